@@ -1,34 +1,51 @@
 """Measured expert loads under a manifest's placement: the imbalance that its steps are then timed with."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ground.errors import BadInput
 from ground.files import read_text
 from ground.tables import csv_rows
-from ground.units import number_of
+from ground.units import number_of, parse_duration
 from planner.manifest.schema import Manifest
 from runtime.simulate.engine import generator
 from runtime.simulate.faults import placement_balance
 
+Loads = Callable[[int], NDArray[np.float64]]
+"""Popularity of every expert in the n-th stretch of a drift, [layers, experts]."""
 
-def measured_balance(manifest: Manifest, text: str, seed: int) -> dict[str, float]:
-    """Return the busiest expert rank over the mean by role, averaged over layers, for token counts or a distribution.
 
-    ``lognormal:SIGMA`` and ``zipf:S`` draw the popularity of each layer's experts; anything else is a CSV.
+def read_loads(manifest: Manifest, text: str, seed: int) -> tuple[Loads, float | None]:
+    """Return the popularity of experts, and after how many seconds it changes; None: never.
 
-    Rows are MoE layers in order (they repeat if there are fewer than the model has) and columns experts; a header of
-    names is passed over.
+    ``lognormal:SIGMA`` and ``zipf:S`` draw the popularity of each layer's experts, with ``@5min`` anew every 5 min;
+    anything else is a CSV. Rows are MoE layers in order (they repeat if there are fewer than the model has) and columns
+    experts; a header of names is passed over.
 
     Raises BadInput naming the file, the line and what is wrong.
     """
     if manifest.model.spec.moe is None:
         raise BadInput(f"--expert-loads: {manifest.model.spec.name} has no experts; leave the flag out")
-    experts = manifest.model.spec.moe.experts
-    loads = _drawn(text, experts, manifest.model.spec.layers, seed)
-    if loads is None:
-        loads = _read(Path(text), experts)
+    experts, layers = manifest.model.spec.moe.experts, manifest.model.spec.layers
+    name, _, every = text.partition("@")
+    if _drawn(name, experts, layers, seed) is None:
+        read = _read(Path(text), experts)
+        return lambda number: read, None
+
+    def loads(number: int) -> NDArray[np.float64]:
+        drawn = _drawn(name, experts, layers, seed + 7919 * number)
+        assert drawn is not None, "the name was tried"
+        return drawn
+
+    return loads, parse_duration(every, "--expert-loads") if every else None
+
+
+def measured_balance(manifest: Manifest, text: str, seed: int) -> dict[str, float]:
+    """Return the busiest expert rank over the mean by role, averaged over layers; ``text`` as in ``read_loads``."""
+    loads = read_loads(manifest, text, seed)[0](0)
     return {
         pool.role: placement_balance(pool.expert_map, loads, set())
         for pool in manifest.pools

@@ -235,7 +235,10 @@ class SimulateFlags:
     migration: Text = flag("FILE", "Play a migration.yaml of plan migrate, beside the same requests without it.")
     migrate_at: Text = flag("DURATION", "When its first step begins [with the measured window].", unit="s")
     autoscale: Text = flag("RULE", "keda, or least=1,begin=2,fill=0.85,startup=2min: instances follow the requests.")
-    expert_loads: Text = flag("FILE", "CSV, layers x experts, or lognormal:0.5, zipf:1.")
+    expert_loads: Text = flag(
+        "FILE", "CSV, layers x experts, or lognormal:0.5, zipf:1; zipf:1@5min is drawn anew every 5 min."
+    )
+    rebalance: Text = flag("EVERY", "Maps of experts follow their loads, counted so long each, such as 1min.")
     each_iteration: bool = switch("Step every iteration: slow, the same.")
     requests_csv: Path | None = flag("FILE", "Write a row per request.")
     timeseries: Path | None = flag("FILE", "Write the system's state over time as CSV.")

@@ -13,10 +13,11 @@ from planner.manifest.document import read_manifest
 from planner.manifest.migration import union
 from planner.manifest.schema import Manifest, ManifestWorkload, Prediction
 from podplan.changing import PlayedMigration, read_autoscale, read_change
-from podplan.expert_loads import measured_balance
+from podplan.expert_loads import measured_balance, read_loads
 from podplan.offered import MOST_SIMULATED, Offered, read_offered, read_seed
 from podplan.options import SimulateFlags, flag_name, flags_of
 from podplan.readers import read_tokens
+from podplan.rebalancing import Changing, Rebalanced, rebalanced
 from podplan.result import Result, Row
 from runtime.simulate.engine import NEVER
 from runtime.simulate.faults import parse_fault
@@ -260,11 +261,31 @@ def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -
         options = replace(
             options, offline=asked, measured_until_seconds=min(last or NEVER, options.measured_until_seconds)
         )
-    balance = {} if flags.expert_loads is None else measured_balance(manifest, flags.expert_loads, options.seed)
+    found = _rebalanced(flags, manifest, offered)
     faults = tuple(parse_fault(text) for text in flags.fail or ())
     scale = None if flags.autoscale is None else read_autoscale(flags.autoscale)
-    made = replace(options, balance=balance, faults=faults, stepping=flags.each_iteration, autoscale=scale)
-    return replace(offered, options=made)
+    made = replace(options, balance=found.balance, rebalances=found.changes, faults=faults, autoscale=scale)
+    told = (found.note,) if found.note else ()
+    return replace(offered, options=replace(made, stepping=flags.each_iteration), notes=(*offered.notes, *told))
+
+
+def _rebalanced(flags: SimulateFlags, manifest: Manifest, offered: Offered) -> Rebalanced:
+    """Return the imbalance of experts over the run; BadInput where nothing tells it, or faults change it, too."""
+    if flags.expert_loads is None:
+        if flags.rebalance is not None:
+            raise BadInput("--rebalance: maps follow --expert-loads; give them or leave the flag out")
+        return Rebalanced(balance={}, changes=(), note="")
+    seed = offered.options.seed
+    loads, drift = read_loads(manifest, flags.expert_loads, seed)
+    if drift is None and flags.rebalance is None:
+        return Rebalanced(balance=measured_balance(manifest, flags.expert_loads, seed), changes=(), note="")
+    named = "--expert-loads" if flags.rebalance is None else "--rebalance"
+    if flags.fail or flags.migration is not None or flags.concurrency is not None:
+        other = "--fail" if flags.fail else "--concurrency" if flags.migration is None else "--migration"
+        raise BadInput(f"{named}: loads that change go with a stream or a trace alone; leave {other} out")
+    every = None if flags.rebalance is None else parse_duration(flags.rebalance, "--rebalance")
+    last = max(float(part.arrival_seconds.max()) for part in offered.requests())
+    return rebalanced(manifest, Changing(loads=loads, drift_seconds=drift, every_seconds=every, last_seconds=last))
 
 
 def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:

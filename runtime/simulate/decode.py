@@ -307,5 +307,6 @@ class DecodeInstance:
 
     def reshape(self, cost: StepCost) -> None:
         """Go on with another step cost, of fewer ranks or of all again."""
+        self._cut()
         self.cost = cost
         self.batch.timer = self._shared.timer(cost, self.pool)

@@ -51,6 +51,7 @@ def plain(manifest: Manifest, options: SimulationOptions, first: Requests, watch
         not watched
         and (aggregated or sorted(roles) == ["decode", "prefill"])
         and not (options.faults or options.offline or options.stepping or options.migrating or options.autoscale)
+        and not options.rebalances
         and options.until_seconds == NEVER
         and (routing.roles, routing.decode_reservation) == ("fixed", "whole")
         and routing.prefill in ("least_load", "round_robin")

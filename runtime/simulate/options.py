@@ -17,9 +17,9 @@ class SimulationOptions:
     Requests that arrive before ``warmup_seconds`` or after ``measured_until_seconds`` load the system and are not
     counted; the run ends when all are served, or at ``until_seconds``. ``stepping`` ends every decode iteration by an
     event of its own instead of summing those between which nothing changes: slower, and the same result.
-    ``balance`` replaces the expert imbalance of a role's step costs. ``offline`` requests stand behind the online ones
-    as ``routing.offline`` says. With ``migrating`` the manifest is the union of its stages; ``autoscale`` lets its
-    instances come and go.
+    ``balance`` replaces the expert imbalance of a role's step costs, and each of ``rebalances`` does so from a time on.
+    ``offline`` requests stand behind the online ones as ``routing.offline`` says. With ``migrating`` the manifest is
+    the union of its stages; ``autoscale`` lets its instances come and go.
     """
 
     seed: int = 0
@@ -29,6 +29,7 @@ class SimulationOptions:
     until_seconds: float = NEVER
     stepping: bool = False
     balance: dict[str, float] = field(default_factory=dict)
+    rebalances: tuple[tuple[float, dict[str, float]], ...] = ()
     offline: Requests | None = None
     faults: tuple[Fault, ...] = ()
     migrating: Migrating | None = None

@@ -154,6 +154,8 @@ class _Run:
         self._shared.engine.feed = self._feed
         for request in _offline(self._options.offline):
             self._shared.engine.at(request.arrival, ARRIVAL, self._system.arrive, request)
+        for seconds, balance in self._options.rebalances:
+            self._shared.engine.at(seconds, COMPLETION, self._system.rebalance, balance)
         self._faults.begin()
         if self._migration is not None:
             self._migration.begin()

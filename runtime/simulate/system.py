@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -102,6 +103,13 @@ class System:
     def choose_by(self, choose: Choose) -> None:
         """Choose instances for prompts otherwise from now on."""
         self._choose = choose
+
+    def rebalance(self, balance: dict[str, float]) -> None:
+        """Let the busiest expert rank of roles be otherwise from their next steps on."""
+        parts: list[PrefillInstance | DecodeInstance] = [*self.prefill, *self.decode, *self.mixed]
+        for part in parts:
+            if part.pool.role in balance:
+                part.reshape(replace(part.cost, balance=balance[part.pool.role], sampling_deviations=0.0))
 
     def revive(self) -> None:
         """Route what waited while nothing was up."""

@@ -252,6 +252,13 @@ def test_measured_loads_under_the_placement_slow_the_busiest_rank() -> None:
     even, skewed = (simulate(manifest(), offered, SimulationOptions(balance={"decode": b})) for b in (1.0, 4.5))
     assert skewed.expert_imbalance["decode"] == 4.5
     assert beats(even, skewed, "tpot") or some(even.tpot_seconds).mean < some(skewed.tpot_seconds).mean
+    changes = ((0.5 * skewed.duration_seconds, {"decode": 1.0}),)
+    later, stepped = (
+        simulate(manifest(), offered, SimulationOptions(balance={"decode": 4.5}, rebalances=changes, stepping=stepping))
+        for stepping in (False, True)
+    )
+    assert some(even.tpot_seconds).mean < some(later.tpot_seconds).mean < some(skewed.tpot_seconds).mean
+    assert some(later.tpot_seconds).mean == pytest.approx(some(stepped.tpot_seconds).mean)
 
 
 def test_co_location_uses_what_online_requests_leave() -> None:

@@ -1,0 +1,146 @@
+"""Expert maps that follow drifting loads while requests are served: collect, compute, migrate, switch.
+
+xDeepServe section 4.5 and xLLM section 4.4. The token counts of an interval give the next map; its weights come from
+peers into spare buffers while the old map serves, and all ranks switch between two iterations, so that serving never
+waits. What it costs is time: the loads may have changed again before the map for them is there.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ground.errors import BadInput
+from ground.units import counted, format_duration
+from hardware.formats import ELEMENT_BYTES
+from planner.manifest.layout import ExpertLayers, ExpertMap
+from planner.manifest.schema import Manifest, Pool
+from planner.placement.eplb import eplb
+from planner.placement.migrate import renumbered
+from planner.placement.problem import Problem
+from podplan.expert_loads import Loads
+from runtime.simulate.faults import placement_balance
+
+Floats = NDArray[np.float64]
+MOST_CHANGES = 500
+_GAIN = 1e-6
+"""Of the busiest rank, below which a map is the same but for rounding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changing:
+    """When the popularity of experts changes, and how often maps are made anew; None: never."""
+
+    loads: Loads
+    drift_seconds: float | None
+    every_seconds: float | None
+    last_seconds: float
+
+    def __post_init__(self) -> None:
+        for flag, seconds in (("--expert-loads", self.drift_seconds), ("--rebalance", self.every_seconds)):
+            if seconds is not None and self.last_seconds / seconds > MOST_CHANGES:
+                raise BadInput(
+                    f"{flag}: every {format_duration(seconds)} is more than {MOST_CHANGES} times until the last "
+                    f"request comes after {format_duration(self.last_seconds)}; use a longer time"
+                )
+
+    def at(self, seconds: float) -> Floats:
+        """Return the popularity at a time."""
+        return self.loads(0 if self.drift_seconds is None else int(seconds / self.drift_seconds))
+
+    def drifts(self) -> list[float]:
+        """Return when it changes."""
+        step = self.drift_seconds
+        return [] if step is None else [k * step for k in range(1, int(self.last_seconds / step) + 1)]
+
+    def collected(self, begin: float, end: float) -> Floats:
+        """Return the token counts of an interval, up to a factor."""
+        cuts = [begin, *(time for time in self.drifts() if begin < time < end), end]
+        return np.asarray(sum((after - before) * self.at(before) for before, after in pairwise(cuts)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rebalanced:
+    """What a run plays: busiest expert rank over the mean by role, from the begin and from later times on."""
+
+    balance: dict[str, float]
+    changes: tuple[tuple[float, dict[str, float]], ...]
+    note: str
+
+
+def rebalanced(manifest: Manifest, changing: Changing) -> Rebalanced:
+    """Return the imbalance over time of all pools with experts, and in a sentence what was moved."""
+    balance: dict[str, float] = {}
+    changes: list[tuple[float, dict[str, float]]] = []
+    told: list[str] = []
+    for pool in manifest.pools:
+        if pool.expert_map is None:
+            continue
+        maps, moved, seconds = _maps(manifest, pool, pool.expert_map, changing)
+        times = sorted({0.0, *changing.drifts(), *(time for time, _ in maps)})
+        current = [next(own for begin, own in reversed(maps) if begin <= time) for time in times]
+        found = [placement_balance(own, changing.at(time), set()) for time, own in zip(times, current, strict=True)]
+        still = [placement_balance(pool.expert_map, changing.at(time), set()) for time in times]
+        balance[pool.role] = found[0]
+        changes += [(time, {pool.role: each}) for time, each in zip(times[1:], found[1:], strict=True)]
+        weights = np.diff([*times, max(changing.last_seconds, times[-1])])
+        weights = weights if weights.sum() else np.ones_like(weights)
+        means = [float(np.average(each, weights=weights)) for each in (still, found)]
+        told.append(f"{pool.role}: busiest expert rank over the mean {means[0]:.2f} with the plan's map")
+        if len(maps) > 1:
+            told[-1] += (
+                f", {means[1]:.2f} with {counted(len(maps) - 1, 'new one')}, for which {moved} experts' weights were "
+                f"moved in at most {format_duration(seconds)} each time"
+            )
+    return Rebalanced(balance=balance, changes=tuple(sorted(changes, key=lambda each: each[0])), note="; ".join(told))
+
+
+def _maps(
+    manifest: Manifest, pool: Pool, planned: ExpertMap, changing: Changing
+) -> tuple[list[tuple[float, ExpertMap]], int, float]:
+    """Return the maps of a pool with the times from which they serve, experts loaded, and the longest migration."""
+    maps, moved, longest, begin = [(0.0, planned)], 0, 0.0, 0.0
+    every = changing.every_seconds
+    while every is not None and begin + every <= changing.last_seconds:
+        now, current = begin + every, maps[-1][1]
+        counts, begin = changing.collected(begin, now), now
+        found = _balanced(current, counts)
+        better = placement_balance(current, counts, set()) * (1 - _GAIN)
+        if placement_balance(found, counts, set()) > better:
+            continue
+        before, after = (np.stack(_slots(each)) for each in (current, found))
+        stay = (after[..., :, None] == before[..., None, :]).any(axis=3).sum(axis=2)  # [layers, ranks]
+        loaded = (after.shape[2] - stay).sum(axis=0)
+        seconds = float(loaded.max()) * _expert_seconds(manifest, pool)
+        moved, longest = moved + int(loaded.sum()), max(longest, seconds)
+        maps.append((now + seconds, found))
+        begin = max(begin, now + seconds)  # counts are collected again once it serves
+    return maps, moved, longest
+
+
+def _balanced(current: ExpertMap, counts: Floats) -> ExpertMap:
+    """Return EPLB's map for token counts, ranks numbered so that most weights stay."""
+    held = np.stack([slots.ravel() for slots in _slots(current)])
+    layers, experts = len(held), counts.shape[1]
+    rows = np.maximum(counts[np.arange(layers) % len(counts)], counts.max() * 1e-9)
+    problem = Problem(loads=rows, ranks=len(current.expert_ranks), redundant=held.shape[1] - experts)
+    slots = renumbered(held, eplb(problem), problem)
+    numbers = [number for entry in current.placements for number in entry.layers]
+    placements = [ExpertLayers(layers=[n], slots=row) for n, row in zip(numbers, slots.tolist(), strict=True)]
+    return current.model_copy(update={"placements": placements})
+
+
+def _slots(mapping: ExpertMap) -> list[NDArray[np.int64]]:
+    """Return the experts of every layer, [ranks, slots of a rank] each."""
+    ranks = len(mapping.expert_ranks)
+    return [np.array(entry.slots).reshape(ranks, -1) for entry in mapping.placements for _ in entry.layers]
+
+
+def _expert_seconds(manifest: Manifest, pool: Pool) -> float:
+    """Seconds in which a device takes one expert's weights of a layer off a peer, over the plane that carries KV."""
+    model, spec = manifest.model.spec, manifest.clusters[pool.hardware].spec
+    assert model.moe is not None, "only a model with experts has maps of them"
+    plane = spec.plane(spec.kv_plane)
+    size = 3.0 * model.hidden_size * model.moe.intermediate_size * ELEMENT_BYTES[pool.weights_dtype]
+    return size / (plane.bandwidth_bytes_per_second.value * plane.efficiency.value)
