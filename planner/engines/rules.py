@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # the schema of profiles takes time to build, and the referen
     from planner.engines.spec import EngineProfile, ExpertMode, RoleName
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # frozen ones take three times as long to make, and a search makes thousands
 class Setup:
     """One instance as an engine would have to run it, in plain values.
 
@@ -217,8 +217,10 @@ def _kernels(profile: EngineProfile, setup: Setup) -> Broken | None:
     """The library of the exchange has kernels for as many EP ranks."""
     fact, ranks = profile.parallelism.exchange_ranks, setup.strategy.moe_ep
     known = fact.value.get(setup.role) if fact else None
-    modes = _grid_modes(profile, setup) if fact and setup.strategy.attention_dp > 1 else []
-    if fact is None or known is None or not modes or modes[0].exchange != "all_to_all" or ranks in (1, *known):
+    if fact is None or known is None or setup.strategy.attention_dp == 1 or ranks in (1, *known):
+        return None
+    modes = _grid_modes(profile, setup)
+    if not modes or modes[0].exchange != "all_to_all":
         return None
     sentence = (
         f"{profile.title} exchanges prompts by DeepEP, which has kernels for EP={' or '.join(map(str, known))}, "
@@ -307,6 +309,9 @@ CHECKS: tuple[Check, ...] = (
 LAYOUT_CHECKS: tuple[Check, ...] = (_dedicated, _redundancy, _microbatches, _drafts, _cache)
 STRATEGY_CHECKS = tuple(check for check in CHECKS if check not in LAYOUT_CHECKS)
 """Those that read the degrees alone: what they cut is cut with every layout of its experts."""
+ROLE_CHECKS: tuple[Check, ...] = (_kernels,)
+SHARED_CHECKS = tuple(check for check in STRATEGY_CHECKS if check not in ROLE_CHECKS)
+"""Of these, without pipeline stages, those that say the same of every role."""
 
 
 def broken_pair(profile: EngineProfile, prefill: Setup, decode: Setup) -> Broken | None:

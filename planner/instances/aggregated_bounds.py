@@ -116,6 +116,10 @@ class _Steps:
         """Least step of the ``share`` of requests with the shortest ones, where the others see full ones."""
         return (self.mean - (1 - share) * self.full) / share
 
+    def of(self, rows: NDArray[np.int64]) -> "_Steps":
+        """Return those of some rows."""
+        return _Steps(self.mean[rows], self.full[rows])
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
@@ -165,19 +169,30 @@ class Bounds:
         running = self.most_running(room)
         return self.rate(running, self.bare(running))
 
-    def bound(self, limit: Number, share: float, room: Floats) -> Floats:
+    def bound(self, limit: Number, share: float, room: Floats, needed: Number = 0.0) -> Floats:
         """Return the bound of each row, [rows]; 0 where none keeps the limit.
 
         Args:
             limit: of a step, which a ``share`` of the requests keeps.
             share: of requests, above 0.
             room: requests that a rank holds.
+            needed: what a row has to carry; of one that cannot, its bound is any below that.
         """
         high = self.most_running(room)
+        most = self._steps(high)
+        found = np.where(room > 0, self.rate(high, most.mean), 0.0)
+        rows = np.flatnonzero((found > 0) & (found >= needed))
+        if rows.size:
+            limits = np.broadcast_to(limit, high.shape)[rows]
+            own = self if rows.size == high.size else self.of(rows)
+            found[rows] = own._keeping(limits, share, high[rows], most.of(rows))
+        return found
+
+    def _keeping(self, limit: Floats, share: float, high: Floats, most: "_Steps") -> Floats:
+        """Return the bound of each row whose steps are ``most`` where as many run as ever can, [rows]."""
         low = np.minimum(np.full(high.shape, _FEWEST), 0.5 * high)
-        least, most = self._steps(low), self._steps(high)
-        bottom, top, mean = least.seen(share), most.seen(share), most.mean
-        able, whole = (bottom <= limit) & (room > 0), top <= limit
+        bottom, top, mean = self._steps(low).seen(share), most.seen(share), most.mean
+        able, whole = bottom <= limit, top <= limit
         for _ in range(_ROUNDS if (able & ~whole).any() else 0):
             part = (limit - bottom) / np.maximum(top - bottom, 1e-12)
             part = np.clip(part + 0.01, 0.05, 0.98)  # the upper end has to come down, for it is the answer

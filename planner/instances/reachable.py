@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
+from ground.identity import Kept
 from models.spec import MLA
 from planner.engines.rules import (
     LAYOUT_CHECKS,
+    ROLE_CHECKS,
+    SHARED_CHECKS,
     STRATEGY_CHECKS,
     Broken,
     Check,
@@ -38,11 +41,20 @@ class Reach:
         """Return the rule by which no layout of a strategy runs, None where some may."""
         if self.question.engine == REFERENCE:
             return None
-        staged = _profile(self.question.engine).prefill_decode.pipeline
+        staged = self._profile.prefill_decode.pipeline
         if strategy.pp > 1 and self.role != "mixed" and not staged.value:
             return Broken("pair-pipeline", "prefill and decode instances take no pipeline stages", staged.source)
-        depths = self._drafts if strategy.pp > 1 else self._drafts[:1]  # drafts matter beside pipeline stages alone
-        return self._broken(strategy, (0, 0, 1), STRATEGY_CHECKS, depths)
+        if strategy.pp > 1:  # drafts matter beside pipeline stages alone
+            return self._broken(strategy, (0, 0, 1), STRATEGY_CHECKS, self._drafts)
+        if strategy not in self._known:
+            self._known[strategy] = self._broken(strategy, (0, 0, 1), SHARED_CHECKS, (0,))
+        return self._known[strategy] or self._broken(strategy, (0, 0, 1), ROLE_CHECKS, (0,))
+
+    @cached_property
+    def _known(self) -> "dict[Strategy, Broken | None]":
+        """What rules that are the same for every role say of strategies without pipeline stages."""
+        own = {name: value for name, value in self._asked.items() if name != "role"}
+        return _SHARED.of((self.question.engine, *own.values()), dict)
 
     def most_microbatches(self, strategy: Strategy, redundant: int, dedicated: int) -> tuple[int, Broken | None]:
         """Return the most microbatches, 1 or 2, with which a layout runs at every depth of drafts asked.
@@ -58,36 +70,52 @@ class Reach:
                 return parts, None
         return 0, first
 
-    @property
+    @cached_property
     def _drafts(self) -> tuple[int, ...]:
         """Drafts of the role, of which a layout must run each."""
         return (0,) if self.role == "prefill" else self.question.drafts
+
+    @cached_property
+    def _profile(self) -> "EngineProfile":
+        return _profile(self.question.engine)
 
     def _broken(
         self, strategy: Strategy, experts: tuple[int, int, int], checks: Sequence[Check], depths: Sequence[int]
     ) -> Broken | None:
         """Return the first rule that (redundant, dedicated, microbatches) breaks at some depth of drafts."""
-        profile = _profile(self.question.engine)
-        each = (broken_rule(profile, self._setup(strategy, experts, drafts), checks) for drafts in depths)
-        return next((broken for broken in each if broken is not None), None)
+        for drafts in depths:
+            redundant, dedicated, parts = experts
+            setup = Setup(
+                strategy=strategy,
+                redundant=redundant,
+                dedicated=dedicated,
+                drafts=drafts,
+                microbatches=parts,
+                **self._asked,
+            )
+            broken = broken_rule(self._profile, setup, checks)
+            if broken is not None:
+                return broken
+        return None
 
-    def _setup(self, strategy: Strategy, experts: tuple[int, int, int], drafts: int) -> Setup:
+    @cached_property
+    def _asked(self) -> dict[str, Any]:
+        """What of a setup is the same for all strategies and layouts."""
         model = self.question.model
         machines = self.question.prefill if self.role == "prefill" else self.question.decode
-        return Setup(
-            strategy=strategy,
-            role=self.role,
-            devices_per_node=machines.devices_per_node,
-            experts=model.moe.experts if model.moe else 0,
-            architecture=model.architecture,
-            latent=isinstance(model.attention, MLA),
-            redundant=experts[0],
-            dedicated=experts[1],
-            drafts=drafts,
-            microbatches=experts[2],
-            kv_dtype=self.question.kv_dtype,
-            weights=machines.weights,
-        )
+        return {
+            "role": self.role,
+            "devices_per_node": machines.devices_per_node,
+            "experts": model.moe.experts if model.moe else 0,
+            "architecture": model.architecture,
+            "latent": isinstance(model.attention, MLA),
+            "kv_dtype": self.question.kv_dtype,
+            "weights": machines.weights,
+        }
+
+
+_SHARED = Kept[dict[Strategy, Broken | None]](most=8)
+"""Of each engine: its three roles have most strategies in common."""
 
 
 @cache

@@ -19,7 +19,7 @@ from planner.costs.hostcosts import host_costs
 from planner.costs.layouts import redundancy_choices, shared_choices
 from planner.instances.grid import Grid, device_counts, strategy_grid
 from planner.instances.reachable import REFERENCE, Reach, summary
-from planner.question import Machines, Question
+from planner.question import Machines, Pin, Question
 from planner.question import Role as Role
 from planner.strategy import Strategy
 
@@ -119,19 +119,19 @@ def role_space(question: Question, role: Role) -> RoleSpace:
 
 def _role_space(question: Question, role: Role) -> RoleSpace:
     moe, grid, reach = question.model.moe, _strategies(question, role), Reach(question, role)
-    rows, cut = [], Counter(grid.cut)
+    rows, cut, largest, pin = [], Counter(grid.cut), question.max_instance_devices, question.pin(role)
     known: dict[tuple[int, int], list[tuple[int, int]]] = {}  # layouts depend on the degrees of the experts alone
     run: dict[tuple[int, int, bool], _Run] = {}  # and their rules on whether there are several DP ranks
     for strategy in grid.strategies:
         if moe is None and strategy.attention_dp > 1:
             cut["DP ranks of a dense model share nothing: they are instances"] += 1
             continue
-        if strategy.devices > (question.max_instance_devices or strategy.devices):
-            cut[f"more than --max-instance-devices {question.max_instance_devices}"] += 1
+        if largest is not None and strategy.devices > largest:
+            cut[f"more than --max-instance-devices {largest}"] += 1
             continue
         degrees, several = (strategy.moe_tp, strategy.moe_ep), strategy.attention_dp > 1
         if degrees not in known:
-            known[degrees] = layouts(question, strategy, role)
+            known[degrees] = _layouts(question, strategy, role, pin)
         broken = reach.cut(strategy)
         if broken is not None:
             cut[f"{question.engine}: {broken.rule}"] += len(known[degrees])
@@ -173,7 +173,11 @@ def _strategies(question: Question, role: Role) -> Grid:
 
 def layouts(question: Question, strategy: Strategy, role: Role) -> list[tuple[int, int]]:
     """Return the expert layouts of one strategy as (redundant slots, dedicated shared ranks)."""
-    moe, pin = question.model.moe, question.pin(role)
+    return _layouts(question, strategy, role, question.pin(role))
+
+
+def _layouts(question: Question, strategy: Strategy, role: Role, pin: Pin) -> list[tuple[int, int]]:
+    moe = question.model.moe
     return [
         (redundant, dedicated)
         for dedicated in shared_choices(moe, strategy, pin.shared or "auto", role != "prefill")

@@ -5,7 +5,7 @@ Costed on arrays like those of the other roles (``offers.decode_offers``); those
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,19 +53,15 @@ def aggregated_offers(
     offers: list[Offers] = []
     slow, unfit, slower = 0, 0, Slower()
     for whole in built(question, "mixed", rows):
-        held = holding(question, whole.group)
+        room = largest_room(question, whole.group)
+        held = np.flatnonzero(room > 0)
         unfit += len(whole.group.rows) - held.size
         if not held.size:
             continue
-        found = _group_offers(question, whole.select(held), (count, asked_per_second, slower), needed)
+        found = _group_offers(question, whole.select(held), room[held], (count, asked_per_second, slower), needed)
         slow += held.size - len(found)
         offers += [found] if found else []
     return Offers.joined(offers), Dropped(slow=slow, unfit=unfit)
-
-
-def holding(question: Question, group: Group) -> Ints:
-    """Return the places of the rows that hold a request."""
-    return np.flatnonzero(largest_room(question, group) > 0)
 
 
 def largest_room(question: Question, group: Group) -> Floats:
@@ -102,63 +98,67 @@ def step_limit(question: Question, accepted: Number) -> Number:
     return np.minimum(tpot, question.ttft_seconds)
 
 
-def _group_offers(question: Question, own: Built, solved: tuple[Count, float | None, Slower], needed: Needed) -> Offers:
+def _group_offers(
+    question: Question, own: Built, room: Floats, solved: tuple[Count, float | None, Slower], needed: Needed
+) -> Offers:
     """Return the offers of a group; steps of the largest budget are the least held up, so that theirs bounds all."""
     count, asked, slower = solved
     least = needed(own.group.sizes.astype(np.int64)) * (1 - 1e-9)
-    left = np.flatnonzero(np.isfinite(least))
+    left, most = np.flatnonzero(np.isfinite(least)), np.zeros((1, 0))
     for sieve in (_without_prompts, _with_largest, _with_each):
         if not left.size:
             return Offers.of([])
         part = own.select(left)
-        most = sieve(question, part, bounds_of(question, part, count), least[left])
+        most = sieve(question, part, bounds_of(question, part, count), (room[left], least[left]))
         kept = most.max(axis=0) >= least[left]
         left, most = left[kept], most[:, kept]
     if not left.size:
         return Offers.of([])
     group, bounds = own.group.select(left), bounds_of(question, own.select(left), count)
-    build = partial(_kind, question, group, (most, bounds.sorts(budgets_of(question))), (asked, slower))
+    steps = cache(lambda: bounds.sorts(budgets_of(question)))  # most groups have no row that is played
     return Offers(
         devices=group.sizes.astype(np.int64),
         bound_per_second=most.max(axis=0),
         guess_per_second=most.max(axis=0),
         layers=group.layers,
-        build=build,
-        least=aggregated_least(bounds, float(largest_room(question, group).max()))
-        if question.objective == "latency"
-        else None,
+        build=partial(_kind, question, group, (most, steps), (asked, slower)),
+        least=aggregated_least(bounds, float(room[left].max())) if question.objective == "latency" else None,
     )
 
 
-def _without_prompts(question: Question, own: Built, bounds: Bounds, least: Floats) -> Floats:
-    return bounds.quick_bound(largest_room(question, own.group))[None]
+def _without_prompts(question: Question, own: Built, bounds: Bounds, known: tuple[Floats, Floats]) -> Floats:
+    return bounds.quick_bound(known[0])[None]
 
 
-def _with_largest(question: Question, own: Built, bounds: Bounds, least: Floats) -> Floats:
+def _with_largest(question: Question, own: Built, bounds: Bounds, known: tuple[Floats, Floats]) -> Floats:
+    room, least = known
     timely = bounds.alone_seconds(bounds.means.longest) <= question.ttft_seconds
     limit = step_limit(question, bounds.accepted)
-    found = bounds.bound(limit, question.percentile / 100, largest_room(question, own.group))
+    found = bounds.bound(limit, question.percentile / 100, room, least)
     return np.where(timely, found, 0.0)[None]
 
 
-def _with_each(question: Question, own: Built, bounds: Bounds, least: Floats) -> Floats:
+def _with_each(question: Question, own: Built, bounds: Bounds, known: tuple[Floats, Floats]) -> Floats:
     """Bounds of rows with every budget of the list, [budgets, rows]."""
     budgets, share = budgets_of(question), question.percentile / 100
     each, shape = bounds.with_budgets(budgets), (len(budgets), len(own.group.rows))
     room = np.concatenate([_room(question, own.group, np.full(shape[1], float(budget))) for budget in budgets])
-    limit = step_limit(question, each.accepted)
-    found = each.bound(limit, share, room)
+    limit, least = step_limit(question, each.accepted), np.tile(known[1], len(budgets))
+    found = each.bound(limit, share, room, least)
     found = np.where(each.alone_seconds(each.means.longest) <= question.ttft_seconds, found, 0.0)
-    return each.single_bound(limit, share, found, np.tile(least, len(budgets)), room, question.ttft_seconds).reshape(
-        shape
-    )
+    return each.single_bound(limit, share, found, least, room, question.ttft_seconds).reshape(shape)
 
 
 def _kind(
-    question: Question, group: Group, costed: tuple[Floats, Floats], known: tuple[float | None, Slower], number: int
+    question: Question,
+    group: Group,
+    costed: tuple[Floats, Callable[[], Floats]],
+    known: tuple[float | None, Slower],
+    number: int,
 ) -> AggregatedKind:
     """Return a row's kind; ``costed`` are bounds [budgets, rows] and steps of many sorts [sorts, 1 + budgets, rows]."""
-    row, (most, steps), (asked, slower) = group.rows[number], costed, known
+    row, (most, sorts), (asked, slower) = group.rows[number], costed, known
+    steps = sorts()[:, :, number]
     deployment = replace(row_deployment(group.deployment, row), drafts=int(group.drafts[number]))
     budgets = np.array(budgets_of(question), dtype=np.float64)
     held = most_held(budgets, np.array(int(group.drafts[number])))
@@ -172,7 +172,7 @@ def _kind(
         microbatches=max(row_microbatches(question, row)),
         room=room,
         bound_per_second=most[:, number],
-        steps=Passes((ranks, int(group.drafts[number]), *ample), steps[:, 0, number], steps[:, 1:, number]),
+        steps=Passes((ranks, int(group.drafts[number]), *ample), steps[:, 0], steps[:, 1:]),
         slower=slower,
         asked_per_second=asked,
     )

@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 from ground.sourced import Sourced
 from ground.units import format_duration
@@ -368,7 +368,7 @@ def slowed_down(late: Plan) -> Plan | None:
 
     None where the rate is asked for, or none helps.
     """
-    question, at = late.question, late.under(late.question)
+    question, at = late.question, cache(late.under(late.question))
 
     def excess(rate_per_second: float) -> float:
         plan = at(rate_per_second)
