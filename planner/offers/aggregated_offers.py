@@ -64,6 +64,11 @@ def aggregated_offers(
     return Offers.joined(offers), Dropped(slow=slow, unfit=unfit)
 
 
+def holding(question: Question, group: Group) -> Ints:
+    """Return the places of the rows that hold a request."""
+    return np.flatnonzero(largest_room(question, group) > 0)
+
+
 def largest_room(question: Question, group: Group) -> Floats:
     """Return how many requests a rank holds, [rows]: the smallest budget leaves most room."""
     budget, most = (np.full(len(group.rows), float(each)) for each in (budgets_of(question)[0], MOST_BATCH))
