@@ -8,12 +8,13 @@ from cli.output import Screen, check_force, note, print_json, progress, read_out
 from cli.plan_view import show_front, show_plan
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder
+from planner.search.search import at_need
 from podplan.options import flag, switch
 from podplan.planning import FILES as SAVED
 from podplan.planning import PlanResult, read_levels, solved, widened
 from podplan.question import Asked
 from podplan.question_files import asked_of, single_question
-from podplan.workers import executor_of
+from podplan.workers import aside, executor_of
 
 FILES = (*SAVED, "report.txt", "report.html")
 
@@ -57,7 +58,7 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
         return
     asked = _asked(given, name)
     with progress(f"searching deployments of {asked.question.model.name} ..."):
-        found = widened(solved(asked), levels, executor)
+        found = widened(solved(asked, aside=aside if workers is None else at_need), levels, executor)
     if found.best is None:
         if json:
             print_json(found.to_dict())

@@ -13,7 +13,7 @@ from planner.plans.plan import Plan
 from planner.search.answer import Answer
 from planner.search.growth import Month, by_month
 from planner.search.proof import Bound
-from planner.search.search import search
+from planner.search.search import Aside, at_need, search
 from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.growth import growth_json
@@ -215,17 +215,20 @@ def plan(model: str, *, hw: object = None, pareto: int | str | None = None, **fl
     return widened(solved(asked), levels)
 
 
-def solved(asked: Asked, *, explain: bool = True, beside: bool = True, play: bool = True) -> PlanResult:
+def solved(
+    asked: Asked, *, explain: bool = True, beside: bool = True, play: bool = True, aside: Aside = at_need
+) -> PlanResult:
     """Return the answer to a question; ``play`` candidates on the requests of a trace, where it can be.
 
-    ``explain`` says what binds by solving changed questions, ``beside`` sets published deployments beside the plan.
+    ``explain`` says what binds by solving changed questions, ``beside`` sets published deployments beside the plan,
+    which are searched ``aside``.
     """
     begin = perf_counter()
     asked = in_time(asked)
     if asked.trace is not None and play:
         answer, on_trace = traced(asked, partial(search, beside=beside))
     else:
-        answer, on_trace = search(asked.question, explain=explain, beside=beside), None
+        answer, on_trace = search(asked.question, explain=explain, beside=beside, aside=aside), None
     months = _months(asked, answer.best) if asked.growth and answer.best and explain else ()
     asked = replace(asked, question=answer.question)  # in the number format that was chosen
     return PlanResult(asked=asked, answer=answer, seconds=perf_counter() - begin, on_trace=on_trace, months=months)

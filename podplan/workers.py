@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar
@@ -96,6 +97,39 @@ def spread(
                     future.cancel()
 
     return results()
+
+
+@contextmanager
+def aside(work: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
+    """Do a piece of work on another core until the block ends or its result is asked for, in a copy of this process.
+
+    Where there is no other core, or the copy is lost, this process does it when the result is asked for.
+    """
+    if cores() == 1:
+        yield work
+        return
+    from concurrent.futures import ProcessPoolExecutor  # as above
+    from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing import get_context
+
+    pool = ProcessPoolExecutor(1, mp_context=get_context("fork"), initializer=_begin, initargs=(_done, [work]))
+    future = pool.submit(_nth, 0)
+
+    def result() -> Result:
+        try:
+            found: Result = future.result()
+        except BrokenProcessPool:
+            return work()
+        return found
+
+    try:
+        yield result
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _done(work: Callable[[], Result]) -> Result:
+    return work()
 
 
 def _told(found: Iterable[Result], done: Done) -> Iterator[Result]:

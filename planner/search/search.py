@@ -1,8 +1,10 @@
 """The best plan of one model with any engine in any number format, with runners-up, proof and others' plans."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.instances.reachable import REFERENCE
 from planner.instances.space import check_layouts
@@ -31,19 +33,39 @@ TIGHTER_TPOT = (0.6,)
 LEADING_OFFERS = 24
 
 
-def search(question: Question, *, explain: bool = True, beside: bool = True) -> Answer:
+@dataclass(frozen=True, slots=True)
+class Besides:
+    """What stands beside an answer and does not depend on it."""
+
+    published: tuple[Beside, ...] = ()
+    unrestricted: Plan | None = None
+    """What the reference engine reaches, where one was to be chosen."""
+
+
+Aside = Callable[[Callable[[], Besides]], AbstractContextManager[Callable[[], Besides]]]
+"""What does a piece of work until the block ends or its result is asked for, at once or meanwhile."""
+
+
+@contextmanager
+def at_need(work: Callable[[], Besides]) -> Iterator[Callable[[], Besides]]:
+    """Do the work when its result is asked for."""
+    yield work
+
+
+def search(question: Question, *, explain: bool = True, beside: bool = True, aside: Aside = at_need) -> Answer:
     """Return the best plan for a question, the runners-up, and what is proven.
 
     A refusal says why and what would help, which takes searches of its own; without ``explain`` it does not. The best
     plan is the same without what stands ``beside`` it: the runners-up, the certificate, published deployments and what
     the reference engine reaches where one is to be chosen. Of several engines and number formats each role is costed
     once in each, every combination is a part of the space, and the best is taken; runners-up are its own and the best
-    of the others. With a confidence or headroom: see ``search.sure``.
+    of the others. With a confidence or headroom: see ``search.sure``. Published deployments and the reference engine's
+    plan are searched ``aside``.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
     if is_plain(question):
-        return _search(question, explain=explain, beside=beside)
+        return _search(question, explain=explain, beside=beside, aside=aside)
     answer, (times,) = surely([question], lambda asked: _search(asked[0], explain=False, beside=beside))
     if explain and answer.best is None:
         from planner.search.changes.shortage import helped, short  # only a refusal needs it
@@ -53,9 +75,19 @@ def search(question: Question, *, explain: bool = True, beside: bool = True) -> 
     return in_own_terms(answer, question, times)
 
 
-def _search(question: Question, *, explain: bool, beside: bool) -> Answer:
-    asked, costing = alternatives(question), Costing()
+def _search(question: Question, *, explain: bool, beside: bool, aside: Aside = at_need) -> Answer:
+    asked = alternatives(question)
     check_some(question, check_layouts)
+    if beside and len({own_formats(each) for each in asked}) == 1:  # else the best formats have to be known
+        with aside(partial(_besides, asked[0], chosen=bool(question.engines))) as besides:
+            return _answer(question, asked, explain=explain, beside=True, besides=besides)
+    return _answer(question, asked, explain=explain, beside=beside, besides=None)
+
+
+def _answer(
+    question: Question, asked: Sequence[Question], *, explain: bool, beside: bool, besides: Callable[[], Besides] | None
+) -> Answer:
+    costing = Costing()
     found = [find(gather_fleet(Fleet.of(each), costing=costing)) for each in asked]
     place = preferred([each.best for each in found], question.goal)
     if place is None and explain:
@@ -64,8 +96,9 @@ def _search(question: Question, *, explain: bool, beside: bool) -> Answer:
     answer = answer_of(best, beside=beside)
     if question.engines:
         answer = replace(answer, engines=_of_engines(found, question))
-        if beside and best.best is not None:
-            answer = replace(answer, unrestricted=_unrestricted(question_of(best), costing))
+    if beside and best.best is not None:
+        told = besides() if besides else _besides(question_of(best), chosen=bool(question.engines))
+        answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
     if len(found) == 1:
         return answer
     others = [each for each in found if each is not best and each.plans and beside]
@@ -110,9 +143,13 @@ def _of_engines(found: Sequence[Found], question: Question) -> tuple[Tried, ...]
     return tuple(sorted(every, key=lambda tried: question.goal.key(tried.plan) if tried.plan else (math.inf, 0.0)))
 
 
-def _unrestricted(question: Question, costing: Costing) -> Plan | None:
-    """Return the plan of the reference engine, which runs every layout, in the formats of a question."""
-    return find(gather_fleet(Fleet.of(replace(question, engine=REFERENCE)), costing=costing)).best
+def _besides(question: Question, *, chosen: bool) -> Besides:
+    """Return published deployments of a question's model and machine, and if its engine was ``chosen`` the plan of the
+    reference engine, which runs every layout: all in the formats of the question.
+    """
+    asked = replace(question, engine=REFERENCE)
+    published = tuple(published_plan(asked, each) for each in matching(asked))
+    return Besides(published, find(gather_fleet(Fleet.of(asked))).best if chosen else None)
 
 
 def question_of(found: Found) -> Question:
@@ -133,7 +170,7 @@ def tried_of(found: Found) -> Tried:
 
 
 def answer_of(found: Found, *, beside: bool) -> Answer:
-    """Return what is found as an answer, with what stands ``beside`` it."""
+    """Return what is found as an answer, with the bound and the runners-up ``beside`` it."""
     best, choice = found.best, found.choice
     if best is None or choice is None:
         from planner.search.changes.refusal import without_words
@@ -155,10 +192,7 @@ def answer_of(found: Found, *, beside: bool) -> Answer:
         if bound is not None and given:
             named = ", ".join(f"--{flag.replace('_', '-')} {text}" for flag, text in given.items())
             bound = replace(bound, covers=f"{bound.covers}, with {named}")
-        front = tuple(front_of(best, others_of(choice)))
-        asked = replace(question_of(found), engine=REFERENCE)
-        published = tuple(published_plan(asked, each) for each in matching(asked))
-        answer = replace(answer, pareto=front, published=published, bound=bound)
+        answer = replace(answer, pareto=tuple(front_of(best, others_of(choice))), bound=bound)
     return replace(answer, candidates_evaluated=choice.gathered.count.total)
 
 
