@@ -1,5 +1,7 @@
 """What NumPy does dearly, or not at all."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,19 @@ def distinct(values: NDArray[np.float64]) -> NDArray[np.float64]:
     [1.0, 2.0]
     """
     return np.unique(values, return_index=True)[0]
+
+
+def placed(counts: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """Return the distinct values of whole numbers from 0 on, ascending, and where each stands among them.
+
+    What ``np.unique`` gives with ``return_inverse``, without sorting.
+
+    >>> [found.tolist() for found in placed(np.array([8.0, 2.0, 8.0]))]
+    [[2.0, 8.0], [1, 0, 1]]
+    """
+    whole = counts.astype(np.intp)
+    there = np.bincount(whole) > 0
+    return np.flatnonzero(there).astype(counts.dtype), (np.cumsum(there) - 1)[whole]
 
 
 def windows(rows: NDArray[np.float64], length: int) -> NDArray[np.float64]:

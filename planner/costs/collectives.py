@@ -10,6 +10,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import placed
 from ground.errors import BadInput
 from hardware.formats import ACTIVATION_BYTES
 from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, HardwareSpec
@@ -36,7 +37,7 @@ def collective(
     """
     share = (ranks - 1) / ranks
     wire: Number = {"all_reduce": 2 * share, "point_to_point": 1.0}.get(op, share)
-    degrees, where = np.unique(np.asarray(ranks), return_inverse=True)
+    degrees, where = placed(np.atleast_1d(ranks))
     fits = [collective_fit(hardware, op, int(degree), in_graph) for degree in degrees]
     worst = max(residual(fit) for fit in fits)
     columns = _protocols(fits, degrees)
@@ -114,7 +115,7 @@ def distinct(moe: MoE, places: Number) -> Number:
     C(G - G/n, g) / C(G, g). Otherwise k independent choices: n·(1 - (1 - 1/n)^k).
     """
     if isinstance(places, np.ndarray):
-        counts, where = np.unique(places, return_inverse=True)
+        counts, where = placed(places)
         return np.array([distinct(moe, count) for count in counts.tolist()])[where]
     if places <= 1:
         return 1.0

@@ -228,7 +228,9 @@ class _Room:
         running, most = 1.0, float(sink.most_requests)
         for _ in range(_ROUNDS):
             self.seconds = float(sink.iteration_seconds(np.array([running]))[0])
-            running = min(max(rate / sink.instances * iterations * self.seconds, 1.0), most)
+            before, running = running, min(max(rate / sink.instances * iterations * self.seconds, 1.0), most)
+            if running == before:
+                break
         random = np.random.default_rng(0)
         self._each = ranks // sink.instances
         self._phase = (random.random(sink.instances) * self.seconds).tolist()

@@ -47,8 +47,9 @@ class Run:
         if term.serial:
             self.compute_sum = added(self.compute_sum, times(compute, term.serial))
             self.memory = added(self.memory, times(moved, term.serial))
-        self.compute.append(times(compute, 1.0 - term.serial))
-        self.moved.append(times(moved, 1.0 - term.serial))
+            compute, moved = times(compute, 1.0 - term.serial), times(moved, 1.0 - term.serial)
+        self.compute.append(compute)
+        self.moved.append(moved)
 
 
 @dataclass(slots=True)

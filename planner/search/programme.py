@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import distinct
 from ground.errors import BadInput
 from planner.objective import LEAST_PART, Aim, Incumbent
 from planner.search.columns import BELOW, RELATIVE, Rates, Side
@@ -125,7 +126,7 @@ class Programme:
         found = self._smallest(stairs, least)
         if found is None or not aim.goal.maximised:
             return found
-        steps = np.unique(np.concatenate([own.rates for own in stairs.values()]))
+        steps = distinct(np.concatenate([own.rates for own in stairs.values()]))
         low, high = 0, int(steps.size)
         while low < high:
             middle = (low + high) // 2
