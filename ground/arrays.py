@@ -17,6 +17,17 @@ def distinct(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.unique(values, return_index=True)[0]
 
 
+def percentiles(values: NDArray[np.float64], levels: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return ``np.percentile``, which imports masked arrays too; of equal values that value, without it.
+
+    >>> percentiles(np.array([3.0, 3.0]), 99.0).tolist()
+    3.0
+    """
+    if (values == values[0]).all():
+        return np.full(np.shape(levels), values[0])
+    return np.asarray(np.percentile(values, levels))
+
+
 def placed(counts: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     """Return the distinct values of whole numbers from 0 on, ascending, and where each stands among them.
 

@@ -31,6 +31,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import percentiles
 from planner.instances.decode_candidates import Count
 from planner.instances.least import BATCHES, Least
 from planner.manifest.stacks import taken
@@ -97,8 +98,8 @@ def means_of(workload: Workload, percentile: float, most_tokens: float) -> Means
         pairs=float(pairs.mean() / new.mean()),
         decoded_tokens=float(later.mean()),
         kv_tokens=float(held),
-        longest=float(np.percentile(new, max(100 - _SURE * (100 - percentile), 0.0))),
-        lengths=tuple(np.percentile(new, _QUANTILES).tolist()),
+        longest=float(percentiles(new, max(100 - _SURE * (100 - percentile), 0.0))),
+        lengths=tuple(percentiles(new, _QUANTILES).tolist()),
         thinned=math.log(workload.arrival_squared_cv) / (workload.arrival_squared_cv - 1)
         if workload.arrival_squared_cv > 1
         else 1.0,

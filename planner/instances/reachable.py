@@ -41,14 +41,19 @@ class Reach:
         """Return the rule by which no layout of a strategy runs, None where some may."""
         if self.question.engine == REFERENCE:
             return None
-        staged = self._profile.prefill_decode.pipeline
-        if strategy.pp > 1 and self.role != "mixed" and not staged.value:
-            return Broken("pair-pipeline", "prefill and decode instances take no pipeline stages", staged.source)
         if strategy.pp > 1:  # drafts matter beside pipeline stages alone
-            return self._broken(strategy, (0, 0, 1), STRATEGY_CHECKS, self._drafts)
+            return self._unpaired or self._broken(strategy, (0, 0, 1), STRATEGY_CHECKS, self._drafts)
         if strategy not in self._known:
             self._known[strategy] = self._broken(strategy, (0, 0, 1), SHARED_CHECKS, (0,))
         return self._known[strategy] or self._broken(strategy, (0, 0, 1), ROLE_CHECKS, (0,))
+
+    @cached_property
+    def _unpaired(self) -> Broken | None:
+        """What a role of a pair breaks with pipeline stages."""
+        staged = self._profile.prefill_decode.pipeline
+        if self.role == "mixed" or staged.value:
+            return None
+        return Broken("pair-pipeline", "prefill and decode instances take no pipeline stages", staged.source)
 
     @cached_property
     def _known(self) -> "dict[Strategy, Broken | None]":

@@ -117,10 +117,16 @@ def role_space(question: Question, role: Role) -> RoleSpace:
     return _SPACES.of(key, lambda: _role_space(question, role))
 
 
+_LAYOUTS = Kept[dict[tuple[int, int], list[tuple[int, int]]]](most=8)
+"""Of a model's experts, by expert TP and EP: every engine asks for the same ones."""
+
+
 def _role_space(question: Question, role: Role) -> RoleSpace:
     moe, grid, reach = question.model.moe, _strategies(question, role), Reach(question, role)
     rows, cut, largest, pin = [], Counter(grid.cut), question.max_instance_devices, question.pin(role)
-    known: dict[tuple[int, int], list[tuple[int, int]]] = {}  # layouts depend on the degrees of the experts alone
+    degrees_of = (Same(moe), role != "prefill", pin.shared, pin.redundant)
+    known = _LAYOUTS.of(degrees_of, dict)  # layouts depend on the degrees of the experts alone
+    broken_by = Counter[str]()
     run: dict[tuple[int, int, bool], _Run] = {}  # and their rules on whether there are several DP ranks
     for strategy in grid.strategies:
         if moe is None and strategy.attention_dp > 1:
@@ -134,13 +140,14 @@ def _role_space(question: Question, role: Role) -> RoleSpace:
             known[degrees] = _layouts(question, strategy, role, pin)
         broken = reach.cut(strategy)
         if broken is not None:
-            cut[f"{question.engine}: {broken.rule}"] += len(known[degrees])
+            broken_by[broken.rule] += len(known[degrees])
             continue
         if (*degrees, several) not in run:
             run[*degrees, several] = _layouts_run(strategy, known[degrees], reach)
         own = run[*degrees, several]
         rows += [Row(strategy, *layout) for layout in own.layouts]
-        cut.update(own.cut)
+        broken_by.update(own.cut)
+    cut.update({f"{question.engine}: {rule}": count for rule, count in broken_by.items()})
     return RoleSpace(rows, dict(sorted(cut.items())))
 
 
@@ -158,7 +165,7 @@ def _layouts_run(strategy: Strategy, every: Sequence[tuple[int, int]], reach: Re
         if parts:
             run.append((redundant, dedicated, parts))
         elif broken is not None:
-            cut[f"{reach.question.engine}: {broken.rule}"] += 1
+            cut[broken.rule] += 1
     return _Run(run, cut)
 
 
