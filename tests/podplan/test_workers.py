@@ -1,6 +1,7 @@
 """Work on many items in several processes gives what a loop gives."""
 
 import os
+import signal
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -8,7 +9,7 @@ import pytest
 
 import podplan
 from ground.errors import BadInput
-from podplan.workers import executor_of, spread
+from podplan.workers import aside, executor_of, spread
 
 
 @pytest.fixture(params=[1, 2], ids=["one core", "two cores"])
@@ -77,3 +78,31 @@ def test_a_dask_cluster_of_processes_gives_the_same() -> None:
             podplan.sweep("qwen3-8b", **{**asked, "over": "osl=64,x"}, workers=f"dask:{cluster.scheduler_address}")
     with pytest.raises(BadInput, match="no Dask scheduler answers"):
         podplan.sweep("qwen3-8b", **asked, workers="dask:tcp://127.0.0.1:1")
+
+
+def test_work_aside_gives_what_it_gives_here(cores: int) -> None:
+    """A closure's result comes from another process where there is a second core, and what it raises is raised here."""
+    whole = 3.0
+    with aside(lambda: (whole / 2, os.getpid())) as result:
+        half, process = result()
+    assert half == 1.5
+    assert (process == os.getpid()) == (cores == 1)
+
+    def wrong() -> None:
+        raise BadInput("--isl: 2 is too small")
+
+    with aside(wrong) as result, pytest.raises(BadInput, match="--isl: 2 is too small"):
+        result()
+
+
+def test_work_of_a_lost_process_is_done_here(cores: int) -> None:
+    """A process that the machine kills costs time, and no answer."""
+    here = os.getpid()
+
+    def lost() -> int:
+        if os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return 7
+
+    with aside(lost) as result:
+        assert result() == 7

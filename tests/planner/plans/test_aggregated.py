@@ -12,11 +12,12 @@ from planner.checks.check import Limits, check_deployed
 from planner.checks.deployed import from_plan
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate, aggregated_room
+from planner.instances.built import built
 from planner.instances.decode_candidates import Count
 from planner.instances.space import groups, machines_of, role_rows, role_space, row_deployment
 from planner.manifest.checks import check_manifest
 from planner.offers.aggregated_kinds import AggregatedKind
-from planner.offers.aggregated_offers import aggregated_offers
+from planner.offers.aggregated_offers import aggregated_offers, bounds_of, largest_room, step_limit
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble import assemble
 from planner.plans.expectation import expect, workload_of
@@ -54,6 +55,20 @@ def test_the_interval_is_about_the_plans_own_tpot() -> None:
     assert prediction.interval.high / found.tpot.mean - 1 == pytest.approx(
         1 - prediction.interval.low / found.tpot.mean
     )
+
+
+def test_a_bound_below_what_is_needed_need_not_be_close() -> None:
+    """Rows that may carry what is needed have the bound that they have anyway; others have one below it."""
+    question = small_question(**{**DENSE, "devices": 8, "shape": "aggregated", "tpot_seconds": 0.02})
+    for own in built(question, "mixed", role_rows(question, "mixed")):
+        room, bounds = largest_room(question, own.group), bounds_of(question, own, Count())
+        limit = step_limit(question, bounds.accepted)
+        close = bounds.bound(limit, 0.99, room)
+        needed = np.full(close.shape, np.median(close))
+        found = bounds.bound(limit, 0.99, room, needed)
+        assert (found >= close).all()
+        np.testing.assert_array_equal(found >= needed, close >= needed)
+        np.testing.assert_array_equal(found[close >= needed], close[close >= needed])
 
 
 @pytest.mark.parametrize("ttft_seconds", [1.0, 0.04])
