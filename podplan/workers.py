@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ground.errors import BadInput
+from ground.errors import BadInput, PodplanError
 from ground.units import read_index
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -101,35 +104,45 @@ def spread(
 
 @contextmanager
 def aside(work: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
-    """Do a piece of work on another core until the block ends or its result is asked for, in a copy of this process.
+    """Do a piece of work on another core, in a copy of this process, until its result is asked for or the block ends.
 
     Where there is no other core, or the copy is lost, this process does it when the result is asked for.
     """
     if cores() == 1:
         yield work
         return
-    from concurrent.futures import ProcessPoolExecutor  # as above
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import get_context
+    from multiprocessing import get_context  # only where there is another core
 
-    pool = ProcessPoolExecutor(1, mp_context=get_context("fork"), initializer=_begin, initargs=(_done, [work]))
-    future = pool.submit(_nth, 0)
+    context = get_context("fork")
+    inbox, outbox = context.Pipe(duplex=False)
+    process = context.Process(target=_send, args=(work, outbox))
+    process.start()
+    outbox.close()
 
     def result() -> Result:
         try:
-            found: Result = future.result()
-        except BrokenProcessPool:
+            found, error = inbox.recv()
+        except EOFError:
             return work()
-        return found
+        if error is not None:
+            raise error
+        done: Result = found
+        return done
 
     try:
         yield result
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        process.kill()
+        process.join()
+        inbox.close()
 
 
-def _done(work: Callable[[], Result]) -> Result:
-    return work()
+def _send(work: Callable[[], object], outbox: "Connection") -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        outbox.send((work(), None))
+    except PodplanError as error:
+        outbox.send((None, error))
 
 
 def _told(found: Iterable[Result], done: Done) -> Iterator[Result]:
