@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ground.errors import BadInput
+from planner.manifest.checks import spec_hash
 from planner.manifest.costs import (
     REACH_VARIABLES,
     VARIABLES,
@@ -23,7 +24,7 @@ from planner.manifest.layout import Degrees
 from planner.manifest.schema import LinkMapping
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, StepCost, StepLoad, variables
-from tests.manifests import cost, manifest
+from tests.manifests import cost, manifest, small_model
 
 Plain = dict[str, Any]
 
@@ -99,7 +100,12 @@ def _set(*path: str | int, to: object) -> Callable[[Plain], None]:
     return spoil
 
 
+def _kinds(tokens: list[float], reused: list[float], weights: list[float]) -> Callable[[Plain], None]:
+    return _set("workload", "prompt_kinds", to={"tokens": tokens, "reused": reused, "weights": weights})
+
+
 DECODE = ("pools", 1)
+COST = (*DECODE, "step_costs", "decode")
 SPOILT = {
     "version": (_set("manifest_version", to=2), "manifest_version"),
     "huge": (_set("kv_transfer", "latency_seconds", to=1e308), r"kv_transfer\.latency_seconds: .*1e\+30"),
@@ -138,7 +144,69 @@ SPOILT = {
     "plane": (_set("kv_transfer", "plane", to="string"), r"kv_transfer\.plane"),
     "no_transfer": (_set("kv_transfer", to=None), "kv_transfer"),
     "no_decode": (lambda data: data["pools"].pop(), "pools"),
+    "no_prefill": (lambda data: data["pools"].pop(0), "pools"),
+    "fewer_rows": (_set(*DECODE, "rank_table", "rows", to=[[0] * 9]), r"rows: has 1 rows, must have .* 8 ranks"),
+    "node_outside": (_set(*DECODE, "rank_table", "rows", 7, 1, to=8), r"rows\[7\]: node 8"),
+    "no_node": (_set(*DECODE, "rank_table", "rows", 7, 1, to=-1), r"rows\[7\]: node -1"),
+    "no_device": (_set(*DECODE, "rank_table", "rows", 0, 2, to=-1), r"rows\[0\]: node 0, device -1 .* nodes of 8"),
+    "domain": (_set(*DECODE, "rank_table", "rows", 7, 8, to=1), r"rows\[7\]\[8\]: domain 1 must be from 0 to 0"),
+    "no_tp": (_set(*DECODE, "rank_table", "rows", 7, 3, to=-1), r"rows\[7\]\[3\]: tp -1 must be from 0 to 0"),
+    "part_of_expert": (_set(*DECODE, "rank_table", "rows", 7, 5, to=-1), r"rows\[7\]: has some expert coordinates"),
+    "group_beyond": (_set(*DECODE, "groups", 0, "starts", to=[1]), r"groups\[0\]: names rank 8 or ranks twice, of 8"),
+    "group_twice": (_set(*DECODE, "groups", 0, "starts", to=[0, 0]), r"groups\[0\]: names rank 7 or ranks twice"),
+    "nodes_twice": (_set(*DECODE, "instances", 0, "nodes", to=[1, 1]), r"instances\[0\]\.nodes: .* from 0 to 63"),
+    "one_node_outside": (_set(*DECODE, "instances", 0, "nodes", to=[1, 64]), r"instances\[0\]\.nodes"),
+    "whose_device": (
+        lambda data: [pool["instances"][0].update(nodes=[5]) for pool in data["pools"]],
+        "stands on device 0 of node 5, which 'prefill-0' has",
+    ),
+    "activations": (_set(*DECODE, "memory_bytes_per_device", "activations", to=1e12), r"memory_bytes_per_device"),
+    "shared_ep_rank": (_set(*DECODE, "expert_map", "shared_expert_ranks", to=[7]), r"each of 8 EP ranks once"),
+    "layer_twice": (_set(*DECODE, "expert_map", "placements", 0, "layers", to=[1, 2, 3, 3]), "layers: 3 stands twice"),
+    "dense_layer": (_set(*DECODE, "expert_map", "placements", 0, "layers", to=[0, 1, 2, 3]), "layers: 0 stands twice"),
+    "first_missing": (_set(*DECODE, "expert_map", "placements", 0, "layers", to=[1]), "MoE layer 2 has no slots"),
+    "axis": (_set(*DECODE, "weight_shards", 0, "axis", to=0), r"weight_shards\[0\]: a cut needs axis"),
+    "mixed_phase": (
+        lambda data: (data["pools"][1].update(role="mixed"), data["pools"][1]["step_costs"].pop("mixed")),
+        r"step_costs: mixed is missing; a mixed pool",
+    ),
+    "no_slots": (_set(*COST, "slots_per_rank", to=0), r"decode: experts need slots_per_rank > 0"),
+    "no_top_k": (_set(*COST, "experts_per_token", to=0), r"experts_per_token"),
+    "large_top_k": (_set(*COST, "experts_per_token", to=17), r"experts_per_token from 1 to 16"),
+    "experts": (_set(*COST, "experts", to=0), r"decode\.moe_layers: must be 0 where experts is 0"),
+    "domains": (_set(*COST, "domains", to=1), r"decode\.domains: must be 1 or more with the rule disaggregated"),
+    "rule": (_set(*COST, "rule", to="disaggregated"), r"decode\.domains"),
+    "cores": (
+        lambda data: data["pools"][1]["step_costs"]["decode"].update(rule="attention_experts", cores=1),
+        r"decode\.cores: two streams need at least 2",
+    ),
+    "reach": (_set(*COST, "terms", 0, "bytes", to={"kv_within": 1.0}), r"'kv_within' exists only with reach_tokens"),
+    "kinds": (_kinds([512.0], [0.0, 0.0], [1.0]), r"workload\.prompt_kinds: its columns"),
+    "no_weight": (_kinds([512.0], [0.0], [0.0]), r"workload\.prompt_kinds\.weights: must sum to more than 0"),
+    "reused": (_kinds([512.0, 9.0], [512.0, 10.0], [1.0, 1.0]), r"workload\.prompt_kinds\.reused"),
 }
+RIGHT = {
+    "small_weights": _kinds([512.0], [0.0], [0.1]),
+    "all_reused": _kinds([512.0, 9.0], [512.0, 9.0], [1.0, 1.0]),
+    "all_experts": _set(*COST, "experts_per_token", to=16),
+    "full_memory": _set(*DECODE, "memory_bytes_per_device", "capacity", to=3.2e9),
+    "last_node": _set(*DECODE, "instances", 0, "nodes", to=[63]),
+    "drafting_layer": _set(*DECODE, "expert_map", "placements", 0, "layers", to=[1, 2, 3, 4]),
+    "two_cores": lambda data: data["pools"][1]["step_costs"]["decode"].update(rule="attention_experts", cores=2),
+}
+
+
+@pytest.mark.parametrize("case", RIGHT)
+def test_what_just_fits_is_read(case: str) -> None:
+    """What stands on a limit keeps it."""
+    data = plain()
+    RIGHT[case](data)
+    assert parse_manifest(data, "m.yaml") is not None
+
+
+def test_hashes_of_specs_stay() -> None:
+    """Manifests that are written keep what their specs hash to, so a field that comes later must have a default."""
+    assert spec_hash(small_model()) == "4e2a44ed76d2a920f2cf9d7d80e3f293f4ac742255980e20f0357a6408c04e6b"
 
 
 @pytest.mark.parametrize("case", SPOILT)
