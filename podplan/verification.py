@@ -234,13 +234,16 @@ def _played(loaded: Loaded, knees: list[str]) -> dict[str, float]:
     if report.concurrency:
         open_requests = max(round(report.concurrency), 1)
         count = max(LEAST_REQUESTS, REQUESTS_PER_CONCURRENCY * open_requests)
-        found = simulate(manifest, closed_loop(workload, open_requests, count), options)
+        requests = closed_loop(workload, open_requests, count)
     else:
         assert report.requests_per_second is not None, "a run has a concurrency or a rate"
         requests = open_loop(workload, report.requests_per_second, 4000)
-        warm = float(requests.arrival_seconds[400])
-        options = replace(options, warmup_seconds=warm)
-        found = simulate(manifest, requests, options)
+        options = replace(options, warmup_seconds=float(requests.arrival_seconds[400]))
+    found = simulate(manifest, requests, options)
+    if not found.completed:
+        tokens = f"{workload.input_tokens:g} + {workload.output_tokens:g} tokens"
+        raise BadInput(f"no request of {tokens}, as the report has them, ends on this manifest")
+    if not report.concurrency:
         knees.append(_knee(report, manifest, requests, options, found))
     chips = sum(len(each.instances) * each.chips_per_instance for each in manifest.pools)
     values = {METRICS[2]: found.output_tokens_per_second / chips}
@@ -248,7 +251,7 @@ def _played(loaded: Loaded, knees: list[str]) -> dict[str, float]:
         values["ttft_seconds"] = found.ttft_seconds.mean
     if found.tpot_seconds is not None:
         values["tpot_seconds"] = found.tpot_seconds.mean
-    return values
+    return {name: value for name, value in values.items() if value > 0}
 
 
 def _knee(

@@ -102,6 +102,18 @@ def test_a_report_is_set_beside_its_manifest(tmp_path: Path, capsys: pytest.Capt
     assert json.loads(capsys.readouterr().out)["summary"]["count"] == 0
 
 
+@pytest.mark.parametrize("load", [{"max_concurrency": 4}, {"request_throughput": 2.0}])
+def test_requests_that_no_server_takes_have_no_prediction(
+    load: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A report whose answers are longer than the model's context is told as one that cannot be predicted."""
+    plan, path = tmp_path / "manifest.yaml", tmp_path / "report.json"
+    plan.write_text(dump_manifest(manifest()), encoding="utf-8")
+    path.write_text(json.dumps({"mean_ttft_ms": 30.0, "completed": 1, "total_output_tokens": 1e9, **load}))
+    assert main(["verify", str(path), "--manifest", str(plan), "--json"]) in (0, 3)
+    assert "no request of 512 + 1e+09 tokens" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("figure", ["[]", '"x"', "1e999", "{}"])
 def test_a_broken_report_is_one_sentence(figure: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Texts and lists for figures."""

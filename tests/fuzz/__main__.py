@@ -56,6 +56,7 @@ def run() -> int:
     count, bad = Counter[str](), 0
     for command, cases_run, ended in outcomes:
         count[command] += cases_run
+        sys.stderr.write(f"{count.total()} cases, {command} last\n")
         for name, case, found in ended:
             bad += 1
             given.found.mkdir(exist_ok=True)
