@@ -42,8 +42,8 @@ class Configuration:
     ``concurrency`` requests in the instance (mixed). ``requests`` puts that many requests into the
     whole instance instead of filling every rank alike. ``length_spread`` lets prompts and answers of the
     closed loop vary evenly by that share around their means; its prompts wait as ``SchedulingRule`` says for
-    ``wait_steps`` or ``wait_share`` of the budget. ``cache_plane`` brings the reused prefixes of
-    a prefill pass from a pool; None: they are in device memory.
+    ``wait_steps`` or ``wait_share`` of the budget, and for those of other ranks ``balance_steps``. ``cache_plane``
+    brings the reused prefixes of a prefill pass from a pool; None: they are in device memory.
     """
 
     model: ModelSpec
@@ -72,6 +72,7 @@ class Configuration:
     length_spread: float = 0.0
     wait_steps: int = 0
     wait_share: float = 0.0
+    balance_steps: int = 0
     cache_plane: str | None = None
     host: HostCosts = field(default_factory=HostCosts)
     driven: Host = DRIVEN
@@ -384,7 +385,12 @@ def _benchmark(configuration: Configuration, deployment: Deployment) -> "Benchma
         ranks=configuration.strategy.attention_dp,
         budget_tokens=configuration.batched_tokens,
         capacity_tokens=capacity if capacity >= longest else math.inf,
-        rule=replace(rule, wait_steps=configuration.wait_steps, wait_share=configuration.wait_share),
+        rule=replace(
+            rule,
+            wait_steps=configuration.wait_steps,
+            wait_share=configuration.wait_share,
+            balance_steps=configuration.balance_steps,
+        ),
         request_seconds=configuration.host.request_seconds,
         token_seconds=configuration.host.token_seconds,
         microbatches=configuration.microbatches,

@@ -77,12 +77,29 @@ def fill(i: int, s: int, r: int, requests: Records, pool: Instances, rule: Rule)
     if rule.admission == NEED:
         return _by_need(i, s, r, room, requests, pool, rule)
     decodes = rule.together or pool.lines[i, r].head < 0
-    if rule.wait_steps and _waits(i, r, requests, pool, rule):
+    if pool.heads[i].held and pool.ranks[i, r].running == 0:
+        return False, True
+    if pool.heads[i].held or (rule.wait_steps and _waits(i, r, requests, pool, rule)):
         return decodes, True
     room = max(room, 1)  # a rank full of drafts would never take a prompt
     while pool.lines[i, r].head >= 0 and room > 0 and not _uncut(i, r, room, requests, pool, rule):
         room -= _take(i, s, r, room, requests, pool, rule)
     return decodes and pool.ranks[i, r].running > 0, False
+
+
+@njit
+def hold(i: int, pool: Instances, rule: Rule) -> bool:
+    """Whether prompts wait for those of other ranks beside what runs (py_executor.py, _balance_adp_requests)."""
+    waiting = running = 0
+    for r in range(pool.ranks.shape[1]):
+        waiting += pool.lines[i, r].head >= 0
+        running += pool.ranks[i, r].running > 0
+    head = pool.heads[i]
+    if not 0 < waiting < pool.ranks.shape[1] or not running or head.waited >= rule.balance_steps:
+        head.waited = 0
+        return False
+    head.waited += 1
+    return True
 
 
 @njit

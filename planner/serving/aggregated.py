@@ -152,6 +152,7 @@ def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
         whole_prompts=rule.whole_prompts,
         wait_steps=rule.wait_steps,
         wait_tokens=float(rule.wait_share * pool.budget_tokens),
+        balance_steps=rule.balance_steps if pool.ranks > 1 else 0,
         admission={"reserve": batch.RESERVE, "need": batch.NEED, "estimate": batch.ESTIMATE}[rule.admission],
         overlapped=rule.overlapped,
         interval=rule.receive_interval,

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from planner.serving.admission_loop import deal, fill, lacking
+from planner.serving.admission_loop import deal, fill, hold, lacking
 from planner.serving.batch_loop import (
     BUCKETS,
     ESTIMATE,
@@ -212,6 +212,7 @@ def _form(i: int, s: int, requests: Records, pool: Instances, rule: Rule) -> tup
         pool.heads[i].received = 0
         deal(i, requests, pool, rule)
     pool.steps[i, s].head = pool.steps[i, s].tail = NOBODY
+    pool.heads[i].held = rule.balance_steps > 0 and hold(i, pool, rule)
     prompts, decoding, open_ = 0.0, 0, False
     for r in range(pool.ranks.shape[1]):
         decodes, opened = fill(i, s, r, requests, pool, rule)

@@ -33,6 +33,8 @@ class Rule(NamedTuple):
     wait_steps: int
     """Steps that prompts wait for beside running requests, unless a step would carry ``wait_tokens``."""
     wait_tokens: float
+    balance_steps: int
+    """The same until every rank has prompts."""
     admission: int
     overlapped: bool
     interval: int
@@ -119,6 +121,8 @@ HEAD = np.dtype(
         ("planned", "i8"),  # whether the other one is scheduled
         ("received", "i8"),  # iterations since arrivals were received
         ("turn", "i8"),
+        ("waited", "i8"),  # steps that prompts have waited for those of other ranks
+        ("held", "i8"),  # whether they do in the step that is formed
         ("prompt_tokens", "i8"),  # that wait or run
         ("busy", "f8"),
         ("steps", "i8"),

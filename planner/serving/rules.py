@@ -48,6 +48,9 @@ class SchedulingRule:
     """Beside running requests prompts wait for so many steps (TensorRT-LLM's ``batch_wait_timeout_iters``) ..."""
     wait_share: float = 0.0
     """... unless what a step carries with them reaches this share of its budget (``batch_wait_max_tokens_ratio``)."""
+    balance_steps: int = 0
+    """Beside running requests prompts wait until each rank has one, at most so many steps (its
+    ``attention_dp_config.timeout_iters``, where ``enable_balance``)."""
     overlapped: bool = False
     """Whether the next step is scheduled while one runs: arrivals wait a step longer, and who ends runs once more."""
     receive_interval: int = 1

@@ -115,6 +115,7 @@ def _configuration(cells: dict[str, str]) -> Configuration:
         length_spread=spread,
         wait_steps=int(wait_steps),
         wait_share=wait_share,
+        balance_steps=int(_number(cells, "attention_dp_timeout_iters", _usual_balance(cells, strategy))),
         concurrency=concurrency,
         batched_tokens=_number(cells, "max_batched_tokens", _usual_budget(cells, spread, concurrency)),
         host=host_costs(engine),
@@ -145,6 +146,16 @@ def _waits(cells: dict[str, str], strategy: Strategy) -> tuple[float, float]:
         _number(cells, "batch_wait_timeout_iters", usual[0]),
         _number(cells, "batch_wait_max_tokens_ratio", usual[1]),
     )
+
+
+def _usual_balance(cells: dict[str, str], strategy: Strategy) -> float:
+    """For how many steps prompts wait until every DP rank has one, where the row does not state it.
+
+    The engine's default is not to. InferenceX's recipes under TensorRT-LLM (dsr1_fp8_h200_trt_slurm.sh and its like)
+    set enable_balance and timeout_iters 60 wherever attention is DP.
+    """
+    recipe = "inferencex" in cells.get("source", "").lower() and cells.get("engine", "").strip().lower() == "trtllm"
+    return 60.0 if recipe and strategy.attention_dp > 1 else 0.0
 
 
 def _strategy(text: str, model: ModelSpec) -> Strategy:

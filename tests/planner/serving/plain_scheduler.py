@@ -70,6 +70,7 @@ class PlainScheduler:
         self.turn = 0
         self.since = rule.receive_interval
         self.waited = [0] * ranks
+        self.balancing = 0
 
     def play(self, requests: list[Request]) -> None:
         """Run until all have left."""
@@ -132,6 +133,9 @@ class PlainScheduler:
         if self.rule.receive_interval == 1 or self.since >= self.rule.receive_interval or idle:
             self.since = 0
             self.deal()
+        idle_ranks = [not rank.waiting for rank in self.ranks]
+        uneven = any(idle_ranks) and not all(idle_ranks) and any(rank.running for rank in self.ranks)
+        self.balancing = (self.balancing + 1) % (self.rule.balance_steps + 1) if uneven else 0
         step = [getattr(self, "form_" + self.rule.admission)(rank) for rank in self.ranks]
         if any(part.prompts for part in step):
             self.since = self.rule.receive_interval
@@ -206,6 +210,8 @@ class PlainScheduler:
         room = max(self.budget - len(rank.running) * together, 1)
         if together or not rank.waiting:
             self.decode(rank, part)
+        if self.balancing:
+            return part
         if rank.running and rank.waiting and self.rule.wait_steps:
             tokens = len(rank.running) + sum(q.todo - q.kv for q in rank.waiting)
             full, number = tokens >= self.rule.wait_share * self.budget, self.ranks.index(rank)

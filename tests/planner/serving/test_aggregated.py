@@ -38,6 +38,7 @@ RULES = {
         order="mixed_chunk", admission="estimate", estimate=HASTY, overlapped=True
     ),
     "waiting": SchedulingRule(wait_steps=7, wait_share=0.6),
+    "balanced": SchedulingRule(balance_steps=9, dealing="least_kv"),
     "patient": SchedulingRule(order="prompts_first", admission="estimate", estimate=SGLANG, receive_interval=5),
 }
 

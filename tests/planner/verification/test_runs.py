@@ -35,6 +35,19 @@ def test_prompts_wait_as_a_run_or_its_recipe_says(tmp_path: Path) -> None:
     assert waits == [(20, 0.9), (0, 0), (0, 0), (0, 0), (5, 0.5)]
 
 
+def test_prompts_wait_for_other_ranks_as_a_run_or_its_recipe_says(tmp_path: Path) -> None:
+    """InferenceX's recipes under TensorRT-LLM balance DP attention; then prompts are computed on all ranks at once."""
+    path = tmp_path / "runs.csv"
+    rows = [("DP=8, EP=8", "InferenceX,"), ("TP=8, EP=8", "InferenceX,"), ("DP=8, EP=8", ","), ("DP=8, EP=8", ",7")]
+    text = "".join(f'deepseek-r1,h200,trtllm,,fp8,fp8,"{how}",7373,922,64,0.01,{rest}\n' for how, rest in rows)
+    path.write_text(f"{HEAD},source,attention_dp_timeout_iters\n{text}", encoding="utf-8")
+    found = [run.configuration for run in read_runs(path)]
+    assert [each.balance_steps for each in found if each is not None] == [60, 0, 0, 7]
+    balanced, alone = (point(found[place]) for place in (0, 2))  # type: ignore[arg-type]
+    assert balanced["ttft_seconds"] > 1.2 * alone["ttft_seconds"]
+    assert balanced["tpot_seconds"] < alone["tpot_seconds"]
+
+
 def test_experts_of_a_dense_model_mean_nothing(tmp_path: Path) -> None:
     """A table with EP in every row is still a table of this model."""
     run = _read(tmp_path, 'qwen3-8b,h200,vllm,,bf16,,"TP=2, EP=2",100,10,1,0.01')
