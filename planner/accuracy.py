@@ -4,6 +4,7 @@
 published; ``excluded.csv`` what it cannot, with the reason.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -220,7 +221,8 @@ def ranks(values: Sequence[float]) -> list[float]:
     >>> ranks([3.0, 1.0, 3.0])
     [1.5, 0.0, 1.5]
     """
-    return [sum(other < value for other in values) + (values.count(value) - 1) / 2 for value in values]
+    held = sorted(values)
+    return [(bisect_left(held, value) + bisect_right(held, value) - 1) / 2 for value in values]
 
 
 def metric_value(answer: Prediction, metric: Metric) -> float:

@@ -25,8 +25,8 @@ _TOKENS, _TOKENS_OF_SEVERAL = 32, 20
 _LEVELS_PER_OCTAVE = 0.5
 _EXACT_COUNTS, _COUNTS_PER_OCTAVE, _MEANS = 8, 6, 14
 _MORE_ROWS = 9.0
-_BLOCK = 2048
-"""Loads that are evaluated at once: temporary arrays stay in the processor's cache, which is four times as quick."""
+_BLOCK = 8192
+"""Loads that are evaluated at once: few calls, and temporary arrays that stay in the processor's cache."""
 
 
 class TableArrays(NamedTuple):
@@ -111,15 +111,18 @@ def step_table(cost: StepCost, loads: Loads) -> TableArrays:
     shape = tuple(axis.size for axis in axes.values())
     level, share, token, length, prefix = np.meshgrid(*axes.values(), indexing="ij", sparse=True)
     lasts = _Seconds(cost, loads)
-    loaded = lasts(shape, level, (token, prefix * length, token * length, 1.0), token * share)
-    alone = lasts((running.size, means.size), running[:, None], (0.0, 0.0, 0.0, 0.0), means[None, :])
+    loaded, alone, more = lasts.of(  # at once: a step cost on an array of few loads takes as long as on many
+        lasts.columns(shape, level, (token, prefix * length, token * length, 1.0), token * share),
+        lasts.columns((running.size, means.size), running[:, None], (0.0, 0.0, 0.0, 0.0), means[None, :]),
+        lasts.more(running),
+    )
     return TableArrays(
         **axes,
         loaded=loaded,
         running=running,
         means=means,
         alone=alone,
-        **lasts.slopes(running),
+        **lasts.slopes(running, more),
         ranks=float(loads.ranks),
         loading_seconds=float(np.max(cost.loading_seconds)),
     )
@@ -149,7 +152,7 @@ class _Seconds:
     cost: StepCost
     loads: Loads
 
-    def __call__(
+    def columns(
         self,
         shape: tuple[int, ...],
         running: Floats,
@@ -157,25 +160,28 @@ class _Seconds:
         mean_prompts: Floats | float,
         kv_tokens: Floats | None = None,
         more_sequences: Floats | float = 0.0,
-    ) -> Floats:
-        """Return seconds of the broadcast ``shape``; running requests hold ``kv_tokens`` of the rank, or as usual.
+    ) -> list[Floats]:
+        """Return the loads of the broadcast ``shape``; running requests hold ``kv_tokens`` of the rank, or as usual.
 
         Args: ``mean_prompts`` are prompt tokens of the mean rank; ``more_sequences`` are on the rank beyond the mean.
         """
         each = running / self.loads.ranks
         kv = each * self.loads.kv_tokens_per_request if kv_tokens is None else kv_tokens
         mean = each * self.cost.queries_per_sequence + mean_prompts
-        columns = [
-            np.ascontiguousarray(np.broadcast_to(np.asarray(column, dtype=np.float64), shape)).ravel()
-            for column in (each + more_sequences, kv, *prompts, mean)
-        ]
+        held = (each + more_sequences, kv, *prompts, mean)
+        return [np.broadcast_to(np.asarray(column, dtype=np.float64), shape) for column in held]
+
+    def of(self, *parts: list[Floats]) -> list[Floats]:
+        """Return the seconds of every part's loads, in its shape."""
+        columns = [np.concatenate([column.ravel() for column in held]) for held in zip(*parts, strict=True)]
         result = np.empty(columns[0].size)
         for start in range(0, result.size, _BLOCK):
             part = slice(start, start + _BLOCK)
             result[part] = self._fastest(
                 StepLoad(**dict(zip(_LOAD, (column[part] for column in columns), strict=True)))
             )
-        return result.reshape(shape)
+        ends = np.cumsum([part[0].size for part in parts])[:-1]
+        return [held.reshape(part[0].shape) for held, part in zip(np.split(result, ends), parts, strict=True)]
 
     def _fastest(self, load: StepLoad) -> Floats:
         """Take the better number of microbatches, which all ranks have: two need two tokens or requests on any."""
@@ -187,17 +193,25 @@ class _Seconds:
         splittable = np.maximum(np.maximum(load.prefill_tokens, load.decode_sequences), load.mean_tokens) >= 2
         return np.where(splittable, np.minimum(single, double), single)
 
-    def slopes(self, running: Floats) -> dict[str, Floats]:
-        """What ended prompts, cached tokens and requests beyond the mean add, [running] each."""
+    def _usual(self, running: Floats) -> tuple[Floats, Floats]:
+        """Return the cached tokens that running requests hold on a rank, and how many more tell what one adds."""
         usual = running / self.loads.ranks * self.loads.kv_tokens_per_request
-        step = np.maximum(0.5 * usual, 1.0)
+        return usual, np.maximum(0.5 * usual, 1.0)
+
+    def more(self, running: Floats) -> list[Floats]:
+        """Return the loads that ``slopes`` reads: of prompts, none, one or more that end; bare, fuller or wider."""
+        usual, step = self._usual(running)
         tokens = max(self.loads.budget_tokens / 2, 1.0) * np.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])[:, None]
         rows = np.array([0.0, 1.0, 1.0 + _MORE_ROWS, 0.0, 0.0, 0.0])[:, None]
         fuller, wider = np.zeros((6, 1)), np.zeros((6, 1))
         fuller[4] = wider[5] = 1.0
-        none, first, more, bare, full, wide = self(
-            (6, running.size), running, (tokens, 0.0, tokens * tokens / 2, rows), tokens, usual + fuller * step, wider
-        )
+        prompts = (tokens, 0.0, tokens * tokens / 2, rows)
+        return self.columns((6, running.size), running, prompts, tokens, usual + fuller * step, wider)
+
+    def slopes(self, running: Floats, seconds: Floats) -> dict[str, Floats]:
+        """What ended prompts, cached tokens and requests beyond the mean add, [running] each."""
+        usual, step = self._usual(running)
+        none, first, more, bare, full, wide = seconds
         return {
             "first_row_seconds": first - none,
             "row_seconds": (more - first) / _MORE_ROWS,
