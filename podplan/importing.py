@@ -29,7 +29,9 @@ from podplan.result import Row as Cells
 class ImportFlags:
     """What is imported, the machine that it runs on, and the traffic and limits that it is held against."""
 
-    source: str = argument("SOURCE", "YAML of Kubernetes objects, a script, a folder of them, or a command line.")
+    source: str = argument(
+        "SOURCE", "Kubernetes objects, a script, a folder of them, a command line, or llm-d's report."
+    )
     hw: Text = flag("HW", "Catalogue name or YAML of the machine.", needed=True)
     model: Text = flag("MODEL", "Catalogue name or config.json [as the command names it].")
     engine: Text = flag("E", "Engine and version, such as vllm@0.33.0 [as the command looks].")

@@ -1,9 +1,10 @@
-"""Reads deployments that others wrote: Kubernetes objects and command lines of vLLM, vLLM-Ascend and SGLang.
+"""Reads deployments that others wrote: Kubernetes objects, llm-d's reports, commands of vLLM, vLLM-Ascend and SGLang.
 
 Scripts are searched for the engine's command; variables are filled in where the object says them. Limits that a
 command leaves out are the engine's own defaults, and are told as assumed.
 """
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,10 @@ SHORT |= {"--tp": "--tp-size", "--dp": "--dp-size", "--ep": "--ep-size", "--pp":
 DEFAULTS = {
     "vllm": {"--max-num-seqs": "1024", "--max-num-batched-tokens": "8192", "--gpu-memory-utilization": "0.92"},
     "sglang": {"--max-running-requests": "256", "--chunked-prefill-size": "8192", "--mem-fraction-static": "0.85"},
+}
+STATED = {
+    "vllm": {"--tensor-parallel-size": "tp", "--data-parallel-size": "dp", "--pipeline-parallel-size": "pp"},
+    "sglang": {"--tp-size": "tp", "--pp-size": "pp", "--ep-size": "ep"},
 }
 LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length"}
 MOST_DEVICES = 16_384
@@ -87,7 +92,9 @@ def read_source(source: str) -> list[Found]:
     if not named and " " not in source.strip():
         raise BadInput(f"SOURCE: {source[:60]}: no such file; give a YAML file, a script, or a command line in quotes")
     with unbroken("SOURCE: holds an object or a command that is not as its kind has it, so that it cannot be read"):
-        found = list(_of_objects(text)) if re.search(r"^kind:", text, re.MULTILINE) else list(_of_script(text))
+        reported = named and path.suffix.lower() in (".yaml", ".yml", ".json") and "inference_engine" in text
+        objects = re.search(r"^kind:", text, re.MULTILINE)
+        found = list((_of_report if reported else _of_objects if objects else _of_script)(text))
     if not found:
         known = ", ".join(COMMANDS)
         raise BadInput(f"SOURCE: {source[:60]!r} has no command that is read here: {known}")
@@ -108,6 +115,40 @@ def _merged(found: Sequence[Found]) -> list[Found]:
             name = f"{name} ({len(held) + 1})"
         held[name] = replace(role, name=name)
     return list(held.values())
+
+
+def _of_report(text: str) -> Iterator[Found]:
+    """Yield the engines that llm-d's report (0.2) says it measured; its own degrees count where their flags say none."""
+    for item in read_documents(text):
+        for number, part in enumerate(item["scenario"]["stack"], start=1):
+            held, ran = part["standardized"], part.get("native") or {}
+            if held.get("kind") != "inference_engine":
+                continue
+            given = {f"--{str(name).lstrip('-')}": value for name, value in (ran.get("args") or {}).items()}
+            mark = "sglang.launch_server" if {"--tp-size", "--tp", "--model-path"} & given.keys() else "vllm serve"
+            degrees = held["accelerator"].get("parallelism") or {}
+            known = _canonical(COMMANDS[mark], [*given])
+            told = {name: degrees.get(key) for name, key in STATED[COMMANDS[mark]].items() if name not in known}
+            if mark == "vllm serve" and (degrees.get("ep") or 1) > 1:
+                given.setdefault("--enable-expert-parallel", None)
+            given |= {name: value for name, value in told.items() if value and value > 1}
+            given.setdefault("--model-path" if "sglang" in mark else "--model", held["model"]["name"])
+            words = [word for name, value in given.items() for word in _words(name, value)]
+            name = (part.get("metadata") or {}).get("label") or f"component {number}"
+            environment = {str(key): str(value) for key, value in (ran.get("envars") or {}).items()}
+            instances = _count(held["replicas"], "replicas")
+            role = _found(name, [mark, *words], environment, instances=instances, nodes=None, container=None)
+            if role is not None:
+                nodes = -(-role.devices // _count(held["accelerator"]["count"], "accelerator.count"))
+                own: RoleName = held["role"] if held["role"] in ("prefill", "decode") else "mixed"
+                yield replace(role, role=own, nodes=nodes)
+
+
+def _words(name: str, value: object) -> list[str]:
+    """Return the words of a flag whose value is of YAML."""
+    if value is None or value is True:
+        return [name]
+    return [name, json.dumps(value) if isinstance(value, dict | list) else str(value)]
 
 
 def _of_script(text: str) -> Iterator[Found]:

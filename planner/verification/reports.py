@@ -2,7 +2,7 @@
 
 Formats as of 2026: vLLM ``bench serve`` and SGLang ``bench_serving`` (milliseconds in the names), AIPerf and GenAI-Perf
 (a unit beside each figure), guidellm (its time_per_output_token counts the first token, so inter-token latency is
-read), llm-d's benchmark report (units beside each figure) and InferenceX records (seconds; inverse interactivity).
+read), llm-d's benchmark report (0.1 and 0.2, in YAML, units beside each figure) and InferenceX records (seconds).
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from typing import Any
 
 from ground.archives import unbroken
 from ground.errors import BadInput
-from ground.files import parse_json, read_text
+from ground.files import parse_json, parse_yaml, read_text
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "us": 1e-6, "ns": 1e-9, "ms/token": 1e-3, "s/token": 1.0}
 MOST_BENCHMARKS = 10_000
@@ -41,13 +41,14 @@ class Report:
 
 
 def read_reports(path: Path) -> list[Report]:
-    """Return the benchmarks of a JSON file, or of JSON lines.
+    """Return the benchmarks of a JSON or YAML file, or of JSON lines.
 
     Raises BadInput for what no known load generator writes.
     """
     text = read_text(path)
     try:
-        data: Any = parse_json(text, str(path))
+        yaml = path.suffix.lower() in (".yaml", ".yml")
+        data: Any = parse_yaml(text, str(path)) if yaml else parse_json(text, str(path))
     except BadInput:
         data = [parse_json(line, f"{path}: no table of runs") for line in text.splitlines() if line.strip()]
     rows = data if isinstance(data, list) else [data]
@@ -58,22 +59,16 @@ def read_reports(path: Path) -> list[Report]:
 
 
 def _read(row: Any, where: str) -> list[Report]:
-    for tool, keys, figures in _FORMATS if isinstance(row, Mapping) else ():
-        if keys <= row.keys():
+    for known in _FORMATS if isinstance(row, Mapping) else ():
+        if known.keys <= row.keys():
             with unbroken(f"{where}: is a broken report of a load generator"):
-                if tool != "guidellm":
-                    return [_report(row, where, tool, figures)]
-                held = row["benchmarks"] if isinstance(row["benchmarks"], list) else []
-                return [
-                    _report(each, f"{where}, benchmark {number}", tool, figures) for number, each in enumerate(held, 1)
-                ]
+                held = row[known.held] if known.held else None
+                each = [row] if held is None else held if isinstance(held, list) else []
+                places = [where if held is None else f"{where}, benchmark {number + 1}" for number in range(len(each))]
+                return [known.report(one, place) for one, place in zip(each, places, strict=True)]
     raise BadInput(
         f"{where}: is no report of vLLM, SGLang, AIPerf, GenAI-Perf, guidellm, llm-d or InferenceX that podplan reads"
     )
-
-
-def _report(row: Mapping[str, Any], where: str, tool: str, figures: Mapping[str, "Read"]) -> Report:
-    return Report(where=where, tool=tool, **{name: read(row) for name, read in figures.items()})
 
 
 def at(row: Any, path: str) -> Any:
@@ -89,6 +84,20 @@ def _figure(value: Any, scale: float = 1.0) -> float | None:
 
 
 Read = Callable[[Mapping[str, Any]], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A tool's report: keys by which it is known, where each figure stands, and the key of its benchmarks, if many."""
+
+    tool: str
+    keys: set[str]
+    figures: dict[str, Read]
+    held: str | None = None
+
+    def report(self, row: Mapping[str, Any], where: str) -> Report:
+        """Return one benchmark of it."""
+        return Report(where=where, tool=self.tool, **{name: read(row) for name, read in self.figures.items()})
 
 
 def _at(*paths: str, scale: float = 1.0) -> Read:
@@ -136,6 +145,13 @@ def _aiperf_concurrency(row: Mapping[str, Any]) -> float | None:
     return _figure(concurrency)
 
 
+def _guidellm_concurrency(row: Mapping[str, Any]) -> float | None:
+    """At a rate, requests that are open are a result."""
+    if at(row, "config.strategy.type_") in ("constant", "poisson"):
+        return None
+    return _at("metrics.request_concurrency.successful.mean")(row)
+
+
 _SERVING: dict[str, Read] = {
     "ttft_seconds": _at("mean_ttft_ms", scale=1e-3),
     "tpot_seconds": _at("mean_tpot_ms", scale=1e-3),
@@ -145,9 +161,28 @@ _SERVING: dict[str, Read] = {
     "prompt_tokens": _each("total_input_tokens", "completed"),
     "output_tokens": _each("total_output_tokens", "completed"),
 }
-_LLM_D = "results.request_performance.aggregate"
-_FORMATS: tuple[tuple[str, set[str], dict[str, Read]], ...] = (
-    (
+
+
+def _llm_d(at: str) -> dict[str, Read]:
+    """Where llm-d's report has its figures: requests as measured, else as asked (at a rate endlessly many are open)."""
+    asked, requests = "scenario.load.standardized", f"{at}.requests"
+    return {
+        "ttft_seconds": _timed(f"{at}.latency.time_to_first_token"),
+        "tpot_seconds": _timed(f"{at}.latency.inter_token_latency", f"{at}.latency.time_per_output_token"),
+        "requests_per_second": _at(f"{at}.throughput.request_rate.mean", f"{at}.throughput.requests_per_sec"),
+        "output_tokens_per_second": _at(
+            f"{at}.throughput.output_token_rate.mean", f"{at}.throughput.output_tokens_per_sec"
+        ),
+        "concurrency": _at(f"{asked}.concurrency"),
+        "prompt_tokens": _at(f"{requests}.input_length.mean", f"{asked}.input_seq_len.value", f"{asked}.input_seq_len"),
+        "output_tokens": _at(
+            f"{requests}.output_length.mean", f"{asked}.output_seq_len.value", f"{asked}.output_seq_len"
+        ),
+    }
+
+
+_FORMATS = (
+    Format(
         "guidellm",
         {"benchmarks", "metadata"},
         {
@@ -155,25 +190,15 @@ _FORMATS: tuple[tuple[str, set[str], dict[str, Read]], ...] = (
             "tpot_seconds": _at("metrics.inter_token_latency_ms.successful.mean", scale=1e-3),
             "requests_per_second": _at("metrics.requests_per_second.successful.mean"),
             "output_tokens_per_second": _at("metrics.output_tokens_per_second.successful.mean"),
-            "concurrency": _at("metrics.request_concurrency.successful.mean"),
+            "concurrency": _guidellm_concurrency,
             "prompt_tokens": _at("metrics.prompt_token_count.successful.mean"),
             "output_tokens": _at("metrics.output_token_count.successful.mean"),
         },
+        held="benchmarks",
     ),
-    (
-        "llm-d",
-        {"scenario", "results"},
-        {
-            "ttft_seconds": _timed(f"{_LLM_D}.latency.time_to_first_token"),
-            "tpot_seconds": _timed(f"{_LLM_D}.latency.inter_token_latency", f"{_LLM_D}.latency.time_per_output_token"),
-            "requests_per_second": _mean(f"{_LLM_D}.throughput.request_rate"),
-            "output_tokens_per_second": _mean(f"{_LLM_D}.throughput.output_token_rate"),
-            "concurrency": _at("scenario.load.standardized.concurrency"),
-            "prompt_tokens": _at(*(f"scenario.load.standardized.input_seq_len{end}" for end in (".value", ""))),
-            "output_tokens": _at(*(f"scenario.load.standardized.output_seq_len{end}" for end in (".value", ""))),
-        },
-    ),
-    (
+    Format("llm-d", {"scenario", "results"}, _llm_d("results.request_performance.aggregate")),
+    Format("llm-d", {"scenario", "metrics"}, _llm_d("metrics")),  # 0.1
+    Format(
         "InferenceX",  # seconds, and lengths drawn from 0.8 to 1.0 of their labels
         {"metrics", "conc"},
         {
@@ -184,10 +209,10 @@ _FORMATS: tuple[tuple[str, set[str], dict[str, Read]], ...] = (
             "output_tokens": _at("osl", scale=0.9),
         },
     ),
-    ("sglang.bench_serving", {"mean_ttft_ms", "mean_e2e_latency_ms"}, _SERVING),
-    ("sglang.bench_serving", {"mean_ttft_ms", "server_info"}, _SERVING),
-    ("vllm bench serve", {"mean_ttft_ms"}, _SERVING),
-    (
+    Format("sglang.bench_serving", {"mean_ttft_ms", "mean_e2e_latency_ms"}, _SERVING),
+    Format("sglang.bench_serving", {"mean_ttft_ms", "server_info"}, _SERVING),
+    Format("vllm bench serve", {"mean_ttft_ms"}, _SERVING),
+    Format(
         "AIPerf",  # and GenAI-Perf before it
         {"time_to_first_token"},
         {
@@ -201,4 +226,4 @@ _FORMATS: tuple[tuple[str, set[str], dict[str, Read]], ...] = (
         },
     ),
 )
-"""Tool, keys by which its report is known, and where each figure stands; guidellm's report holds many benchmarks."""
+"""Tried in turn: what is more telling comes first."""

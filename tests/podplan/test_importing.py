@@ -61,6 +61,49 @@ spec:
           command: [python3, -m, dynamo.vllm]
           args: [--model, Qwen/Qwen3-32B, --tensor-parallel-size, "4", --disaggregation-mode, decode]
 """
+REPORT = """
+version: "0.2.1"
+run: {uid: "1"}
+scenario:
+  stack:
+  - metadata: {label: prefill-0}
+    standardized:
+      kind: inference_engine
+      tool: llm-d
+      tool_version: ghcr.io/llm-d/llm-d-cuda:0.3.1
+      role: prefill
+      replicas: 2
+      model: {name: Qwen/Qwen3-32B}
+      accelerator: {model: H100, count: 2, parallelism: {tp: 2, dp: 1, dp_local: 1, workers: 1}}
+    native: {args: {max-model-len: 8192, kv-transfer-config: {kv_connector: NixlConnector}}, envars: {A: b}}
+  - standardized: {kind: generic, tool: epp, tool_version: "1"}
+  - standardized:
+      kind: inference_engine
+      tool: llm-d
+      tool_version: ghcr.io/llm-d/llm-d-cuda:0.3.1
+      role: decode
+      replicas: 1
+      model: {name: Qwen/Qwen3-32B}
+      accelerator: {model: H100, count: 4, parallelism: {tp: 8, dp: 1, dp_local: 1, workers: 2}}
+    native: {args: {"--tensor-parallel-size": 4, "--no-enable-prefix-caching": null}}
+results: {}
+"""
+
+
+def test_a_report_of_llm_d_says_what_it_measured(tmp_path: Path) -> None:
+    """Its engines, not what stands beside them; a flag goes before the report's own field."""
+    path = tmp_path / "benchmark_report.yaml"
+    path.write_text(REPORT, encoding="utf-8")
+    prefill, decode = read_source(str(path))
+    assert (prefill.role, prefill.instances, prefill.nodes, prefill.devices) == ("prefill", 2, 1, 2)
+    assert (decode.role, decode.instances, decode.nodes, decode.devices) == ("decode", 1, 1, 4)
+    assert prefill.flags["--max-model-len"] == "8192" and prefill.environment == {"A": "b"}
+    assert "--no-enable-prefix-caching" in decode.flags and decode.model == "Qwen/Qwen3-32B"
+    found = import_deployment(str(path), hw="h100")
+    assert [role["name"] for role in found.rows()] == ["prefill-0", "component 3"]
+    path.write_text(REPORT.replace("replicas: 2", "replicas: many"), encoding="utf-8")
+    with pytest.raises(BadInput, match="replicas is 'many'"):
+        read_source(str(path))
 
 
 def test_a_group_of_pods_is_read_with_its_variables(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ground.errors import BadInput
 from planner.verification.reports import read_reports
@@ -58,6 +59,17 @@ LLM_D = {
         }
     },
 }
+LLM_D_FIRST = {  # version 0.1: other names, and milliseconds if it says so
+    "scenario": {"load": {"name": "inference-perf"}},
+    "metrics": {
+        "requests": {"input_length": {"mean": 1000.0}, "output_length": {"mean": 200.0}},
+        "latency": {
+            "time_to_first_token": {"units": "ms", "mean": 120.0},
+            "inter_token_latency": {"units": "s/token", "mean": 0.025},
+        },
+        "throughput": {"requests_per_sec": 4.0, "output_tokens_per_sec": 800.0},
+    },
+}
 
 
 @pytest.mark.parametrize("report", [VLLM, AIPERF, GUIDELLM, LLM_D], ids=["vllm", "aiperf", "guidellm", "llm-d"])
@@ -107,3 +119,29 @@ def test_aiperf_says_its_concurrency_by_phase(tmp_path: Path) -> None:
         path.write_text(json.dumps(row), encoding="utf-8")
         (report,) = read_reports(path)
         assert (report.tool, report.concurrency) == ("AIPerf", wanted)
+
+
+def test_llm_d_writes_yaml_and_endless_concurrency_at_a_rate(tmp_path: Path) -> None:
+    """Both versions; lengths as measured go before those that were asked for."""
+    performance = LLM_D["results"]["request_performance"]["aggregate"]  # type: ignore[index]
+    aggregate = performance | {"requests": {"input_length": {"mean": 990.0}, "output_length": {"mean": 201.0}}}
+    load = {"standardized": {"concurrency": float("inf"), "input_seq_len": {"value": 1000}}}
+    report = {"scenario": {"load": load}, "results": {"request_performance": {"aggregate": aggregate}}}
+    for row, lengths in ((report, (990.0, 201.0)), (LLM_D_FIRST, (1000.0, 200.0))):
+        path = tmp_path / "benchmark_report.yaml"
+        path.write_text(yaml.safe_dump(row), encoding="utf-8")
+        (found,) = read_reports(path)
+        assert (found.tool, found.concurrency) == ("llm-d", None)
+        assert (found.ttft_seconds, found.tpot_seconds) == pytest.approx((0.12, 0.025))
+        assert (found.requests_per_second, found.output_tokens_per_second) == (4.0, 800.0)
+        assert (found.prompt_tokens, found.output_tokens) == lengths
+
+
+def test_guidellm_keeps_requests_open_only_where_it_says_so(tmp_path: Path) -> None:
+    """At a rate the number that was open is a result."""
+    for strategy, wanted in (("concurrent", 32.0), ("constant", None), ("poisson", None)):
+        held = [each | {"config": {"strategy": {"type_": strategy}}} for each in GUIDELLM["benchmarks"]]  # type: ignore
+        path = tmp_path / "benchmarks.json"
+        path.write_text(json.dumps({"metadata": {"version": 2}, "benchmarks": held}), encoding="utf-8")
+        (found,) = read_reports(path)
+        assert found.concurrency == wanted
