@@ -101,11 +101,7 @@ def _fitting(profile: EngineProfile, role: RolePlan, fraction: float, cache: flo
     filled = cache / planned if planned else 1.0
     fits = role.sequences if filled > 1 - ROUNDING else math.floor(role.sequences * filled)
     return Memory(
-        fraction=fraction,
-        buffers_bytes=buffers,
-        cache_bytes=cache,
-        planned_cache_bytes=planned,
-        requests=max(fits, 1),
+        fraction=fraction, buffers_bytes=buffers, cache_bytes=cache, planned_cache_bytes=planned, requests=max(fits, 1)
     )
 
 

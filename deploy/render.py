@@ -82,11 +82,7 @@ def render(
     if kind == "dynamo":
         version = load_orchestrator("dynamo").engines.value[profile.engine]
     origin = Provenance(
-        engine=profile.engine,
-        title=profile.title,
-        version=version,
-        podplan=VERSION,
-        manifest_sha256=manifest_sha256,
+        engine=profile.engine, title=profile.title, version=version, podplan=VERSION, manifest_sha256=manifest_sha256
     )
     files = dict(_files(target, inventory, load_of(manifest, target), origin))
     check_round_trip(target, files)

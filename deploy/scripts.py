@@ -53,10 +53,7 @@ def place(target: Target, launch: Launch) -> list[str]:
         }
         store = f"{prefill}-0-0.{prefill}-0"
     elif kind == "volcano":
-        found = {
-            "NODE_RANK": Shell("$((VC_TASK_INDEX + FIRST_RANK))"),
-            "HEAD": Shell('"$JOB-head-0.$JOB"'),
-        }
+        found = {"NODE_RANK": Shell("$((VC_TASK_INDEX + FIRST_RANK))"), "HEAD": Shell('"$JOB-head-0.$JOB"')}
         store = f"{prefill}-0-head-0.{prefill}-0"
     else:
         found = {"NODE_RANK": Shell('"$LWS_WORKER_INDEX"'), "HEAD": Shell('"$LWS_LEADER_ADDRESS"')}

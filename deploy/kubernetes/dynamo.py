@@ -6,15 +6,7 @@ KV transfer configuration in so many words (Dynamo 1.6.1, dynamo/vllm/args.py).
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, annotations
-from deploy.kubernetes.pods import (
-    address_variable,
-    labels,
-    pod_settings,
-    resources,
-    security,
-    weights_mount,
-    weights_volume,
-)
+from deploy.kubernetes.pods import address_variable, common, weights_mount, weights_volume
 from deploy.kubernetes.templates import LOCKED, objects, plain_pod, template
 from deploy.templates import Object, filled
 from deploy.words import Shell, plain
@@ -66,20 +58,16 @@ def _worker(target: Target, launch: Launch, image: str, dropped: frozenset[str],
     if launch.files:
         mounts.append({"name": "files", "mountPath": target.site.files_path})
         volumes.append({"name": "files", "configMap": {"name": f"{target.name}-{role.name}-files"}})
-    values = {
-        "pool": role.name,
+    values = common(target, launch, origin)
+    values |= {
         "worker": WORKER_TYPES[role.role],
         "instances": len(role.instances),
         "shared_memory": target.site.shared_memory,
-        "labels": labels(target, launch),
-        "annotations": annotations(origin) | target.site.annotations,
-        "settings": _known(pod_settings(target, role)),
+        "settings": _known(values["settings"]),
         "image": image,
         "engine": target.profile.engine,
         "arguments": arguments(target, launch, dropped),
         "env": [address_variable(), *_environment(launch)],
-        "resources": resources(target, role),
-        "security": security(target, role),
         "mounts": mounts,
         "volumes": volumes,
         "multinode": {"nodeCount": role.nodes} if role.nodes > 1 else None,

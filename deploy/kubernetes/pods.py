@@ -33,24 +33,30 @@ def pod(
     target: Target, launch: Launch, origin: Provenance, *, probed: bool, rings: str | None = None, **env: str
 ) -> Object:
     """Return the pod template of a role; ``probed`` where it answers requests, ``rings`` the rank table's map."""
-    role, (form,) = launch.role, template("pod")
-    values = {
-        "pool": role.name,
-        "labels": labels(target, launch),
-        "annotations": annotations(origin) | target.site.annotations,
-        "settings": pod_settings(target, role),
-        "image": image(target, role),
+    (form,) = template("pod")
+    values = common(target, launch, origin) | {
+        "image": image(target, launch.role),
         "files_path": target.site.files_path,
         "env": [address_variable(), *({"name": name, "value": value} for name, value in env.items())],
         "port": launch.port,
-        "resources": resources(target, role),
-        "security": security(target, role),
         "mounts": mounts(target, launch, rings),
         "probes": probes(launch) if probed else {},
         "volumes": volumes(target, launch, rings),
     }
     found: Object = filled(form, values)
     return found
+
+
+def common(target: Target, launch: Launch, origin: Provenance) -> Object:
+    """Return what a role's pods have whoever makes them."""
+    return {
+        "pool": launch.role.name,
+        "labels": labels(target, launch),
+        "annotations": annotations(origin) | target.site.annotations,
+        "settings": pod_settings(target, launch.role),
+        "resources": resources(target, launch.role),
+        "security": security(target, launch.role),
+    }
 
 
 def pod_settings(target: Target, role: RolePlan) -> Object:

@@ -33,11 +33,7 @@ def check_round_trip(target: Target, files: Mapping[str, str]) -> dict[str, list
 
 
 def read_back(
-    engine: str,
-    kind: str,
-    files: Mapping[str, str],
-    experts: Mapping[str, int],
-    texts: Mapping[str, str] | None = None,
+    engine: str, kind: str, files: Mapping[str, str], experts: Mapping[str, int], texts: Mapping[str, str] | None = None
 ) -> dict[str, list[Counted]]:
     """Return role -> what each instance is, from the text of the files; ``experts`` is 0 for roles of dense models.
 

@@ -118,30 +118,28 @@ def _merged(found: Sequence[Found]) -> list[Found]:
 
 
 def _of_report(text: str) -> Iterator[Found]:
-    """Yield the engines that llm-d's report (0.2) says it measured; its own degrees count where their flags say none."""
-    for item in read_documents(text):
-        for number, part in enumerate(item["scenario"]["stack"], start=1):
-            held, ran = part["standardized"], part.get("native") or {}
-            if held.get("kind") != "inference_engine":
-                continue
-            given = {f"--{str(name).lstrip('-')}": value for name, value in (ran.get("args") or {}).items()}
-            mark = "sglang.launch_server" if {"--tp-size", "--tp", "--model-path"} & given.keys() else "vllm serve"
-            degrees = held["accelerator"].get("parallelism") or {}
-            known = _canonical(COMMANDS[mark], [*given])
-            told = {name: degrees.get(key) for name, key in STATED[COMMANDS[mark]].items() if name not in known}
-            if mark == "vllm serve" and (degrees.get("ep") or 1) > 1:
-                given.setdefault("--enable-expert-parallel", None)
-            given |= {name: value for name, value in told.items() if value and value > 1}
-            given.setdefault("--model-path" if "sglang" in mark else "--model", held["model"]["name"])
-            words = [word for name, value in given.items() for word in _words(name, value)]
-            name = (part.get("metadata") or {}).get("label") or f"component {number}"
-            environment = {str(key): str(value) for key, value in (ran.get("envars") or {}).items()}
-            instances = _count(held["replicas"], "replicas")
-            role = _found(name, [mark, *words], environment, instances=instances, nodes=None, container=None)
-            if role is not None:
-                nodes = -(-role.devices // _count(held["accelerator"]["count"], "accelerator.count"))
-                own: RoleName = held["role"] if held["role"] in ("prefill", "decode") else "mixed"
-                yield replace(role, role=own, nodes=nodes)
+    """Yield the engines that llm-d's report (0.2) says it measured; its own degrees count where flags say none."""
+    parts = [part for item in read_documents(text) for part in item["scenario"]["stack"]]
+    for part in (part for part in parts if part["standardized"].get("kind") == "inference_engine"):
+        held, ran = part["standardized"], part.get("native") or {}
+        given = {f"--{str(name).lstrip('-')}": value for name, value in (ran.get("args") or {}).items()}
+        mark = "sglang.launch_server" if {"--tp-size", "--tp", "--model-path"} & given.keys() else "vllm serve"
+        engine, degrees = COMMANDS[mark], held["accelerator"].get("parallelism") or {}
+        known = _canonical(engine, [*given])
+        given |= {name: degrees[key] for name, key in STATED[engine].items() if name not in known and degrees.get(key)}
+        if engine == "vllm" and (degrees.get("ep") or 1) > 1:
+            given["--enable-expert-parallel"] = None
+        given.setdefault("--model-path" if engine == "sglang" else "--model", held["model"]["name"])
+        words = [word for name, value in given.items() for word in _words(name, value)]
+        label = (part.get("metadata") or {}).get("label") or f"component {parts.index(part) + 1}"
+        environment = {str(key): str(value) for key, value in (ran.get("envars") or {}).items()}
+        instances, count = (
+            _count(held["replicas"], "replicas"),
+            _count(held["accelerator"]["count"], "accelerator.count"),
+        )
+        role = _found(label, [mark, *words], environment, instances=instances, nodes=None, container=None)
+        own: RoleName = held["role"] if held["role"] in ("prefill", "decode") else "mixed"
+        yield replace(role, role=own, nodes=-(-role.devices // count))
 
 
 def _words(name: str, value: object) -> list[str]:
