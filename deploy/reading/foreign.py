@@ -130,16 +130,14 @@ def _of_report(text: str) -> Iterator[Found]:
         if engine == "vllm" and (degrees.get("ep") or 1) > 1:
             given["--enable-expert-parallel"] = None
         given.setdefault("--model-path" if engine == "sglang" else "--model", held["model"]["name"])
-        words = [word for name, value in given.items() for word in _words(name, value)]
+        words = [mark, *(word for name, value in given.items() for word in _words(name, value))]
         label = (part.get("metadata") or {}).get("label") or f"component {parts.index(part) + 1}"
         environment = {str(key): str(value) for key, value in (ran.get("envars") or {}).items()}
-        instances, count = (
-            _count(held["replicas"], "replicas"),
-            _count(held["accelerator"]["count"], "accelerator.count"),
-        )
-        role = _found(label, [mark, *words], environment, instances=instances, nodes=None, container=None)
+        instances, count = held["replicas"], _count(held["accelerator"]["count"], "accelerator.count")
+        role = _found(label, words, environment, instances=_count(instances, "replicas"), nodes=None, container=None)
         own: RoleName = held["role"] if held["role"] in ("prefill", "decode") else "mixed"
-        yield replace(role, role=own, nodes=-(-role.devices // count))
+        if role is not None:
+            yield replace(role, role=own, nodes=-(-role.devices // count))
 
 
 def _words(name: str, value: object) -> list[str]:
