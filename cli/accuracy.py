@@ -1,7 +1,18 @@
 """`plan accuracy`: predictions beside published measurements."""
 
-from cli.accuracy_view import as_json, case_rows, excluded_rows, group_rows, markdown, misses_first, summary
-from cli.components_view import COLUMNS, component_rows, component_summary, components_as_json
+from cli.accuracy_view import (
+    COLUMNS,
+    as_json,
+    case_rows,
+    component_rows,
+    component_summary,
+    components_as_json,
+    excluded_rows,
+    group_rows,
+    markdown,
+    misses_first,
+    summary,
+)
 from cli.options import JSON, Text, options
 from cli.output import Screen, print_json
 from ground.errors import BadInput, Infeasible

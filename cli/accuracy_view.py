@@ -1,14 +1,13 @@
-"""The comparison with published measurements as JSON, as table rows and as the page docs/accuracy.md."""
+"""The comparison with published measurements as JSON, as table rows and as docs/accuracy.md, parts of steps too."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import get_args
 
-from cli.components_view import COLUMNS, component_rows, component_summary
 from ground.units import format_count, format_duration
 from planner.accuracy import HELD_OUT, Comparison, Excluded, Group, Tier, group, groups, kind_of, load_operators
-from planner.components import compare_components
+from planner.components import ComponentComparison, compare_components, middle_error
 from planner.engines.behaviour import behaviour_names, behaviour_values
 from planner.strategy import format_strategy
 from podplan.result import picked
@@ -179,3 +178,36 @@ def _table(names: str, rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown; ``names`` of its columns stand between bars."""
     rule = "|---" * (names.count("|") + 1) + "|"
     return "\n".join([f"| {names.replace('|', ' | ')} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+COLUMNS = ["case", "part of a step", "of", "predicted", "published", "error"]
+OF = {"seconds": "layer and microbatch", "share": "share of the step", "step": "step"}
+
+
+def component_rows(results: Sequence[ComponentComparison]) -> list[list[str]]:
+    """Return a row per published part, in the order of the file."""
+    rows = []
+    for result in results:
+        one = result.component
+        share = one.measure == "share"
+        told = [f"{value:.1%}" if share else format_duration(value) for value in (result.predicted, one.published)]
+        rows.append([one.case, one.part, OF[one.measure], *told, f"{result.error:+.0%}"])
+    return rows
+
+
+def component_summary(results: Sequence[ComponentComparison]) -> str:
+    """Return one line about all parts."""
+    return f"{len(results)} published parts of steps, median |error| {middle_error(results):.1%}"
+
+
+def components_as_json(results: Sequence[ComponentComparison]) -> dict[str, object]:
+    """Return every part with its operators, in SI units."""
+    parts = [
+        {
+            **picked(result.component, "case part operators measure"),
+            **picked(result, "predicted published=component.published relative_error=error"),
+            **picked(result.component, "url note"),
+        }
+        for result in results
+    ]
+    return {"components": parts, "median_absolute_relative_error": middle_error(results)}

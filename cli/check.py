@@ -1,14 +1,21 @@
 """`plan check`: do the limits hold? For CI: a table, JSON, JUnit, exit code 0 or 3."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
+from xml.etree import ElementTree
 
-from cli.check_view import junit, show_checks
 from cli.exit_codes import ExitCode
-from cli.github import tell_github
 from cli.options import JSON, WORKERS, File, Given, Text, takes_question
-from cli.output import Screen, check_force, print_json, with_bar
+from cli.output import Screen, bounded_text, check_force, note, print_json, with_bar
+from cli.page import Markdown
+from ground.errors import BadInput
 from ground.files import check_file, write_files
-from podplan.checking import checked
+from ground.units import format_duration, format_rate, rounded_down
+from planner.checks.check import AfterLoss, Margin, Verdict
+from planner.plans.servers import spare_instances
+from podplan.checking import STATIONARY, Checked, checked
+from podplan.day import span_text
 from podplan.options import flag, switch
 from podplan.workers import executor_of
 
@@ -38,7 +45,7 @@ def command(
     every limit of every question holds; 3: one does not.
     """
     if schema:
-        from podplan.question_schema import question_schema  # for editors and CI alone
+        from podplan.question_files import question_schema  # for editors and CI alone
 
         print_json(question_schema())
         return ExitCode.DONE
@@ -53,3 +60,160 @@ def command(
     tell_github(found.questions, summary)
     print_json(found.to_dict()) if json else show_checks(Screen(), found.questions)
     return ExitCode.DONE if found.feasible else ExitCode.INFEASIBLE
+
+
+_COLUMNS = ["question", "holds", "requests", "TTFT", "TPOT", "confidence"]
+
+
+def show_checks(screen: Screen, checked: Sequence[Checked]) -> None:
+    """Write a row for every question, then what fails and why."""
+    lossy = any(each.verdict.after_loss for each in checked)
+    columns = [*_COLUMNS, *(["after a loss", "spare"] if lossy else [])]
+    screen.table(columns, [_row(each, lossy) for each in checked])
+    for each in checked:
+        if each.windows:
+            _show_windows(screen, each)
+    based = [each for each in checked if each.basis != STATIONARY]
+    screen.text(*(f"{each.asked.name}: figures are of {each.basis}." for each in based))
+    told = [(each.asked.name, each.verdict) for each in checked if not each.verdict.holds]
+    screen.text(*(f"{name}: no ({verdict.binding}): {verdict.explanation}." for name, verdict in told))
+
+
+def _show_windows(screen: Screen, checked: Checked) -> None:
+    """Write what every window of a question's day sees, the margins beside."""
+    rows = []
+    for window, margins in checked.windows:
+        cells = {margin.name: margin_text(margin) for margin in margins}
+        latencies = [cells.get("ttft", ""), cells.get("tpot", "")]
+        rows.append([span_text(window), format_rate(window.rate_per_second), *latencies])
+    title = f"{checked.asked.name}: the day, sized for its worst window"
+    screen.table(["window", "requests", "TTFT", "TPOT"], rows, title=title, right=["requests"])
+
+
+def _row(checked: Checked, lossy: bool) -> list[str]:
+    verdict = checked.verdict
+    cells = {margin.name: margin_text(margin) for margin in verdict.margins}
+    row = [
+        checked.asked.name,
+        "yes" if verdict.holds else "no",
+        cells.get("rate", "" if verdict.rate_per_second is None else format_rate(verdict.rate_per_second)),
+        cells.get("ttft", ""),
+        cells.get("tpot", ""),
+        _confidence(verdict),
+    ]
+    return [*row, after_text(verdict.after_loss), spares_text(verdict)] if lossy else row
+
+
+def margin_text(margin: Margin) -> str:
+    """Return what is reached, of what, and the room left."""
+    if margin.share is None or margin.value is None:
+        return "cannot keep up"
+    if margin.name == "rate":
+        return f"{format_rate(rounded_down(margin.value))} of {format_rate(margin.limit)} ({margin.share:+.1%})"
+    return f"{format_duration(margin.value)} of {format_duration(margin.limit)} ({margin.share:+.1%})"
+
+
+def _confidence(verdict: Verdict) -> str:
+    asked = "" if verdict.confidence is None else f" of {verdict.confidence:g}"
+    return "" if verdict.held_confidence is None else f"{bounded_text(verdict.held_confidence)}{asked}"
+
+
+def after_text(after: AfterLoss | None) -> str:
+    """Say what is gone and how much room is left then."""
+    if after is None:
+        return ""
+    return f"{_gone(after)}: {', '.join(f'{margin.name.upper()} {_short(margin)}' for margin in after.margins)}"
+
+
+def _gone(after: AfterLoss) -> str:
+    return " and ".join(f"{count} {role}" for role, count in after.lost.counts.items() if count) + " gone"
+
+
+def _short(margin: Margin) -> str:
+    return "cannot keep up" if margin.share is None else f"{margin.share:+.1%}"
+
+
+def spares_text(verdict: Verdict) -> str:
+    """Say how many instances of each pool the rate does not need; on a trace only what comes of a loss tells that."""
+    plan = verdict.plan
+    if plan is None or verdict.after_loss is None or verdict.played:
+        return ""
+    return ", ".join(f"{spare_instances(plan, pool)} {role}" for role, pool in plan.pools())
+
+
+def junit(checked: Sequence[Checked]) -> str:
+    """Return JUnit XML: a test case per question, a failure where a limit does not hold; no times, for equal bytes."""
+    failures = sum(not each.verdict.holds for each in checked)
+    counts = {"tests": str(len(checked)), "failures": str(failures), "errors": "0"}
+    root = ElementTree.Element("testsuites", {"name": "plan check", **counts})
+    suite = ElementTree.SubElement(root, "testsuite", {"name": "plan check", **counts})
+    for each in checked:
+        case = ElementTree.SubElement(
+            suite, "testcase", {"classname": "plan.check", "name": _printable(each.asked.name)}
+        )
+        told = "\n".join(_junit_lines(each))
+        if not each.verdict.holds:
+            why = _printable(each.verdict.explanation)
+            ElementTree.SubElement(case, "failure", {"type": each.verdict.binding, "message": why}).text = told
+        else:
+            ElementTree.SubElement(case, "system-out").text = told
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def _junit_lines(checked: Checked) -> list[str]:
+    """Return every margin, those after a loss and of the windows of a day too."""
+    after = checked.verdict.after_loss
+    lines = [f"{margin.name}: {margin_text(margin)}" for margin in checked.verdict.margins]
+    lines += [f"figures are of {checked.basis}"] if checked.basis != STATIONARY else []
+    if after is not None:
+        lines += [f"{_gone(after)}, {margin.name}: {margin_text(margin)}" for margin in after.margins]
+    for window, margins in checked.windows:
+        lines += [f"{span_text(window)} {margin.name}: {margin_text(margin)}" for margin in margins]
+    return lines
+
+
+def _printable(text: str) -> str:
+    """Return a text without characters that XML 1.0 does not have."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+
+
+def tell_github(checked: Sequence[Checked], summary: Path | None) -> None:
+    """Append the verdicts to the step's summary, or to a file, and annotate what fails, where Actions runs this.
+
+    Raises BadInput where the file cannot be written.
+    """
+    told = os.environ.get(SUMMARY)
+    path = summary or (Path(told) if told else None)
+    if path is not None:
+        text = Markdown()
+        show_checks(text, checked)
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+        except OSError as error:
+            raise BadInput(f"--summary: {path} cannot be written: {error.strerror}") from None
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for each in checked:
+            if not each.verdict.holds:
+                note(_annotation(each))
+
+
+def _annotation(checked: Checked) -> str:
+    """Return the workflow command that marks a failed question, at its file where it has one."""
+    given = {"title": f"plan check: {checked.asked.name}"}
+    if checked.asked.where:
+        given["file"] = checked.asked.where.partition(":")[0]
+    told = ",".join(f"{key}={_escaped(text, ':,')}" for key, text in given.items())
+    verdict = checked.verdict
+    return f"::error {told}::{_escaped(f'{verdict.binding}: {verdict.explanation}')}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """Return a text as workflow commands want it: percent signs first, ends of lines, and what parts a property."""
+    for letter in "%\r\n" + more:
+        text = text.replace(letter, f"%{ord(letter):02X}")
+    return text

@@ -22,7 +22,7 @@ from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.document import read_manifest
 from planner.manifest.migration import read_migration
 from planner.manifest.schema import Manifest
-from podplan.options import Text, argument, flag, switch
+from podplan.options import Flags, Text, argument, flag, switch
 from podplan.readers import read_choice
 from podplan.result import picked
 
@@ -31,7 +31,7 @@ PLATFORMS: tuple[Platform, ...] = get_args(Platform)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeployFlags:
+class DeployFlags(Flags):
     """Flags as they were typed; None where one was not given."""
 
     manifest: Path = argument("MANIFEST", "The manifest, such as out/manifest.yaml.")

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from cli.day_view import show_day
 from cli.exit_codes import ExitCode
 from cli.options import JSON, WORKERS, Given, Text, takes_question
 from cli.output import Screen, note, print_json, progress, with_bar
+from cli.plan_parts import show_day
 from cli.plan_view import show_first
 from ground.units import carried_rate, format_duration
 from planner.plans.day import over_the_day

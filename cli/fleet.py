@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from cli.check_view import after_text, spares_text
-from cli.day_view import day_text
+from cli.check import after_text, spares_text
 from cli.options import CSV, FORCE, JSON, File, Text, takes
 from cli.output import Screen, bounded_text, check_force, note, print_json, progress, read_outputs
+from cli.plan_parts import day_text
 from cli.plan_view import bound_text
 from cli.rows_view import show_keys
 from ground.errors import Infeasible
 from ground.files import check_folder
-from podplan.fleet_files import read_fleet
-from podplan.fleets import SUMMARY, FleetResult, manifest_names, placed_on
+from podplan.fleets import SUMMARY, FleetResult, manifest_names, placed_on, read_fleet
 from podplan.machines import basis_lines
 from podplan.options import FleetFlags, argument, flag
 from podplan.result import Row, as_csv

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +70,18 @@ class Screen:
         ``spare`` columns, the last named first, and says so; then its rows turn to columns or become records.
         """
         self.show(TextTable(columns=columns, rows=rows, title=title, right=right, spare=spare))
+
+    def grid(
+        self,
+        things: Iterable[Item],
+        columns: Mapping[str, Callable[[Item], str]],
+        title: str | None = None,
+        spare: Sequence[str] = (),
+    ) -> None:
+        """Write a table with a row per thing, told by each column; a name behind ``>`` is of a column of numbers."""
+        right = [name.removeprefix(">") for name in columns if name.startswith(">")]
+        rows = [[tell(each) for tell in columns.values()] for each in things]
+        self.table([name.removeprefix(">") for name in columns], rows, title=title, right=right, spare=spare)
 
     def show(self, table: TextTable) -> None:
         """Write a table that is put together."""

@@ -1,15 +1,20 @@
-"""`plan place`: expert placement from measured loads."""
+"""`plan place`: expert placement from measured loads, as tables and pictures."""
 
+import io
 from pathlib import Path
+
+import numpy as np
 
 from cli.options import FORCE, JSON, File, takes
 from cli.output import Screen, check_force, print_json, progress
-from cli.place_view import PLOTS, dense_line, plot_files, show_placement
 from cli.plots import check_matplotlib
 from ground.files import check_folder, write_files
+from ground.units import format_bytes, format_duration
+from planner.manifest.loads import rank_loads
+from planner.placement.methods import trivial
 from podplan.options import flag
 from podplan.place_input import PlaceFlags
-from podplan.placement import FILES, placed
+from podplan.placement import FILES, Decision, PlaceResult, placed
 
 
 @takes(PlaceFlags)
@@ -55,3 +60,142 @@ def _check_folders(out: Path | None, plot: Path | None, force: bool) -> None:
     if plot is not None:
         check_folder(plot, PLOTS, force=force, flag="--plot")
         check_matplotlib()
+
+
+COLUMNS = ["placement", "mean over layers", "worst layer"]
+LOADS, REDUNDANCY = PLOTS = ("device_loads.svg", "redundancy.svg")
+
+
+def summary_lines(answer: PlaceResult) -> list[str]:
+    """Return the gap, what is proven, and what slices that were not seen say."""
+    placed = answer.placed
+    lines = [
+        f"gap {placed.gap:.2%} of the mean; proven optimal in {int(placed.proven.sum())} of {len(placed.imbalance)} "
+        f"layers; {answer.seconds:.2g} s"
+    ]
+    if answer.problem.sliced:
+        lines.append(
+            "imbalance is the sum over slices of the busiest device over the sum of the means; "
+            "the bound lets every slice have its own map"
+        )
+    if answer.held_out is not None:
+        kept = "every second slice" if answer.held_out.split == "alternate" else "the later half of the slices"
+        lines.append(f"placed without {kept}, those show {_less(answer.held_out.gain)} EPLB's imbalance")
+    return lines
+
+
+def _less(gain: float) -> str:
+    return f"{abs(gain):.1%} {'less than' if gain >= 0 else 'more than'}"
+
+
+CURVE_COLUMNS = ["redundant", "per device", "imbalance", "worst layer", "bound", "weights per device", "time", "fits"]
+
+
+def curve_rows(decision: Decision) -> list[list[str]]:
+    """Return a row per number of redundant experts."""
+    rows = []
+    for choice in decision.choices:
+        effect = choice.effect
+        costs = ["", "", ""]
+        if effect is not None:
+            costs = [
+                format_bytes(effect.weights_bytes),
+                format_duration(effect.seconds),
+                "yes" if effect.fits else "no",
+            ]
+        figures = [f"{value:.4f}" for value in (choice.imbalance, choice.worst, choice.lower_bound)]
+        rows.append([str(choice.redundant), str(choice.slots_per_rank), *figures, *costs])
+    return rows
+
+
+def decision_lines(answer: PlaceResult) -> list[str]:
+    """Return whether balancing is worth it, with what it saves and what its copies take."""
+    lines = _change_lines(answer)
+    if answer.timed is not None:
+        timed = answer.timed
+        lines.append(
+            f"experts of a layer on the busiest device: {format_duration(timed.seconds.mean())}, "
+            f"under EPLB {format_duration(timed.eplb.mean())}"
+        )
+    found = None if answer.decision is None else answer.decision.verdict
+    if found is not None:
+        before, after = found.unbalanced, found.balanced
+        copies = after.weights_bytes - before.weights_bytes
+        lines.append(
+            f"balancing is {'worth it' if found.worth_it else 'not worth it'} here: "
+            f"{format_duration(before.seconds)} as engines start, {format_duration(after.seconds)} with "
+            f"{found.redundant} redundant experts ({abs(found.saves):.1%} "
+            f"{'less' if found.saves >= 0 else 'more'} time, {format_bytes(copies)} more weights "
+            f"per device{'' if after.fits else ', which do not fit'})"
+        )
+    return lines
+
+
+def _change_lines(answer: PlaceResult) -> list[str]:
+    """Return what traffic between nodes and the way from the current map look like."""
+    lines = []
+    if answer.traffic is not None:
+        traffic, reached = answer.traffic, answer.placed.imbalance
+        total = (reached + traffic.weight * traffic.leaving).mean()
+        lines.append(
+            f"{traffic.leaving.mean():.1%} of the tokens leave their group's node; imbalance + {traffic.weight:g} x "
+            f"that share is {total:.4f}, at least {traffic.bound.mean():.4f} for any map"
+        )
+    if answer.migration is not None:
+        change = answer.migration
+        lines.append(
+            f"from an imbalance of {change.current.mean():.4f} now, by loading {change.loads.mean():.1f} experts per "
+            f"layer ({change.loads.sum()} in all; without a limit {change.unlimited_loads.sum()})"
+        )
+    return lines
+
+
+def plot_files(folder: Path, answer: PlaceResult) -> dict[Path, str]:
+    """Return the picture of the loads and, where the curve was asked for, that of it, as they are to be written."""
+    from matplotlib.figure import Figure
+
+    problem = answer.problem
+    figures = {LOADS: Figure(figsize=(9, 4), layout="constrained")}
+    axes = figures[LOADS].subplots()
+    for name, slots in (("as engines start", trivial(problem)), ("placed", answer.placed.slots)):
+        loads = rank_loads(problem.mean_loads, slots, problem.ranks)
+        relative = np.sort(loads / loads.mean(axis=1, keepdims=True), axis=1)[:, ::-1]
+        axes.plot(range(1, problem.ranks + 1), relative.mean(axis=0), drawstyle="steps-mid", label=name)
+        axes.fill_between(
+            range(1, problem.ranks + 1), relative.min(axis=0), relative.max(axis=0), alpha=0.2, step="mid"
+        )
+    axes.set(xlabel="device of a layer, busiest first", ylabel="load over the mean device")
+    axes.legend(title="mean over layers, all layers shaded")
+    if answer.decision is not None and answer.decision.choices:
+        figures[REDUNDANCY] = Figure(figsize=(6, 4), layout="constrained")
+        axes = figures[REDUNDANCY].subplots()
+        choices = answer.decision.choices
+        redundant = [choice.redundant for choice in choices]
+        axes.plot(redundant, [choice.imbalance for choice in choices], marker="o", label="placed")
+        axes.plot(redundant, [choice.lower_bound for choice in choices], linestyle="--", label="lower bound")
+        axes.set(xlabel="redundant experts", ylabel="imbalance, mean over layers")
+        axes.legend()
+    texts = {}
+    for name, figure in figures.items():
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        texts[folder / name] = buffer.getvalue()
+    return texts
+
+
+def show_placement(screen: Screen, answer: PlaceResult) -> None:
+    """Write what is placed, how well, and what is decided."""
+    screen.lines(answer.headline)
+    rows = [[name, f"{values.mean():.4f}", f"{values.max():.4f}"] for name, values in answer.compared().items()]
+    screen.table(COLUMNS, rows, right=COLUMNS[1:])
+    screen.lines(*summary_lines(answer))
+    if answer.decision is not None and answer.decision.choices:
+        screen.table(CURVE_COLUMNS, curve_rows(answer.decision), title="Redundant experts", right=CURVE_COLUMNS)
+    screen.lines(*decision_lines(answer))
+
+
+def dense_line(flags: PlaceFlags, answer: PlaceResult) -> str:
+    """Return how many dense layers the files assume, and where that comes from."""
+    if flags.model is not None or answer.dense_layers:
+        return f"{answer.dense_layers} dense layers come before the MoE layers in sglang.json and tensorrt_llm.yaml"
+    return "sglang.json and tensorrt_llm.yaml assume no dense layers; give --model if the model starts with some"

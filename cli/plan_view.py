@@ -1,14 +1,11 @@
 """An answer of the search as text: what the plan does, its pools, its latencies, why, and what it rests on."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cli.day_view import show_day
-from cli.engines_view import engine_text, show_engines
-from cli.growth_view import show_growth
 from cli.output import Screen, bounded_text, short_duration
+from cli.plan_parts import engine_text, monthly_text, show_day, show_engines, show_growth
 from cli.rows_view import SPARE, show_keys
 from ground.units import (
     JOULES_PER_KWH,
@@ -20,6 +17,8 @@ from ground.units import (
     format_rate,
     format_si,
 )
+from planner.checks.check import Sureness
+from planner.checks.on_trace import OnTrace
 from planner.instances.kv_links import LinkState
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.day import over_the_day
@@ -38,19 +37,21 @@ from podplan.assumptions import assumptions
 from podplan.job import Job, job_json, job_seconds
 from podplan.machines import figure_texts
 from podplan.options import flag_name
-from podplan.plan_data import MEMORY_KINDS, POOL, loading_json, plan_row, pools_text, shared_text, strategy_text
+from podplan.plan_data import (
+    MEMORY_KINDS,
+    POOL,
+    loading_json,
+    other_model,
+    plan_row,
+    pools_text,
+    shared_text,
+    strategy_text,
+)
 from podplan.planning import PlanResult
 from podplan.question import Asked
-from podplan.queueing import other_model
-
-if TYPE_CHECKING:
-    from planner.checks.check import Sureness
-    from planner.checks.on_trace import OnTrace
 
 RUNNERS_UP = 3
 BRIEF = "{count} × {strategy}"
-MONTH_HOURS = 730.0
-"""A twelfth of a year."""
 NOT_PLAYED = (
     "Latencies are of a stationary stream with the trace's moments: the trace itself has fewer requests than would "
     "load the plan, or cannot be played (a stated reuse, turns that wait for answers); plan simulate --trace plays it."
@@ -90,7 +91,7 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
 
 
 def show_first(
-    screen: Screen, plan: Plan, answer: Answer, sure: "Sureness | None" = None, job: Job | None = None
+    screen: Screen, plan: Plan, answer: Answer, sure: Sureness | None = None, job: Job | None = None
 ) -> None:
     """Write the five lines that matter: what to deploy, on what, what it does, how sure that is, and what limits it."""
     question = plan.question
@@ -130,7 +131,7 @@ def job_text(plan: Plan, job: Job) -> str:
     )
 
 
-def sure_text(plan: Plan, sure: "Sureness | None") -> str:
+def sure_text(plan: Plan, sure: Sureness | None) -> str:
     """Say with which confidence a plan keeps its limits, what it carries with more, and how far off times may be."""
     if sure is None:
         return interval_text(plan)
@@ -150,7 +151,7 @@ def _per_hour(plan: Plan) -> list[str]:
         told.append(f"{plan.paid_chips:g} chips paid in whole nodes")
     return [
         *told,
-        *([] if price is None else [f"{price:.3g} USD an hour ({format_count(price * MONTH_HOURS)} a month)"]),
+        *([] if price is None else [f"{price:.3g} USD an hour ({monthly_text(price)} a month)"]),
     ]
 
 
@@ -342,7 +343,7 @@ def show_front(screen: Screen, title: str, plans: Sequence[Plan]) -> None:
     show_keys(screen, rows, FRONT, title)
 
 
-def trace_text(found: "OnTrace", plan: Plan) -> str:
+def trace_text(found: OnTrace, plan: Plan) -> str:
     """Say what the trace's own requests meet, and up to which rate the limits hold on them."""
     question, recorded = plan.question, found.recorded
     level = question.percentile

@@ -1,7 +1,11 @@
 """What `plan MODEL --scenarios FILE` shows."""
 
+from collections.abc import Callable
+
 from cli.output import Screen
+from cli.rows_view import number
 from ground.units import format_count, format_rate
+from podplan.result import Row
 from podplan.scenarios import ScenariosResult, layout_text
 
 
@@ -9,31 +13,18 @@ def show_scenarios(screen: Screen, found: ScenariosResult) -> None:
     """Print the scenarios with what is best for each, the one plan and the policy."""
     screen.text(f"{found.headline}.")
     screen.lines("")
-    rows, several, windows = [], len(found.space.layouts) > 1, found.policy
-    for number, model, each in found.asked():
-        joint = windows.layouts[number] if windows else None
-        rows.append(
-            [
-                each.name,
-                *([each.question.model.name] if several else []),
-                format_rate(each.question.rate_per_second or 0.0),
-                f"{each.weight:g}",
-                format_count(each.best.chips) if each.best else "none",
-                "" if found.robust is None else "yes" if found.robust.holds[number] else "no",
-                *([layout_text(joint[model]) if joint else "no plan"] if windows else []),
-            ]
-        )
-    model_column = ["model"] if several else []
-    columns = [
-        "scenario",
-        *model_column,
-        "rate",
-        "weight",
-        "chips alone",
-        "one plan holds",
-        *(["policy"] if windows else []),
-    ]
-    screen.table(columns, rows, right=["rate", "weight", "chips alone"])
+    windows = found.policy
+    holds: dict[object, str] = {None: "", True: "yes", False: "no"}
+    columns: dict[str, Callable[[Row], str]] = {
+        "scenario": lambda row: str(row["scenario"]),
+        **({"model": lambda row: str(row["model"])} if len(found.space.layouts) > 1 else {}),
+        ">rate": lambda row: format_rate(number(row["requests_per_second"]) or 0.0),
+        ">weight": lambda row: f"{row['weight']:g}",
+        ">chips alone": lambda row: format_count(chips) if (chips := number(row["chips_alone"])) else "none",
+        "one plan holds": lambda row: holds[row["one_plan_holds"]],
+        **({"policy": lambda row: str(row["policy"] or "no plan")} if windows else {}),
+    }
+    screen.grid(found.rows(), columns)
     for _, _, each in found.asked():
         if each.relaxed is not None:
             screen.text(f"{each.name}: nothing keeps the limits; planned is what comes nearest, {each.relaxed}.")

@@ -21,10 +21,9 @@ from podplan.simulation import (
 from runtime.simulate.metrics import SimulationResult
 
 SHOWN_EVERY_SECONDS = 0.5
-
-
 TIMES = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99")
+COMPARED = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"))
 
 
 @takes(SimulateFlags)
@@ -95,12 +94,12 @@ def show_run(screen: Screen, found: SimulateResult) -> None:
         *([f"{name} in use", _percent, "occupancy", key] for name, key in (("KV", "kv"), ("slots", "slots"))),
         ["prompt tokens reused", _percent, "prefix_hit_share"],
     ]
-    screen.table(
-        ["", "measured", "predicted", "error"],
-        [[name, *_cells(data, form, path)] for name, form, *path in rows],
-        title=found.headline,
-        right=["measured", "predicted", "error"],
-    )
+    parts = {"measured": data, "predicted": data["predicted"], "error": data["relative_error"]}
+    cells = [
+        [name, *(_cell(part, path, "{:+.1%}".format if key == "error" else form) for key, part in parts.items())]
+        for name, form, *path in rows
+    ]
+    screen.table(["", *parts], cells, title=found.headline, right=list(parts))
     source = offered.expectation.basis
     screen.lines(
         f"Measured: {offered.measured}.",
@@ -166,21 +165,11 @@ def _changes(found: SimulateResult) -> list[str]:
     return told
 
 
-def _cells(data: dict[str, Any], form: Any, path: list[str]) -> list[str]:
-    """Return measured, predicted and error of one row."""
-    measured, predicted, error = (_at(part, path) for part in (data, data["predicted"], data["relative_error"]))
-    return [
-        "" if measured is None else form(measured),
-        "" if predicted is None else form(predicted),
-        "" if error is None else f"{error:+.1%}",
-    ]
-
-
-def _at(data: Any, path: list[str]) -> Any:
-    """Return the value at a path of keys, None where it ends early."""
+def _cell(data: Any, path: list[str], form: Callable[[float], str]) -> str:
+    """Return the value at a path of keys in words, nothing where it ends early."""
     for key in path:
         data = data.get(key) if isinstance(data, dict) else None
-    return data
+    return "" if data is None else form(data)
 
 
 def _percent(share: float) -> str:
@@ -191,26 +180,20 @@ def show_policies(screen: Screen, compared: PoliciesResult) -> None:
     """Print the variants side by side, with what separates them from the first beyond chance."""
     results = compared.results
     found, first = differences(results), next(iter(results))
-    rows = [
-        ["TTFT mean", *(_mean(result.ttft_seconds, "mean") for result in results.values())],
-        ["TTFT p99", *(_mean(result.ttft_seconds, "p99") for result in results.values())],
-        ["TPOT mean", *(_mean(result.tpot_seconds, "mean") for result in results.values())],
-        ["TPOT p99", *(_mean(result.tpot_seconds, "p99") for result in results.values())],
-        ["E2E mean", *(_mean(result.e2e_seconds, "mean") for result in results.values())],
-        ["within the limits", *(_percent(result.slo_attainment) for result in results.values())],
-        ["goodput", *(format_rate(result.goodput_requests_per_second) for result in results.values())],
-        ["output tokens", *(format_rate(result.output_tokens_per_second) for result in results.values())],
-    ]
+    measures: dict[str, tuple[Callable[[float], str], list[str]]] = {
+        **{f"{name.upper()} {key}": (short_duration, [f"{name}_seconds", key]) for name, key in COMPARED},
+        "within the limits": (_percent, ["slo_attainment"]),
+        "goodput": (format_rate, ["goodput_requests_per_second"]),
+        "output tokens": (format_rate, ["output_tokens_per_second"]),
+    }
+    told = [result.to_dict() for result in results.values()]
+    rows = [[name, *(_cell(data, path, form) for data in told)] for name, (form, path) in measures.items()]
     screen.table(["", *results], rows, title="the same requests under each policy", right=list(results))
     lines = []
-    for name, measures in found.items():
-        parts = [_difference(key, spread) for key, spread in measures.items() if spread is not None]
+    for name, spreads in found.items():
+        parts = [_difference(key, spread) for key, spread in spreads.items() if spread is not None]
         lines.append(f"{name} less {first} (95 %): {'; '.join(parts) or 'too few requests to tell'}.")
     screen.lines(*lines, f"Measured: {compared.offered.measured}.")
-
-
-def _mean(statistics: Any, key: str) -> str:
-    return "" if statistics is None else short_duration(getattr(statistics, key))
 
 
 def _difference(key: str, spread: dict[str, float]) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 from ground.files import read_yaml
 from ground.from_dict import from_dict
 from ground.sourced import Sourced, Stated
+from ground.units import HOUR_SECONDS, YEAR_SECONDS
 from hardware.derive import spelt_out
 from hardware.spec import HardwareSpec
 
 TABLE = Path(__file__).parent / "prices.yaml"
-HOURS_PER_YEAR = 8760.0
 PURCHASE, RENTAL = "purchase", "rental"
 
 
@@ -56,7 +56,7 @@ def bought_at(
     counted = "no power stated" if power is None else f"{drawn:.3g} USD/h of electricity at {rate:g} USD/kWh"
     hourly = replace(
         price,
-        value=price.value / (years * HOURS_PER_YEAR) + drawn,
+        value=price.value / (years * YEAR_SECONDS / HOUR_SECONDS) + drawn,
         note=f"bought for {price.value:,.0f} USD over {years:g} years, {counted}, no building or margin; {price.note}",
     )
     return replace(spec, price_usd_per_chip_hour=hourly, price_basis=PURCHASE)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from statistics import correlation, median
-from typing import Literal, get_args
+from statistics import correlation, fmean, median
+from typing import Any, Literal, Self, get_args
 
 from ground.errors import BadInput, Fault
 from ground.files import read_text
@@ -102,19 +102,40 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """Errors of cases of one kind: mean and median |error|, mean error, Spearman's rank correlation of predicted
-    and published values (of one metric, three values at least), and the share inside the interval.
+class Errors:
+    """Errors of some predictions: mean and median |error|, mean error, Spearman's rank correlation of predicted and
+    measured values (three at least, not all alike), and the share inside the interval.
     """
 
-    kind: str
-    source: str
     cases: int
     mape: float
     median: float
     bias: float
     rank_correlation: float | None
     inside: float | None
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[float, float, bool | None]], **more: Any) -> Self:
+        """Return the errors of (predicted, measured, inside its interval, if there is one), at least one of them."""
+        errors = [predicted / measured - 1 for predicted, measured, _ in found]
+        known = [inside for _, _, inside in found if inside is not None]
+        return cls(
+            cases=len(errors),
+            mape=fmean(map(abs, errors)),
+            median=median(map(abs, errors)),
+            bias=fmean(errors),
+            rank_correlation=spearman([pair[:2] for pair in found]),
+            inside=fmean(known) if known else None,
+            **more,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group(Errors):
+    """Errors of cases of one kind and source; the rank correlation is of one metric."""
+
+    kind: str
+    source: str
 
 
 def load_cases(path: Path = PUBLISHED / "cases.csv") -> list[Case]:
@@ -186,18 +207,8 @@ def _grouped(compared: Sequence[Comparison]) -> list[Group]:
 
 def group(kind: str, source: str, results: Sequence[Comparison]) -> Group:
     """Return the errors of some comparisons, at least one."""
-    errors = [result.error for result in results]
-    known = [result.inside for result in results if result.inside is not None]
-    return Group(
-        kind=kind,
-        source=source,
-        cases=len(errors),
-        mape=sum(abs(error) for error in errors) / len(errors),
-        median=median(abs(error) for error in errors),
-        bias=sum(errors) / len(errors),
-        rank_correlation=rank_correlation(results),
-        inside=sum(known) / len(known) if known else None,
-    )
+    found = [(result.predicted, result.case.published, result.inside) for result in results]
+    return replace(Group.of(found, kind=kind, source=source), rank_correlation=rank_correlation(results))
 
 
 def rank_correlation(results: Sequence[Comparison]) -> float | None:
@@ -208,11 +219,15 @@ def rank_correlation(results: Sequence[Comparison]) -> float | None:
     rates = [result for result in results if result.case.metric == "tokens_per_second_per_chip"]
     times = [result for result in results if result.case.metric != "tokens_per_second_per_chip"]
     chosen = max(times, rates, key=len)
-    predicted = ranks([result.predicted for result in chosen])
-    published = ranks([result.case.published for result in chosen])
-    if len(chosen) < 3 or len(set(published)) < 2 or len(set(predicted)) < 2:
+    return spearman([(result.predicted, result.case.published) for result in chosen])
+
+
+def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
+    """Return the rank correlation of pairs of values; None below three, and where the ones or the others are alike."""
+    predicted, measured = ([pair[side] for pair in pairs] for side in (0, 1))
+    if len(pairs) < 3 or len(set(predicted)) < 2 or len(set(measured)) < 2:
         return None
-    return correlation(predicted, published)
+    return correlation(ranks(predicted), ranks(measured))
 
 
 def ranks(values: Sequence[float]) -> list[float]:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -185,6 +185,12 @@ class Trace:
     output_tokens: ArrayLike
     reused_tokens: ArrayLike | None = None
     """Prompt tokens whose KV was already there."""
+
+    @classmethod
+    def of(cls, requests: Any, reused_tokens: ArrayLike | None) -> Self:
+        """Return the rows of anything with the other three columns, each with the prompt tokens that it reuses."""
+        arrivals, prompts, answers = requests.arrival_seconds, requests.input_tokens, requests.output_tokens
+        return cls(arrival_seconds=arrivals, input_tokens=prompts, output_tokens=answers, reused_tokens=reused_tokens)
 
     def scaled(self, prompts: float, answers: float) -> "Trace":
         """Return the requests with lengths so many times as long, of at least a token."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ground.errors import BadInput
-from ground.units import number_of, parse_count, parse_duration, parse_rate
+from ground.units import number_of, parse_count, parse_duration
 from planner.manifest.migration import Staged, read_migration
 from planner.manifest.schema import Manifest
 from planner.plans.expectation import planned_rate
@@ -52,12 +52,11 @@ def read_change(flags: SimulateFlags, manifest: Manifest) -> AskedChange:
         raise BadInput(
             f"--migration: its steps begin at another manifest than {flags.manifest}; plan them from this one"
         )
+    given = flags.per_second("rate", None)
     return AskedChange(
         staged=staged,
-        rate_per_second=planned_rate(manifest) if flags.rate is None else parse_rate(flags.rate, "--rate"),
-        at_seconds=None
-        if flags.migrate_at is None
-        else parse_duration(flags.migrate_at, "--migrate-at", allow_zero=True),
+        rate_per_second=given or planned_rate(manifest),
+        at_seconds=flags.seconds("migrate_at", None, zero=True),
     )
 
 

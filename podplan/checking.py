@@ -23,7 +23,7 @@ from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.search import search
 from podplan.day import windows_json
-from podplan.job import in_time
+from podplan.job import ending_in_time
 from podplan.on_trace import playable
 from podplan.plan_data import plan_json, question_json
 from podplan.question import Asked
@@ -52,8 +52,8 @@ class AskedCheck:
     """What one question asks: a search, or the verdict on a manifest."""
 
     name: str
-    searched: Asked | None
-    fixed: "ManifestQuestion | None"
+    searched: Asked | None = None
+    fixed: "ManifestQuestion | None" = None
     confidence: float | None
     headroom: float = 0.0
     where: str = ""
@@ -282,7 +282,11 @@ def read_entry(entry: Entry) -> AskedCheck:
         if entry.get("objective") is not None:
             raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
         return AskedCheck(
-            name=entry.name, searched=in_time(asked_of(entry)), fixed=None, confidence=confidence, where=entry.where
+            name=entry.name,
+            searched=ending_in_time(asked_of(entry)),
+            fixed=None,
+            confidence=confidence,
+            where=entry.where,
         )
 
 

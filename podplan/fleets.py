@@ -1,29 +1,222 @@
-"""`podplan.fleet`: several models and rates on one cluster."""
+"""`podplan.fleet`: the pools of a cluster and several models and rates on it, which stand on given pools or on any."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from ground.names import file_names
+from ground.errors import BadInput, naming
+from ground.names import file_names, suggest
 from planner.checks.check import Limits, Verdict, check_deployed
 from planner.checks.deployed import from_plan
+from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Seen, over_the_day
 from planner.plans.plan import Plan
+from planner.question import Machines
 from planner.search.answer import Answer
 from planner.search.cluster import plan_cluster
+from planner.search.fleet import Fleet, Member
 from planner.search.floor import Floor, fleet_floor
 from podplan.checking import loss_json, margin_json
 from podplan.day import day_json
-from podplan.fleet_files import FleetInput, read_fleet
+from podplan.options import SIZES, QuestionFlags, flag_name, flags_of
 from podplan.plan_data import bound_json, levels_of, plan_json, plan_row, question_json
-from podplan.question_files import typed_of
+from podplan.question import Asked, check_shape, read_question
+from podplan.question_files import Entry, read_questions, read_rows, typed_of
+from podplan.readers import ROLES, by_role, is_auto, read_choice
 from podplan.result import Result, Row, as_json, picked
 
 if TYPE_CHECKING:
     from planner.manifest.schema import Manifest
+
+ANY = "any"
+POOL_KEYS = ("name", "hw", *SIZES, "price", "power", "electricity")
+OWN_KEYS = ("share_nodes",)
+MOST_POOLS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetInput:
+    """The fleet that a file describes, and what was typed for each of its models."""
+
+    fleet: Fleet
+    asked: tuple[Asked, ...]
+    notes: tuple[str, ...] = ()
+    """Pools on which a model cannot stand, and why."""
+
+
+def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
+    """Return the fleet of a file; ``overrides`` are flags that hold for all its models whatever the file says.
+
+    Raises BadInput naming the model and the key.
+    """
+    pools = _pools(path)
+    entries = [
+        replace(entry, values={**entry.values, **overrides})
+        for entry in read_questions(path, OWN_KEYS, "models", blocks=("pools",))
+    ]
+    shared = {key: _one(entries, key, path) for key in ("objective", *OWN_KEYS)}
+    read = [_on_pools(entry, pools) if pools else _on_machines(entry) for entry in entries]
+    objective: ObjectiveName = read_choice(shared["objective"], "objective", get_args(ObjectiveName), "chips")
+    fleet = Fleet(
+        members=tuple(member for member, _, _ in read),
+        devices=_devices(read, entries),
+        objective=objective,
+        share_nodes=read_choice(shared["share_nodes"], "share_nodes", ("yes", "no"), "yes") == "yes",
+    )
+    if OBJECTIVES[objective].priced:
+        _check_prices(fleet)
+    return FleetInput(
+        fleet=fleet, asked=tuple(asked for _, asked, _ in read), notes=tuple(note for _, _, own in read for note in own)
+    )
+
+
+def _one(entries: list[Entry], key: str, path: Path) -> str | None:
+    """Return what holds for the whole fleet; BadInput where models differ."""
+    values = {entry.get(key) for entry in entries}
+    if len(values) > 1:
+        raise BadInput(f"{path}: {key} stands beside models and holds for all; give it once")
+    return values.pop()
+
+
+def _pools(path: Path) -> list[Entry]:
+    """Return the pools of a file; none where every model names its machines itself."""
+    found: list[Entry] = []
+    for where, values in read_rows(path, "pools", POOL_KEYS, MOST_POOLS):
+        if "hw" not in values:
+            raise BadInput(f"{where}: hw is missing; a pool is a machine and its size, such as hw: cm384, nodes: 24")
+        if "=" in values["hw"]:
+            raise BadInput(f"{where}: hw names one machine; give a pool of its own for each")
+        name = values.get("name", values["hw"]).strip()
+        if name in (each.name for each in found) or name == ANY:
+            raise BadInput(f"{where}: {name[:40]!r} is taken; give every pool a name of its own")
+        found.append(
+            Entry(name=name, where=where, values={key: value for key, value in values.items() if key != "name"})
+        )
+    return found
+
+
+def _values(entry: Entry) -> dict[str, str]:
+    """Return the flags of one model's question; BadInput where one is missing that every model needs."""
+    for needed in ("model", "rate"):
+        others = ("rate_profile", "trace") if needed == "rate" else ()
+        if all(entry.get(key) is None for key in (needed, *others)):
+            raise BadInput(f"{entry.where}: {needed} is missing; every model of a fleet needs model, hw and rate")
+    return {key: value for key, value in entry.values.items() if key not in ("objective", *OWN_KEYS)}
+
+
+Read = tuple[Member, Asked, list[str]]
+
+
+def _on_machines(entry: Entry) -> Read:
+    """Return a model that names its machines itself: pools are machines of one name and role."""
+    with naming(entry.where):
+        values = _values(entry)
+        if "hw" not in values:
+            raise BadInput("hw is missing; every model of a fleet needs model, hw and rate")
+        if values["hw"].strip().lower() == ANY:
+            raise BadInput("hw: any stands for the pools of the file; add pools: with hw and nodes of each")
+        asked = read_question(flags_of(QuestionFlags, values))
+    question = asked.question
+    alike = question.prefill.hardware.name == question.decode.hardware.name
+    apart = alike and question.prefill.budget != question.decode.budget
+    prefill, decode = (
+        replace(machines, budget=f"{role} {machines.hardware.name}" if apart else machines.hardware.name)
+        for role, machines in zip(ROLES, (question.prefill, question.decode), strict=True)
+    )
+    asked = replace(asked, question=replace(question, prefill=prefill, decode=decode))
+    return Member(name=entry.name, question=asked.question), asked, []
+
+
+def _on_pools(entry: Entry, pools: list[Entry]) -> Read:
+    """Return a model on the pools that its hw names, or on any of them."""
+    with naming(entry.where):
+        values = _values(entry)
+        for key in (*SIZES, "price", "power", "electricity"):
+            if key in values:
+                raise BadInput(f"{key} stands with the pools of the file, which all models share")
+        for key in ("weights", "kv_dtype"):
+            if "," in values.get(key, "") or is_auto(values.get(key)):
+                raise BadInput(f"{flag_name(key).strip('-')}: a model on pools of the file has one format; name it")
+        wanted = by_role(values.pop("hw", ANY), "hw")
+        if wanted.get("", "").strip().lower() == ANY:
+            return _anywhere(entry, values, pools)
+        at = {role: _named(wanted.get(role, wanted.get("")), role, pools) for role in ROLES}
+        return _fixed(entry, values, at)
+
+
+def _named(name: str | None, role: str, pools: list[Entry]) -> Entry:
+    names = [pool.name for pool in pools]
+    if name is None:
+        raise BadInput(f"hw names no pool for {role}; add {role}=NAME")
+    if name.strip() not in names:
+        raise BadInput(f"hw: {name[:40]!r} is not one of the pools {', '.join(names)}{suggest(name, names)}")
+    return pools[names.index(name.strip())]
+
+
+def _fixed(entry: Entry, values: dict[str, str], at: Mapping[str, Entry]) -> Read:
+    """Return a model whose roles each stand on the pool that it names."""
+    asked = read_question(flags_of(QuestionFlags, {**values, **at["prefill"].values}))
+    if at["prefill"] is not at["decode"]:
+        decode = read_question(flags_of(QuestionFlags, {**values, **at["decode"].values})).question.decode
+        asked = replace(asked, question=replace(asked.question, decode=decode))
+    machines = {role: getattr(asked.question, role) for role in ROLES}
+    named = {role: replace(machines[role], budget=at[role].name) for role in ROLES}
+    asked = replace(asked, question=replace(asked.question, **named))
+    check_shape(asked.question)
+    return Member(name=entry.name, question=asked.question), asked, []
+
+
+def _anywhere(entry: Entry, values: dict[str, str], pools: list[Entry]) -> Read:
+    """Return a model whose roles may stand on any pool that takes its weights and its engine."""
+    usable: list[Machines] = []
+    notes: list[str] = []
+    engines: dict[str, None] = {}
+    asked: Asked | None = None
+    for pool in pools:
+        try:
+            tried = read_question(flags_of(QuestionFlags, {**values, **pool.values}))
+            asked, machines = asked or tried, tried.question.prefill
+            engines |= dict.fromkeys(tried.question.engines)
+        except BadInput as error:
+            if not {"weights", "engine"} & values.keys():
+                raise
+            notes.append(f"{entry.name} not on {pool.name}: {error}")
+            continue
+        usable.append(replace(machines, budget=pool.name))
+    if asked is None:
+        raise BadInput(f"none of the pools takes it: {'; '.join(notes)}")
+    question = replace(asked.question, prefill=usable[0], decode=usable[0], engines=tuple(engines))
+    return Member(name=entry.name, question=question, pools=tuple(usable)), replace(asked, question=question), notes
+
+
+def _devices(read: list[Read], entries: list[Entry]) -> dict[str, int]:
+    """Return what each pool has; BadInput where two models give one of them another size."""
+    devices: dict[str, int] = {}
+    for (member, _, _), entry in zip(read, entries, strict=True):
+        for machines in member.pools or (member.question.prefill, member.question.decode):
+            if devices.setdefault(machines.budget, machines.devices) != machines.devices:
+                raise BadInput(
+                    f"{entry.where}: {machines.budget} has another size than above; give hw and size once, or pools"
+                )
+    return devices
+
+
+def _check_prices(fleet: Fleet) -> None:
+    """Chips of several kinds can be weighed against each other only if all have a price."""
+    machines = [
+        own for member in fleet.members for own in (member.pools or (member.question.prefill, member.question.decode))
+    ]
+    if len({own.hardware.name for own in machines}) == 1:
+        return
+    for own in machines:
+        if own.hardware.price_usd_per_chip_hour is None:
+            raise BadInput(
+                f"objective: cost needs the price of {own.hardware.name}, which has none; add price: to its pool, "
+                "USD per chip and hour, or use objective: chips"
+            )
 
 
 SUMMARY = ("fleet.json", "fleet.csv")

@@ -17,16 +17,24 @@ from planner.manifest.document import dump_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
 from planner.question import Question
-from podplan.import_findings import Finding, told_by_batches, told_by_engine, told_by_files
-from podplan.import_sides import mended_rate, most_rate, plan_at, side_of
-from podplan.options import QuestionFlags, Text, argument, flag, flags_of, switch
+from podplan.import_sides import (
+    Finding,
+    mended_rate,
+    most_rate,
+    plan_at,
+    side_of,
+    told_by_batches,
+    told_by_engine,
+    told_by_files,
+)
+from podplan.options import Flags, QuestionFlags, Text, argument, flag, flags_of, switch
 from podplan.question import read_question
 from podplan.result import Result, picked
 from podplan.result import Row as Cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportFlags:
+class ImportFlags(Flags):
     """What is imported, the machine that it runs on, and the traffic and limits that it is held against."""
 
     source: str = argument(

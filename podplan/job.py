@@ -51,9 +51,7 @@ def read_job(flags: "QuestionFlags") -> Job | None:
     if flags.job is None:
         return None
     for name in ("rate", "rate_profile", "growth", "trace", "sessions"):
-        if getattr(flags, name) is not None:
-            other = f"--{name.replace('_', '-')}"
-            raise BadInput(f"{FLAG} and {other} both say when requests come; leave one of them out")
+        flags.check_apart(("job", name), "say when requests come")
     words = _WORDS.fullmatch(flags.job)
     if words is None:
         raise BadInput(f"{FLAG}: {flags.job[:40]!r} is not COUNT requests in TIME, such as 1M requests in 6h")
@@ -61,7 +59,7 @@ def read_job(flags: "QuestionFlags") -> Job | None:
     return Job(requests=parse_count(count.strip(), FLAG), seconds=None if time is None else parse_duration(time, FLAG))
 
 
-def in_time(asked: "Asked") -> "Asked":
+def ending_in_time(asked: "Asked") -> "Asked":
     """Return the question of a job at the rate at which its last request ends in time; another question as it is.
 
     The last request begins when all others have, and takes its own time: how long that is the plan tells, so the rate

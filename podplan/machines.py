@@ -5,7 +5,6 @@ from dataclasses import replace
 from os.path import isfile  # unlike pathlib's, no error for a name that no file can have
 
 from ground.errors import BadInput
-from ground.names import suggest
 from ground.sourced import Sourced
 from ground.units import number_of, parse_count, parse_power
 from hardware.loader import hardware_names, load_hardware
@@ -86,17 +85,7 @@ def _figures(text: str, flag: str) -> dict[str, str]:
 
     Machines that a question does not have are passed over, for a comparison has some each.
     """
-    if "=" not in text:
-        return {"": text}
-    found: dict[str, str] = {}
-    for part in text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        known = (*ROLES, *hardware_names())
-        if name.lower() not in known or not value or name.lower() in found:
-            hint = suggest(name.lower(), known) if name.lower() not in known else ""
-            raise BadInput(f"{flag}: {part.strip()[:40]!r} is not ROLE=NUMBER or MACHINE=NUMBER, each once{hint}")
-        found[name.lower()] = value
-    return found
+    return by_role(text, flag, known=(*ROLES, *hardware_names()), right="ROLE=NUMBER or MACHINE=NUMBER, each once")
 
 
 def _sizes(flags: QuestionFlags, specs: dict[str, HardwareSpec]) -> dict[str, int]:

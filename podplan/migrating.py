@@ -14,9 +14,6 @@ from ground.units import (
     format_duration,
     format_rate,
     number_of,
-    parse_count,
-    parse_duration,
-    parse_rate,
     read_index,
 )
 from planner.changeover.change import Asked, Change, change, check_terms
@@ -25,7 +22,7 @@ from planner.changeover.order import Order
 from planner.manifest.document import dump_manifest, parse_manifest, read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.expectation import planned_rate, workload_of
-from podplan.options import Text, argument, flag, flags_of
+from podplan.options import Flags, Text, argument, flag, flags_of
 from podplan.planning import solved
 from podplan.question_files import asked_of, read_questions
 from podplan.readers import read_choice, read_confidence
@@ -37,7 +34,7 @@ SIZES = {"TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MigrateFlags:
+class MigrateFlags(Flags):
     """From where to where, under which traffic, and what may be used on the way."""
 
     old: Path = argument("OLD", "The manifest that runs.")
@@ -105,16 +102,9 @@ class MigrateResult(Result):
     def rows(self) -> list[Row]:
         """Return a row per step."""
         return [
-            {
-                "step": number,
-                "drain": len(step.drain),
-                "start": len(step.start),
-                "seconds": step.seconds,
-                "bytes": move.bytes,
-                "source": move.source,
-                "carries_requests_per_second": step.carries_per_second,
-                "below_seconds": step.below_seconds,
-            }
+            {"step": number, "drain": len(step.drain), "start": len(step.start), "seconds": step.seconds}
+            | picked(move, "bytes source")
+            | picked(step, "carries_requests_per_second=carries_per_second below_seconds")
             for number, (step, move) in enumerate(
                 zip(self.change.migration.steps, self.order.moves, strict=True), start=1
             )
@@ -193,14 +183,12 @@ def _asked(flags: MigrateFlags, old: Manifest, new: Manifest) -> Asked:
     check_terms(terms)
     return Asked(
         workload=workload_of(traffic.workload),
-        rate_per_second=planned_rate(traffic) if flags.rate is None else parse_rate(flags.rate, "--rate"),
+        rate_per_second=flags.per_second("rate", None) or planned_rate(traffic),
         both=whose == "both",
         confidence=read_confidence(flags.confidence) or 0.5,
-        spare_nodes=0
-        if flags.spare_nodes is None
-        else parse_count(flags.spare_nodes, "--spare-nodes", allow_zero=True),
+        spare_nodes=flags.count("spare_nodes", 0, zero=True),
         without=_without(flags.without_nodes, old),
-        most_at_once=None if flags.max_concurrent is None else parse_count(flags.max_concurrent, "--max-concurrent"),
+        most_at_once=flags.count("max_concurrent", None),
         terms=terms,
     )
 
@@ -225,9 +213,7 @@ def _without(text: str | None, old: Manifest) -> frozenset[tuple[str, int]]:
 def _terms(flags: MigrateFlags, new: Manifest) -> Terms:
     """Return where weights come from, and how long an instance takes from there to its first request."""
     known = Terms.of(new)
-    startup = (
-        known.startup_seconds if flags.startup is None else parse_duration(flags.startup, "--startup", allow_zero=True)
-    )
+    startup = flags.seconds("startup", known.startup_seconds, zero=True)
     if flags.load_from is None:
         return replace(known, startup_seconds=startup)
     rates: dict[str, float | None] = {}

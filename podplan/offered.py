@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import get_args
 
@@ -25,6 +24,7 @@ from ground.traces import (
     with_arrivals,
 )
 from ground.units import MEBI, counted, format_duration, number_of, parse_count, parse_duration, parse_rate
+from models.spec import ModelSpec
 from planner.manifest.caching import cache_of
 from planner.manifest.schema import Manifest
 from planner.plans.alone import expect_alone
@@ -36,6 +36,7 @@ from planner.workload import Traffic
 from podplan.options import SimulateFlags
 from podplan.prefixes import with_hits
 from podplan.readers import read_choice
+from runtime.simulate.engine import NEVER
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.workload import (
     Modulation,
@@ -76,90 +77,273 @@ class Offered:
 
 def read_offered(flags: SimulateFlags, manifest: Manifest, seed: int) -> Offered:
     """Return the traffic that the flags ask for; BadInput naming the flag or the field."""
-    warmup = None if flags.warmup is None else parse_duration(flags.warmup, "--warmup", allow_zero=True)
-    count = None if flags.requests is None else parse_count(flags.requests, "--requests")
-    if count is not None and count > MOST_SIMULATED:
-        raise BadInput(f"--requests: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
+    warmup, count = flags.seconds("warmup", None, zero=True), flags.count("requests", None)
+    check_most("--requests", count or 0)
+    asked = _Asked(flags=flags, manifest=manifest, count=count, warmup=warmup, seed=seed)
     if flags.trace is not None:
-        return _traced(flags, manifest, count, warmup or 0.0, seed)
+        return asked.streamed() if _is_long(asked.path) else asked.traced()
     if flags.concurrency is not None:
-        return _closed(manifest, parse_count(flags.concurrency, "--concurrency"), count, warmup or 0.0, seed)
-    rate = planned_rate(manifest) if flags.rate is None else parse_rate(flags.rate, "--rate")
+        return asked.closed(flags.count("concurrency", 0))
+    rate = flags.per_second("rate", None) or planned_rate(manifest)
     if flags.bursts is not None:
-        return _bursty(flags.bursts, manifest, rate, count, warmup or 0.0, seed)
-    if manifest.workload.sessions is not None:
-        return _sessions(manifest, rate, count, warmup, seed)
-    return _open(flags, manifest, rate, count, warmup, seed)
+        return asked.bursty(flags.bursts, rate)
+    return asked.open(rate) if manifest.workload.sessions is None else asked.in_sessions(rate)
 
 
-def _sessions(manifest: Manifest, rate: float, count: int | None, warmup: float | None, seed: int) -> Offered:
-    """Let sessions begin at random, and measure requests once the first of them have come to their last turns."""
-    workload = workload_of(manifest.workload)
-    shape = workload.sessions
-    assert shape is not None, "asked for the sessions of a manifest that has none"
-    expectation = expect(manifest, workload, rate)
-    residence = _residence_seconds(manifest, expectation)
-    ramp = 1.5 * shape.turns * (residence + shape.think_seconds) if warmup is None else warmup
-    measured = count or min(max(FEWEST_MEASURED, math.ceil(MEASURED_RESIDENCES * residence * rate)), MOST_MEASURED)
-    end = ramp + measured / rate
-    total = math.ceil(1.2 * (end + residence) * rate)
-    if total > MOST_AT_ONCE:
-        raise BadInput(
-            f"--warmup: until sessions are measured {total} requests come, more than the {MOST_AT_ONCE} that are drawn "
-            "at once; give a shorter one, fewer --requests or a lower --rate"
+def check_most(flag: str, count: int) -> None:
+    """Raise BadInput where more requests are asked for than are simulated."""
+    if count > MOST_SIMULATED:
+        raise BadInput(f"{flag}: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What the flags ask of a manifest; each method is a kind of traffic."""
+
+    flags: SimulateFlags
+    manifest: Manifest
+    count: int | None
+    warmup: float | None
+    seed: int
+
+    @property
+    def path(self) -> Path:
+        return Path(self.flags.trace or "")
+
+    def options(self, warmup: float | None = None, until: float = NEVER) -> SimulationOptions:
+        """Return options that measure from a warm-up on, the asked one where none is given."""
+        begin = (self.warmup or 0.0) if warmup is None else warmup
+        return SimulationOptions(seed=self.seed, warmup_seconds=begin, measured_until_seconds=until)
+
+    def in_sessions(self, rate: float) -> Offered:
+        """Let sessions begin at random, and measure requests once the first of them have come to their last turns."""
+        workload = workload_of(self.manifest.workload)
+        shape = workload.sessions
+        assert shape is not None, "asked for the sessions of a manifest that has none"
+        expectation = expect(self.manifest, workload, rate)
+        residence = _residence_seconds(self.manifest, expectation)
+        ramp = 1.5 * shape.turns * (residence + shape.think_seconds) if self.warmup is None else self.warmup
+        end = ramp + self._measured(residence * rate) / rate
+        total = math.ceil(1.2 * (end + residence) * rate)
+        if total > MOST_AT_ONCE:
+            raise BadInput(
+                f"--warmup: until sessions are measured {total} requests come, more than the {MOST_AT_ONCE} that are "
+                "drawn at once; give a shorter one, fewer --requests or a lower --rate"
+            )
+        trace = _fitting(session_trace(workload, shape, rate, total, self.seed, residence), self.manifest)
+        requests = from_trace(trace, self.manifest.workload, self.seed)
+        return Offered(
+            requests=lambda: [requests],
+            options=self.options(ramp, end),
+            expectation=expectation,
+            measured=(
+                f"requests that arrive from {format_duration(ramp)} to {format_duration(end)} of {len(requests)}, in "
+                f"sessions of {shape.turns} turns that begin in an empty system"
+            ),
         )
-    trace = _fitting(session_trace(workload, shape, rate, total, seed, residence), manifest)
-    requests = from_trace(trace, manifest.workload, seed)
-    return Offered(
-        requests=lambda: [requests],
-        options=SimulationOptions(seed=seed, warmup_seconds=ramp, measured_until_seconds=end),
-        expectation=expectation,
-        measured=(
-            f"requests that arrive from {format_duration(ramp)} to {format_duration(end)} of {len(requests)}, in "
-            f"sessions of {shape.turns} turns that begin in an empty system"
-        ),
-    )
+
+    def _measured(self, running: float) -> int:
+        """Return how many requests are measured: as asked, else those of most of a residence."""
+        return self.count or min(max(FEWEST_MEASURED, math.ceil(MEASURED_RESIDENCES * running)), MOST_MEASURED)
+
+    def _format(self) -> tuple[TraceFormat | None, int]:
+        """Return the format of the trace where one is given, and how many of its rows may be wrong."""
+        format, names = self.flags.format, get_args(TraceFormat)
+        skip = self.flags.count("skip_bad_rows", 0, zero=True)
+        return None if format is None else read_choice(format, "--trace-format", names), skip
+
+    def traced(self) -> Offered:
+        """Replay a trace from an empty system until all of it is served."""
+        flags, manifest, seed, (format, skip) = self.flags, self.manifest, self.seed, self._format()
+        with naming("--trace"):
+            trace = read_trace(self.path, format, dequantize_seed=seed, skip_bad_rows=skip, seed=seed)
+        trace = with_blocks(_fitting(trace, manifest))
+        if not trace.timed:
+            if flags.rate is None:
+                raise BadInput(f"--rate: {trace.name} has lengths only; say how many requests arrive, such as 10/s")
+            trace = with_arrivals(trace, parse_rate(flags.rate, "--rate"), manifest.workload.arrival_cv2, seed)
+        elif flags.rate is not None:
+            raise BadInput("--trace and --rate both say when requests arrive; use --scale-rate to play it faster")
+        if flags.window is not None:
+            trace = window(trace, *read_window(flags.window))
+        trace = trace if self.count is None else first_requests(trace, self.count)
+        if flags.repeat is not None:
+            times = parse_count(flags.repeat, "--repeat")
+            if times * len(trace) > MOST_SIMULATED:
+                raise BadInput(f"--repeat: {times * len(trace)} requests are more than {MOST_SIMULATED}; use fewer")
+            trace = repeat(trace, times)
+        trace = with_hits(scale_rate(trace, read_factor(flags.scale_rate)), cache_of(manifest, trace.block_tokens))
+        requests = from_trace(trace, manifest.workload, seed)
+        return Offered(
+            requests=lambda: [requests],
+            options=self.options(),
+            expectation=self._expect_trace(requests, trace),
+            measured=self._from_warmup(len(requests), "of the trace"),
+            notes=_notes(trace),
+        )
+
+    def streamed(self) -> Offered:
+        """Replay a long trace part by part."""
+        flags, workload, (format, skip) = self.flags, self.manifest.workload, self._format()
+        for flag in ("window", "repeat", "requests", "rate"):
+            if getattr(flags, flag) is not None:
+                raise BadInput(f"--{flag}: {flags.trace} is too long for it (it is read in parts); cut the file first")
+        factor, model = read_factor(flags.scale_rate), _model(self.manifest)
+
+        def traces() -> Iterator[Trace]:
+            whole = stream_trace(self.path, format, skip_bad_rows=skip)
+            return (scale_rate(part, factor) for part in fitting_parts(whole, model.max_position))
+
+        start = next(traces(), None)
+        if start is None:
+            lost = f"the {model.max_position} positions of {model.name}"
+            raise BadInput(f"--trace: no request of {flags.trace} fits {lost}")
+        first = from_trace(start, workload, self.seed)
+        return Offered(
+            requests=lambda: (from_trace(part, workload, self.seed + at) for at, part in enumerate(traces())),
+            options=self.options(),
+            expectation=self._expect_rows(_rows(first, start)),
+            measured="all requests of the trace, read in parts, from an empty system until it is empty again",
+            notes=(
+                "the prediction rests on the moments of the trace's first part",
+                f"requests longer than the {model.max_position} positions of {model.name} are left out",
+            ),
+        )
+
+    def _expect_trace(self, requests: Requests, trace: Trace) -> Expectation:
+        """Return what is expected of a trace's own requests, or of a stream with its moments.
+
+        Moments only where there is no other way: turns of a session arrive when those before them are answered, which
+        is not known before, and a recursion over a very long trace takes long.
+        """
+        rows = _rows(requests, trace)
+        follows = requests.delay_seconds is not None and bool(np.isfinite(requests.delay_seconds).any())
+        if follows or len(requests) > MOST_AT_ONCE:
+            return self._expect_rows(rows)
+        return self._expect_recorded(rows)
+
+    def _expect_recorded(self, rows: Rows) -> Expectation:
+        """Return what is expected of the requests themselves, or where they cannot be played of their moments."""
+        try:
+            found = expect_recorded(self.manifest, rows, self.warmup or 0.0)
+        except BadInput:
+            return NO_RATE
+        moments = found.prediction is None and mixed_pool(self.manifest) is not None
+        return self._expect_rows(rows) if moments else found
+
+    def _expect_rows(self, rows: Rows) -> Expectation:
+        """Return what is expected of a stream with a trace's moments, as if it were stationary."""
+        try:
+            traffic = Traffic.from_trace(rows)
+        except BadInput:
+            return NO_RATE
+        found = expect(self.manifest, traffic.workload, traffic.rate_per_second)
+        return replace(found, basis=f"{found.basis}, from the trace's moments as if it were stationary")
+
+    def closed(self, concurrency: int) -> Offered:
+        """Keep so many requests under way from an empty system on."""
+        if concurrency > MOST_SIMULATED:
+            raise BadInput(f"--concurrency: {concurrency} are more requests than are simulated; use fewer")
+        usual = REQUESTS_ALONE if concurrency == 1 else max(FEWEST_MEASURED, REQUESTS_PER_CONCURRENCY * concurrency)
+        count, workload = self.count or usual, self.manifest.workload
+        if concurrency == 1:
+            expectation = expect_alone(self.manifest, workload_of(workload))
+        else:
+            basis = "a closed loop of several requests over two pools has no closed form here"
+            expectation = Expectation(prediction=None, basis=basis)
+        context = _model(self.manifest).max_position
+        return Offered(
+            requests=lambda: [closed_loop(workload, concurrency, count, self.seed).within(context)],
+            options=self.options(),
+            expectation=expectation,
+            measured=self._from_warmup(count, f"with {concurrency} under way"),
+        )
+
+    def _from_warmup(self, count: int, what: str) -> str:
+        if self.warmup:
+            return f"{count} requests {what} from an empty system; measured after {format_duration(self.warmup)}"
+        return f"all {count} requests {what}, from an empty system until it is empty again"
+
+    def open(self, rate: float) -> Offered:
+        """Let requests arrive at random, and measure some of them while as many come before and after."""
+        expectation = expect(self.manifest, workload_of(self.manifest.workload), rate)
+        residence = _residence_seconds(self.manifest, expectation)
+        measured = self._measured(residence * rate)
+        if self.warmup == 0:
+            told = self._from_warmup(measured, "of the stream")
+            made = self._drawn(rate, measured)
+            return Offered(requests=made, options=self.options(), expectation=expectation, measured=told)
+        warm = expectation.prediction is not None and not self.flags.cold
+        empty = UNSTABLE_RESIDENCES if expectation.prediction is None else COLD_RESIDENCES
+        warmup = residence * (WARM_RESIDENCES if warm else empty) if self.warmup is None else self.warmup
+        workload, tail = self.manifest.workload, TAIL_RESIDENCES * residence
+        most = measured + (warmup + tail) * rate
+        total = math.ceil(most + 6 * math.sqrt(most * max(workload.arrival_cv2, 1.0))) + 1
+        decodes = workload.output_tokens > 1 or workload.output_cv2 > 0
+        running = round(rate * residence) if warm and decodes else 0
+        if total + running > MOST_SIMULATED:
+            raise BadInput(
+                f"--warmup: until the stream is measured {total + running:.3g} requests come, more than the "
+                f"{MOST_SIMULATED} that are simulated; give a shorter one (0s cuts nothing), fewer --requests or a "
+                "lower --rate"
+            )
+        decoded = counted(running, "request")
+        begun = f"a system with {decoded} in decode, as many as are expected" if running else "an empty system"
+        made, share, end = self._drawn(rate, total, running), f"about {measured} of {total}", warmup + measured / rate
+        if total <= MOST_AT_ONCE:
+            (requests,) = made()
+            arrivals = requests.arrival_seconds
+            end = float(arrivals[min(int(np.searchsorted(arrivals, warmup)) + measured, total) - 1])
+            kept = requests.piece(0, int(np.searchsorted(arrivals, end + tail, side="right")))
+            whole = with_running(kept, running, self.seed)
+            made, share = lambda: [whole], f"{measured} of {len(whole) - whole.under_way}"
+        return Offered(
+            requests=made,
+            options=self.options(warmup, end),
+            expectation=expectation,
+            measured=(
+                f"{share} requests, those that arrive from {format_duration(warmup)} to "
+                f"{format_duration(end)}; the run starts from {begun}, and the rest only load it"
+            ),
+        )
+
+    def _drawn(self, rate: float, count: int, running: int = 0) -> Callable[[], Iterable[Requests]]:
+        """Return an open loop, in parts where it is long; requests that run already are in the first of them."""
+        workload, context = self.manifest.workload, _model(self.manifest).max_position
+
+        def parts() -> Iterator[Requests]:
+            for number, part in enumerate(open_stream(workload, rate, count, self.seed)):
+                own = part.within(context)
+                yield with_running(own, running, self.seed) if running and not number else own
+
+        if count > MOST_AT_ONCE:
+            return parts
+        requests = open_loop(workload, rate, count, self.seed).within(context)
+        return lambda: [requests]  # without those that run: what arrives late is cut first
+
+    def bursty(self, text: str, rate: float) -> Offered:
+        """Let requests arrive in calm and in bursts, from an empty system until all are served."""
+        count = self.count or MOST_MEASURED // 10
+        drawn = modulated(self.manifest.workload, rate, count, read_bursts(text), self.seed)
+        requests = drawn.within(_model(self.manifest).max_position)
+        return Offered(
+            requests=lambda: [requests],
+            options=self.options(),
+            expectation=self._expect_recorded(_rows(requests)),
+            measured=self._from_warmup(len(requests), "of the stream"),
+        )
 
 
-def _traced(flags: SimulateFlags, manifest: Manifest, count: int | None, warmup: float, seed: int) -> Offered:
-    """Replay a trace from an empty system until all of it is served."""
-    path = Path(flags.trace or "")
-    names = get_args(TraceFormat)
-    format = None if flags.format is None else read_choice(flags.format, "--trace-format", names)
-    skip = 0 if flags.skip_bad_rows is None else parse_count(flags.skip_bad_rows, "--skip-bad-rows", allow_zero=True)
-    if _is_long(path):
-        return _streamed(flags, manifest, format, skip, warmup, seed)
-    with naming("--trace"):
-        trace = read_trace(path, format, dequantize_seed=seed, skip_bad_rows=skip, seed=seed)
-    trace = with_blocks(_fitting(trace, manifest))
-    if not trace.timed:
-        if flags.rate is None:
-            raise BadInput(f"--rate: {trace.name} has lengths only; say how many requests arrive, such as 10/s")
-        trace = with_arrivals(trace, parse_rate(flags.rate, "--rate"), manifest.workload.arrival_cv2, seed)
-    elif flags.rate is not None:
-        raise BadInput("--trace and --rate both say when requests arrive; use --scale-rate to play it faster")
-    if flags.window is not None:
-        trace = window(trace, *read_window(flags.window))
-    trace = trace if count is None else first_requests(trace, count)
-    if flags.repeat is not None:
-        times = parse_count(flags.repeat, "--repeat")
-        if times * len(trace) > MOST_SIMULATED:
-            raise BadInput(f"--repeat: {times * len(trace)} requests are more than {MOST_SIMULATED}; use fewer")
-        trace = repeat(trace, times)
-    trace = with_hits(scale_rate(trace, read_factor(flags.scale_rate)), cache_of(manifest, trace.block_tokens))
-    requests = from_trace(trace, manifest.workload, seed)
-    return Offered(
-        requests=lambda: [requests],
-        options=SimulationOptions(seed=seed, warmup_seconds=warmup),
-        expectation=_expect_trace(manifest, requests, trace, warmup),
-        measured=_from_warmup(len(requests), warmup, "of the trace"),
-        notes=_notes(trace),
-    )
+NO_RATE = Expectation(prediction=None, basis="a trace needs arrivals at two instants for a rate")
+
+
+def _model(manifest: Manifest) -> ModelSpec:
+    return manifest.model.spec
 
 
 def _fitting(trace: Trace, manifest: Manifest) -> Trace:
     """Return the requests that the manifest's model has positions for."""
-    model = manifest.model.spec
+    model = _model(manifest)
     return fitting(trace, model.max_position, model.name)
 
 
@@ -179,218 +363,10 @@ def _is_long(path: Path) -> bool:
         return False
 
 
-def _streamed(
-    flags: SimulateFlags, manifest: Manifest, format: TraceFormat | None, skip: int, warmup: float, seed: int
-) -> Offered:
-    """Replay a long trace part by part."""
-    for flag in ("window", "repeat", "requests", "rate"):
-        if getattr(flags, flag) is not None:
-            raise BadInput(f"--{flag}: {flags.trace} is too long for it (it is read in parts); cut the file first")
-    factor, model = read_factor(flags.scale_rate), manifest.model.spec
-
-    def traces() -> Iterator[Trace]:
-        whole = stream_trace(Path(flags.trace or ""), format, skip_bad_rows=skip)
-        return (scale_rate(part, factor) for part in fitting_parts(whole, model.max_position))
-
-    def parts() -> Iterator[Requests]:
-        for number, part in enumerate(traces()):
-            yield from_trace(part, manifest.workload, seed + number)
-
-    start = next(traces(), None)
-    if start is None:
-        raise BadInput(f"--trace: no request of {flags.trace} fits the {model.max_position} positions of {model.name}")
-    first = from_trace(start, manifest.workload, seed)
-    return Offered(
-        requests=parts,
-        options=SimulationOptions(seed=seed, warmup_seconds=warmup),
-        expectation=_expect_rows(manifest, _rows(first, start)),
-        measured="all requests of the trace, read in parts, from an empty system until it is empty again",
-        notes=(
-            "the prediction rests on the moments of the trace's first part",
-            f"requests longer than the {model.max_position} positions of {model.name} are left out",
-        ),
-    )
-
-
-def _expect_trace(manifest: Manifest, requests: Requests, trace: Trace, warmup: float) -> Expectation:
-    """Return what is expected of a trace's own requests, or of a stream with its moments.
-
-    Moments only where there is no other way: turns of a session arrive when those before them are answered, which is
-    not known before, and a recursion over a very long trace takes long.
-    """
-    rows = _rows(requests, trace)
-    follows = requests.delay_seconds is not None and bool(np.isfinite(requests.delay_seconds).any())
-    if follows or len(requests) > MOST_AT_ONCE:
-        return _expect_rows(manifest, rows)
-    return _expect_recorded(manifest, rows, warmup)
-
-
-def _expect_recorded(manifest: Manifest, rows: Rows, warmup: float) -> Expectation:
-    """Return what is expected of the requests themselves, or where they cannot be played of their moments."""
-    try:
-        found = expect_recorded(manifest, rows, warmup)
-    except BadInput:
-        return NO_RATE
-    return _expect_rows(manifest, rows) if found.prediction is None and mixed_pool(manifest) is not None else found
-
-
 def _rows(requests: Requests, trace: Trace | None = None) -> Rows:
     """Return the requests with what each reuses: of an unlimited cache where a trace has blocks."""
     blocks = trace is not None and trace.hash_ids is not None
-    return Rows(
-        arrival_seconds=requests.arrival_seconds,
-        input_tokens=requests.input_tokens,
-        output_tokens=requests.output_tokens,
-        reused_tokens=reused_tokens(trace) if trace is not None and blocks else requests.reused_tokens,
-    )
-
-
-NO_RATE = Expectation(prediction=None, basis="a trace needs arrivals at two instants for a rate")
-
-
-def _expect_rows(manifest: Manifest, rows: Rows) -> Expectation:
-    """Return what is expected of a stream with a trace's moments, as if it were stationary."""
-    try:
-        traffic = Traffic.from_trace(rows)
-    except BadInput:
-        return NO_RATE
-    found = expect(manifest, traffic.workload, traffic.rate_per_second)
-    return replace(found, basis=f"{found.basis}, from the trace's moments as if it were stationary")
-
-
-def _closed(manifest: Manifest, concurrency: int, count: int | None, warmup: float, seed: int) -> Offered:
-    """Keep so many requests under way from an empty system on."""
-    if concurrency > MOST_SIMULATED:
-        raise BadInput(f"--concurrency: {concurrency} are more requests than are simulated; use fewer")
-    if count is None:
-        count = REQUESTS_ALONE if concurrency == 1 else max(FEWEST_MEASURED, REQUESTS_PER_CONCURRENCY * concurrency)
-    if concurrency == 1:
-        expectation = expect_alone(manifest, workload_of(manifest.workload))
-    else:
-        expectation = Expectation(
-            prediction=None, basis="a closed loop of several requests over two pools has no closed form here"
-        )
-    return Offered(
-        requests=lambda: [closed_loop(manifest.workload, concurrency, count, seed).within(_context(manifest))],
-        options=SimulationOptions(seed=seed, warmup_seconds=warmup),
-        expectation=expectation,
-        measured=_from_warmup(count, warmup, f"with {concurrency} under way"),
-    )
-
-
-def _from_warmup(count: int, warmup: float, what: str) -> str:
-    if warmup:
-        return f"{count} requests {what} from an empty system; measured after {format_duration(warmup)}"
-    return f"all {count} requests {what}, from an empty system until it is empty again"
-
-
-def _open(
-    flags: SimulateFlags, manifest: Manifest, rate: float, count: int | None, warmup: float | None, seed: int
-) -> Offered:
-    """Let requests arrive at random, and measure ``count`` of them while as many come before and after."""
-    expectation = expect(manifest, workload_of(manifest.workload), rate)
-    residence = _residence_seconds(manifest, expectation)
-    measured = count or min(max(FEWEST_MEASURED, math.ceil(MEASURED_RESIDENCES * residence * rate)), MOST_MEASURED)
-    if warmup == 0:
-        drawn = _drawn(manifest, rate, measured, seed)
-        return Offered(
-            requests=drawn,
-            options=SimulationOptions(seed=seed),
-            expectation=expectation,
-            measured=_from_warmup(measured, 0.0, "of the stream"),
-        )
-    warm = expectation.prediction is not None and not flags.cold
-    if warmup is None:
-        empty = UNSTABLE_RESIDENCES if expectation.prediction is None else COLD_RESIDENCES
-        warmup = residence * (WARM_RESIDENCES if warm else empty)
-    tail = TAIL_RESIDENCES * residence
-    most = measured + (warmup + tail) * rate
-    total = math.ceil(most + 6 * math.sqrt(most * max(manifest.workload.arrival_cv2, 1.0))) + 1
-    decodes = manifest.workload.output_tokens > 1 or manifest.workload.output_cv2 > 0
-    running = round(rate * residence) if warm and decodes else 0
-    _check_total(total + running)
-    decoded = counted(running, "request")
-    begun = f"a system with {decoded} in decode, as many as are expected" if running else "an empty system"
-    if total > MOST_AT_ONCE:
-        end = warmup + measured / rate
-        made = _in_parts(manifest, rate, total, running, seed)
-        share = f"about {measured} of {total}"
-    else:
-        requests = open_loop(manifest.workload, rate, total, seed).within(_context(manifest))
-        first = int(np.searchsorted(requests.arrival_seconds, warmup))
-        end = float(requests.arrival_seconds[min(first + measured, total) - 1])
-        whole = with_running(_until(requests, end + tail), running, seed)
-        made = lambda: [whole]  # noqa: E731
-        share = f"{measured} of {len(whole) - whole.under_way}"
-    return Offered(
-        requests=made,
-        options=SimulationOptions(seed=seed, warmup_seconds=warmup, measured_until_seconds=end),
-        expectation=expectation,
-        measured=(
-            f"{share} requests, those that arrive from {format_duration(warmup)} to "
-            f"{format_duration(end)}; the run starts from {begun}, and the rest only load it"
-        ),
-    )
-
-
-def _check_total(count: int) -> None:
-    """Raise BadInput where more requests come until all are measured than are simulated."""
-    if count > MOST_SIMULATED:
-        raise BadInput(
-            f"--warmup: until the stream is measured {count:.3g} requests come, more than the {MOST_SIMULATED} that "
-            "are simulated; give a shorter one (0s cuts nothing), fewer --requests or a lower --rate"
-        )
-
-
-def _drawn(manifest: Manifest, rate: float, count: int, seed: int) -> Callable[[], Iterable[Requests]]:
-    """Return an open loop, in parts where it is long."""
-    if count > MOST_AT_ONCE:
-        return lambda: _stream(manifest, rate, count, seed)
-    requests = open_loop(manifest.workload, rate, count, seed).within(_context(manifest))
-    return lambda: [requests]
-
-
-def _stream(manifest: Manifest, rate: float, count: int, seed: int) -> Iterator[Requests]:
-    return (part.within(_context(manifest)) for part in open_stream(manifest.workload, rate, count, seed))
-
-
-def _context(manifest: Manifest) -> int:
-    """Return the positions of a manifest's model."""
-    return manifest.model.spec.max_position
-
-
-def _in_parts(manifest: Manifest, rate: float, count: int, running: int, seed: int) -> Callable[[], Iterable[Requests]]:
-    """Return an open loop in parts whose first one holds the requests that run already."""
-
-    def parts() -> Iterator[Requests]:
-        drawn = _stream(manifest, rate, count, seed)
-        first = next(drawn)
-        yield from chain([with_running(first, running, seed)], drawn)
-
-    return parts
-
-
-def _bursty(text: str, manifest: Manifest, rate: float, count: int | None, warmup: float, seed: int) -> Offered:
-    """Let requests arrive in calm and in bursts, from an empty system until all are served."""
-    drawn = modulated(manifest.workload, rate, count or MOST_MEASURED // 10, read_bursts(text), seed)
-    requests = drawn.within(_context(manifest))
-    return Offered(
-        requests=lambda: [requests],
-        options=SimulationOptions(seed=seed, warmup_seconds=warmup),
-        expectation=_expect_recorded(manifest, _rows(requests), warmup),
-        measured=_from_warmup(len(requests), warmup, "of the stream"),
-    )
-
-
-def _until(requests: Requests, seconds: float) -> Requests:
-    """Return the requests that arrive up to ``seconds``."""
-    kept = requests.arrival_seconds <= seconds
-    return Requests(
-        arrival_seconds=requests.arrival_seconds[kept],
-        input_tokens=requests.input_tokens[kept],
-        output_tokens=requests.output_tokens[kept],
-        reused_tokens=requests.reused_tokens[kept],
-    )
+    return Rows.of(requests, reused_tokens(trace) if trace is not None and blocks else requests.reused_tokens)
 
 
 def _residence_seconds(manifest: Manifest, expectation: Expectation) -> float:

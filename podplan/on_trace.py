@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.checks.on_trace import OnTrace
+from planner.checks.traced import search_on_trace
 from planner.question import Question
 from planner.search.answer import Answer
+from planner.serving.latency import Array
 from planner.workload import Trace as Rows
 from podplan.question import Asked
 
 if TYPE_CHECKING:
     from ground.traces import Trace
-    from planner.checks.on_trace import OnTrace
-    from planner.serving.latency import Array
 
 MOST_REQUESTS = 300_000
 """Beyond which a trace is told by its moments alone."""
@@ -38,44 +39,32 @@ def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> Rows | None:
         return None
     from ground.traces import reused_tokens
 
-    return Rows(
-        arrival_seconds=trace.arrival_seconds,
-        input_tokens=trace.input_tokens,
-        output_tokens=trace.output_tokens,
-        reused_tokens=None if trace.hash_ids is None else reused_tokens(trace),
-    )
+    return Rows.of(trace, None if trace.hash_ids is None else reused_tokens(trace))
 
 
-def traced(asked: Asked, first: Callable[[Question], Answer]) -> "tuple[Answer, OnTrace | None]":
+def traced(asked: Asked, first: Callable[[Question], Answer]) -> tuple[Answer, OnTrace | None]:
     """Return the answer to a question with a trace, and what its plan does on it where it can be played."""
     rows = playable(asked)
     if rows is None:
         return first(asked.question), None
-    from planner.checks.traced import search_on_trace
-
     found = search_on_trace(asked.question, rows, first)
     return found.answer, found.on_trace
 
 
-def trace_json(found: "OnTrace", percentiles: tuple[float, ...]) -> dict[str, object]:
+def trace_json(found: OnTrace, percentiles: tuple[float, ...]) -> dict[str, object]:
     """Return the figures in SI units."""
-    recorded = found.recorded
-    columns = {
-        "ttft_seconds": recorded.ttft_seconds,
-        "tpot_seconds": recorded.tpot_seconds,
-        "e2e_seconds": recorded.e2e_seconds,
-    }
+    recorded, columns = found.recorded, ("ttft_seconds", "tpot_seconds", "e2e_seconds")
     return {
         "played_times": found.factor,
         "requests": int(recorded.ttft_seconds.size),
-        **{name: _latency(values, percentiles) for name, values in columns.items()},
+        **{name: _latency(getattr(recorded, name), percentiles) for name in columns},
         "slo_attainment": found.attainment,
         "keeps_limits": found.keeps,
         "most_requests_per_second": found.most_per_second,
     }
 
 
-def _latency(seconds: "Array", percentiles: tuple[float, ...]) -> dict[str, float] | None:
+def _latency(seconds: Array, percentiles: tuple[float, ...]) -> dict[str, float] | None:
     known = seconds[~np.isnan(seconds)]
     if not known.size:
         return None

@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 from ground.errors import BadInput
 from ground.names import suggest
+from ground.units import parse_count, parse_duration, parse_rate
 
 Text = str | None
-Flags = TypeVar("Flags")
+Kind = TypeVar("Kind")
+Default = TypeVar("Default")
 
 
 def flag(metavar: str, told: str, *names: str, unit: str = "", needed: bool = False, default: Any = None) -> Any:
@@ -22,9 +24,8 @@ def flag(metavar: str, told: str, *names: str, unit: str = "", needed: bool = Fa
 
     ``unit`` stands behind a bare number that the Python API is given; ``needed`` makes a command ask for the flag.
     """
-    return dataclasses.field(
-        default=default, metadata={"metavar": metavar, "help": told, "names": names, "unit": unit, "needed": needed}
-    )
+    stated = {"metavar": metavar, "help": told, "names": names, "unit": unit, "needed": needed}
+    return dataclasses.field(default=default, metadata=stated)
 
 
 def argument(metavar: str, told: str, *, default: Any = ...) -> Any:
@@ -43,6 +44,33 @@ def flag_name(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+class Flags:
+    """Base of tables of flags: a flag's text as a number, or the default where it was not given; BadInput names it."""
+
+    __slots__ = ()
+
+    def count(self, field: str, default: Default, *, zero: bool = False) -> int | Default:
+        """Return a whole number above zero, ``zero`` allowed or not."""
+        text = getattr(self, field)
+        return default if text is None else parse_count(text, flag_name(field), allow_zero=zero)
+
+    def seconds(self, field: str, default: Default, *, zero: bool = False) -> float | Default:
+        """Return a duration above zero, ``zero`` allowed or not."""
+        text = getattr(self, field)
+        return default if text is None else parse_duration(text, flag_name(field), allow_zero=zero)
+
+    def per_second(self, field: str, default: Default) -> float | Default:
+        """Return a rate."""
+        text = getattr(self, field)
+        return default if text is None else parse_rate(text, flag_name(field))
+
+    def check_apart(self, fields: Iterable[str], told: str) -> None:
+        """Raise BadInput where two of some flags are given, which both say something."""
+        given = [flag_name(each) for each in fields if getattr(self, each) is not None]
+        if len(given) > 1:
+            raise BadInput(f"{given[0]} and {given[1]} both {told}; leave one of them out")
+
+
 MODEL = "Catalogue name, config.json or model YAML."
 DRAFTED = "Drafted tokens per iteration"
 BALANCE = "perfect, measured, none or a factor [measured]."
@@ -51,7 +79,7 @@ REDUNDANT = "Slots beyond one per expert, or auto [auto]."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionFlags:
+class QuestionFlags(Flags):
     """A question: which model on which machines, under which load, within which limits."""
 
     model: Text = argument("MODEL", MODEL)
@@ -143,10 +171,8 @@ class QuestionFlags:
     @property
     def size(self) -> tuple[str, str] | None:
         """The size flag that was given, with its text; BadInput where there are two."""
-        given = [(flag_name(name), text) for name in SIZES if (text := getattr(self, name)) is not None]
-        if len(given) > 1:
-            raise BadInput(f"{given[0][0]} and {given[1][0]} both give the size; leave one of them out")
-        return given[0] if given else None
+        self.check_apart(SIZES, "give the size")
+        return next(((flag_name(name), text) for name in SIZES if (text := getattr(self, name)) is not None), None)
 
     @property
     def defaulted(self) -> frozenset[str]:
@@ -155,7 +181,7 @@ class QuestionFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FleetFlags:
+class FleetFlags(Flags):
     """What holds for all models of a fleet, whatever its file says."""
 
     objective: Text = flag("WORD", "chips, cost, throughput or latency [the file's, or chips].")
@@ -169,7 +195,7 @@ SIZES = ("nodes", "chips", "devices")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictFlags:
+class PredictFlags(Flags):
     """One configuration: a model on one kind of devices in one strategy, and what it holds."""
 
     model: Text = argument("MODEL", MODEL)
@@ -211,7 +237,7 @@ class PredictFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulateFlags:
+class SimulateFlags(Flags):
     """What arrives at a manifest, what happens to it, and what is written while it runs."""
 
     manifest: Path = argument("MANIFEST", "The manifest, such as out/manifest.yaml.")
@@ -272,7 +298,7 @@ def check_keywords(given: Iterable[str], known: Collection[str]) -> None:
             raise BadInput(f"{name[:40]!r} is no keyword here{suggest(name, known) or ': they are the long flags'}")
 
 
-def flags_of(kind: type[Flags], given: Mapping[str, object]) -> Flags:
+def flags_of(kind: type[Kind], given: Mapping[str, object]) -> Kind:
     """Return keywords as the flags that they stand for.
 
     Numbers are SI and take the unit of their flag, a mapping gives each role its own, a list a choice.

@@ -15,7 +15,7 @@ from planner.manifest.mapformats import read_map
 from planner.placement.heldout import Split
 from planner.placement.loadfiles import LoadFile
 from planner.placement.problem import Problem
-from podplan.options import PredictFlags, Text, argument, flag, flag_name, switch
+from podplan.options import Flags, PredictFlags, Text, argument, flag, flag_name, switch
 from podplan.prediction import read_configuration
 from podplan.readers import read_choice
 
@@ -25,7 +25,7 @@ OF_A_MACHINE = ("phase", "batch", "kv_len", "tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceFlags:
+class PlaceFlags(Flags):
     """Flags as they were typed; None where one was not given."""
 
     loads: Path = argument("LOADS", "Token counts: CSV, NPY, NPZ, JSON or SGLang .pt.")
@@ -76,7 +76,7 @@ def read_problem(flags: PlaceFlags, read: LoadFile) -> Problem:
         loads=_objective_loads(flags, read),
         ranks=ranks,
         redundant=redundant,
-        nodes=1 if flags.nodes is None else parse_count(flags.nodes, "--nodes"),
+        nodes=flags.count("nodes", 1),
         groups=_groups(flags),
         keep_groups=flags.keep_groups,
     )
@@ -146,13 +146,11 @@ def read_holdout(flags: PlaceFlags, problem: Problem) -> Split | None:
 
 
 def _redundant(flags: PlaceFlags, experts: int, ranks: int) -> int:
-    if flags.slots_per_device is None:
-        if flags.redundant_experts is None or flags.by_planner:
-            return -experts % ranks
-        return parse_count(flags.redundant_experts, "--redundant-experts", allow_zero=True)
-    if flags.redundant_experts is not None:
-        raise BadInput("--redundant-experts and --slots-per-device both give the slots; leave one of them out")
-    slots = parse_count(flags.slots_per_device, "--slots-per-device")
+    flags.check_apart(("redundant_experts", "slots_per_device"), "give the slots")
+    slots = flags.count("slots_per_device", None)
+    if slots is None:
+        fewest = -experts % ranks
+        return fewest if flags.by_planner else flags.count("redundant_experts", fewest, zero=True)
     if not experts <= slots * ranks or slots > experts:
         least = -(-experts // ranks)
         raise BadInput(f"--slots-per-device: {slots} must be from {least}, where {experts} experts fit, to {experts}")

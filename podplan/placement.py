@@ -49,14 +49,6 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimedPlacement:
-    """The placement that was timed, and its experts' seconds beside those of others."""
-
-    placement: Placement
-    timed: Timed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MapChange:
     """The current map's imbalance [layers], and experts to be loaded for the new one [layers]."""
 
@@ -86,7 +78,7 @@ class PlaceResult(Result):
         dense_layers: layers before those with experts, which some engines' files count.
         held_out: what slices that were kept back say.
         decision: the choice of redundancy, and whether balancing is worth it.
-        timed: the experts' seconds.
+        timed: the experts' seconds beside those of other placements.
         traffic: what leaves its group's node.
         migration: the way from the map that runs now.
     """
@@ -98,7 +90,7 @@ class PlaceResult(Result):
     dense_layers: int
     held_out: HeldOut | None = None
     decision: Decision | None = None
-    timed: TimedPlacement | None = None
+    timed: Timed | None = None
     traffic: LeavingTokens | None = None
     migration: MapChange | None = None
 
@@ -128,10 +120,9 @@ class PlaceResult(Result):
             f"podplan ({placed.method})": placed.imbalance,
             "lower bound, groups kept" if problem.keep_groups else "lower bound": placed.lower_bound,
         }
-        unseen = (
-            {} if held is None else {"EPLB on unseen slices": held.eplb_unseen, "podplan on unseen slices": held.unseen}
-        )
-        return found | unseen
+        if held is not None:
+            found |= {"EPLB on unseen slices": held.eplb_unseen, "podplan on unseen slices": held.unseen}
+        return found
 
     def rows(self) -> list[Row]:
         """Return a row per placement that is compared."""
@@ -140,7 +131,6 @@ class PlaceResult(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``plan place --json`` prints."""
         problem, placed = self.problem, self.placed
-        held = self.held_out
         return {
             **picked(problem, "layers experts devices=ranks nodes redundant_experts=redundant"),
             "slots_per_device": problem.slots_per_rank,
@@ -151,24 +141,10 @@ class PlaceResult(Result):
             "proven_optimal_layers": int(placed.proven.sum()),
             "seconds": self.seconds,
             "objective": placed.method if placed.method == "seconds" else "slices" if problem.sliced else "mean",
-            "held_out": None
-            if held is None
-            else {
-                "split": held.split,
-                "imbalance": _mean_max(held.unseen),
-                "imbalance_seen": _mean_max(held.seen),
-                "eplb": _mean_max(held.eplb_unseen),
-                "gain": held.gain,
-            },
+            "held_out": _summed(self.held_out, "split imbalance=unseen imbalance_seen=seen eplb=eplb_unseen gain"),
             **_decision_json(self.decision),
             **self._change_json(),
-            "expert_seconds": None
-            if self.timed is None
-            else {
-                "placement": _mean_max(self.timed.timed.seconds),
-                "balanced_tokens": _mean_max(self.timed.timed.balanced_tokens),
-                "eplb": _mean_max(self.timed.timed.eplb),
-            },
+            "expert_seconds": _summed(self.timed, "placement=seconds balanced_tokens eplb"),
             "imbalance_by_layer": placed.imbalance.tolist(),
             "lower_bound_by_layer": placed.lower_bound.tolist(),
             "baselines": {
@@ -191,17 +167,10 @@ class PlaceResult(Result):
         """Return the keys of traffic and migration."""
         data: dict[str, Any] = {}
         if self.traffic is not None:
-            data["traffic"] = {
-                "weight": self.traffic.weight,
-                "leaving_share": _mean_max(self.traffic.leaving),
-                "objective_bound": _mean_max(self.traffic.bound),
-            }
+            data["traffic"] = _summed(self.traffic, "weight leaving_share=leaving objective_bound=bound")
         if self.migration is not None:
-            data["migration"] = {
-                "current_imbalance": _mean_max(self.migration.current),
-                "experts_to_load": self.migration.loads.tolist(),
-                "experts_to_load_without_limit": self.migration.unlimited_loads.tolist(),
-            }
+            loaded = picked(self.migration, "experts_to_load=loads experts_to_load_without_limit=unlimited_loads")
+            data["migration"] = {"current_imbalance": _mean_max(self.migration.current), **loaded}
         return data
 
     def moe_map(self) -> MoeMap:
@@ -226,13 +195,18 @@ def _decision_json(decision: Decision | None) -> dict[str, Any]:
     """Return the choices and the verdict."""
     if decision is None:
         return {}
-    data: dict[str, Any] = {}
-    if decision.choices:
-        data["redundancy"] = as_data(decision.choices)
-    if decision.verdict is not None:
-        found = decision.verdict
-        data["verdict"] = as_data(found) | picked(found, "saves worth_it")
-    return data
+    found = decision.verdict
+    told = {} if found is None else {"verdict": as_data(found) | picked(found, "saves worth_it")}
+    return {**({"redundancy": as_data(decision.choices)} if decision.choices else {}), **told}
+
+
+def _summed(one: object | None, keys: str) -> dict[str, Any] | None:
+    """Return attributes as ``picked`` does, arrays by their mean and their largest value; None of nothing."""
+    if one is None:
+        return None
+    return {
+        key: _mean_max(np.array(each)) if isinstance(each, list) else each for key, each in picked(one, keys).items()
+    }
 
 
 def _mean_max(values: NDArray[np.float64]) -> dict[str, float]:
@@ -262,10 +236,9 @@ def placed(flags: PlaceFlags) -> PlaceResult:
     running, weight = read_current(flags, problem), read_weight(flags, problem)
     start = time.perf_counter()
     found = place_experts(problem, flags.method)
-    timed = None if asked is None else time_experts(flags, problem, asked, found)
-    if timed is not None and flags.by_seconds:
-        found = timed.placement
-    traffic = migration = None
+    timed = traffic = migration = None
+    if asked is not None:
+        found, timed = time_experts(flags, problem, asked, found)
     if weight is not None:
         found, traffic = weigh_traffic(problem, found, weight)
     certified = certify(problem, found) if flags.certify else Certified(placement=found, certificates={})
@@ -295,7 +268,7 @@ def decide(flags: PlaceFlags, read: LoadFile, asked: Configuration | None) -> tu
     distribution = measured_distribution(mean.loads, "the loads")
     choices: tuple[Choice, ...] = ()
     if flags.curve or flags.by_planner:
-        choices = tuple(_curve(mean, asked))
+        choices = tuple(curve(mean, redundancies(mean.experts, mean.ranks), asked, distribution))
     if flags.by_planner:
         problem = replace(problem, redundant=best_choice(choices).redundant)
     if asked is None:
@@ -303,22 +276,21 @@ def decide(flags: PlaceFlags, read: LoadFile, asked: Configuration | None) -> tu
     return problem, Decision(choices=choices, verdict=verdict(asked, mean, problem.redundant, distribution))
 
 
-def _curve(mean: Problem, asked: Configuration | None) -> list[Choice]:
-    distribution = measured_distribution(mean.loads, "the loads")
-    return curve(mean, redundancies(mean.experts, mean.ranks), asked, distribution)
-
-
-def time_experts(flags: PlaceFlags, problem: Problem, asked: Configuration, placed: Placement) -> TimedPlacement:
-    """Return the experts' seconds; with ``--objective seconds`` the map that was placed for them."""
+def time_experts(
+    flags: PlaceFlags, problem: Problem, asked: Configuration, placed: Placement
+) -> tuple[Placement, Timed]:
+    """Return the placement, with ``--objective seconds`` the one for them, and the experts' seconds."""
     deployment = expert_layouts(replace(asked, redundant=problem.redundant, shared="local"))[0]
     rows = asked.tokens if asked.phase == "prefill" else asked.batch
     timed = place_for_seconds(problem, deployment, rows * problem.ranks, placed.slots, search=flags.by_seconds)
-    if not flags.by_seconds:
-        return TimedPlacement(placement=placed, timed=timed)
-    reached = measure(problem, timed.slots)
+    return (_moved(problem, placed, timed.slots, "seconds") if flags.by_seconds else placed), timed
+
+
+def _moved(problem: Problem, placed: Placement, slots: NDArray[np.int64], method: str | None = None) -> Placement:
+    """Return a placement with other slots; what bounds it is the bound that was, or less where it is better."""
+    reached = measure(problem, slots)
     bound = placed.lower_bound.clip(max=reached)
-    found = replace(placed, slots=timed.slots, imbalance=reached, lower_bound=bound, method="seconds")
-    return TimedPlacement(placement=found, timed=timed)
+    return replace(placed, slots=slots, imbalance=reached, lower_bound=bound, method=method or placed.method)
 
 
 def migrate(
@@ -329,8 +301,7 @@ def migrate(
     slots = renumbered(current, placed.slots, problem)
     unlimited = moves(current, slots, problem.ranks)
     if flags.max_moves is not None:
-        most = parse_count(flags.max_moves, "--max-moves", allow_zero=True)
-        rows = []
+        most, rows = parse_count(flags.max_moves, "--max-moves", allow_zero=True), []
         for layer, loads in enumerate(problem.mean_loads):
             if unlimited[layer] <= most:
                 rows.append(slots[layer])
@@ -338,9 +309,8 @@ def migrate(
             trace = few_moves(loads, current[layer], problem.ranks, most)
             rows.append(trace.slots[trace.within(most)])
         slots = np.stack(rows)
-    reached = measure(problem, slots)
-    kept = replace(placed, slots=slots, imbalance=reached, lower_bound=placed.lower_bound.clip(max=reached))
-    return kept, MapChange(current=before, loads=moves(current, slots, problem.ranks), unlimited_loads=unlimited)
+    change = MapChange(current=before, loads=moves(current, slots, problem.ranks), unlimited_loads=unlimited)
+    return _moved(problem, placed, slots), change
 
 
 def weigh_traffic(problem: Problem, placed: Placement, weight: float) -> tuple[Placement, LeavingTokens]:
@@ -349,9 +319,5 @@ def weigh_traffic(problem: Problem, placed: Placement, weight: float) -> tuple[P
     slots = pay_for_leaving(kept, weight)
     ours, usual = (measure(problem, rows) + weight * leaving_share(problem, rows) for rows in (slots, placed.slots))
     slots = np.where((usual < ours)[:, None], placed.slots, slots)
-    reached = measure(problem, slots)
-    found = replace(
-        placed, slots=slots, imbalance=reached, lower_bound=placed.lower_bound.clip(max=reached), method="traffic"
-    )
-    bound = trade_off_bound(problem, weight)
-    return found, LeavingTokens(weight=weight, leaving=leaving_share(problem, slots), bound=bound)
+    told = LeavingTokens(weight=weight, leaving=leaving_share(problem, slots), bound=trade_off_bound(problem, weight))
+    return _moved(problem, placed, slots, "traffic"), told

@@ -1,7 +1,10 @@
-"""Plans, questions and bounds as JSON; SI units, the unit in the name."""
+"""Plans, questions, bounds and what to buy when as JSON; SI units, the unit in the name."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
 
+from ground.units import HOUR_SECONDS, MONTH_SECONDS
 from planner.costs.memory import Memory
 from planner.costs.prefixes import pool_rate
 from planner.instances.reachable import REFERENCE
@@ -11,10 +14,12 @@ from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
 from planner.plans.servers import spare_instances
-from planner.question import Question
+from planner.question import Question, Queueing
 from planner.search.answer import Answer
+from planner.search.growth import Month
 from planner.search.papers import Beside
 from planner.search.proof import Bound
+from planner.serving.closed_forms.mixserve import stream_tokens_per_second
 from planner.serving.latency import Latency
 from planner.strategy import format_strategy
 from podplan.day import profile_json
@@ -309,4 +314,56 @@ def plan_row(plan: Plan) -> Row:
         "tpot_seconds": plan.tpot.at(percentile),
         "e2e_mean_seconds": plan.e2e_mean_seconds,
         **{role: f"{pool.instances} × {pool.candidate.devices}: {strategy_text(pool)}" for role, pool in plan.pools()},
+    }
+
+
+def total_cost(months: Sequence[Month]) -> float | None:
+    """Return what the nodes of all months cost in USD; None where a chip has no price."""
+    hourly = [month.cost_per_hour for month in months if month.cost_per_hour is not None]
+    return sum(hourly) * MONTH_SECONDS / HOUR_SECONDS if len(hourly) == len(months) else None
+
+
+def growth_json(months: Sequence[Month]) -> dict[str, Any]:
+    """Return what to buy when."""
+    return {"cost_usd": total_cost(months), "months": [_month_json(month) for month in months]}
+
+
+def _month_json(month: Month) -> dict[str, Any]:
+    return {
+        "month": month.number,
+        "requests_per_second": month.requests_per_second,
+        "nodes_to_add": sum(month.bought.values()),
+        "nodes": sum(month.nodes.values()),
+        "nodes_by_budget": month.nodes,
+        "chips": whole(month.plan.chips),
+        "cost_per_hour": month.cost_per_hour,
+        "pools": pools_text(month.plan, POOL),
+    }
+
+
+def other_model(plan: Plan) -> tuple[Queueing, Plan | None]:
+    """Return the queueing model that a plan was not made with, and its pools under it; None where overloaded."""
+    other: Queueing = "bulk" if plan.question.queueing == "mixserve" else "mixserve"
+    return other, plan.under(replace(plan.question, queueing=other))(plan.requests_per_second)
+
+
+def queueing_json(plan: Plan, percentiles: Sequence[float]) -> dict[str, object]:
+    """Return both models' latencies of the plan's pools at its rate; null where a model finds them overloaded.
+
+    Of aggregated instances M/M/1 says nothing.
+    """
+    other, found = other_model(plan)
+    by_model = {plan.question.queueing: plan, other: found}
+    told = {name: _told(by_model[name], percentiles) for name in get_args(Queueing)}
+    return {"used": plan.question.queueing, **told}
+
+
+def _told(plan: Plan | None, percentiles: Sequence[float]) -> dict[str, object] | None:
+    if plan is None:
+        return None
+    workload, latencies = plan.question.workload, {"ttft_seconds": plan.ttft, "tpot_seconds": plan.tpot}
+    lengths = (workload.input_tokens.mean, workload.output_tokens.mean)
+    return {
+        **{name: latency_json(latency, tuple(percentiles)) for name, latency in latencies.items()},
+        "stream_tokens_per_second": stream_tokens_per_second(lengths, plan.ttft.mean, plan.tpot.mean),
     }

@@ -8,37 +8,38 @@ from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, Infeasible
 from ground.units import carried_rate, counted, format_duration
+from planner.checks.check import Sureness, sureness
+from planner.checks.on_trace import OnTrace
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.search.answer import Answer
 from planner.search.growth import Month, by_month
+from planner.search.pareto import MOST_LEVELS, wide_front
 from planner.search.proof import Bound
 from planner.search.search import Aside, at_need, search
 from podplan.assumptions import assumptions
 from podplan.day import day_json
-from podplan.growth import growth_json
-from podplan.job import in_time, job_json, job_seconds
+from podplan.job import ending_in_time, job_json, job_seconds
 from podplan.on_trace import trace_json, traced
 from podplan.plan_data import (
     bound_json,
     engines_json,
     format_json,
+    growth_json,
     levels_of,
     plan_json,
     plan_row,
     published_json,
     question_json,
+    queueing_json,
 )
 from podplan.question import Asked
 from podplan.question_files import asked_of, single_question, typed_of
-from podplan.queueing import queueing_json
 from podplan.readers import read_tokens
 from podplan.result import Result, Row, as_json
 from podplan.workers import Executor, spread
 
 if TYPE_CHECKING:
-    from planner.checks.check import Sureness
-    from planner.checks.on_trace import OnTrace
     from planner.manifest.schema import Manifest
     from podplan.simulation import SimulateResult
 
@@ -60,7 +61,7 @@ class PlanResult(Result):
     asked: Asked
     answer: Answer
     seconds: float
-    on_trace: "OnTrace | None" = None
+    on_trace: OnTrace | None = None
     months: "tuple[Month, ...]" = ()
 
     @property
@@ -69,10 +70,8 @@ class PlanResult(Result):
         return self.answer.best
 
     @cached_property
-    def sureness(self) -> "Sureness | None":
+    def sureness(self) -> Sureness | None:
         """With which confidence the plan keeps its limits; None without one."""
-        from planner.checks.check import sureness  # only what is told of a plan needs it
-
         return None if self.answer.best is None else sureness(self.answer.best)
 
     @property
@@ -224,7 +223,7 @@ def solved(
     which are searched ``aside``.
     """
     begin = perf_counter()
-    asked = in_time(asked)
+    asked = ending_in_time(asked)
     if asked.trace is not None and play:
         answer, on_trace = traced(asked, partial(search, beside=beside))
     else:
@@ -236,7 +235,6 @@ def solved(
 
 def _months(asked: Asked, best: Plan) -> "tuple[Month, ...]":
     """Return what to buy when; the searches are shared among the cores."""
-
     return tuple(by_month(asked.question, best, asked.growth, spread))
 
 
@@ -244,8 +242,6 @@ def read_levels(text: str | None) -> int | None:
     """Return over how many levels of the limits and of the devices the front reaches; None where not asked."""
     if text is None:
         return None
-    from planner.search.pareto import MOST_LEVELS  # only a wide front needs it
-
     levels = read_tokens(text, "--pareto", 0)
     if not 2 <= levels <= MOST_LEVELS:
         raise BadInput(f"--pareto: {levels} is not from 2 to {MOST_LEVELS} levels of TTFT, TPOT and devices each")
@@ -256,8 +252,6 @@ def widened(found: PlanResult, levels: int | None, executor: Executor | None = N
     """Return an answer with a Pareto front over so many levels; as it is without a plan or levels."""
     if levels is None or found.best is None:
         return found
-    from planner.search.pareto import wide_front
-
     begin = perf_counter()
     front = wide_front(found.answer.question, found.best, levels, executor or spread)
     evaluated = found.answer.candidates_evaluated + front.candidates_evaluated

@@ -20,24 +20,9 @@ from planner.costs.prefixes import POOL_BYTES, find_plane, prefixes_held
 from planner.engines.behaviour import DEFAULT_BUDGET
 from planner.serving.benchmark import WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
+from podplan import readers
 from podplan.options import PredictFlags, flag_name, flags_of, left_open
 from podplan.plan_data import INTERVAL, memory_json
-from podplan.readers import (
-    read_acceptance,
-    read_balance,
-    read_beams,
-    read_choice,
-    read_drafts,
-    read_fraction,
-    read_host,
-    read_microbatches,
-    read_pictures,
-    read_redundant,
-    read_shared,
-    read_tokens,
-    read_weights,
-    undrafted,
-)
 from podplan.result import Result, Row, picked, whole
 
 if TYPE_CHECKING:
@@ -180,43 +165,43 @@ def read_configuration(flags: PredictFlags) -> Configuration:
         if getattr(flags, name) is None:
             raise BadInput(f"{name} is missing; a configuration needs model, hw, phase and strategy")
     model, hardware = load_model(flags.model or ""), _hardware(flags.hw or "")
-    phase: Phase = read_choice(flags.phase, "--phase", get_args(Phase))
+    phase: Phase = readers.read_choice(flags.phase, "--phase", get_args(Phase))
     _check_phase(flags, phase)
     strategy = _strategy(flags, model, hardware, phase)
-    host, beams = host_costs(_engine(flags.engine)), read_beams(flags.beams)
-    pictures = read_pictures(model.vision, model.name, flags.images, flags.video)
-    prompt = read_tokens(flags.isl, "--isl", 4096) + (pictures.tokens if pictures else 0)
-    reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
-    concurrency = read_tokens(flags.concurrency, "--concurrency", 1)
-    spread = read_fraction(flags.length_spread, "--length-spread", 0.0, below_one=True)
+    host, beams = host_costs(_engine(flags.engine)), readers.read_beams(flags.beams)
+    pictures = readers.read_pictures(model.vision, model.name, flags.images, flags.video)
+    prompt = readers.read_tokens(flags.isl, "--isl", 4096) + (pictures.tokens if pictures else 0)
+    reuse = readers.read_fraction(flags.prefix_reuse, "--prefix-reuse", 0.0, below_one=True)
+    concurrency = readers.read_tokens(flags.concurrency, "--concurrency", 1)
+    spread = readers.read_fraction(flags.length_spread, "--length-spread", 0.0, below_one=True)
     configuration = Configuration(
         model=model,
         hardware=hardware,
         phase=phase,
         strategy=strategy,
-        weights=read_weights(flags.weights, model, hardware),
-        kv_dtype=read_choice(flags.kv_dtype, "--kv-dtype", get_args(KvDtype), "bf16"),
-        balance=read_balance(flags.expert_balance, flags.expert_skew, model),
-        redundant=read_redundant(flags.redundant_experts, model),
-        shared=read_shared(flags.shared_experts, model),
-        drafts=read_drafts(flags.mtp, model) if beams == 1 else undrafted(flags.mtp),
+        weights=readers.read_weights(flags.weights, model, hardware),
+        kv_dtype=readers.read_choice(flags.kv_dtype, "--kv-dtype", get_args(KvDtype), "bf16"),
+        balance=readers.read_balance(flags.expert_balance, flags.expert_skew, model),
+        redundant=readers.read_redundant(flags.redundant_experts, model),
+        shared=readers.read_shared(flags.shared_experts, model),
+        drafts=readers.read_drafts(flags.mtp, model) if beams == 1 else readers.undrafted(flags.mtp),
         beams=beams,
-        acceptance=read_acceptance(flags.mtp_acceptance),
-        driven=read_host(flags.graphs, flags.host_jitter),
-        microbatches=read_microbatches(flags.microbatches, model),
-        batch=read_tokens(flags.batch, "--batch", 1),
-        kv_tokens=read_tokens(flags.kv_len, "--kv-len", 4096),
-        tokens=read_tokens(flags.tokens, "--tokens", 8192),
+        acceptance=readers.read_acceptance(flags.mtp_acceptance),
+        driven=readers.read_host(flags.graphs, flags.host_jitter),
+        microbatches=readers.read_microbatches(flags.microbatches, model),
+        batch=readers.read_tokens(flags.batch, "--batch", 1),
+        kv_tokens=readers.read_tokens(flags.kv_len, "--kv-len", 4096),
+        tokens=readers.read_tokens(flags.tokens, "--tokens", 8192),
         prompt_tokens=prompt,
         seen=None if pictures is None else Seen(pictures=pictures, prompt_tokens=prompt),
-        output_tokens=read_tokens(flags.osl, "--osl", 1024),
+        output_tokens=readers.read_tokens(flags.osl, "--osl", 1024),
         prefix_reuse=reuse,
         cache_plane=None if flags.cache_plane is None else find_plane(hardware, flags.cache_plane).name,
         concurrency=concurrency,
-        batched_tokens=read_tokens(flags.max_batched_tokens, "--max-batched-tokens", round(DEFAULT_BUDGET)),
+        batched_tokens=readers.read_tokens(flags.max_batched_tokens, "--max-batched-tokens", round(DEFAULT_BUDGET)),
         length_spread=spread,
         host=host,
-        requests=None if flags.requests is None else read_tokens(flags.requests, "--requests", 1),
+        requests=None if flags.requests is None else readers.read_tokens(flags.requests, "--requests", 1),
     )
     _check_lengths(configuration)
     _check_split(flags, configuration)

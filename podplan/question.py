@@ -5,51 +5,27 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
 from ground.errors import BadInput
-from ground.units import parse_count
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.costs.prefixes import find_plane
+from planner.engines.loader import load_engine
+from planner.engines.spec import CacheTypes
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
 from planner.plans.quantised import alternatives, check_some, combinations
 from planner.question import Machines, Question, Queueing, Shape
 from planner.search.shapes import not_aggregated
+from podplan import readers
 from podplan.job import UTILISATION, Job, read_job
 from podplan.machines import read_machines
 from podplan.options import QuestionFlags, flag_name
 from podplan.pins import check_pins, pinned_shape, read_pins, shared_flag
 from podplan.prefixes import AskedPool, read_prefix_pool
-from podplan.readers import (
-    Word,
-    is_any,
-    is_auto,
-    read_acceptance,
-    read_balance,
-    read_beams,
-    read_caches,
-    read_choice,
-    read_confidence,
-    read_drafts,
-    read_engines,
-    read_headroom,
-    read_host,
-    read_limit,
-    read_microbatches,
-    read_percentile,
-    read_redundant,
-    read_shared,
-    read_survive,
-    read_utilisation,
-    read_weight_choices,
-    undrafted,
-    weights_of,
-)
 from podplan.traffic import AskedTraffic, read_traffic
 
 if TYPE_CHECKING:
     from ground.traces import Trace
-    from planner.engines.spec import CacheTypes
 
 DEFAULT_TTFT = "2s"
 DEFAULT_TPOT = "50ms"
@@ -78,45 +54,43 @@ def read_question(typed: QuestionFlags) -> Asked:
     _check_needed(flags)
     model = load_model(flags.model or "")
     prefill, decode = read_machines(flags, flags.weights, model)
-    pool = AskedPool(model, prefill, read_caches(flags.kv_dtype)[0], read_prefix_pool(flags.cache, prefill))
+    pool = AskedPool(model, prefill, readers.read_caches(flags.kv_dtype)[0], read_prefix_pool(flags.cache, prefill))
     asked, job = read_traffic(flags, model, pool.with_hits), read_job(flags)
     if job is not None:
         flags = _of_job(flags, job, asked.workload.decoded_tokens)
         asked = replace(asked, rate_per_second=job.rate_per_second)
-    beams = read_beams(flags.beams)
+    beams = readers.read_beams(flags.beams)
     objective, pins = _objective(flags, asked, (prefill, decode)), read_pins(flags, model)
-    engines = read_engines(flags.engine, (prefill.hardware, decode.hardware))
+    engines = readers.read_engines(flags.engine, (prefill.hardware, decode.hardware))
     question = Question(
         model=model,
         prefill=prefill,
         decode=decode,
         engine=engines[0],
-        engines=engines if is_any(flags.engine) and engines != (REFERENCE,) else (),
+        engines=engines if readers.is_any(flags.engine) and engines != (REFERENCE,) else (),
         workload=replace(asked.workload, beams=beams),
-        ttft_seconds=read_limit(flags.ttft or DEFAULT_TTFT, "--ttft"),
-        tpot_seconds=read_limit(flags.tpot or DEFAULT_TPOT, "--tpot"),
-        percentile=read_percentile(flags.percentile or DEFAULT_PERCENTILE),
+        ttft_seconds=readers.read_limit(flags.ttft or DEFAULT_TTFT, "--ttft"),
+        tpot_seconds=readers.read_limit(flags.tpot or DEFAULT_TPOT, "--tpot"),
+        percentile=readers.read_percentile(flags.percentile or DEFAULT_PERCENTILE),
         rate_per_second=None if OBJECTIVES[objective].maximised else asked.rate_per_second,
         objective=objective,
-        queueing=read_choice(flags.queueing, "--queueing", get_args(Queueing), "bulk"),
-        drafts=_drafts(flags.mtp, model) if beams == 1 else (undrafted(flags.mtp),),
-        acceptance=read_acceptance(flags.mtp_acceptance),
-        driven=read_host(flags.graphs, flags.host_jitter),
-        balance=read_balance(flags.expert_balance, flags.expert_skew, model),
+        queueing=readers.read_choice(flags.queueing, "--queueing", get_args(Queueing), "bulk"),
+        drafts=_drafts(flags.mtp, model) if beams == 1 else (readers.undrafted(flags.mtp),),
+        acceptance=readers.read_acceptance(flags.mtp_acceptance),
+        driven=readers.read_host(flags.graphs, flags.host_jitter),
+        balance=readers.read_balance(flags.expert_balance, flags.expert_skew, model),
         microbatches=_microbatches(flags.microbatches, model),
-        redundant=read_redundant(shared_flag(flags.redundant_experts), model),
-        shared=read_shared(shared_flag(flags.shared_experts), model),
-        survive=read_survive(flags.survive),
-        confidence=read_confidence(flags.confidence),
-        headroom=read_headroom(flags.headroom),
-        most_utilisation=read_utilisation(flags.max_utilisation),
-        shape=pinned_shape(flags, read_choice(flags.shape, "--shape", get_args(Shape), "auto")),
+        redundant=readers.read_redundant(shared_flag(flags.redundant_experts), model),
+        shared=readers.read_shared(shared_flag(flags.shared_experts), model),
+        survive=readers.read_survive(flags.survive),
+        confidence=readers.read_confidence(flags.confidence),
+        headroom=readers.read_headroom(flags.headroom),
+        most_utilisation=readers.read_utilisation(flags.max_utilisation),
+        shape=pinned_shape(flags, readers.read_choice(flags.shape, "--shape", get_args(Shape), "auto")),
         prefix_pool=pool.measured,
         model_cache=_model_cache(flags.model_cache, prefill, decode),
         pins=pins,
-        max_instance_devices=None
-        if flags.max_instance_devices is None
-        else parse_count(flags.max_instance_devices, "--max-instance-devices"),
+        max_instance_devices=flags.count("max_instance_devices", None),
     )
     question = with_formats(question, flags.weights, flags.kv_dtype)
     check_shape(question)
@@ -160,7 +134,7 @@ def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machin
     rated = asked.rate_per_second is not None
     if flags.objective is None:
         return "chips" if rated else "throughput"
-    objective: ObjectiveName = read_choice(flags.objective, "--objective", get_args(ObjectiveName))
+    objective: ObjectiveName = readers.read_choice(flags.objective, "--objective", get_args(ObjectiveName))
     if OBJECTIVES[objective].maximised:
         given = next(
             (flag_name(name) for name in ("rate", "rate_profile", "growth", "job") if getattr(flags, name)), None
@@ -197,15 +171,15 @@ def _drafts(text: str | None, model: ModelSpec) -> tuple[int, ...]:
         return (0, 1) if model.mtp_layers else (0,)
     first, dots, last = text.partition("..")
     if not dots:
-        return (read_drafts(text, model),)
-    low, high = read_drafts(first, model), read_drafts(last, model)
+        return (readers.read_drafts(text, model),)
+    low, high = readers.read_drafts(first, model), readers.read_drafts(last, model)
     if low > high:
         raise BadInput(f"--mtp: {text[:20]!r} must rise, such as 0..3")
     return tuple(range(low, high + 1))
 
 
 def _microbatches(text: str | None, model: ModelSpec) -> tuple[int, ...]:
-    given = read_microbatches(text, model)
+    given = readers.read_microbatches(text, model)
     return (1, 2) if given is None else (given,)
 
 
@@ -216,15 +190,15 @@ def with_formats(question: Question, weights: str | None, kv_dtype: str | None) 
     then cut by its rules.
     """
     runs = [types for engine in question.engines or (question.engine,) for types in _engine_types(engine)]
-    caches = read_caches(kv_dtype)
-    if runs and is_auto(kv_dtype):
+    caches = readers.read_caches(kv_dtype)
+    if runs and readers.is_auto(kv_dtype):
         caches = _left(caches, {word for types in runs for word in types.kv.value})
     own = []
     for role, machines in (("prefill", question.prefill), ("decode", question.decode)):
-        text = weights_of(weights, role)
-        words = read_weight_choices(text, question.model, machines.hardware)
+        text = readers.weights_of(weights, role)
+        words = readers.read_weight_choices(text, question.model, machines.hardware)
         known = {word for types in runs for word in types.weights.value}
-        own.append(_left(words, known) if runs and is_auto(text) else words)
+        own.append(_left(words, known) if runs and readers.is_auto(text) else words)
     prefill, decode = (
         replace(machines, weights=words[0])
         for machines, words in zip((question.prefill, question.decode), own, strict=True)
@@ -237,15 +211,13 @@ def with_formats(question: Question, weights: str | None, kv_dtype: str | None) 
     return replace(question, formats=found) if len(found) > 1 else question
 
 
-def _left(words: Sequence[Word], known: Collection[str]) -> list[Word]:
+def _left(words: Sequence[readers.Word], known: Collection[str]) -> list[readers.Word]:
     """Return the words that are known, all where none is."""
     return [word for word in words if word in known] or list(words)
 
 
-def _engine_types(engine: str) -> "list[CacheTypes]":
+def _engine_types(engine: str) -> list[CacheTypes]:
     """Return the formats that an engine runs; none for the reference engine, which runs all."""
     if engine == REFERENCE:
         return []
-    from planner.engines.loader import load_engine
-
     return [load_engine(engine).cache]

@@ -1,13 +1,18 @@
-"""Question files: YAML whose keys are the long flags of a question; ``questions`` holds several."""
+"""Question files: YAML whose keys are the long flags of a question, ``questions`` for several; their JSON Schema."""
 
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_args
 
 from ground.errors import BadInput, naming
 from ground.files import read_yaml
 from ground.names import suggest
+from planner.objective import ObjectiveName
+from planner.question import Queueing, Shape
+from planner.survival import Loss
 from podplan.options import SIZES, UNITS, QuestionFlags, check_keywords, flag_name, names_of, text_of
 from podplan.question import Asked, read_question
 from podplan.traffic import LENGTH_FIELDS
@@ -203,3 +208,53 @@ def _located(text: str, folder: Path) -> str:
     if "=" in text or not ("/" in text or text.lower().endswith((*_PATH_ENDS, ".csv", ".jsonl", ".gz"))):
         return text
     return text if Path(text).is_absolute() else str(folder / text)
+
+
+_WORDS = {"objective": ObjectiveName, "queueing": Queueing, "survive": Loss, "shape": Shape}
+_PATTERNS = {
+    "s": (r"^\s*[0-9.,eE+-]+\s*(ns|us|µs|μs|ms|s|sec|min|h|d)\s*$", "such as 50ms or 2s"),
+    "/s": (r"^\s*[0-9.,eE+-]+\s*/\s*(s|sec|min|m|h|hour|d|day)\s*$", "such as 12.5/s or 600/min"),
+}
+_OWN = {
+    "name": "What the question is called in tables, JUnit and annotations.",
+    "manifest": "Weigh this deployment instead of searching one.",
+}
+
+
+def question_schema() -> dict[str, Any]:
+    """Return the schema: a question, or several under ``questions`` with what they share beside them."""
+    keys = {each.name: _property(each) for each in dataclasses.fields(QuestionFlags)}
+    keys |= {name: {"description": told, "type": ["string", "number"]} for name, told in _OWN.items()}
+    keys["name"] |= {"maxLength": MOST_NAME}
+    assert set(CHECK_KEYS) <= keys.keys(), "every key of a check is in its schema"
+    spelt = {spelling: held for name, held in keys.items() for spelling in (name.replace("_", "-"), name)}
+    listed = {
+        "type": "array",
+        "minItems": 1,
+        "maxItems": MOST_QUESTIONS,
+        "items": {"type": "object", "properties": spelt, "additionalProperties": False},
+        "description": "Several questions; keys beside the list hold for each that does not give its own.",
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "podplan question file",
+        "description": "The keys are the long flags of plan, whose help tells more.",
+        "type": "object",
+        "properties": spelt | {"questions": listed},
+        "additionalProperties": False,
+    }
+
+
+def _property(each: "dataclasses.Field[Any]") -> dict[str, Any]:
+    """Return what a flag's key may hold: one of its words, a text with its unit, or any text or number."""
+    told = {"description": each.metadata["help"]}
+    if each.name in _WORDS:
+        return told | {"enum": list(get_args(_WORDS[each.name]))}
+    if each.metadata.get("unit"):
+        pattern, example = _PATTERNS[each.metadata["unit"]]
+        return told | {
+            "type": "string",
+            "pattern": pattern,
+            "examples": [example.removeprefix("such as ").split(" or ")[0]],
+        }
+    return told | {"type": ["string", "number"]}

@@ -300,10 +300,12 @@ def weights_of(text: str | None, role: str) -> str | None:
     return given.get(role, given.get(""))
 
 
-def by_role(text: str, flag: str, *, lists: bool = False) -> dict[str, str]:
+def by_role(
+    text: str, flag: str, *, lists: bool = False, known: Sequence[str] = ROLES, right: str = "prefill=... or decode=..."
+) -> dict[str, str]:
     """Return what ``prefill=A,decode=B`` gives each role, or the whole text under ``""``; ``lists`` as ``prefill=A,C``.
 
-    Raises BadInput where a role has nothing, or stands twice, or is none.
+    Raises BadInput where a role has nothing, or stands twice, or is none of the ``known``; ``right`` says what is.
     """
     if "=" not in text:
         return {"": text}
@@ -315,9 +317,9 @@ def by_role(text: str, flag: str, *, lists: bool = False) -> dict[str, str]:
             found[role] += f",{name}"
             continue
         role = name.lower()
-        if role not in ROLES or not equals or not value:
-            hint = suggest(role, ROLES) if role not in ROLES else ""
-            raise BadInput(f"{flag}: {part.strip()[:40]!r} is not prefill=... or decode=...{hint}")
+        if role not in known or not equals or not value:
+            hint = suggest(role, known) if role not in known else ""
+            raise BadInput(f"{flag}: {part.strip()[:40]!r} is not {right}{hint}")
         if role in found:
             raise BadInput(f"{flag}: {role} stands twice in {text[:60]!r}; name it once")
         found[role] = value

@@ -25,7 +25,7 @@ from podplan.options import SIZES
 from podplan.question import Asked
 from podplan.question_files import Entry, asked_of, merged_flags, read_rows, typed_of
 from podplan.readers import read_fraction
-from podplan.result import Result, Row, as_json
+from podplan.result import Result, Row, as_json, picked
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import from_trace
 
@@ -37,6 +37,7 @@ SCENARIO_KEYS = (
     *("model", "rate", "isl", "osl", "isl_cv", "osl_cv", "isl_histogram", "osl_histogram", "prefix_reuse", "trace"),
     *("survive", "ttft", "tpot", *SIZES, *OWN_KEYS),
 )
+POLICY = "chip_hours moving_chip_hours bound_chip_hours gap replanned_chip_hours replanned_moving_chip_hours"
 MOST_SCENARIOS = 300
 MOST_FACTOR = 1_000_000
 
@@ -79,9 +80,7 @@ class ScenariosResult(Result):
         found = []
         for number, model, each in self.asked():
             row: Row = {
-                "scenario": each.name,
-                "model": each.question.model.name,
-                "requests_per_second": each.question.rate_per_second,
+                **picked(each, "scenario=name model=question.model.name requests_per_second=question.rate_per_second"),
                 "weight": each.weight,
                 "chips_alone": each.best.chips if each.best else None,
                 "least_chips": each.least_chips if each.best else None,
@@ -113,19 +112,10 @@ class ScenariosResult(Result):
             "share": self.share,
             "scenarios": self.rows(),
             "one_plan": robust
-            and {
-                "chips": robust.chips,
-                "least_chips": robust.least_chips,
-                "layouts": [layout_text(each) for each in robust.layouts],
-            },
+            and picked(robust, "chips least_chips") | {"layouts": [layout_text(each) for each in robust.layouts]},
             "policy": windows
-            and {
-                "chip_hours": windows.chip_hours,
-                "moving_chip_hours": windows.moving_chip_hours,
-                "bound_chip_hours": windows.bound_chip_hours,
-                "gap": windows.gap,
-                "replanned_chip_hours": windows.replanned_chip_hours,
-                "replanned_moving_chip_hours": windows.replanned_moving_chip_hours,
+            and picked(windows, POLICY)
+            | {
                 "peak_chips": sum(each.chips for each in windows.peak) if windows.peak else None,
                 "peak_chip_hours": windows.peak_chip_hours if windows.peak else None,
             },

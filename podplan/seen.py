@@ -24,6 +24,8 @@ from podplan.verification import verify
 
 SCORE = 1.96
 """Standard deviations on each side that hold 95 % of a normal estimate."""
+USUAL_SECONDS = 60.0
+"""Between two scrapes of an endpoint."""
 LEAST_REQUESTS = 30
 """Fewer tell neither lengths nor times."""
 MOST_SCRAPE_BYTES = 100_000_000
@@ -49,36 +51,32 @@ class Observed:
     answer_half_width: float | None = None
 
     @property
+    def upper_per_second(self) -> float:
+        """Upper end of the rate."""
+        return self.rate_per_second + self.rate_half_width
+
+    @property
     def times_steps(self) -> bool:
         """Whether it tells how long steps take."""
         return self.step_factor is not None or self.mean_tpot_seconds is not None
 
 
-def look(
-    sources: Sequence[str],
-    manifest: Manifest,
-    path: str,
-    window: float,
-    *,
-    given: bool,
-) -> Observed:
-    """Return what sources tell; BadInput naming the one that tells nothing."""
+def look(sources: Sequence[str], manifest: Manifest, path: str, window: float | None) -> Observed:
+    """Return what sources tell, metrics over a ``window`` of seconds; BadInput naming one that tells nothing."""
     if not sources:
         raise BadInput("give what to watch: URLs or files of metrics, a request log, or results of plan verify")
     if all(source.startswith(("http://", "https://")) for source in sources):
         before, start = _scraped(sources), time.monotonic()
-        time.sleep(window)
-        return of_metrics(_scraped(sources) - before, time.monotonic() - start or window, manifest, ", ".join(sources))
+        time.sleep(window or USUAL_SECONDS)
+        return of_metrics(_scraped(sources) - before, time.monotonic() - start, manifest, ", ".join(sources))
     texts = {source: _text(source) for source in sources}
     if all(text is not None for text in texts.values()):
         scrapes = [parse_scrape(text or "", source) for source, text in texts.items()]
         if len(scrapes) == 1:
-            return of_metrics(
-                scrapes[0], _lifetime(scrapes[0], sources[0], window if given else None), manifest, sources[0]
-            )
+            return of_metrics(scrapes[0], _lifetime(scrapes[0], sources[0], window), manifest, sources[0])
         if len(scrapes) != 2:
             raise BadInput(f"{sources[2]}: give two files of metrics, an earlier and a later one, not {len(scrapes)}")
-        seconds = window if given else os.path.getmtime(sources[1]) - os.path.getmtime(sources[0])
+        seconds = window or os.path.getmtime(sources[1]) - os.path.getmtime(sources[0])
         if seconds <= 0:
             raise BadInput("--window: the second file is not younger than the first; say how long lies between them")
         return of_metrics(scrapes[1] - scrapes[0], seconds, manifest, sources[1])

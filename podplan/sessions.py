@@ -1,11 +1,12 @@
 """`--sessions`: turns that follow each other, as kinds of prompts with what each finds of the turns before."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from ground.errors import BadInput
-from ground.traces import Trace, reused_tokens
+from ground.traces import Trace, reused_tokens, select
 from ground.units import parse_count, parse_duration
 from planner.serving.sessions import session_trace
 from planner.workload import Lengths, Sessions, Traffic, Workload
@@ -54,22 +55,10 @@ def sessions_workload(shape: Sessions, answer: Lengths, rate: float | None, hits
     per_second = rate or _REQUESTS / (10 * ramp + 1)
     count = _REQUESTS + int(min(2 * ramp * per_second, 5 * _REQUESTS))
     found = hits(session_trace(base, shape, per_second, count, _SEED, turn))
-    arrival, reused = found.arrival_seconds, reused_tokens(found)
+    arrival = found.arrival_seconds
     begun = np.isnan(found.delay_seconds) if found.delay_seconds is not None else np.ones_like(arrival, dtype=bool)
     inside = (arrival >= 2 * ramp) & (arrival <= arrival[begun][-1])
     kept = inside if inside.sum() > _REQUESTS / 10 else np.ones_like(inside)
-    rows = Rows(
-        arrival_seconds=arrival[kept],
-        input_tokens=found.input_tokens[kept],
-        output_tokens=found.output_tokens[kept],
-        reused_tokens=reused[kept],
-    )
-    found_workload = Traffic.from_trace(rows).workload
-    return Workload(
-        input_tokens=found_workload.input_tokens,
-        output_tokens=answer,
-        prefix_reuse=found_workload.prefix_reuse,
-        prompts=found_workload.prompts,
-        arrival_squared_cv=float(shape.branches),
-        sessions=shape,
-    )
+    traffic = Traffic.from_trace(Rows.of(select(found, np.flatnonzero(kept)), reused_tokens(found)[kept])).workload
+    branches = float(shape.branches)
+    return replace(traffic, output_tokens=answer, length_covariance=0.0, arrival_squared_cv=branches, sessions=shape)

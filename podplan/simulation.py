@@ -8,17 +8,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ground.errors import BadInput
 from ground.files import check_file, staging, writing
-from ground.units import counted, parse_count, parse_duration
+from ground.units import counted
 from planner.manifest.document import read_manifest
 from planner.manifest.migration import union
 from planner.manifest.schema import Manifest, ManifestWorkload, Prediction
 from podplan.changing import PlayedMigration, read_autoscale, read_change
 from podplan.expert_loads import measured_balance, read_loads
-from podplan.offered import MOST_SIMULATED, Offered, read_offered, read_seed
+from podplan.offered import Offered, check_most, read_offered, read_seed
 from podplan.options import SimulateFlags, flag_name, flags_of
 from podplan.readers import read_tokens
 from podplan.rebalancing import Changing, Rebalanced, rebalanced
-from podplan.result import Result, Row
+from podplan.result import Result, Row, picked
 from runtime.simulate.engine import NEVER
 from runtime.simulate.faults import parse_fault
 from runtime.simulate.metrics import SimulationResult
@@ -127,17 +127,12 @@ class PoliciesResult(Result):
 
     def rows(self) -> list[Row]:
         """Return a row per policy."""
-        return [
-            {
-                "policy": name,
-                "ttft_mean_seconds": run.ttft_seconds.mean if run.ttft_seconds else None,
-                "tpot_mean_seconds": run.tpot_seconds.mean if run.tpot_seconds else None,
-                "e2e_mean_seconds": run.e2e_seconds.mean if run.e2e_seconds else None,
-                "slo_attainment": run.slo_attainment,
-                "goodput_requests_per_second": run.goodput_requests_per_second,
-            }
-            for name, run in self.results.items()
-        ]
+        rows: list[Row] = []
+        for name, run in self.results.items():
+            times = {"ttft": run.ttft_seconds, "tpot": run.tpot_seconds, "e2e": run.e2e_seconds}
+            means = {f"{which}_mean_seconds": None if found is None else found.mean for which, found in times.items()}
+            rows.append({"policy": name, **means, **picked(run, "slo_attainment goodput_requests_per_second")})
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return every variant's figures and the differences to the first."""
@@ -231,9 +226,9 @@ def _offered(manifest: Manifest, flags: SimulateFlags) -> Offered:
 
 def check_together(flags: SimulateFlags) -> None:
     """Raise BadInput where flags contradict each other."""
+    for other in ("trace", "rate"):
+        flags.check_apart((other, "concurrency"), "say when requests arrive")
     given = [flag for flag in ("trace", "rate", "concurrency") if getattr(flags, flag) is not None]
-    if "concurrency" in given and len(given) > 1:
-        raise BadInput(f"--{given[0]} and --{given[1]} both say when requests arrive; leave one of them out")
     for flag in OF_A_TRACE:
         if getattr(flags, flag) is not None and flags.trace is None:
             name = "--trace-format" if flag == "format" else flag_name(flag)
@@ -242,10 +237,9 @@ def check_together(flags: SimulateFlags) -> None:
         raise BadInput("--bursts: is for arrivals at a --rate; leave the flag out")
     if flags.cold and given and given != ["rate"]:
         raise BadInput(f"--cold: a run with --{given[0]} always starts empty; leave the flag out")
-    if flags.timeseries_step is not None and flags.timeseries is None:
-        raise BadInput("--timeseries-step: belongs to --timeseries FILE; give it or leave the step out")
-    if flags.migrate_at is not None and flags.migration is None:
-        raise BadInput("--migrate-at: belongs to --migration FILE; give it or leave the time out")
+    for name, owner, what in (("timeseries_step", "timeseries", "step"), ("migrate_at", "migration", "time")):
+        if getattr(flags, name) is not None and getattr(flags, owner) is None:
+            raise BadInput(f"{flag_name(name)}: belongs to --{owner} FILE; give it or leave the {what} out")
     if flags.migration is not None and (flags.policies is not None or flags.autoscale is not None):
         raise BadInput("--migration: is played by itself; leave --policies and --autoscale out")
     if flags.policies is not None and (flags.requests_csv or flags.timeseries or flags.timeline):
@@ -283,7 +277,7 @@ def _rebalanced(flags: SimulateFlags, manifest: Manifest, offered: Offered) -> R
     if flags.fail or flags.migration is not None or flags.concurrency is not None:
         other = "--fail" if flags.fail else "--concurrency" if flags.migration is None else "--migration"
         raise BadInput(f"{named}: loads that change go with a stream or a trace alone; leave {other} out")
-    every = None if flags.rebalance is None else parse_duration(flags.rebalance, "--rebalance")
+    every = flags.seconds("rebalance", None)
     last = max(float(part.arrival_seconds.max()) for part in offered.requests())
     return rebalanced(manifest, Changing(loads=loads, drift_seconds=drift, every_seconds=every, last_seconds=last))
 
@@ -292,8 +286,7 @@ def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:
     """Return the offline requests of ``N`` or ``N,PROMPT+ANSWER``; lengths as planned where none are given."""
     counted, _, lengths = text.partition(",")
     count, workload = parse_count(counted, "--offline"), manifest.workload
-    if count > MOST_SIMULATED:
-        raise BadInput(f"--offline: {count} are more than the {MOST_SIMULATED} that are simulated; use fewer")
+    check_most("--offline", count)
     if lengths:
         prompt, _, answer = lengths.partition("+")
         own = {
@@ -322,10 +315,9 @@ def _observing(flags: SimulateFlags, progress: Progress | None) -> Iterator[Obse
     _check_apart(flags)
     for path in filter(None, asked.values()):
         check_file(path, force=flags.force)
-    step = 1.0 if flags.timeseries_step is None else parse_duration(flags.timeseries_step, "--timeseries-step")
     with staging() as beside, ExitStack() as stack:
         files = {name: stack.enter_context(_opened(path, beside)) for name, path in asked.items() if path}
-        yield Observer(**files, series_seconds=step, progress=progress)
+        yield Observer(**files, series_seconds=flags.seconds("timeseries_step", 1.0), progress=progress)
 
 
 def _check_apart(flags: SimulateFlags) -> None:

@@ -64,10 +64,9 @@ def read_traffic(
     Raises BadInput naming the flag, or file, line and field of a trace.
     """
     growth = read_growth(flags.growth) if flags.growth is not None else ()
-    if growth and (flags.rate or flags.rate_profile):
-        other = "--rate" if flags.rate else "--rate-profile"
-        raise BadInput(f"--growth and {other} both say how many requests come; leave one of them out")
-    rate, day = (max(growth), ()) if growth else read_rate(flags.rate, flags.rate_profile)
+    flags.check_apart(("growth", "rate", "rate_profile"), "say how many requests come")
+    day = () if flags.rate_profile is None else read_rate_profile(flags.rate_profile)
+    rate = max(growth) if growth else peak_rate(day) if day else flags.per_second("rate", None)
     reuse = read_fraction(flags.prefix_reuse, "--prefix-reuse", usual.prefix_reuse, below_one=True)
     if flags.trace is not None:
         asked = _from_trace(flags, (model, hits), rate, None if flags.prefix_reuse is None else reuse)
@@ -113,16 +112,6 @@ def _kept(flags: QuestionFlags, side: str, usual: Kinds | None) -> Kinds | None:
     return usual if all(text is None for text in given) else None
 
 
-def read_rate(rate: str | None, profile: str | None) -> tuple[float | None, tuple[Window, ...]]:
-    """Return the rate to serve and the day that it is the largest rate of; None and no windows where not given."""
-    if profile is None:
-        return None if rate is None else parse_rate(rate, "--rate"), ()
-    if rate is not None:
-        raise BadInput("--rate and --rate-profile both say how many requests come; leave one of them out")
-    day = read_rate_profile(profile)
-    return peak_rate(day), day
-
-
 def read_growth(text: str) -> tuple[float, ...]:
     """Return the rate of every month of ``25/s..100/s:12``, evenly spaced or with ``:log`` behind by equal factors.
 
@@ -156,22 +145,14 @@ def _from_trace(
     from ground.traces import TraceFormat, read_trace, reused_tokens
 
     for field in (*LENGTH_FIELDS, "images", "video", "sessions"):
-        if getattr(flags, field) is not None:
-            raise BadInput(f"{flag_name(field)} and --trace both give lengths; leave one of them out")
+        flags.check_apart((field, "trace"), "give lengths")
     format = None if flags.format is None else read_choice(flags.format, "--format", get_args(TraceFormat))
     with naming("--trace"):
         trace = read_trace(Path(flags.trace or ""), format, dequantize_seed=SPREAD_SEED)
     model, hits = known
     trace = hits(with_blocks(fitting(trace, model.max_position, model.name)))
     try:
-        traffic = Traffic.from_trace(
-            Rows(
-                arrival_seconds=trace.arrival_seconds,
-                input_tokens=trace.input_tokens,
-                output_tokens=trace.output_tokens,
-                reused_tokens=reused_tokens(trace),
-            )
-        )
+        traffic = Traffic.from_trace(Rows.of(trace, reused_tokens(trace)))
     except BadInput as error:
         raise BadInput(f"{flags.trace}: {error}") from None
     workload = traffic.workload if reuse is None else _with_reuse(traffic.workload, reuse)
@@ -203,13 +184,7 @@ def _of_sessions(
 
 def _with_reuse(workload: Workload, reuse: float) -> Workload:
     """Return the workload with a stated reuse instead of the one that an unlimited cache would have."""
-    return Workload(
-        input_tokens=workload.input_tokens,
-        output_tokens=workload.output_tokens,
-        prefix_reuse=reuse,
-        arrival_squared_cv=workload.arrival_squared_cv,
-        length_covariance=workload.length_covariance,
-    )
+    return replace(workload, prefix_reuse=reuse, prompts=None, answers=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from planner.verification.runs import METRICS, Run, read_runs
 from planner.verification.verify import Summary, Verified, by_label, calibration, point, summarise, verify_runs
 from podplan.next_runs import NextRun, next_runs
 from podplan.outliers import NAMES, Loaded, outliers
-from podplan.result import Result, Row, as_data
+from podplan.result import Result, Row, as_data, picked
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
@@ -70,44 +70,25 @@ class VerifyResult(Result):
 
     def rows(self) -> list[Row]:
         """Return a row per run and metric."""
-        return [
-            {
-                "id": each.run.id,
-                "metric": name,
-                "measured": each.run.measured[name],
-                "predicted": each.predicted[name],
-                "error": each.error[name],
-                "low": each.interval[name][0],
-                "high": each.interval[name][1],
-                "inside": each.inside[name],
-            }
-            for each in self.compared
-            for name in each.error
-        ]
+        rows: list[Row] = []
+        for each in self.compared:
+            for name, error in each.error.items():
+                low, high = each.interval[name]
+                told = {"measured": each.run.measured[name], "predicted": each.predicted[name], "error": error}
+                ends = {"low": low, "high": high, "inside": each.inside[name]}
+                rows.append({"id": each.run.id, "metric": name, **told, **ends})
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``plan verify --json`` prints."""
-        rows = [
-            {
-                "id": each.run.id,
-                "predicted": each.predicted,
-                "measured": each.run.measured,
-                "error": each.error,
-                "inside": each.inside,
-                "interval": {name: {"low": low, "high": high} for name, (low, high) in each.interval.items()},
-                **({"reason": each.reason} if each.reason else {}),
-            }
-            for each in self.runs
-        ]
-        found = as_data(self.summary)
+        rows = []
+        for each in self.runs:
+            ends = {name: {"low": low, "high": high} for name, (low, high) in each.interval.items()}
+            told = picked(each, "id=run.id predicted measured=run.measured error inside") | {"interval": ends}
+            rows.append(told | ({"reason": each.reason} if each.reason else {}))
         own = {label: as_data(by_label(self.runs, label)) for label in LABELS}
-        skipped = len(self.runs) - len(self.compared)
-        return {
-            "rows": rows,
-            "summary": {**found, "skipped": skipped, "by": own},
-            "notes": list(self.notes),
-            "next": as_data(self.next),
-        }
+        whole = as_data(self.summary) | {"skipped": len(self.runs) - len(self.compared), "by": own}
+        return {"rows": rows, "summary": whole} | picked(self, "notes next")
 
 
 def verify(
@@ -246,11 +227,9 @@ def _played(loaded: Loaded, knees: list[str]) -> dict[str, float]:
     if not report.concurrency:
         knees.append(_knee(report, manifest, requests, options, found))
     chips = sum(len(each.instances) * each.chips_per_instance for each in manifest.pools)
+    latencies = {"ttft_seconds": found.ttft_seconds, "tpot_seconds": found.tpot_seconds}
     values = {METRICS[2]: found.output_tokens_per_second / chips}
-    if found.ttft_seconds is not None:
-        values["ttft_seconds"] = found.ttft_seconds.mean
-    if found.tpot_seconds is not None:
-        values["tpot_seconds"] = found.tpot_seconds.mean
+    values |= {name: latency.mean for name, latency in latencies.items() if latency is not None}
     return {name: value for name, value in values.items() if value > 0}
 
 

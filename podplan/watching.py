@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ground.errors import BadInput, Infeasible
-from ground.units import HOUR_SECONDS, format_duration, format_rate, parse_duration
-from planner.changeover.capacity import carried
+from ground.units import HOUR_SECONDS, format_duration, format_rate
+from planner.changeover.capacity import carried, total_carried
 from planner.changeover.change import Asked, Change, change
 from planner.changeover.moving import Terms
 from planner.checks.check import Limits
@@ -22,7 +22,7 @@ from planner.search.search import search
 from planner.search.sure import restated, stressed
 from planner.workload import Workload
 from podplan.expert_loads import measured_balance
-from podplan.options import Text, flag, flags_of
+from podplan.options import Flags, Text, flag, flags_of
 from podplan.plan_data import plan_json
 from podplan.readers import read_fraction
 from podplan.result import Result, Row, picked
@@ -31,9 +31,12 @@ from podplan.seen import Observed, look
 STEP_DEVIATION = 0.1
 """Of a predicted TPOT, relative, where the plan states no interval: the predictions' own median error is about that."""
 
+SEEN = "source seconds requests rate_per_second rate_half_width ttft_seconds tpot_seconds"
+LENGTHS = "mean=workload.{0}_tokens.mean squared_cv=workload.{0}_tokens.squared_cv"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WatchFlags:
+class WatchFlags(Flags):
     """What runs, and what a change is weighed by."""
 
     manifest: Text = flag("FILE", "The manifest that runs.", needed=True)
@@ -62,11 +65,11 @@ class WatchResult(Result):
     factor: float
     factor_interval: tuple[float, float]
     carries: float
-    plan: Plan | None
-    found: Change | None
-    pays: bool
-    why: str
     balance: dict[str, tuple[float, float]]
+    plan: Plan | None = None
+    found: Change | None = None
+    pays: bool = False
+    why: str = ""
 
     @property
     def violated(self) -> bool:
@@ -76,7 +79,7 @@ class WatchResult(Result):
     @property
     def headroom(self) -> float:
         """Room over the upper end of the rate, as a share of it; below 0 where the plan is too small."""
-        return self.carries / (self.seen.rate_per_second + self.seen.rate_half_width) - 1
+        return self.carries / self.seen.upper_per_second - 1
 
     @property
     def headline(self) -> str:
@@ -91,7 +94,7 @@ class WatchResult(Result):
         seen = self.seen
         return [
             {
-                **picked(seen, "source seconds requests rate_per_second rate_half_width ttft_seconds tpot_seconds"),
+                **picked(seen, SEEN),
                 "step_factor": self.factor,
                 "carries_requests_per_second": self.carries,
                 "headroom": self.headroom,
@@ -103,14 +106,9 @@ class WatchResult(Result):
         """Return the object that ``plan watch --json`` prints."""
         seen = self.seen
         return {
-            **picked(
-                seen,
-                "source seconds requests rate_per_second rate_half_width ttft_seconds tpot_seconds mean_tpot_seconds",
-            ),
-            "input_tokens": picked(seen.workload.input_tokens, "mean squared_cv")
-            | {"half_width": seen.prompt_half_width},
-            "output_tokens": picked(seen.workload.output_tokens, "mean squared_cv")
-            | {"half_width": seen.answer_half_width},
+            **picked(seen, f"{SEEN} mean_tpot_seconds"),
+            "input_tokens": picked(seen, f"{LENGTHS.format('input')} half_width=prompt_half_width"),
+            "output_tokens": picked(seen, f"{LENGTHS.format('output')} half_width=answer_half_width"),
             "prefix_reuse": seen.workload.prefix_reuse,
             "step_factor": {"value": self.factor, "low": self.factor_interval[0], "high": self.factor_interval[1]},
             "interval_violated": self.violated,
@@ -144,33 +142,23 @@ def watch(*sources: str, **flags: object) -> WatchResult:
 def watched(sources: Sequence[str], flags: WatchFlags) -> WatchResult:
     """Return what is seen, what it means, and the change that would mend it."""
     manifest = read_manifest(Path(flags.manifest or ""))
-    hold = HOUR_SECONDS if flags.hold is None else parse_duration(flags.hold, "--hold")
+    hold = flags.seconds("hold", HOUR_SECONDS)
     room = read_fraction(flags.headroom, "--headroom", 0.1)
-    window = 60.0 if flags.window is None else parse_duration(flags.window, "--window")
-    seen = look(sources, manifest, flags.manifest or "", window, given=flags.window is not None)
+    seen = look(sources, manifest, flags.manifest or "", flags.seconds("window", None))
     factor = step_factor(manifest, seen)
     slow = max(factor, 0.05)
-    wide = _interval(manifest)
-    carries = _carries(manifest, seen.workload, slow)
-    upper = seen.rate_per_second + seen.rate_half_width
-    balance = _balance(manifest, flags.expert_loads)
     base = WatchResult(
         manifest=manifest,
         seen=seen,
         factor=factor,
-        factor_interval=wide,
-        carries=carries,
-        plan=None,
-        found=None,
-        pays=False,
-        why="",
-        balance=balance,
+        factor_interval=_interval(manifest),
+        carries=_carries(manifest, seen.workload, slow),
+        balance=_balance(manifest, flags.expert_loads),
     )
-    wanted = upper * (1 + room)
-    question = _question(manifest, seen.workload, wanted)
+    question = _question(manifest, seen.workload, seen.upper_per_second * (1 + room))
     best = search(stressed(question, slow), explain=False, beside=False).best
     best = None if best is None else restated(best, question, slow)
-    startup = None if flags.startup is None else parse_duration(flags.startup, "--startup", allow_zero=True)
+    startup = flags.seconds("startup", None, zero=True)
     if best is None:
         told = "no plan on these machines carries it, with the room asked for: plan MODEL --rate says what binds"
         return replace(base, why=told)
@@ -216,17 +204,10 @@ def _carries(manifest: Manifest, workload: Workload, slow: float) -> float:
 
     All service times times f at a rate R are the predicted ones at the rate f R under limits f times as tight.
     """
-    levels = manifest.service_levels
-    limits = Limits(
-        ttft_seconds=levels.ttft_seconds and levels.ttft_seconds / slow,
-        tpot_seconds=levels.tpot_seconds and levels.tpot_seconds / slow,
-        percentile=levels.percentile,
-        rate_per_second=1.0,
-    )
-    total = {"prefill": 0.0, "decode": 0.0, "mixed": 0.0}
-    for pool, rate in zip(manifest.pools, carried(manifest, workload, limits), strict=True):
-        total[pool.role] += rate * len(pool.instances) / slow
-    return min(total["prefill"], total["decode"]) + total["mixed"]
+    stated = Limits.of(manifest.service_levels, 1.0)
+    ttft, tpot = stated.ttft_seconds, stated.tpot_seconds
+    limits = replace(stated, ttft_seconds=ttft and ttft / slow, tpot_seconds=tpot and tpot / slow)
+    return total_carried(manifest, carried(manifest, workload, limits)) / slow
 
 
 def step_factor(manifest: Manifest, seen: Observed) -> float:
@@ -265,9 +246,7 @@ def _question(manifest: Manifest, workload: Workload, rate: float) -> Question:
     for role in ("prefill", "decode"):
         pool = pools.get(role) or manifest.pools[0]
         cluster = manifest.clusters[pool.hardware]
-        devices = cluster.nodes * int(cluster.spec.devices_per_node.value)
-        spec_nodes = int(cluster.spec.nodes.value)
-        devices = max(devices, spec_nodes * int(cluster.spec.devices_per_node.value))
+        devices = max(cluster.nodes, int(cluster.spec.nodes.value)) * int(cluster.spec.devices_per_node.value)
         sides[role] = Machines(hardware=cluster.spec, devices=devices, weights=pool.weights_dtype, budget=pool.hardware)
     levels, answering = manifest.service_levels, pools.get("decode") or manifest.pools[0]
     if levels.ttft_seconds is None or levels.tpot_seconds is None:

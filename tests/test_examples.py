@@ -8,7 +8,7 @@ from cli.exit_codes import ExitCode
 from cli.main import main
 from ground.files import read_yaml
 from planner.search.papers import published_deployments
-from podplan.fleet_files import read_fleet
+from podplan.fleets import read_fleet
 from podplan.planning import solved
 from podplan.question_files import Entry, asked_of, read_questions
 

@@ -1,6 +1,6 @@
 """What each instance of a manifest carries within limits, under some traffic and with some confidence."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 from ground.errors import BadInput
@@ -28,7 +28,8 @@ def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: 
     """
     stated = [pool.predicted.requests_per_second if pool.predicted else None for pool in manifest.pools]
     roles = [pool.role for pool in manifest.pools]
-    own = confidence == PREDICTED and workload == workload_of(manifest.workload) and _own_limits(manifest, limits)
+    own = limits == Limits.of(manifest.service_levels, limits.rate_per_second) and confidence == PREDICTED
+    own = own and workload == workload_of(manifest.workload)
     several = len(set(roles)) < len(roles) or {*roles} not in ({"mixed"}, {"prefill", "decode"})
     if several or (own and None not in stated):
         for number, rate in enumerate(stated):
@@ -41,13 +42,12 @@ def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: 
     return [_most(pools[role], limits, confidence, rate or 1.0) for role, rate in zip(roles, stated, strict=True)]
 
 
-def _own_limits(manifest: Manifest, limits: Limits) -> bool:
-    levels = manifest.service_levels
-    return (levels.ttft_seconds, levels.tpot_seconds, levels.percentile) == (
-        limits.ttft_seconds,
-        limits.tpot_seconds,
-        limits.percentile,
-    )
+def total_carried(manifest: Manifest, each: Sequence[float]) -> float:
+    """Return the requests per second that a whole manifest carries; ``each`` of one instance of each pool."""
+    by_role = {"prefill": 0.0, "decode": 0.0, "mixed": 0.0}
+    for pool, rate in zip(manifest.pools, each, strict=True):
+        by_role[pool.role] += rate * len(pool.instances)
+    return min(by_role["prefill"], by_role["decode"]) + by_role["mixed"]
 
 
 def _most(pool: DeployedPool, limits: Limits, confidence: float, near: float) -> float:

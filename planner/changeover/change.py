@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from ground.errors import BadInput, Infeasible
-from planner.changeover.capacity import PREDICTED, carried
+from planner.changeover.capacity import PREDICTED, carried, total_carried
 from planner.changeover.lots import Lot, Signature, kinds_of, lots_of
 from planner.changeover.moving import Terms, Turn, check_together, drain_seconds, turn, weight_plane
 from planner.changeover.order import ROLES, InPlace, Order, Side, Task, cheapest, still
@@ -67,7 +67,7 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
     check_together(old, new)
     rate = planned_rate(old) if asked.rate_per_second is None else asked.rate_per_second
     carries = _carries(old, new, asked, rate)
-    ends = _total(old, carries[0]), _total(new, carries[1])
+    ends = total_carried(old, carries[0]), total_carried(new, carries[1])
     # What one of the ends does not carry no order of steps can; an end that carries nothing leaves all of it below.
     rate = min([rate, *(each for each in ends if each > 0)])
     clusters = _clusters(old, new, asked.spare_nodes)
@@ -105,32 +105,14 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
 
 def _carries(old: Manifest, new: Manifest, asked: Asked, rate: float) -> tuple[list[float], list[float]]:
     """Return what an instance of each pool carries, under the same traffic and the old limits."""
-    workload, limits = asked.workload or workload_of(old.workload), _limits(old, rate)
+    workload, limits = asked.workload or workload_of(old.workload), Limits.of(old.service_levels, rate)
     found = carried(old, workload, limits, asked.confidence)
     if not asked.both:
         return found, carried(new, workload, limits, asked.confidence)
     after = planned_rate(new)
-    each_new = carried(new, workload_of(new.workload), _limits(new, after), asked.confidence)
+    each_new = carried(new, workload_of(new.workload), Limits.of(new.service_levels, after), asked.confidence)
     # In requests of OLD's traffic, so that what carries all of NEW's counts as what carries all of OLD's.
     return found, [each * rate / after for each in each_new]
-
-
-def _limits(manifest: Manifest, rate: float) -> Limits:
-    levels = manifest.service_levels
-    return Limits(
-        ttft_seconds=levels.ttft_seconds,
-        tpot_seconds=levels.tpot_seconds,
-        percentile=levels.percentile,
-        rate_per_second=rate,
-    )
-
-
-def _total(manifest: Manifest, each: list[float]) -> float:
-    """Return what a whole manifest carries."""
-    by_role = dict.fromkeys(ROLES, 0.0)
-    for pool, rate in zip(manifest.pools, each, strict=True):
-        by_role[pool.role] += rate * len(pool.instances)
-    return min(by_role["prefill"], by_role["decode"]) + by_role["mixed"]
 
 
 def _clusters(old: Manifest, new: Manifest, spare: int) -> dict[str, Cluster]:

@@ -10,6 +10,7 @@ from planner.checks.deployed import Deployed, Lost, Standing, from_plan, standin
 from planner.checks.deployed_trace import plan_on
 from planner.checks.on_trace import held_at, loads
 from planner.checks.traced import search_on_trace
+from planner.manifest.schema import ServiceLevels
 from planner.plans.day import Window
 from planner.plans.deviation import PREDICTED
 from planner.plans.plan import Plan
@@ -42,14 +43,10 @@ class Limits:
     rate_per_second: float
 
     @classmethod
-    def of(cls, question: Question, rate_per_second: float) -> "Limits":
-        """Return the limits of a question at a rate."""
-        return cls(
-            ttft_seconds=question.ttft_seconds,
-            tpot_seconds=question.tpot_seconds,
-            percentile=question.percentile,
-            rate_per_second=rate_per_second,
-        )
+    def of(cls, stated: Question | ServiceLevels, rate_per_second: float) -> "Limits":
+        """Return the limits of a question, or of what a manifest promises, at a rate."""
+        ttft, tpot, level = stated.ttft_seconds, stated.tpot_seconds, stated.percentile
+        return cls(ttft_seconds=ttft, tpot_seconds=tpot, percentile=level, rate_per_second=rate_per_second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,6 @@ from planner.plans.quantised import as_planned
 from planner.question import Question
 from planner.search.search import search
 
-HOURS = 730.0
-"""Of a month, a twelfth of a year."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Month:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import fmean, median
+from typing import Any
 
 import yaml
 
 from ground.errors import BadInput
-from planner.accuracy import ranks
+from planner.accuracy import Errors
 from planner.costs.predict import Configuration, predict
 from planner.verification.residuals import Deviations, Expected, Residual, expected
 from planner.verification.runs import METRICS, Run
@@ -161,36 +161,17 @@ def calibration(verified: Sequence[Verified]) -> list[tuple[str, Residual]]:
 def summarise(verified: Sequence[Verified]) -> Summary:
     """Return the errors of runs together; metrics that none of them has are left out."""
     rows = [each for each in verified if each.predicted]
-    mape, middle, bias, coverage, correlation = {}, {}, {}, {}, {}
+    found = {}
     for name in METRICS:
         own = [each for each in rows if name in each.error]
-        if not own:
-            continue
-        errors = [each.error[name] for each in own]
-        mape[name], middle[name], bias[name] = (
-            fmean(abs(error) for error in errors),
-            median(abs(error) for error in errors),
-            fmean(errors),
-        )
-        coverage[name] = fmean(each.inside[name] for each in own)
-        pairs = [(each.predicted[name], each.run.measured[name]) for each in own]
-        found = _rank_correlation(pairs)
-        if found is not None:
-            correlation[name] = found
-    return Summary(
-        count=len(rows), mape=mape, median=middle, bias=bias, coverage=coverage, rank_correlation=correlation
-    )
+        if own:
+            found[name] = Errors.of([(e.predicted[name], e.run.measured[name], e.inside[name]) for e in own])
 
+    def by(figure: str) -> dict[str, Any]:
+        return {name: each for name, own in found.items() if (each := getattr(own, figure)) is not None}
 
-def _rank_correlation(pairs: list[tuple[float, float]]) -> float | None:
-    from statistics import StatisticsError, correlation
-
-    if len(pairs) < 3:
-        return None
-    try:
-        return correlation(ranks([pair[0] for pair in pairs]), ranks([pair[1] for pair in pairs]))
-    except StatisticsError:  # all alike
-        return None
+    mape, middle, bias, inside, ordered = map(by, ("mape", "median", "bias", "inside", "rank_correlation"))
+    return Summary(count=len(rows), mape=mape, median=middle, bias=bias, coverage=inside, rank_correlation=ordered)
 
 
 def by_label(verified: Sequence[Verified], label: str) -> dict[str, Summary]:

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import jsonschema
 import pytest
 
-from cli.check_view import spares_text
+from cli.check import spares_text
 from cli.exit_codes import ExitCode
 from cli.main import main
 from ground.files import read_yaml

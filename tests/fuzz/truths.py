@@ -18,8 +18,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cli.engines_view import engine_text
 from cli.output import Screen, short_duration
+from cli.plan_parts import engine_text
 from cli.plan_view import show_plan
 from cli.report import reports
 from ground.errors import BadInput

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import planner.engines.rules as rules
-from cli.engines_view import WORDS, engine_text
+from cli.plan_parts import WORDS, engine_text
 from tests.questions import small_question
 
 

@@ -1,0 +1,170 @@
+"""Parts of an answer as text: engines side by side, the windows of a day, and what to buy in which month."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from cli.output import Screen
+from ground.units import HOUR_SECONDS, MONTH_SECONDS, counted, format_count, format_duration, format_rate
+from planner.engines.accelerators import accelerator_of
+from planner.instances.reachable import REFERENCE
+from planner.plans.day import Seen, busy_share, mean_rate, peak_rate
+from planner.plans.plan import Plan
+from planner.question import Question, Role
+from planner.search.answer import Answer
+from planner.search.growth import Month
+from podplan.day import roles_of, span_text
+from podplan.plan_data import POOL, own_cuts, pools_text, total_cost
+
+WORDS = {
+    "attention-grid": "this TP + DP of attention",
+    "dedicated-shared-experts": "ranks for shared experts alone",
+    "domains": "attention and experts apart",
+    "drafts": "more MTP drafts",
+    "exchange-ranks": "this EP degree of exchanges",
+    "expert-grid": "this TP + EP of experts",
+    "expert-model": "experts of this model so",
+    "experts-divide": "uneven experts per rank",
+    "kv-dtype": "this KV format",
+    "microbatches": "two microbatches",
+    "microbatches-dp": "two microbatches without DP",
+    "microbatches-mode": "two microbatches without EP",
+    "microbatches-redundancy": "two microbatches with replicas",
+    "pair-device": "two kinds of machines",
+    "pair-instances": "more instances",
+    "pair-kv-dtype": "two KV formats",
+    "pair-pipeline": "pipeline stages",
+    "pair-tensor": "this pair of TP degrees",
+    "pipeline": "pipeline stages",
+    "pipeline-drafts": "MTP over pipeline stages",
+    "power-of-two": "degrees that are no power of two",
+    "rank-in-node": "TP over nodes",
+    "redundancy-divides": "uneven replicas",
+    "redundancy-mode": "replicas of experts with TP",
+    "redundancy-per-device": "other numbers of replicas",
+    "staged-attention": "SP prefill",
+    "tensor-scope": "TP beyond a node",
+    "weights": "this weight format",
+    "whole-nodes": "parts of nodes",
+}
+"""What an engine does not run, by the rule of ``planner.engines.rules`` that cut it."""
+
+
+def engine_text(question: Question) -> str:
+    """Return an engine and its version as they are read: ``sglang 0.5.23``; where none runs there, that."""
+    if question.engine != REFERENCE:
+        return question.engine.replace("@", " ")
+    machines = {part.hardware.name: accelerator_of(part.hardware) for part in (question.prefill, question.decode)}
+    shared = set(machines.values())
+    none = (
+        f" (no engine of the catalogue runs on {' and '.join(machines)})" if None in shared or len(shared) > 1 else ""
+    )
+    return f"the reference runtime{none}"
+
+
+def show_engines(screen: Screen, answer: Answer) -> None:
+    """Write what each engine reaches and which layouts it cannot run; last what the reference engine would."""
+    rows = []
+    for tried in answer.engines:
+        cuts: Counter[str] = sum((Counter(rules) for rules in own_cuts(tried).values()), Counter())
+        cannot = dict.fromkeys(WORDS.get(rule, rule) for rule, _ in cuts.most_common())
+        name = tried.engine.replace("@", " ")
+        rows.append([name, *_reached(tried.plan, tried.binding_limit), ", ".join(cannot) or "nothing of these"])
+    best, most = answer.best, answer.unrestricted
+    if best is not None and most is not None:
+        goal = best.question.goal
+        gap = goal.value(most) / goal.value(best) - 1
+        told = f"nothing: {gap:+.1%} {goal.unit}" if abs(gap) > 5e-4 else "nothing, and is no better"
+        rows.append(["the reference runtime", *_reached(most, ""), told])
+    screen.table(["engine", "requests/s", "chips", "does not run"], rows, right=["requests/s", "chips"])
+
+
+def _reached(plan: Plan | None, limit: str) -> tuple[str, str]:
+    return ("no plan", limit) if plan is None else (f"{plan.requests_per_second:.3g}", f"{plan.chips:g}")
+
+
+def day_text(seen: Sequence[Seen]) -> str:
+    """Say which window the plan is sized for."""
+    windows = [each.window for each in seen]
+    peak = max(windows, key=lambda window: window.rate_per_second)
+    mean = mean_rate(windows)
+    return (
+        f"Sized for the worst window, {span_text(peak)} with {format_rate(peak.rate_per_second)}; the mean over the "
+        f"day is {format_rate(mean)}, {mean / peak.rate_per_second:.0%} of it."
+    )
+
+
+def show_day(screen: Screen, seen: Sequence[Seen], percentile: float) -> None:
+    """Write rate, load and latencies of every window."""
+    peak, busy = peak_rate([each.window for each in seen]), roles_of(seen)
+    columns: dict[str, Callable[[Seen], str]] = {
+        "window": lambda each: span_text(each.window),
+        ">rate": lambda each: format_rate(each.window.rate_per_second),
+        ">of peak": lambda each: f"{each.window.rate_per_second / peak:.0%}",
+        **{f">{role} needed": partial(_needed, role) for role in busy},
+        **{f">{role} load": partial(_busy, role) for role in busy},
+    }
+    for name in ("ttft", "tpot"):
+        tell = partial(_latency, name)
+        columns |= {f">{name.upper()}": tell, f">{name.upper()} p{percentile:g}": partial(tell, percentile=percentile)}
+    screen.grid(seen, columns)
+    screen.text(day_text(seen))
+    largest = max((each.plan for each in seen if each.plan), key=lambda plan: plan.requests_per_second)
+    screen.text(
+        f"Needed are the fewest instances of the plan that keep the limits: to stop the others in each window leaves "
+        f"{busy_share(largest, seen):.0%} of the device-hours."
+    )
+
+
+def _needed(role: Role, seen: Seen) -> str:
+    return str(seen.needed[role])
+
+
+def _busy(role: Role, seen: Seen) -> str:
+    return "0%" if seen.plan is None else f"{dict(seen.plan.pools())[role].utilisation:.0%}"
+
+
+def _latency(name: str, seen: Seen, percentile: float | None = None) -> str:
+    """Return the mean of a latency in a window, or a percentile; nothing where nothing arrives."""
+    if seen.plan is None:
+        return ""
+    latency = getattr(seen.plan, name)
+    return format_duration(latency.mean if percentile is None else latency.at(percentile))
+
+
+def show_growth(screen: Screen, months: Sequence[Month]) -> None:
+    """Write a row for every month: its rate, what to add, what is there then, and how it is used."""
+    columns: dict[str, Callable[[Month], str]] = {
+        "month": lambda each: str(each.number),
+        ">rate": lambda each: format_rate(each.requests_per_second),
+        "nodes to add": lambda each: _counts(each.bought, each) or "none",
+        "nodes": lambda each: _counts(each.nodes, each),
+        ">chips in use": lambda each: f"{each.plan.chips:g}",
+        ">USD a month": lambda each: "" if each.cost_per_hour is None else monthly_text(each.cost_per_hour),
+        "pools": lambda each: pools_text(each.plan, POOL),
+    }
+    screen.grid(months, columns)
+    screen.text(growth_text(months))
+
+
+def monthly_text(usd_per_hour: float) -> str:
+    """Return what an hourly price comes to in a month."""
+    return format_count(usd_per_hour * MONTH_SECONDS / HOUR_SECONDS)
+
+
+def _counts(nodes: dict[str, int], month: Month) -> str:
+    """Return nodes, by machine where there are several."""
+    if len(nodes) == 1:
+        return "".join(str(count) for count in nodes.values() if count)
+    return ", ".join(f"{count} {name}" for name, count in nodes.items() if count)
+
+
+def growth_text(months: Sequence[Month]) -> str:
+    """Say how much is bought in which months, and what all of it costs."""
+    bought = [(month.number, sum(month.bought.values())) for month in months]
+    first, *later = [(number, count) for number, count in bought if count]
+    told = "; ".join(f"{counted(count, 'node')} in month {number}" for number, count in later) or "nothing later"
+    cost = total_cost(months)
+    paid = "" if cost is None else f" All {len(months)} months cost {format_count(cost)} USD."
+    start = f"Buy {counted(first[1], 'node')} for the first month; then {told}."
+    return f"{start}{paid} Each month has the smallest plan for its rate; nodes that are there stay."
