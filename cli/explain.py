@@ -10,7 +10,6 @@ from cli.plan_view import show_first
 from ground.units import carried_rate, format_duration
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
-from planner.search.answer import Change
 from planner.search.changes.near import Near
 from podplan.explaining import ExplainResult, explained
 from podplan.options import flag
@@ -88,18 +87,26 @@ def _refused(screen: Screen, found: ExplainResult) -> None:
     answer = found.answer
     screen.text(f"No plan (binding limit: {answer.binding_limit}): {answer.explanation}.")
     screen.lines("")
-    rows = [[change.direction, _flag(change), change.told] for change in found.changes]
+    rows = [
+        [each.direction, "no" if each.value is None else f"{each.flag} {each.value}".strip(), each.told]
+        for each in found.changes
+    ]
     screen.table(["change alone", "ask instead", "what it means"], rows)
-
-
-def _flag(change: Change) -> str:
-    return f"{change.flag} {change.value}".strip() if change.value is not None else "no"
 
 
 def _pool(screen: Screen, pool: PoolTerms) -> None:
     bounds = ", ".join(f"{share:.0%} {bound}" for bound, share in pool.by_bound.items())
     screen.text(f"{pool.role}: a {pool.step} takes {format_duration(pool.step_seconds)}, by what binds {bounds}.")
-    rows = [[row.name, row.bound, _arithmetic(row), *_seconds(row)] for row in pool.terms]
+    rows = [
+        [
+            row.name,
+            row.bound,
+            _arithmetic(row),
+            *map(format_duration, (row.seconds, row.exposed_seconds)),
+            f"{row.share:.1%}",
+        ]
+        for row in pool.terms
+    ]
     rest = pool.rest_seconds
     rows.append(["others", "", "", "", format_duration(rest), f"{rest / pool.step_seconds:.1%}"])
     columns = ["operator", "bound by", "count × amount / rate", "busy", "exposed", "share"]
@@ -115,7 +122,3 @@ def _arithmetic(row: Worked) -> str:
         f"{row.count} × {row.amount:.3g} {row.unit} / ({row.rate_per_second:.3g} {row.unit}/s) = "
         f"{format_duration(row.least_seconds)} at least"
     )
-
-
-def _seconds(row: Worked) -> list[str]:
-    return [format_duration(row.seconds), format_duration(row.exposed_seconds), f"{row.share:.1%}"]

@@ -45,7 +45,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
         return _one_of([each for each in inner if each is not NoneType])
     if dataclasses.is_dataclass(kind):
         return partial(from_dict, kind)  # type: ignore[arg-type]  # no instance of one
-    return float if kind is float else _as_it_is
+    return float if kind is float else lambda data: data
 
 
 def _one_of(kinds: list[Any]) -> Callable[[Any], Any]:
@@ -55,7 +55,3 @@ def _one_of(kinds: list[Any]) -> Callable[[Any], Any]:
         return lambda data: None if data is None else only(data)
     by_kind = {tag: _reader(each) for each in kinds for tag in get_args(get_type_hints(each)["kind"])}
     return lambda data: by_kind[data["kind"]](data)
-
-
-def _as_it_is(data: Any) -> Any:
-    return data

@@ -3,13 +3,12 @@
 from ground.units import format_bytes
 from hardware.formats import product_dtype, storable
 from hardware.prices import PURCHASE, prices
-from hardware.spec import HardwareSpec
 from planner.instances.reachable import REFERENCE
 from planner.instances.space import ROLES, engine_cut
 from planner.plans.plan import Plan
 from planner.plans.quantised import format_text, own_formats
 from planner.question import Machines, Question, Role
-from podplan.machines import figure_texts
+from podplan.machines import catalogue_devices, figure_texts
 from podplan.question import Asked
 from podplan.readers import is_any, is_auto
 
@@ -159,10 +158,6 @@ def _lengths(asked: Asked) -> str:
 
 
 def _sizes(question: Question) -> str:
-    hardware = {id(machines.hardware): machines.hardware for machines in (question.prefill, question.decode)}
-    return ", ".join(_size(spec) for spec in hardware.values())
-
-
-def _size(spec: HardwareSpec) -> str:
-    nodes = spec.nodes.value
-    return f"all of {spec.name}: {nodes:.0f} nodes, {nodes * spec.devices_per_node.value:.0f} devices"
+    """Say how many devices there are of each machine, all of its entry."""
+    machines = {id(each.hardware): each.hardware for each in (question.prefill, question.decode)}.values()
+    return ", ".join(f"all of {e.name}: {e.nodes.value:.0f} nodes, {catalogue_devices(e)} devices" for e in machines)

@@ -16,6 +16,7 @@ from podplan.options import QuestionFlags
 from podplan.readers import ROLES, by_role, read_weight_choices, weights_of
 
 FIGURES = ("--price", "--power", "--electricity")
+FIGURE = "ROLE=NUMBER or MACHINE=NUMBER, each once"
 # Beyond any published serving cluster; the grid of instance sizes grows with it.
 MOST_DEVICES = 16_384
 MOST_AMOUNT = 1e6  # of USD or watts
@@ -62,9 +63,13 @@ def read_hardware(text: str) -> dict[str, HardwareSpec]:
 
 
 def _priced(specs: dict[str, HardwareSpec], flags: QuestionFlags) -> dict[str, HardwareSpec]:
-    """Return the hardware of each role at the price and power that were given; one object stays one."""
+    """Return the hardware of each role at the price and power that were given; one object stays one.
+
+    Machines that a question does not have are passed over, for a comparison has some each.
+    """
+    known = (*ROLES, *hardware_names())
     typed = zip(FIGURES, (flags.price, flags.power, flags.electricity), strict=True)
-    given = {flag: _figures(text, flag) for flag, text in typed if text}
+    given = {flag: by_role(text, flag, known=known, right=FIGURE) for flag, text in typed if text}
     same = specs["prefill"] is specs["decode"]
     for flag, texts in given.items():
         if same and any(role in texts for role in ROLES):
@@ -78,14 +83,6 @@ def _priced(specs: dict[str, HardwareSpec], flags: QuestionFlags) -> dict[str, H
 
     prefill = of("prefill")
     return {"prefill": prefill, "decode": prefill if same else of("decode")}
-
-
-def _figures(text: str, flag: str) -> dict[str, str]:
-    """Return what ``2.6``, ``prefill=1,decode=2`` or ``cm384=1.2,h200=2`` gives roles or machines; ``""`` is all.
-
-    Machines that a question does not have are passed over, for a comparison has some each.
-    """
-    return by_role(text, flag, known=(*ROLES, *hardware_names()), right="ROLE=NUMBER or MACHINE=NUMBER, each once")
 
 
 def _sizes(flags: QuestionFlags, specs: dict[str, HardwareSpec]) -> dict[str, int]:

@@ -144,7 +144,7 @@ class PlanResult(Result):
             "day": day_json(over_the_day(best, asked.day), levels_of(best)) if best and asked.day else None,
             "job": job_json(best, asked.job) if best and asked.job else None,
             "growth": growth_json(self.months) if self.months else None,
-            "on_trace": self._on_trace_json(best) if best and self.on_trace else None,
+            "on_trace": trace_json(self.on_trace, levels_of(best)) if best and self.on_trace else None,
             "queueing": queueing_json(best, levels_of(best)) if best else None,
             "published": [published_json(beside) for beside in answer.published],
             "engines": engines_json(answer),
@@ -160,10 +160,6 @@ class PlanResult(Result):
             "confidence": self.sureness.held,
             "requests_per_second_with_confidence": {f"{self.sureness.level:g}": self.sureness.rate_per_second},
         }
-
-    def _on_trace_json(self, best: Plan) -> dict[str, object]:
-        assert self.on_trace is not None, "only what was played has figures"
-        return trace_json(self.on_trace, levels_of(best))
 
     def manifest(self) -> "Manifest":
         """Return the plan as a manifest, complete enough to run; Infeasible without a plan."""
@@ -228,14 +224,10 @@ def solved(
         answer, on_trace = traced(asked, partial(search, beside=beside))
     else:
         answer, on_trace = search(asked.question, explain=explain, beside=beside, aside=aside), None
-    months = _months(asked, answer.best) if asked.growth and answer.best and explain else ()
+    growing = asked.growth and answer.best and explain
+    months = tuple(by_month(asked.question, answer.best, asked.growth, spread)) if growing and answer.best else ()
     asked = replace(asked, question=answer.question)  # in the number format that was chosen
     return PlanResult(asked=asked, answer=answer, seconds=perf_counter() - begin, on_trace=on_trace, months=months)
-
-
-def _months(asked: Asked, best: Plan) -> "tuple[Month, ...]":
-    """Return what to buy when; the searches are shared among the cores."""
-    return tuple(by_month(asked.question, best, asked.growth, spread))
 
 
 def read_levels(text: str | None) -> int | None:

@@ -9,7 +9,6 @@ from models.loader import load_model
 from models.spec import ModelSpec
 from planner.costs.prefixes import find_plane
 from planner.engines.loader import load_engine
-from planner.engines.spec import CacheTypes
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
@@ -79,7 +78,7 @@ def read_question(typed: QuestionFlags) -> Asked:
         acceptance=readers.read_acceptance(flags.mtp_acceptance),
         driven=readers.read_host(flags.graphs, flags.host_jitter),
         balance=readers.read_balance(flags.expert_balance, flags.expert_skew, model),
-        microbatches=_microbatches(flags.microbatches, model),
+        microbatches=(1, 2) if (parts := readers.read_microbatches(flags.microbatches, model)) is None else (parts,),
         redundant=readers.read_redundant(shared_flag(flags.redundant_experts), model),
         shared=readers.read_shared(shared_flag(flags.shared_experts), model),
         survive=readers.read_survive(flags.survive),
@@ -178,18 +177,14 @@ def _drafts(text: str | None, model: ModelSpec) -> tuple[int, ...]:
     return tuple(range(low, high + 1))
 
 
-def _microbatches(text: str | None, model: ModelSpec) -> tuple[int, ...]:
-    given = readers.read_microbatches(text, model)
-    return (1, 2) if given is None else (given,)
-
-
 def with_formats(question: Question, weights: str | None, kv_dtype: str | None) -> Question:
     """Return the question in the formats of the flags: the only ones, or as alternatives of which one is chosen.
 
     Of ``auto`` the engines' profiles leave what they run; formats that are named are searched whatever it says, and
     then cut by its rules.
     """
-    runs = [types for engine in question.engines or (question.engine,) for types in _engine_types(engine)]
+    engines = question.engines or (question.engine,)
+    runs = [load_engine(engine).cache for engine in engines if engine != REFERENCE]  # which runs all
     caches = readers.read_caches(kv_dtype)
     if runs and readers.is_auto(kv_dtype):
         caches = _left(caches, {word for types in runs for word in types.kv.value})
@@ -214,10 +209,3 @@ def with_formats(question: Question, weights: str | None, kv_dtype: str | None) 
 def _left(words: Sequence[readers.Word], known: Collection[str]) -> list[readers.Word]:
     """Return the words that are known, all where none is."""
     return [word for word in words if word in known] or list(words)
-
-
-def _engine_types(engine: str) -> list[CacheTypes]:
-    """Return the formats that an engine runs; none for the reference engine, which runs all."""
-    if engine == REFERENCE:
-        return []
-    return [load_engine(engine).cache]

@@ -155,7 +155,9 @@ def _from_trace(
         traffic = Traffic.from_trace(Rows.of(trace, reused_tokens(trace)))
     except BadInput as error:
         raise BadInput(f"{flags.trace}: {error}") from None
-    workload = traffic.workload if reuse is None else _with_reuse(traffic.workload, reuse)
+    workload = traffic.workload
+    if reuse is not None:  # instead of the one that an unlimited cache would have
+        workload = replace(workload, prefix_reuse=reuse, prompts=None)
     return AskedTraffic(
         workload=workload, rate_per_second=traffic.rate_per_second if rate is None else rate, trace=trace
     )
@@ -180,11 +182,6 @@ def _of_sessions(
             f"{model.name}; use fewer turns or branches, or less --isl and --osl"
         )
     return sessions_workload(shape, answer.lengths, rate, hits)
-
-
-def _with_reuse(workload: Workload, reuse: float) -> Workload:
-    """Return the workload with a stated reuse instead of the one that an unlimited cache would have."""
-    return replace(workload, prefix_reuse=reuse, prompts=None, answers=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
