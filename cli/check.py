@@ -17,6 +17,7 @@ from planner.plans.servers import spare_instances
 from podplan.checking import STATIONARY, Checked, checked
 from podplan.day import span_text
 from podplan.options import flag, switch
+from podplan.question_files import question_schema
 from podplan.workers import executor_of
 
 
@@ -45,8 +46,6 @@ def command(
     every limit of every question holds; 3: one does not.
     """
     if schema:
-        from podplan.question_files import question_schema  # for editors and CI alone
-
         print_json(question_schema())
         return ExitCode.DONE
     typed = given if manifest is None else {**given, "manifest": manifest}

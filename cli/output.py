@@ -10,6 +10,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import TextIO, TypeVar
 
+from cli.plots import check_plot
 from cli.tables import GAP, TextTable, folded
 from ground.errors import BadInput
 from ground.files import check_file, write_files
@@ -153,8 +154,6 @@ def read_outputs(csv: str | None, plot: str | None, force: bool) -> Outputs:
         if path is not None:
             check_file(path, force=force, flag=flag)
     if outputs.plot is not None:
-        from cli.plots import check_plot  # looks for matplotlib
-
         check_plot(outputs.plot)
     return outputs
 

@@ -1,13 +1,12 @@
 """`plan place`: expert placement from measured loads, as tables and pictures."""
 
-import io
 from pathlib import Path
 
 import numpy as np
 
 from cli.options import FORCE, JSON, File, takes
 from cli.output import Screen, check_force, print_json, progress
-from cli.plots import check_matplotlib
+from cli.plots import Plot, PlotLine, check_matplotlib, plotted
 from ground.files import check_folder, write_files
 from ground.units import format_bytes, format_duration
 from planner.manifest.loads import rank_loads
@@ -63,6 +62,7 @@ def _check_folders(out: Path | None, plot: Path | None, force: bool) -> None:
 
 
 COLUMNS = ["placement", "mean over layers", "worst layer"]
+Y_LABEL = "load over the mean device"
 LOADS, REDUNDANCY = PLOTS = ("device_loads.svg", "redundancy.svg")
 
 
@@ -150,37 +150,25 @@ def _change_lines(answer: PlaceResult) -> list[str]:
     return lines
 
 
-def plot_files(folder: Path, answer: PlaceResult) -> dict[Path, str]:
+def plot_files(folder: Path, answer: PlaceResult) -> dict[Path, bytes]:
     """Return the picture of the loads and, where the curve was asked for, that of it, as they are to be written."""
-    from matplotlib.figure import Figure
-
-    problem = answer.problem
-    figures = {LOADS: Figure(figsize=(9, 4), layout="constrained")}
-    axes = figures[LOADS].subplots()
+    problem, curves = answer.problem, []
+    busiest_first = [float(number) for number in range(1, problem.ranks + 1)]
     for name, slots in (("as engines start", trivial(problem)), ("placed", answer.placed.slots)):
         loads = rank_loads(problem.mean_loads, slots, problem.ranks)
         relative = np.sort(loads / loads.mean(axis=1, keepdims=True), axis=1)[:, ::-1]
-        axes.plot(range(1, problem.ranks + 1), relative.mean(axis=0), drawstyle="steps-mid", label=name)
-        axes.fill_between(
-            range(1, problem.ranks + 1), relative.min(axis=0), relative.max(axis=0), alpha=0.2, step="mid"
-        )
-    axes.set(xlabel="device of a layer, busiest first", ylabel="load over the mean device")
-    axes.legend(title="mean over layers, all layers shaded")
+        band = relative.min(axis=0).tolist(), relative.max(axis=0).tolist()
+        curves.append(PlotLine(name, busiest_first, relative.mean(axis=0).tolist(), band=band))
+    told = "mean over layers, all layers shaded"
+    plots = {LOADS: Plot(title=told, x_label="device of a layer, busiest first", y_label=Y_LABEL, curves=curves)}
     if answer.decision is not None and answer.decision.choices:
-        figures[REDUNDANCY] = Figure(figsize=(6, 4), layout="constrained")
-        axes = figures[REDUNDANCY].subplots()
         choices = answer.decision.choices
-        redundant = [choice.redundant for choice in choices]
-        axes.plot(redundant, [choice.imbalance for choice in choices], marker="o", label="placed")
-        axes.plot(redundant, [choice.lower_bound for choice in choices], linestyle="--", label="lower bound")
-        axes.set(xlabel="redundant experts", ylabel="imbalance, mean over layers")
-        axes.legend()
-    texts = {}
-    for name, figure in figures.items():
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-        texts[folder / name] = buffer.getvalue()
-    return texts
+        redundant = [float(choice.redundant) for choice in choices]
+        reached = PlotLine("placed", redundant, [choice.imbalance for choice in choices])
+        bound = PlotLine("lower bound", redundant, [choice.lower_bound for choice in choices])
+        told = "imbalance, mean over layers"
+        plots[REDUNDANCY] = Plot(title=told, x_label="redundant experts", y_label=told, curves=[reached, bound])
+    return {folder / name: plotted(plot, folder / name) for name, plot in plots.items()}
 
 
 def show_placement(screen: Screen, answer: PlaceResult) -> None:

@@ -20,12 +20,16 @@ HEADROOM = 1.1
 
 @dataclass(frozen=True, slots=True)
 class PlotLine:
-    """Points, with or without a line through them; without numbers on x, one group of bars."""
+    """Points, with or without a line through them; without numbers on x, one group of bars.
+
+    ``band`` is shaded: the least and the largest value at each point.
+    """
 
     name: str
     x: list[float]
     y: list[float | None]
     line: bool = True
+    band: tuple[list[float], list[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +92,8 @@ def plotted(plot: Plot, path: Path) -> bytes:
             points = [(x, y) for x, y in zip(curve.x, curve.y, strict=True) if y is not None]
             line = "solid" if curve.line else "none"
             axes.plot([x for x, _ in points], [y for _, y in points], marker="o", linestyle=line, label=curve.name)
+            if curve.band is not None:
+                axes.fill_between(curve.x, *curve.band, alpha=0.2)
         if plot.logarithmic:
             axes.set_xscale("log")
     for at, told in plot.x_limits:

@@ -10,13 +10,7 @@ from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
 import yaml
-from yaml.events import (
-    MappingEndEvent,
-    NodeEvent,
-    ScalarEvent,
-    SequenceEndEvent,
-    SequenceStartEvent,
-)
+from yaml.events import MappingEndEvent, NodeEvent, ScalarEvent, SequenceEndEvent, SequenceStartEvent
 
 from ground.errors import BadInput
 from ground.units import MEBI

@@ -27,14 +27,7 @@ from podplan.job import ending_in_time
 from podplan.on_trace import playable
 from podplan.plan_data import plan_json, question_json
 from podplan.question import Asked
-from podplan.question_files import (
-    CHECK_KEYS,
-    CHECKED,
-    Entry,
-    asked_of,
-    questions_in_place,
-    typed_of,
-)
+from podplan.question_files import CHECK_KEYS, CHECKED, Entry, asked_of, questions_in_place, typed_of
 from podplan.readers import read_confidence, read_headroom
 from podplan.result import Result, Row, picked
 from podplan.workers import Executor, executor_of

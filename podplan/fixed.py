@@ -21,11 +21,7 @@ from podplan.options import QuestionFlags, flag_name
 from podplan.prefixes import with_hits
 from podplan.question_files import CHECK_KEYS, CHECKED
 from podplan.readers import read_limit, read_percentile, read_survive
-from podplan.traffic import (
-    LENGTH_FIELDS,
-    AskedTraffic,
-    read_traffic,
-)
+from podplan.traffic import LENGTH_FIELDS, AskedTraffic, read_traffic
 
 _OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace", "format")
 _LIMITS = ("ttft", "tpot", "percentile", "survive")

@@ -23,7 +23,7 @@ from podplan.checking import loss_json, margin_json
 from podplan.day import day_json
 from podplan.options import SIZES, QuestionFlags, flag_name, flags_of
 from podplan.plan_data import bound_json, levels_of, plan_json, plan_row, question_json
-from podplan.question import Asked, check_shape, read_question
+from podplan.question import Asked, check_prices, check_shape, read_question
 from podplan.question_files import Entry, read_questions, read_rows, typed_of
 from podplan.readers import ROLES, by_role, is_auto, read_choice
 from podplan.result import Result, Row, as_json, picked
@@ -67,7 +67,8 @@ def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
         share_nodes=read_choice(shared["share_nodes"], "share_nodes", ("yes", "no"), "yes") == "yes",
     )
     if OBJECTIVES[objective].priced:
-        _check_prices(fleet)
+        on = (each for member, _, _ in read for each in _machines(member))
+        check_prices(on, "objective", "add price: to its pool, USD per chip and hour")
     return FleetInput(
         fleet=fleet, asked=tuple(asked for _, asked, _ in read), notes=tuple(note for _, _, own in read for note in own)
     )
@@ -192,31 +193,21 @@ def _anywhere(entry: Entry, values: dict[str, str], pools: list[Entry]) -> Read:
     return Member(name=entry.name, question=question, pools=tuple(usable)), replace(asked, question=question), notes
 
 
+def _machines(member: Member) -> tuple[Machines, ...]:
+    """Return what a model may stand on."""
+    return member.pools or (member.question.prefill, member.question.decode)
+
+
 def _devices(read: list[Read], entries: list[Entry]) -> dict[str, int]:
     """Return what each pool has; BadInput where two models give one of them another size."""
     devices: dict[str, int] = {}
     for (member, _, _), entry in zip(read, entries, strict=True):
-        for machines in member.pools or (member.question.prefill, member.question.decode):
+        for machines in _machines(member):
             if devices.setdefault(machines.budget, machines.devices) != machines.devices:
                 raise BadInput(
                     f"{entry.where}: {machines.budget} has another size than above; give hw and size once, or pools"
                 )
     return devices
-
-
-def _check_prices(fleet: Fleet) -> None:
-    """Chips of several kinds can be weighed against each other only if all have a price."""
-    machines = [
-        own for member in fleet.members for own in (member.pools or (member.question.prefill, member.question.decode))
-    ]
-    if len({own.hardware.name for own in machines}) == 1:
-        return
-    for own in machines:
-        if own.hardware.price_usd_per_chip_hour is None:
-            raise BadInput(
-                f"objective: cost needs the price of {own.hardware.name}, which has none; add price: to its pool, "
-                "USD per chip and hour, or use objective: chips"
-            )
 
 
 SUMMARY = ("fleet.json", "fleet.csv")

@@ -8,14 +8,7 @@ from typing import Any
 
 from ground.errors import BadInput
 from ground.files import read_yaml, to_yaml
-from ground.units import (
-    counted,
-    format_bytes,
-    format_duration,
-    format_rate,
-    number_of,
-    read_index,
-)
+from ground.units import counted, format_bytes, format_duration, format_rate, parse_size, read_index
 from planner.changeover.change import Asked, Change, change, check_terms
 from planner.changeover.moving import Terms
 from planner.changeover.order import Order
@@ -30,7 +23,6 @@ from podplan.result import Result, Row, picked
 
 MIGRATION = "migration.yaml"
 MOST_NODES = 100_000
-SIZES = {"TB/s": 1e12, "GB/s": 1e9, "MB/s": 1e6}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,9 +225,7 @@ def _terms(flags: MigrateFlags, new: Manifest) -> Terms:
 
 
 def _bytes_per_second(text: str) -> float:
-    for unit, factor in SIZES.items():
-        if text.strip().endswith(unit):
-            value = number_of(text.strip().removesuffix(unit)) * factor
-            if 0 < value < 1e18:
-                return value
-    raise BadInput(f"--load-from: {text[:40]!r} is not a rate such as 2.5GB/s")
+    size, slash, period = text.strip().partition("/")
+    if not slash or period != "s":
+        raise BadInput(f"--load-from: {text[:40]!r} is not a rate such as 2.5GB/s")
+    return parse_size(size, "--load-from")

@@ -25,9 +25,8 @@ from planner.verification.runs import METRICS
 from planner.verification.verify import deviations
 
 POINTS = 400  # of the measured value's distribution
-VALUES: dict[
-    str, Callable[[Mapping[str, Any]], float]
-] = {  # objective -> what is the better the larger, of a plan as plan.json has it
+# objective -> what is the better the larger, of a plan as plan.json has it
+VALUES: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "throughput": lambda plan: plan["requests_per_second"],
     "chips": lambda plan: plan["tokens_per_second_per_chip"],
     "cost": lambda plan: 1 / plan["cost_per_million_tokens"],

@@ -1,6 +1,6 @@
 """From the flags of a question to what the planner is asked; every refusal names the flag and what would be right."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
@@ -147,21 +147,17 @@ def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machin
     if not rated:
         raise BadInput(f"--objective: {objective} needs the rate to serve; add for example --rate 100/s")
     if OBJECTIVES[objective].priced:
-        _check_prices(machines)
+        check_prices(machines, "--objective", "give a YAML that does")
     return objective
 
 
-def _check_prices(machines: tuple[Machines, Machines]) -> None:
-    """Two kinds of chips can be weighed against each other only if both have a price."""
-    prefill, decode = (machine.hardware for machine in machines)
-    if prefill is decode:
-        return
-    for spec in (prefill, decode):
+def check_prices(machines: Iterable[Machines], flag: str, mend: str) -> None:
+    """Raise BadInput where kinds of chips are to be weighed against each other and one of them has no price."""
+    specs = {spec.name: spec for spec in (each.hardware for each in machines)}
+    for name, spec in specs.items() if len(specs) > 1 else ():
         if spec.price_usd_per_chip_hour is None:
-            raise BadInput(
-                f"--objective: cost needs price_usd_per_chip_hour, which hardware {spec.name} does not state; "
-                "give a YAML that does, or use --objective chips"
-            )
+            needs = f"cost needs price_usd_per_chip_hour, which hardware {name} does not state"
+            raise BadInput(f"{flag}: {needs}; {mend}, or use {flag} chips")
 
 
 def _drafts(text: str | None, model: ModelSpec) -> tuple[int, ...]:

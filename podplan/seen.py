@@ -33,22 +33,38 @@ MOST_SCRAPE_BYTES = 100_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a system told: each estimate with the half width of its 95 % interval; None where it tells nothing."""
+    """What a system told in some ``seconds``, 0 for runs without traffic of their own; None where it tells nothing.
+
+    Half widths are those of 95 % intervals.
+    """
 
     source: str
     seconds: float
     requests: float
     workload: Workload
     rate_per_second: float
-    rate_half_width: float
     ttft_seconds: float | None = None
     """At the plan's percentile."""
     tpot_seconds: float | None = None
     mean_tpot_seconds: float | None = None
     step_factor: float | None = None
     """Measured over predicted step time, where verified runs tell it."""
-    prompt_half_width: float | None = None
-    answer_half_width: float | None = None
+
+    @property
+    def rate_half_width(self) -> float:
+        """Half width of the rate."""
+        spread = math.sqrt(self.requests * max(self.workload.arrival_squared_cv, 1.0))
+        return SCORE * spread / self.seconds if self.seconds else 0.0
+
+    @property
+    def prompt_half_width(self) -> float | None:
+        """Half width of the mean prompt."""
+        return _half_width(self.workload.input_tokens, self.requests) if self.seconds else None
+
+    @property
+    def answer_half_width(self) -> float | None:
+        """Half width of the mean answer."""
+        return _half_width(self.workload.output_tokens, self.requests) if self.seconds else None
 
     @property
     def upper_per_second(self) -> float:
@@ -158,12 +174,9 @@ def of_metrics(since: Scrape, seconds: float, manifest: Manifest, source: str) -
         requests=count,
         workload=workload,
         rate_per_second=count / seconds,
-        rate_half_width=SCORE * math.sqrt(count * max(planned.arrival_squared_cv, 1.0)) / seconds,
         ttft_seconds=ttft.at(percentile) if ttft else None,
         tpot_seconds=tpot.at(percentile) if tpot else None,
         mean_tpot_seconds=tpot.mean if tpot and tpot.count else None,
-        prompt_half_width=_half_width(workload.input_tokens, count),
-        answer_half_width=_half_width(workload.output_tokens, count),
     )
 
 
@@ -191,16 +204,12 @@ def of_trace(source: str, manifest: Manifest) -> Observed:
         raise BadInput(f"{source}: {len(trace)} requests tell nothing; give at least {LEAST_REQUESTS}")
     traffic = Traffic.from_trace(rows)
     seconds = float(trace.arrival_seconds[-1] - trace.arrival_seconds[0])
-    spread = math.sqrt(max(traffic.workload.arrival_squared_cv, 1.0) * len(trace)) / seconds
     return Observed(
         source=source,
         seconds=seconds,
         requests=len(trace),
         workload=traffic.workload,
         rate_per_second=traffic.rate_per_second,
-        rate_half_width=SCORE * spread,
-        prompt_half_width=_half_width(traffic.workload.input_tokens, len(trace)),
-        answer_half_width=_half_width(traffic.workload.output_tokens, len(trace)),
     )
 
 
@@ -223,7 +232,6 @@ def of_results(sources: Sequence[str], manifest: Manifest, path: str) -> Observe
         requests=len(errors),
         workload=workload_of(manifest.workload),
         rate_per_second=rate,
-        rate_half_width=0.0,
         step_factor=middle,
     )
 
