@@ -1,26 +1,33 @@
-"""`plan accuracy`: predictions beside published measurements."""
+"""`plan accuracy`: predictions beside published measurements as tables, as JSON and as the page docs/accuracy.md."""
 
-from cli.accuracy_view import (
-    COLUMNS,
-    as_json,
-    case_rows,
-    component_rows,
-    component_summary,
-    components_as_json,
-    excluded_rows,
-    group_rows,
-    markdown,
-    misses_first,
-    summary,
-)
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from string import Template
+from typing import get_args
+
 from cli.options import JSON, Text, options
 from cli.output import Screen, print_json
 from ground.errors import BadInput, Infeasible
-from ground.units import number_of
-from planner.accuracy import Comparison, evaluate, group, groups, kind_of, load_excluded
-from planner.components import compare_components
+from ground.units import format_count, format_duration, number_of
+from planner.accuracy import (
+    HELD_OUT,
+    Comparison,
+    Excluded,
+    Group,
+    Tier,
+    evaluate,
+    group,
+    groups,
+    kind_of,
+    load_excluded,
+    load_operators,
+)
+from planner.components import ComponentComparison, compare_components, middle_error
+from planner.engines.behaviour import behaviour_names, behaviour_values
+from planner.strategy import format_strategy
 from podplan.options import flag, switch
 from podplan.readers import read_choice
+from podplan.result import picked
 
 CASE_COLUMNS = ["case", "metric", "predicted", "published", "error", "80 % interval", "tier"]
 GROUP_COLUMNS = ["kind", "source", "cases", "mean |error|", "median", "mean error", "rank corr.", "in interval"]
@@ -105,3 +112,204 @@ def _print(results: list[Comparison]) -> None:
     Screen().table(CASE_COLUMNS, case_rows(misses_first(results)), title="Largest misses first", right=right)
     Screen().table(["not compared", "rows", "because"], excluded_rows(excluded), right=["rows"])
     Screen().lines(summary(results, excluded))
+
+
+LARGE_MISS = 0.1
+
+METRICS = {
+    "tpot_seconds": "TPOT",
+    "ttft_seconds": "TTFT",
+    "iteration_seconds": "iteration",
+    "tokens_per_second_per_chip": "tokens/s per chip",
+}
+
+PAGE = Path(__file__).with_name("accuracy_page.md")
+
+
+def misses_first(results: Iterable[Comparison]) -> list[Comparison]:
+    """Return comparisons by falling |error|, those that are part of a mean first."""
+    return sorted(results, key=lambda result: (result.case.tier == "B", -abs(result.error)))
+
+
+def as_json(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> dict[str, object]:
+    """Return the object that ``plan accuracy --json`` prints; errors are predicted/published - 1."""
+    return {
+        "cases": [_case_json(result) for result in misses_first(results)],
+        "groups": [_group_json(row) for row in groups(results)],
+        "overall": _whole_json(results, "A"),
+        "held_out": _whole_json(results, "H"),
+        "excluded": [picked(row, "what rows reason source_url=url") for row in excluded],
+        "excluded_rows": sum(row.rows for row in excluded),
+    }
+
+
+def _whole_json(results: Sequence[Comparison], tier: Tier) -> dict[str, object] | None:
+    own = [result for result in results if result.case.tier == tier]
+    return _group_json(group("all", "all", own)) if own else None
+
+
+def _case_json(result: Comparison) -> dict[str, object]:
+    return {
+        **picked(result.case, "id source tier metric published source_url=url note"),
+        **picked(result.case.configuration, "model=model.name hardware=hardware.name"),
+        **picked(result, "predicted relative_error=error inside bottleneck"),
+        "kind": kind_of(result.case),
+        "strategy": strategy_text(result),
+        "interval": None if result.low is None else {"low": result.low, "high": result.high},
+        "believed_cause": result.case.cause or None,
+    }
+
+
+def _group_json(row: Group) -> dict[str, object]:
+    figures = "kind source cases mape median_absolute_error=median bias rank_correlation inside_interval=inside"
+    return picked(row, figures)
+
+
+def strategy_text(result: Comparison) -> str:
+    """Return the strategy of a case in MixServe's notation."""
+    asked = result.case.configuration
+    return format_strategy(asked.strategy, moe=asked.model.moe is not None)
+
+
+def case_rows(results: Iterable[Comparison]) -> list[list[str]]:
+    """Return a table row per comparison."""
+    return [
+        [
+            result.case.id,
+            METRICS[result.case.metric],
+            _value(result, result.predicted),
+            _value(result, result.case.published),
+            f"{result.error:+.1%}",
+            {True: "inside", False: "outside", None: ""}[result.inside],
+            result.case.tier,
+        ]
+        for result in results
+    ]
+
+
+def _value(result: Comparison, value: float) -> str:
+    return format_duration(value) if result.case.metric.endswith("_seconds") else format_count(value)
+
+
+def group_rows(table: Iterable[Group]) -> list[list[str]]:
+    """Return a table row per kind and source."""
+    return [
+        [
+            row.kind,
+            row.source,
+            str(row.cases),
+            f"{row.mape:.1%}",
+            f"{row.median:.1%}",
+            f"{row.bias:+.1%}",
+            "" if row.rank_correlation is None else f"{row.rank_correlation:.2f}",
+            "" if row.inside is None else f"{row.inside:.0%}",
+        ]
+        for row in table
+    ]
+
+
+def excluded_rows(excluded: Iterable[Excluded]) -> list[list[str]]:
+    """Return a table row per reason for which published values are not compared."""
+    return [[row.what, str(row.rows), row.reason] for row in excluded]
+
+
+def summary(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> str:
+    """Return the comparison in one line."""
+    by_tier = {tier: [result for result in results if result.case.tier == tier] for tier in get_args(Tier)}
+    left_out = sum(row.rows for row in excluded)
+    parts = [f"{len(by_tier['A'])} published values compared{_errors(by_tier['A'])}"]
+    if by_tier["H"]:
+        parts.append(f"{len(by_tier['H'])} {HELD_OUT} until the model was finished{_errors(by_tier['H'])}")
+    return "; ".join([*parts, f"{len(by_tier['B'])} shown as bounds, {left_out} not compared"])
+
+
+def _errors(results: Sequence[Comparison]) -> str:
+    if not results:
+        return ""
+    whole = group("all", "all", results)
+    return f", mean |error| {whole.mape:.1%}, mean error {whole.bias:+.1%}"
+
+
+def constants() -> list[list[str]]:
+    """Return a table row per constant of an engine that is fitted on runs."""
+    return [
+        [engine, name, format_duration(value.value), value.note or ""]
+        for engine in behaviour_names()
+        for name, value in behaviour_values(engine)
+        if value.kind == "fitted"
+    ]
+
+
+def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> str:
+    """Return the page docs/accuracy.md; its sentences stand in accuracy_page.md."""
+    ranked, parts = misses_first(results), compare_components()
+    misses = [[r.case.id, METRICS[r.case.metric], f"{r.error:+.1%}", r.case.cause] for r in ranked if large(r)]
+    every = [
+        [f"[{row[0]}]({result.case.url})", *_subject(result), *row[1:]]
+        for result, row in zip(ranked, case_rows(ranked), strict=True)
+    ]
+    left_out = [[f"[{row.what}]({row.url})", str(row.rows), row.reason] for row in excluded]
+    operators = [[row.what, str(row.rows), row.use] for row in load_operators()]
+    return Template(PAGE.read_text(encoding="utf-8")).substitute(
+        summary=summary(results, excluded),
+        groups=_table(
+            "kind|source|cases|mean abs. error|median|mean error|rank corr.|in interval", group_rows(groups(results))
+        ),
+        misses=_table("case|metric|error|believed cause", misses),
+        cases=_table("case|model|hardware|strategy|metric|predicted|published|error|interval|tier", every),
+        component_summary=component_summary(parts),
+        components=_table("|".join(COLUMNS), component_rows(parts)),
+        constants=_table("engine|constant|value|left out", constants()),
+        taken="\n".join(f"- {name}: {note}." for name, note in {r.case.id: r.case.note for r in results}.items()),
+        excluded=_table("what|rows|because", left_out),
+        operators=_table("what|rows|used in, or why not", operators),
+    )
+
+
+def large(result: Comparison) -> bool:
+    """Whether a miss is large enough to be explained: past a tenth, or a bound that is missed."""
+    return abs(result.error) > LARGE_MISS and bool(result.case.cause)
+
+
+def _subject(result: Comparison) -> list[str]:
+    asked = result.case.configuration
+    return [asked.model.name, asked.hardware.name, strategy_text(result)]
+
+
+def _table(names: str, rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown; ``names`` of its columns stand between bars."""
+    rule = "|---" * (names.count("|") + 1) + "|"
+    return "\n".join([f"| {names.replace('|', ' | ')} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+COLUMNS = ["case", "part of a step", "of", "predicted", "published", "error"]
+OF = {"seconds": "layer and microbatch", "share": "share of the step", "step": "step"}
+
+
+def component_rows(results: Sequence[ComponentComparison]) -> list[list[str]]:
+    """Return a row per published part, in the order of the file."""
+    rows = []
+    for result in results:
+        one = result.component
+        share = one.measure == "share"
+        told = [f"{value:.1%}" if share else format_duration(value) for value in (result.predicted, one.published)]
+        rows.append([one.case, one.part, OF[one.measure], *told, f"{result.error:+.0%}"])
+    return rows
+
+
+def component_summary(results: Sequence[ComponentComparison]) -> str:
+    """Return one line about all parts."""
+    return f"{len(results)} published parts of steps, median |error| {middle_error(results):.1%}"
+
+
+def components_as_json(results: Sequence[ComponentComparison]) -> dict[str, object]:
+    """Return every part with its operators, in SI units."""
+    parts = [
+        {
+            **picked(result.component, "case part operators measure"),
+            **picked(result, "predicted published=component.published relative_error=error"),
+            **picked(result.component, "url note"),
+        }
+        for result in results
+    ]
+    return {"components": parts, "median_absolute_relative_error": middle_error(results)}
