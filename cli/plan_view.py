@@ -1,6 +1,7 @@
 """An answer of the search as text: what the plan does, its pools, its latencies, why, and what it rests on."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,8 +18,6 @@ from ground.units import (
     format_rate,
     format_si,
 )
-from planner.checks.check import Sureness
-from planner.checks.on_trace import OnTrace
 from planner.instances.kv_links import LinkState
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.day import over_the_day
@@ -49,6 +48,10 @@ from podplan.plan_data import (
 )
 from podplan.planning import PlanResult
 from podplan.question import Asked
+
+if TYPE_CHECKING:
+    from planner.checks.check import Sureness
+    from planner.checks.on_trace import OnTrace
 
 RUNNERS_UP = 3
 BRIEF = "{count} × {strategy}"
@@ -91,7 +94,7 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
 
 
 def show_first(
-    screen: Screen, plan: Plan, answer: Answer, sure: Sureness | None = None, job: Job | None = None
+    screen: Screen, plan: Plan, answer: Answer, sure: "Sureness | None" = None, job: Job | None = None
 ) -> None:
     """Write the five lines that matter: what to deploy, on what, what it does, how sure that is, and what limits it."""
     question = plan.question
@@ -131,7 +134,7 @@ def job_text(plan: Plan, job: Job) -> str:
     )
 
 
-def sure_text(plan: Plan, sure: Sureness | None) -> str:
+def sure_text(plan: Plan, sure: "Sureness | None") -> str:
     """Say with which confidence a plan keeps its limits, what it carries with more, and how far off times may be."""
     if sure is None:
         return interval_text(plan)
@@ -343,7 +346,7 @@ def show_front(screen: Screen, title: str, plans: Sequence[Plan]) -> None:
     show_keys(screen, rows, FRONT, title)
 
 
-def trace_text(found: OnTrace, plan: Plan) -> str:
+def trace_text(found: "OnTrace", plan: Plan) -> str:
     """Say what the trace's own requests meet, and up to which rate the limits hold on them."""
     question, recorded = plan.question, found.recorded
     level = question.percentile

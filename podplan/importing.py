@@ -29,8 +29,7 @@ from podplan.import_sides import (
 )
 from podplan.options import Flags, QuestionFlags, Text, argument, flag, flags_of, switch
 from podplan.question import read_question
-from podplan.result import Result, picked
-from podplan.result import Row as Cells
+from podplan.result import Result, Row, picked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +108,7 @@ class ImportResult(Result):
             "findings": [asdict(finding) for finding in self.findings],
         }
 
-    def rows(self) -> Sequence[Cells]:
+    def rows(self) -> Sequence[Row]:
         """Return a row per role: degrees and limits of an instance."""
         return [
             picked(found, "name role engine instances nodes") | asdict(counted) | {"assumed": ", ".join(found.assumed)}

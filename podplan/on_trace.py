@@ -5,16 +5,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.checks.on_trace import OnTrace
-from planner.checks.traced import search_on_trace
 from planner.question import Question
 from planner.search.answer import Answer
-from planner.serving.latency import Array
 from planner.workload import Trace as Rows
 from podplan.question import Asked
 
 if TYPE_CHECKING:
     from ground.traces import Trace
+    from planner.checks.on_trace import OnTrace
+    from planner.serving.latency import Array
 
 MOST_REQUESTS = 300_000
 """Beyond which a trace is told by its moments alone."""
@@ -42,16 +41,18 @@ def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> Rows | None:
     return Rows.of(trace, None if trace.hash_ids is None else reused_tokens(trace))
 
 
-def traced(asked: Asked, first: Callable[[Question], Answer]) -> tuple[Answer, OnTrace | None]:
+def traced(asked: Asked, first: Callable[[Question], Answer]) -> "tuple[Answer, OnTrace | None]":
     """Return the answer to a question with a trace, and what its plan does on it where it can be played."""
     rows = playable(asked)
     if rows is None:
         return first(asked.question), None
+    from planner.checks.traced import search_on_trace
+
     found = search_on_trace(asked.question, rows, first)
     return found.answer, found.on_trace
 
 
-def trace_json(found: OnTrace, percentiles: tuple[float, ...]) -> dict[str, object]:
+def trace_json(found: "OnTrace", percentiles: tuple[float, ...]) -> dict[str, object]:
     """Return the figures in SI units."""
     recorded, columns = found.recorded, ("ttft_seconds", "tpot_seconds", "e2e_seconds")
     return {
@@ -64,7 +65,7 @@ def trace_json(found: OnTrace, percentiles: tuple[float, ...]) -> dict[str, obje
     }
 
 
-def _latency(seconds: Array, percentiles: tuple[float, ...]) -> dict[str, float] | None:
+def _latency(seconds: "Array", percentiles: tuple[float, ...]) -> dict[str, float] | None:
     known = seconds[~np.isnan(seconds)]
     if not known.size:
         return None

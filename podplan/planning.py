@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, Infeasible
 from ground.units import carried_rate, counted, format_duration
-from planner.checks.check import Sureness, sureness
-from planner.checks.on_trace import OnTrace
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.search.answer import Answer
@@ -40,6 +38,8 @@ from podplan.result import Result, Row, as_json
 from podplan.workers import Executor, spread
 
 if TYPE_CHECKING:
+    from planner.checks.check import Sureness
+    from planner.checks.on_trace import OnTrace
     from planner.manifest.schema import Manifest
     from podplan.simulation import SimulateResult
 
@@ -61,7 +61,7 @@ class PlanResult(Result):
     asked: Asked
     answer: Answer
     seconds: float
-    on_trace: OnTrace | None = None
+    on_trace: "OnTrace | None" = None
     months: "tuple[Month, ...]" = ()
 
     @property
@@ -70,8 +70,10 @@ class PlanResult(Result):
         return self.answer.best
 
     @cached_property
-    def sureness(self) -> Sureness | None:
+    def sureness(self) -> "Sureness | None":
         """With which confidence the plan keeps its limits; None without one."""
+        from planner.checks.check import sureness  # only what is told of a plan needs it
+
         return None if self.answer.best is None else sureness(self.answer.best)
 
     @property

@@ -8,7 +8,6 @@ from ground.errors import BadInput
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.costs.prefixes import find_plane
-from planner.engines.loader import load_engine
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
@@ -179,6 +178,8 @@ def with_formats(question: Question, weights: str | None, kv_dtype: str | None) 
     Of ``auto`` the engines' profiles leave what they run; formats that are named are searched whatever it says, and
     then cut by its rules.
     """
+    from planner.engines.loader import load_engine  # the schema of profiles takes time to build
+
     engines = question.engines or (question.engine,)
     runs = [load_engine(engine).cache for engine in engines if engine != REFERENCE]  # which runs all
     caches = readers.read_caches(kv_dtype)
