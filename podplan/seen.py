@@ -83,8 +83,8 @@ def look(sources: Sequence[str], manifest: Manifest, path: str, window: float | 
         raise BadInput("give what to watch: URLs or files of metrics, a request log, or results of plan verify")
     if all(source.startswith(("http://", "https://")) for source in sources):
         before, start = _scraped(sources), time.monotonic()
-        time.sleep(window or USUAL_SECONDS)
-        return of_metrics(_scraped(sources) - before, time.monotonic() - start, manifest, ", ".join(sources))
+        time.sleep(seconds := window or USUAL_SECONDS)
+        return of_metrics(_scraped(sources) - before, time.monotonic() - start or seconds, manifest, ", ".join(sources))
     texts = {source: _text(source) for source in sources}
     if all(text is not None for text in texts.values()):
         scrapes = [parse_scrape(text or "", source) for source, text in texts.items()]

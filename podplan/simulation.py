@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ground.errors import BadInput
 from ground.files import check_file, staging, writing
-from ground.units import counted
+from ground.units import counted, parse_count
 from planner.manifest.document import read_manifest
 from planner.manifest.migration import union
 from planner.manifest.schema import Manifest, ManifestWorkload, Prediction
