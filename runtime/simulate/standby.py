@@ -86,9 +86,10 @@ class Standby:
         for part in self.parts[name]:
             part.up = True
             if isinstance(part, PrefillInstance | MixedInstance):
-                part.accepts = True
+                part.accepts = part.pool.role != "decode"
             if isinstance(part, DecodeInstance) and not isinstance(part, MixedInstance):
-                self._system.shared.placement.set_open(part.first_rank, part.ranks, True)
+                opened = part.pool.role == "decode"
+                self._system.shared.placement.set_open(part.first_rank, part.ranks, opened)
         self._system.revive()
         return None
 

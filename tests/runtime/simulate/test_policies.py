@@ -14,7 +14,7 @@ from runtime.simulate.faults import Fault, placement_balance, shrunk_cost
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval
-from runtime.simulate.run import simulate, with_policies
+from runtime.simulate.run import _Run, simulate, with_policies
 from runtime.simulate.workload import Modulation, Requests, backlog, closed_loop, modulated, open_loop
 from tests.manifests import build, manifest, pool
 from tests.plans import small_manifest
@@ -304,6 +304,20 @@ def test_offline_answers_stay_on_prefill_instances_where_decode_is_full() -> Non
     assert kept.offline["output_tokens_per_second"] > 1.5 * first.offline["output_tokens_per_second"]
     assert kept.slo_attainment > alone.slo_attainment - 0.01
     assert some(kept.ttft_seconds).p99 < 0.3
+
+
+def test_an_instance_that_opens_again_does_what_it_was_planned_for() -> None:
+    """Offline requests give every instance both parts: only its own takes online requests when it comes back."""
+    made = manifest(prefill=2, decode=2)
+    options = SimulationOptions(offline=backlog(made.workload, 10, 1))
+    run = _Run(made, [all_at_once(4, 64, 30)], options, None)
+    for name in ("prefill-0", "decode-0"):
+        run._standby.close(name)
+        run._standby.open(name)
+        takes, opened = name == "prefill-0", name == "decode-0"
+        assert [part.accepts for part in run._system.prefill if part.name == name] == [takes]
+        ranks = next(part for part in run._system.decode if part.name == name)
+        assert run._shared.placement.open[ranks.first_rank] is opened
 
 
 def test_offline_tokens_are_few_less_than_with_priority_and_late_first_tokens_earlier() -> None:
