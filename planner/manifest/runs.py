@@ -1,7 +1,7 @@
 """What the terms of a stage ask for, with everything divided out that does not depend on the load.
 
 What is left are linear forms of the variables of ``planner.manifest.terms``: seconds that kernels compute, seconds
-that they keep the memory busy, and seconds of transfers. ``stacks`` evaluates them on arrays, ``prepared`` on numbers.
+that they keep the memory busy, and seconds of transfers. ``stacks`` evaluates them on arrays.
 """
 
 from collections.abc import Iterable, Mapping

@@ -46,19 +46,10 @@ ORDER: tuple[Stage, ...] = (
 )
 
 
-class ReadyTerms(tuple[Term, ...]):
-    """Terms made ready for evaluation."""
-
-    launches: Mapping[Stage, float]
-
-    def timings(self, values: Mapping[str, Number]) -> Stages:
-        """Return the timing of every stage at variables of one broadcast shape."""
-        raise NotImplementedError
-
-
-class StackedTerms(ReadyTerms):
+class StackedTerms(tuple[Term, ...]):
     """Terms ready to be evaluated on arrays of instances, of loads, or of both."""
 
+    launches: Mapping[Stage, float]
     blocks: Sequence[Block]
     places: Mapping[Stage, Place]
     shape: tuple[int, ...]
@@ -325,13 +316,13 @@ def _transfers_at(transfers: Transfers, rows: NDArray[np.int64]) -> Transfers:
 
 
 def stage_timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Stages:
-    """Return the timing of every stage, of ready terms by arrays and of others term by term."""
-    return terms.timings(values) if isinstance(terms, ReadyTerms) else timings(terms, values)
+    """Return the timing of every stage, of stacked terms by arrays and of others term by term."""
+    return terms.timings(values) if isinstance(terms, StackedTerms) else timings(terms, values)
 
 
 def stage_launches(terms: tuple[Term, ...]) -> Mapping[Stage, float]:
     """Return the kernels launched per layer of each stage."""
-    return terms.launches if isinstance(terms, ReadyTerms) else launches_per_layer(terms)
+    return terms.launches if isinstance(terms, StackedTerms) else launches_per_layer(terms)
 
 
 def _at_work(gate: tuple[str, ...], values: Mapping[str, Number]) -> bool | None:

@@ -1,7 +1,7 @@
 """The pools of a manifest, ready to be played."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,10 @@ from planner.serving.prefill import PrefillPool
 from planner.serving.rules import manifest_rule
 from planner.serving.separate import DecodeSide, PrefillSide, SeparatePools
 from planner.serving.streams import Floats
-from planner.serving.tables import Loads, step_table
+from planner.serving.tables import Loads, TableArrays, step_table
 
 if TYPE_CHECKING:
-    from planner.manifest.schema import Manifest, Pool
+    from planner.manifest.schema import Manifest, PhaseName, Pool
 
 
 def separate_pools(
@@ -48,11 +48,10 @@ def separate_pools(
         seconds = transfer.bytes_per_token / (links * transfer.bandwidth_bytes_per_second)
         return np.asarray(transfer.charged(prompts) * seconds, dtype=np.float64)
 
-    usual = manifest.workload.input_tokens + manifest.workload.output_tokens / 2
     return SeparatePools(
         prefill=_prefill(manifest, prefill, costs["prefill"]),
         decode=_decode(manifest, decode, costs["decode"]).pool(
-            kv_tokens_per_request or usual,
+            kv_tokens_per_request or _usual_kv(manifest),
             {
                 "source_groups": sum(len(each.instances) * each.degrees.attention_groups for each in sources),
                 "source_channels": widths[0] // links,
@@ -64,6 +63,21 @@ def separate_pools(
         reserved_tokens=partial(in_blocks, decode),
         links=links,
     )
+
+
+def step_times(manifest: "Manifest", pool: "Pool", phase: "PhaseName", cost: StepCost) -> TableArrays:
+    """Return the seconds of an instance's steps in a phase, at a cost that may be of fewer ranks than the pool's."""
+    if phase == "mixed":
+        return aggregated_pools(manifest, pool, cost).pool.times
+    if phase == "prefill":
+        return _prefill(manifest, pool, cost).times
+    side = replace(_decode(manifest, pool, cost), ranks=int(cost.attention_groups))
+    return side.pool(_usual_kv(manifest), {}).times
+
+
+def _usual_kv(manifest: "Manifest") -> float:
+    """Cached tokens of a running request of the manifest's workload, on average."""
+    return manifest.workload.input_tokens + manifest.workload.output_tokens / 2
 
 
 def in_blocks(pool: "Pool", tokens: Floats) -> Floats:
@@ -87,13 +101,12 @@ def aggregated_pools(
     """Return a pool of aggregated instances; ``cost`` and ``kv_tokens_per_request`` as in ``separate_pools``."""
     ranks, drafts = pool.degrees.attention_groups, pool.mtp
     budget = pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
-    usual = manifest.workload.input_tokens + manifest.workload.output_tokens / 2
     loads = Loads(
         ranks=ranks,
         budget_tokens=budget,
         longest_prompt=float(manifest.model.spec.max_position),
         most_running=ranks * pool.limits.requests_per_dp_rank,
-        kv_tokens_per_request=kv_tokens_per_request or usual,
+        kv_tokens_per_request=kv_tokens_per_request or _usual_kv(manifest),
         microbatches=pool.microbatches,
     )
     return AggregatedPools(

@@ -11,10 +11,12 @@ __all__ = [
     "TableArrays",
     "alone_seconds",
     "cell",
+    "computing_seconds",
     "keep_worth_loading",
     "kv_slope",
     "loaded_seconds",
     "pass_seconds",
+    "step_seconds",
 ]
 
 Floats = NDArray[np.float64]
@@ -110,13 +112,45 @@ def pass_seconds(times: TableArrays, tokens: float, context: float, pairs: float
 
 
 @outermost
+def step_seconds(times: TableArrays, loads: Floats, ranks: int) -> float:
+    """Seconds of a step that all of an instance's ranks leave together: those of its slowest one.
+
+    Args:
+        times: table of the instance's steps.
+        loads: [loads, 6], what ranks carry that carry anything: requests in decode and cached tokens of those, then
+            prompt tokens, cached tokens that they attend to, query-key pairs, and prompts that end.
+        ranks: of the instance.
+    """
+    decoding, prompts, slowest = 0.0, 0.0, LEAST_SECONDS
+    for r in range(loads.shape[0]):
+        decoding += loads[r, 0]
+        prompts += loads[r, 2]
+    running, mean = int(decoding), prompts / ranks
+    for r in range(loads.shape[0]):
+        sequences, kv, tokens = loads[r, 0], loads[r, 1], loads[r, 2]
+        context, pairs, ended = loads[r, 3], loads[r, 4], loads[r, 5]
+        if tokens == 0.0:
+            seconds = alone_seconds(times, running, mean, sequences, kv)
+        elif times.levels.size == 1:
+            seconds = pass_seconds(times, tokens, context, pairs, ended, mean)
+        else:
+            seconds = loaded_seconds(times, running, (tokens, context, pairs, ended), mean, sequences, kv)
+        slowest = max(slowest, seconds)
+    return slowest
+
+
+@outermost
+def computing_seconds(times: TableArrays, budget: int, tokens: int) -> float:
+    """Seconds in which full passes compute the first tokens of a prompt on a rank, instead of loading them."""
+    return pass_seconds(times, budget, 0.0, budget * (tokens + 1) / 2, 0.0, budget) * tokens / budget
+
+
+@outermost
 def keep_worth_loading(times: TableArrays, budget: int, reused: NDArray[np.int64]) -> None:
     """Drop the reused tokens of prompts [requests] that full passes compute sooner than they come."""
     for p in range(reused.size):
-        if reused[p]:
-            full = pass_seconds(times, budget, 0.0, budget * (reused[p] + 1) / 2, 0.0, budget)
-            if full < budget * times.loading_seconds:
-                reused[p] = 0
+        if reused[p] and computing_seconds(times, budget, reused[p]) < reused[p] * times.loading_seconds:
+            reused[p] = 0
 
 
 @njit

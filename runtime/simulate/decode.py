@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.manifest.drafts import tokens_per_iteration
-from planner.manifest.schema import Pool
+from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
 from runtime.simulate.batch import RunningBatch, Stretch
 from runtime.simulate.device import Devices, Shared
@@ -36,7 +36,7 @@ class DecodeInstance:
     after now when a request joins.
     """
 
-    phase = "decode"
+    phase: PhaseName = "decode"
 
     def __init__(self, shared: Shared, name: str, pool: Pool, lost: Lost, opened: bool = True) -> None:
         self.name, self.pool, self._lost = name, pool, lost
@@ -46,7 +46,7 @@ class DecodeInstance:
         mode = "expected" if shared.expected_drafts else "sampled"
         counts = IterationCounts(pool.mtp, mode, generator(shared.seed, f"drafts {name}"))  # type: ignore[arg-type]
         self.cost = self._cost_of(pool)
-        self.batch = RunningBatch(self.ranks, shared.timer(self.cost, pool), counts)
+        self.batch = RunningBatch(self.ranks, shared.timer(self.cost, pool, self.phase), counts)
         self.devices = Devices()
         self.freed: Callable[[], None] = lambda: None
         self.beside: PrefillInstance | None = None
@@ -70,7 +70,7 @@ class DecodeInstance:
         return self._placement.register(self, self.pool, self.ranks, opened)
 
     def _cost_of(self, pool: Pool) -> StepCost:
-        cost = pool.step_costs[self.phase].to_step_cost()  # type: ignore[index]
+        cost = pool.step_costs[self.phase].to_step_cost()
         balance = self._shared.balance.get(pool.role)
         return cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
 
@@ -309,4 +309,4 @@ class DecodeInstance:
         """Go on with another step cost, of fewer ranks or of all again."""
         self._cut()
         self.cost = cost
-        self.batch.timer = self._shared.timer(cost, self.pool)
+        self.batch.timer = self._shared.timer(cost, self.pool, self.phase)

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from ground.prefix_cache import PrefixCache
-from planner.manifest.schema import Manifest, Pool
+from planner.manifest.schema import Manifest, PhaseName, Pool
 from planner.manifest.terms import StepCost
+from planner.serving.deployed import step_times
 from runtime.simulate.engine import Engine
 from runtime.simulate.ledger import Ledger
 from runtime.simulate.placement import Placement
@@ -76,14 +78,13 @@ class Shared:
     """Whether offline requests stand behind the online ones."""
     span: Span | None = None
     tokens_out: int = 0
-    _timers: list[tuple[StepCost, Pool, StepTimer]] = field(default_factory=list)
+    _timers: list[tuple[StepCost, Pool, PhaseName, StepTimer]] = field(default_factory=list)
 
-    def timer(self, cost: StepCost, pool: Pool) -> StepTimer:
-        """Return how long the steps of an instance of a pool take at a step cost; those that are alike share one."""
-        for known, of, timer in self._timers:
-            if of is pool and known == cost:
+    def timer(self, cost: StepCost, pool: Pool, phase: PhaseName) -> StepTimer:
+        """Return how long an instance's steps of a phase take at a step cost; instances that are alike share one."""
+        for known, of, what, timer in self._timers:
+            if of is pool and what == phase and known == cost:
                 return timer
-        workload = self.manifest.workload
-        timer = StepTimer(cost, pool, workload.input_tokens + workload.output_tokens / 2)
-        self._timers.append((cost, pool, timer))
+        timer = StepTimer(partial(step_times, self.manifest, pool, phase, cost))
+        self._timers.append((cost, pool, phase, timer))
         return timer

@@ -34,8 +34,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 FEWEST_DIRECT = 2_000
-"""Requests from which tables and compiled loops pay; shorter runs step through the cost itself, but where the engine's
-rule is not the reference runtime's."""
+"""Requests from which compiled loops pay; shorter runs go through the event engine, but where the manifest's engine has
+another rule than the reference runtime."""
 _TOO_LONG = "longer than the KV cache of a rank"
 
 

@@ -4,15 +4,15 @@ from ground.prefix_cache import Found
 from planner.manifest.schema import Pool
 from runtime.simulate.device import Shared
 from runtime.simulate.request import Request
-from runtime.simulate.steps import RankLoad, StepTimer
+from runtime.simulate.steps import StepTimer
 
 
-class Loads:
+class Loading:
     """Of one prefill instance; without a pool prefixes take no time."""
 
     def __init__(self, shared: Shared, pool: Pool, timer: StepTimer, budget: int) -> None:
         self._shared, caching = shared, shared.manifest.caching
-        self._timer, self._ranks, self._budget = timer, pool.degrees.attention_dp, budget
+        self._timer, self._budget = timer, budget
         self._dram = self._ssd = 0.0
         if caching is not None:
             dram, size = caching.bandwidth_bytes_per_second, pool.kv.bytes_per_token_per_device
@@ -41,6 +41,5 @@ class Loads:
         if not self._dram or not tokens:
             return 0.0
         if tokens not in self._known:
-            full = RankLoad(tokens=self._budget, pairs=self._budget * (tokens + 1) / 2)
-            self._known[tokens] = self._timer.step_seconds([full] * self._ranks, self._ranks) * tokens / self._budget
+            self._known[tokens] = self._timer.computing_seconds(self._budget, tokens)
         return self._known[tokens]

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from planner.manifest.schema import Pool
+from planner.manifest.schema import PhaseName, Pool
 from runtime.simulate.batch import Stretch
 from runtime.simulate.decode import DecodeInstance, Lost
 from runtime.simulate.device import Shared
@@ -20,7 +20,7 @@ class MixedInstance(DecodeInstance):
     ``DecodeInstance``.
     """
 
-    phase = "mixed"
+    phase: PhaseName = "mixed"
 
     def __init__(self, shared: Shared, name: str, pool: Pool, lost: Lost) -> None:
         super().__init__(shared, name, pool, lost)

@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ground.prefix_cache import Found
-from planner.manifest.schema import Pool
+from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.engine import COMPLETION
-from runtime.simulate.loading import Loads
+from runtime.simulate.loading import Loading
 from runtime.simulate.request import PREFILL, Request
 from runtime.simulate.steps import RankLoad
 
@@ -67,7 +67,7 @@ class _Pass:
 class PrefillInstance:
     """One instance; ``queue`` may be shared with others (collaborative routing)."""
 
-    phase = "prefill"
+    phase: PhaseName = "prefill"
 
     def __init__(
         self, shared: Shared, name: str, pool: Pool, queue: deque[Request], offline: deque[Request], finished: Finished
@@ -77,7 +77,7 @@ class PrefillInstance:
         cost = pool.step_costs["prefill"].to_step_cost()
         balance = shared.balance.get(pool.role)
         self.cost = cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
-        self.timer = shared.timer(self.cost, pool)
+        self.timer = shared.timer(self.cost, pool, self.phase)
         self._collaborative = shared.manifest.routing.prefill == "collaborative"
         self._interrupts = shared.manifest.routing.offline == "slo"
         self._counts_offline = shared.manifest.routing.offline == "equal"
@@ -86,7 +86,7 @@ class PrefillInstance:
         self.ranks = pool.degrees.attention_dp
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
         self.budget = pool.limits.tokens_per_device * self.rank_devices
-        self._loads = Loads(shared, pool, self.timer, self.budget)
+        self._loading = Loading(shared, pool, self.timer, self.budget)
         self._alone_seconds: dict[int, float] = {}
         self._most_held = pool.kv.capacity_tokens_per_rank * self.ranks
         self.queue, self.offline = queue, offline
@@ -254,7 +254,7 @@ class PrefillInstance:
         alone = not any(making.tokens)
         while queue:
             request = queue[0]
-            found = self._loads.find(request)
+            found = self._loading.find(request)
             start = request.reused // self.budget * self.budget
             length = request.prompt - start
             room, turn, rank = rooms[0]
@@ -276,7 +276,7 @@ class PrefillInstance:
         chosen: list[tuple[Request, int, Found | None]] = []
         while queue:
             request = queue[0]
-            found = self._loads.find(request)
+            found = self._loading.find(request)
             start = request.reused // self.budget * self.budget
             length = request.prompt - start
             if room < min(length, self.budget) or not self._holds(request):
@@ -313,7 +313,7 @@ class PrefillInstance:
             self.queued_tokens -= request.prompt
         if found:
             self._shared.cache.count(found, request.prompt)
-            making.loading[rank] += self._loads.seconds(found)
+            making.loading[rank] += self._loading.seconds(found)
         making.taken.append(request)
         self._chunk(making, request, rank, start)
 
@@ -451,7 +451,7 @@ class PrefillInstance:
 
     def reshape(self, cost: StepCost) -> None:
         """Go on with another step cost."""
-        self.cost, self.timer = cost, self._shared.timer(cost, self.pool)
+        self.cost, self.timer = cost, self._shared.timer(cost, self.pool, self.phase)
         self._alone_seconds.clear()
 
     def hang(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from planner.costs.latency import balanced_cost
 from planner.instances.space import groups, role_rows
-from planner.manifest.stacks import ORDER, ReadyTerms, one_after_the_other, stacked, taken
+from planner.manifest.stacks import ORDER, StackedTerms, one_after_the_other, stacked, taken
 from planner.manifest.stepcost import evaluate, stage_sum
 from planner.manifest.terms import Stage, StepLoad, timings, variables
 from planner.question import Question
@@ -71,7 +71,7 @@ def test_stages_that_run_one_after_the_other_add_up(name: str):
     assert stages
 
     together = stacked(cost, decoding=True).terms
-    assert isinstance(together, ReadyTerms)
+    assert isinstance(together, StackedTerms)
     found, apart = together.timings(values), timings(cost.terms, values)
 
     assert set(found) == {stages.get(stage, stage) for stage in apart}
