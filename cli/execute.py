@@ -22,7 +22,6 @@ from runtime.execute.check import TOLERANCE, Report, groups_with_four, lengths_o
 from runtime.execute.check import execute as run_check
 from runtime.execute.faults import Recovered, execute_with_drop, parse_drop
 from runtime.execute.mpi import MpiLoop, connect
-from runtime.execute.plan import Choices
 from runtime.execute.run import Settings
 from runtime.execute.timeline import chrome_trace, clocked_iteration
 from runtime.execute.transport import RankFailed, Stuck
@@ -138,9 +137,7 @@ def read_settings(flags: ExecuteFlags) -> Settings:
         raise BadInput(f"--iterations: {flags.iterations} must be from 1 to {MOST_ITERATIONS}")
     if not 0 <= flags.seed < MOST_SEED:
         raise BadInput(f"--seed: {flags.seed} must be from 0 to {MOST_SEED - 1}")
-    return Settings(
-        iterations=flags.iterations, seed=flags.seed, int8=flags.int8, choices=Choices(int8_messages=flags.int8)
-    )
+    return Settings(iterations=flags.iterations, seed=flags.seed, int8=flags.int8)
 
 
 SHOWN_POSITIONS = 10

@@ -118,15 +118,10 @@ class Report:
     def equal(self) -> bool:
         """Whether everything holds: tokens, logits, every pair met, every message error within its bound."""
         sweeps = [one for instance in self.swept for one in (instance.plain, instance.quantised)]
-        met = all(one.pairs == one.all_pairs for one in sweeps) or not _rotates(self.world)
+        met = all(one.pairs == one.all_pairs for one in sweeps)
         exact = all(instance.plain.difference <= TOLERANCE for instance in self.swept)
         bounded = all((instance.quantised.bound_used or 0.0) <= 1.0 for instance in self.swept)
         return self.compared.equal and met and exact and bounded
-
-
-def _rotates(world: World) -> bool:
-    """Whether every pair of ranks may talk: other choices keep traffic inside blocks or lanes."""
-    return world.settings.choices.replicas == "rotate" and not world.settings.choices.side_by_side
 
 
 def execute(

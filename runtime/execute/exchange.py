@@ -7,7 +7,7 @@ section III-D, experts cut inside a node: each device receives one part of the h
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,13 +85,6 @@ class Window:
         section = self._rows[sender, : len(rows)]
         section[...] = rows
         return section
-
-
-class Exchange(Protocol):
-    """Send copies of tokens to the experts, return their outputs."""
-
-    async def run(self, x: Array, copies: Copies, compute: Compute) -> Array:
-        """Return the outputs [c, ·] of ``copies`` of tokens x [n, h], unweighted, in the order of the copies."""
 
 
 @dataclass(slots=True)

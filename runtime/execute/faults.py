@@ -141,7 +141,7 @@ def shrink_instance(
     place = decode.layout.place(decode.layout.base + victim)
     lost = [p.rank for p in decode.layout.places if (p.domain, p.dp) == (place.domain, place.dp)]
     pool = shrunken_pool(decode.layout.pool, place.dp, decode.path)
-    smaller = Setup(decode.weights, Layout(pool, decode.layout.base), decode.choices, decode.drafts, decode.path)
+    smaller = Setup(decode.weights, Layout(pool, decode.layout.base), decode.int8_messages, decode.drafts, decode.path)
     check_coverage(smaller.partition)
     survivors = [p.rank for p in decode.layout.places if p.rank not in lost]
     moved, told = world.requests_of((place.domain, place.dp), world.decode_of), heard(ranks)

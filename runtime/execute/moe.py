@@ -135,8 +135,6 @@ async def exchanged(worker: Worker, layer: int, x: Array, routes: Routes, batch:
     """Dispatch copies to EP ranks and combine what comes back (MixServe section III-B3 in every ratio of DP to EP)."""
     setup, lanes = worker.setup, worker.setup.lanes
     c = 0 if worker.staged else worker.place.tp
-    if setup.choices.side_by_side:
-        return await side_by_side(worker, layer, x, routes, batch)
     mine = np.arange(lanes.subset(c), len(x), lanes.subsets)
     copies = setup.tables[layer].copies(routes.experts[mine], routes.weights[mine], turns(worker, len(mine)))
     exchange = exchange_of(worker, batch)
@@ -156,9 +154,6 @@ def turns(worker: Worker, tokens: int) -> Indices:
     """
     setup, place = worker.setup, worker.place
     degrees = setup.layout.pool.degrees
-    if setup.choices.replicas == "own_block":
-        replicas = int(setup.tables[setup.moe_layers[0]].counts[0])
-        return np.full(tokens, place.ep * replicas // degrees.moe_ep)
     group = place.domain * degrees.attention_dp + place.dp
     sender = (
         group * degrees.attention_tp + place.tp
@@ -183,27 +178,6 @@ async def _regathered(worker: Worker, own: Array, tokens: int, batch: Batch, lab
     return out
 
 
-async def side_by_side(worker: Worker, layer: int, x: Array, routes: Routes, batch: Batch) -> Array:
-    """d_DP < d_EP as MixServe section III-B3 has it: d_EP/d_DP groups of d_DP devices exchange side by side.
-
-    Tokens are on all ranks of a TP group. Rank c drops every copy but those for EP ranks with its own TP rank, so
-    that it talks to those alone, and the group adds up.
-    """
-    setup, place = worker.setup, worker.place
-    table, tp = setup.tables[layer], setup.layout.pool.degrees.attention_tp
-    group = place.dp + np.arange(len(x))
-    copies = table.copies(routes.experts, routes.weights, group)
-    kept = np.flatnonzero(copies.ep % tp == place.tp)
-    own = Copies(copies.token[kept], copies.ep[kept], copies.slot[kept], copies.weight[kept])
-    exchange = exchange_of(worker, batch)
-
-    async def compute(rows: Array, slots: Indices) -> Array:
-        return await expert_outputs(worker, layer, rows, slots, batch.microbatch)
-
-    out = weighted(await exchange.run(x, own, compute), own, len(x))
-    return await all_reduce(worker.comm("tp", batch.microbatch, f"{batch.label}, layer {layer}, all-reduce"), out)
-
-
 def exchange_of(worker: Worker, batch: Batch) -> DirectExchange | LaneExchange:
     """Return the rank's exchange of a microbatch, made once: its buffers stay."""
     key = ("exchange", batch.microbatch)
@@ -217,7 +191,7 @@ def exchange_of(worker: Worker, batch: Batch) -> DirectExchange | LaneExchange:
 
 def _new_exchange(worker: Worker, batch: Batch) -> DirectExchange | LaneExchange:
     setup, layout, lanes = worker.setup, worker.setup.layout, worker.setup.lanes
-    int8, stage = setup.choices.int8_messages, worker.place.pp
+    int8, stage = setup.int8_messages, worker.place.pp
     if lanes.m == 1:
         return DirectExchange(worker.comm("ep", batch.microbatch, ""), int8, worker.traffic)
     world = worker.comm("stage", batch.microbatch, "")
@@ -242,7 +216,7 @@ def _new_exchange(worker: Worker, batch: Batch) -> DirectExchange | LaneExchange
         ep=worker.place.ep,
         lanes=lanes,
         int8=int8,
-        fused=setup.choices.fused,
+        fused=True,
         traffic=worker.traffic,
     )
 
@@ -260,7 +234,7 @@ async def disaggregated(worker: Worker, layer: int, x: Array, routes: Routes, ba
     )
     np.add.at(worker.traffic, copies.ep, 1)
     label = f"{batch.label}, layer {layer}"
-    outputs = await to_experts_and_back(worker, packed(x[mine], setup.choices.int8_messages), copies, batch, label)
+    outputs = await to_experts_and_back(worker, packed(x[mine], setup.int8_messages), copies, batch, label)
     own = weighted(outputs, copies, len(mine))
     if tp.size == 1:
         return own

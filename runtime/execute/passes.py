@@ -221,7 +221,7 @@ def _between_experts(worker: Worker, number: int) -> DirectExchange | LaneExchan
 
 def _made_between_experts(worker: Worker, number: int) -> DirectExchange | LaneExchange:
     setup, layout = worker.setup, worker.setup.layout
-    degrees, int8 = layout.pool.degrees, setup.choices.int8_messages
+    degrees, int8 = layout.pool.degrees, setup.int8_messages
     if degrees.moe_tp == 1:
         return DirectExchange(worker.comm("ep", number, ""), int8, worker.traffic)
     ranks = layout.experts_of(0)
@@ -236,6 +236,6 @@ def _made_between_experts(worker: Worker, number: int) -> DirectExchange | LaneE
         ep=worker.place.ep,
         lanes=Lanes(1, m),
         int8=int8,
-        fused=setup.choices.fused,
+        fused=True,
         traffic=worker.traffic,
     )

@@ -1,7 +1,6 @@
-"""What every rank of an instance knows before the run: model, partition, experts, choices."""
+"""What every rank of an instance knows before the run: model, partition, experts."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from ground.errors import BadInput
 from runtime.execute.layout import Lanes, Layout
@@ -10,32 +9,17 @@ from runtime.execute.placement import ExpertTable, expert_tables
 from runtime.execute.small import SmallModel, stage_bounds
 from runtime.execute.tensors import Weights
 
-Replicas = Literal["rotate", "own_block"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
-    """How the exchange is run where the manifest leaves it open.
-
-    ``fused`` overlaps the collectives inside a node with those between nodes. ``replicas``: tokens rotate over
-    them, or each block of EP ranks that holds all experts uses its own (MixServe section III-B3, d_DP > d_EP).
-    ``side_by_side``: each rank of a TP group sends all tokens to the EP ranks of its own lane only, and the group adds
-    up (the same section, d_DP < d_EP); otherwise each sends its share of the tokens to all.
-    """
-
-    fused: bool = True
-    replicas: Replicas = "rotate"
-    side_by_side: bool = False
-    int8_messages: bool = False
-
 
 @dataclass(slots=True)
 class Setup:
-    """One instance of a pool, ready to be run by its ranks; ``drafts`` are those of decode, also in prefill."""
+    """One instance of a pool, ready to be run by its ranks; ``drafts`` are those of decode, also in prefill.
+
+    With ``int8_messages`` tokens are quantised before they are dispatched.
+    """
 
     weights: Weights
     layout: Layout
-    choices: Choices
+    int8_messages: bool
     drafts: int = 0
     path: str = "pools[0]"
     partition: Partition = field(init=False)
@@ -48,8 +32,6 @@ class Setup:
         self.tables = expert_tables(mapping, self.moe_layers) if mapping else {}
         if self.drafts and self.small.draft_layer is None:
             raise BadInput(f"{self.path}.mtp.drafts: {self.small.source.name} has no draft layer; use 0")
-        if self.choices.side_by_side and (self.lanes.m > 1 or self.layout.disaggregated):
-            raise BadInput("exchanges side by side are for experts that are whole on one device of a TP group")
 
     @property
     def small(self) -> SmallModel:

@@ -11,7 +11,7 @@ from runtime.execute.kernels import Array
 from runtime.execute.layout import Layout, dealt, spread
 from runtime.execute.partition import check_coverage
 from runtime.execute.passes import Prefilled, Running, decode_iteration, experts_pass, prefill_pass
-from runtime.execute.plan import Choices, Setup
+from runtime.execute.plan import Setup
 from runtime.execute.small import shrink
 from runtime.execute.tensors import Weights
 from runtime.execute.transport import Endpoint, Loop, Program
@@ -25,12 +25,11 @@ LENGTHS = (3, 8, 5, 12, 7, 10, 4, 9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What is run: decode iterations, seed of weights and prompts, INT8 matrices, how exchanges run."""
+    """What is run: decode iterations, seed of weights and prompts, INT8 matrices and messages."""
 
     iterations: int = 8
     seed: int = 0
     int8: bool = False
-    choices: Choices = field(default_factory=Choices)
 
 
 @dataclass(slots=True)
@@ -93,11 +92,11 @@ def build_world(manifest: Manifest, settings: Settings) -> World:
     weights = Weights(small, settings.seed, settings.int8)
     drafts = pools[1].mtp.drafts
     setups = [
-        Setup(weights, Layout(pool, base), settings.choices, drafts, f"pools[{manifest.pools.index(pool)}]")
+        Setup(weights, Layout(pool, base), settings.int8, drafts, f"pools[{manifest.pools.index(pool)}]")
         for pool, base in zip(pools, (0, len(pools[0].rank_table.rows)), strict=True)
     ]
     if pools[0] is pools[1]:
-        setups[1] = setups[0] = Setup(weights, Layout(pools[0]), settings.choices, drafts, setups[0].path)
+        setups[1] = setups[0] = Setup(weights, Layout(pools[0]), settings.int8, drafts, setups[0].path)
     for setup in setups:
         check_coverage(setup.partition)
     mapping = manifest.kv_transfer.mapping if manifest.kv_transfer else LinkMapping(ratio=1.0, group_size=1.0)

@@ -5,7 +5,7 @@ tokens are routed so that, with the rotation over replicas that the run uses, ev
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def exchanges(setup: Setup) -> bool:
 
 def sweep(setup: Setup, loop: Loop, int8: bool) -> Swept:
     """Run one MoE layer of every stage with forced routes on all ranks of an instance, and compare."""
-    setup = Setup(setup.weights, setup.layout, replace(setup.choices, int8_messages=int8), setup.drafts, setup.path)
+    setup = Setup(setup.weights, setup.layout, int8, setup.drafts, setup.path)
     workers = {rank: Worker(setup, Endpoint(loop, rank)) for rank in setup.layout.ranks}
     known: dict[tuple[int, int, int], tuple[Indices, int]] = {}
     cases = {rank: _Case(worker, known) for rank, worker in workers.items()}

@@ -165,17 +165,7 @@ class PoolTimes:
         if n * len(groups) <= MOST_PAIRWISE:
             seconds = run_timed(self.machine, groups, pairwise, wire)
             rows.append(self._timing("pairwise all-to-all", "EP", groups[0], size, seconds))
-        rows += self._side_by_side(size)
         return [*rows, *self._uneven(groups, size)]
-
-    def _side_by_side(self, size: float) -> list[Timing]:
-        """MixServe Eq. (5) for d_DP < d_EP: the same bytes over d_DP peers, t groups at once."""
-        degrees, groups = self.pool.degrees, self._groups("dp")
-        whole = degrees.moe_tp == 1 and not degrees.domains and not degrees.staged
-        if degrees.attention_tp == 1 or not whole or not groups or len(groups) * len(groups[0]) > MOST_PAIRWISE:
-            return []
-        seconds = run_timed(self.machine, groups, pairwise, Wire(float_bytes=size / len(groups[0])))
-        return [self._timing("pairwise all-to-all", "EP, d_DP < d_EP side by side", groups[0], size, seconds)]
 
     def _uneven(self, groups: list[list[int]], size: float) -> list[Timing]:
         """The direct exchange where the closed form's assumptions fail: skew, contention for ports, shared NICs."""
