@@ -49,26 +49,12 @@ def smallest_redundancy(experts: int, ranks: int) -> int | None:
     return extra if extra <= experts else None
 
 
-def enumerate_strategies(
-    spec: ModelSpec,
-    counts: Sequence[int],
-    devices_per_node: int,
-    *,
-    role: Role,
-    largest_pipeline: int = LARGEST_PIPELINE,
-) -> list[Strategy]:
-    """Return the default grid for instances of ``counts`` devices, in a fixed order; see ``strategy_grid``."""
-    grid = strategy_grid(spec, counts, devices_per_node, role=role, largest_pipeline=largest_pipeline)
-    return list(grid.strategies)
-
-
 def strategy_grid(
     spec: ModelSpec,
     counts: Sequence[int],
     devices_per_node: int,
     *,
     role: Role,
-    largest_pipeline: int = LARGEST_PIPELINE,
     apart_step: int | None = None,
 ) -> Grid:
     """Return the default grid for instances of ``counts`` devices, and what was cut for which reason.
@@ -84,7 +70,7 @@ def strategy_grid(
     ``instances.apart`` looks for once a plan is known.
     """
     sizes = tuple(sorted(set(counts)))
-    return _grid(Same(spec), _Sizes(sizes, devices_per_node, largest_pipeline, apart_step), role)
+    return _grid(Same(spec), _Sizes(sizes, devices_per_node, apart_step), role)
 
 
 class _Sizes(NamedTuple):
@@ -92,7 +78,6 @@ class _Sizes(NamedTuple):
 
     counts: tuple[int, ...]
     devices_per_node: int
-    largest_pipeline: int
     apart_step: int | None
 
 
@@ -164,7 +149,7 @@ def _sorted_out(
 def _candidates(spec: ModelSpec, count: int, sizes: _Sizes) -> Iterator[_Degrees]:
     """Yield every combination for one instance size."""
     may_stage = spec.attention.kind == "mla" and spec.attention.indexer is None
-    for pp in (n for n in _powers_of_two(sizes.largest_pipeline) if count % n == 0):
+    for pp in (n for n in _powers_of_two(LARGEST_PIPELINE) if count % n == 0):
         stage = count // pp
         degrees = _tensor_degrees(stage, sizes.devices_per_node)
         for tp in degrees:

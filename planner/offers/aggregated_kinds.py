@@ -27,7 +27,6 @@ from planner.instances.aggregated_candidates import (
 from planner.instances.space import Row
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
-from planner.serving.capacity import Capacity
 from planner.serving.played import FEW, SURE
 from planner.workload import reserved_kv_tokens
 
@@ -174,10 +173,6 @@ class AggregatedKind:
             return self._quickest(instances, rate_per_second)[1]
         return self._settled(instances)[1] or self.servers[0]
 
-    def capacity_at(self, instances: int) -> Capacity | None:
-        """Return what one of so many instances carries with the budget of ``at``, whatever is asked."""
-        return self.at(instances).capacity(instances)
-
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
         """Mean time from arrival to the last token, at the budget that is quickest; infinite beyond the limits."""
         return self._quickest(instances, rate_per_second)[0]
@@ -234,7 +229,7 @@ class AggregatedKind:
         workload, drafts = self.question.workload, int(self.deployment.drafts)
         tried = [round(listed * 2**octaves) for octaves in _OCTAVES]
         if state is not None and not workload.input_tokens.squared_cv and workload.prompts is None:
-            running = state.mean_requests / server.aggregate.ranks
+            running = state.mean_requests / server.pools.pool.ranks
             taken = math.ceil(running + math.sqrt(running)) * (1 + drafts)
             new = workload.input_tokens.mean * (1 - workload.prefix_reuse)
             steps = [max(round(new / max(budget - taken, 1)), 1) for budget in tried]

@@ -40,9 +40,6 @@ class Dropped:
     """They hold no request, or keep no limit with one."""
 
 
-NONE_DROPPED = Dropped()
-
-
 def aggregated_offers(
     question: Question, rows: list[Row], count: Count, needed: Needed, asked_per_second: float | None = None
 ) -> tuple[Offers, Dropped]:

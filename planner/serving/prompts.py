@@ -95,16 +95,3 @@ def _compact(tokens: Array, weights: Array) -> tuple[Array, Array]:
     below, held = (np.append(0.0, np.cumsum(column)) for column in (weights, tokens * weights))
     parts = np.diff(EDGES)
     return np.maximum.accumulate(np.diff(np.interp(EDGES, below / below[-1], held)) / parts), parts
-
-
-def longest_of(workload: Workload, share: float) -> tuple[float, float]:
-    """Return (tokens to compute, reused ones) that the prompts with most to compute have at least, and at most.
-
-    As many of them as ``share`` of all prompts, at least.
-    """
-    prompts = prompts_of(workload)
-    new = np.maximum(prompts.tokens - prompts.reused, 1.0)
-    order = np.argsort(-new, kind="stable")
-    weights = prompts.weights[order] / prompts.weights.sum()
-    last = min(int(np.searchsorted(np.cumsum(weights), share + 1e-9)), new.size - 1)
-    return float(new[order[last]]), float(prompts.reused[order[: last + 1]].min())

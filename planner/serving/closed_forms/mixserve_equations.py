@@ -1,9 +1,8 @@
-"""MixServe's Table I and Equations (1) to (13), to be read beside the paper (sections III-B to III-D).
+"""MixServe's Equations (1) to (3), (7) and (11) to (13), to be read beside the paper (sections III-B to III-D).
 
-Symbols: b requests, s tokens per request in this pass, h hidden size, k experts per token, l layers,
-psi weights, d_tp, d_ep, d_dp, d_pp degrees, n_node nodes, n_proc devices per node. All are numbers or
-arrays and broadcast. The planner's own cost model is ``operators`` and ``collectives``; these
-functions are the paper's, for comparison.
+Symbols: b requests, s tokens per request in this pass, h hidden size, k experts per token, n_node nodes,
+n_proc devices per node. All are numbers or arrays and broadcast. The planner's own cost model is
+``operators`` and ``collectives``; these functions are the paper's, for comparison.
 
 The paper gives proportionalities. A ``Line`` makes them costs: alpha per round and beta per element
 that one pair of devices exchanges in it. The default counts elements; with the alpha and beta of a
@@ -21,7 +20,6 @@ Where the paper contradicts itself, the reading here is:
 - Section III-D2 loops to n where n-1 shards are sent; n-1 is used.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,16 +42,6 @@ class Links:
 
     intra: Line
     inter: Line
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Degrees:
-    """The paper's d_TP, d_EP, d_DP and d_PP; attention and experts share d_TP as in Eq. (4), (5) and (8)."""
-
-    d_tp: Number = 1.0
-    d_ep: Number = 1.0
-    d_dp: Number = 1.0
-    d_pp: Number = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +78,6 @@ def port_line(latency_seconds: float, bandwidth_bytes_per_second: float, d: int,
     return line(latency_seconds, bandwidth_bytes_per_second / max(d - 1, 1), element_bytes)
 
 
-def table_1_tensor_volume(b: Number, s: Number, h: Number, d: Number) -> Number:
-    """Elements per round of TP's all-reduce, of attention and of experts: b·s·h/d, in 1 + 1 rounds (Table I)."""
-    return b * s * h / d
-
-
-def table_1_expert_volume(shape: Shape, d: Number) -> Number:
-    """Elements per round of EP's dispatch or combine: b·s/d · h·k, in d - 1 rounds each (Table I)."""
-    return shape.b * shape.s / d * shape.h * shape.k
-
-
 def eq1_reduce_scatter(size: Number, d: Number, over: Line = ELEMENTS) -> Number:
     """Cost of a reduce-scatter of a tensor of ``size`` elements over d ranks: size/d, one round (Eq. (1))."""
     return _over_pairs(over.alpha_seconds + over.beta_seconds_per_element * size / d, d)
@@ -125,38 +103,6 @@ def point_to_point(size: Number, over: Line = ELEMENTS) -> Number:
     return over.alpha_seconds + over.beta_seconds_per_element * size
 
 
-def eq4_compute(psi: Number, shape: Shape, d: Degrees, seconds_per_unit: float = 1.0) -> Number:
-    """Compute tau of a layer on one rank: psi/(d_TP·d_EP) · (b/d_DP) · s·h (Eq. (4)), as printed.
-
-    Ψ times tokens would be multiply-adds; the further h makes it a proportionality only, so
-    ``seconds_per_unit`` is to be fitted. Attention weights are divided by d_EP like the experts'.
-    """
-    return seconds_per_unit * psi / (d.d_tp * d.d_ep) * (shape.b / d.d_dp) * shape.s * shape.h
-
-
-def eq5_communication(shape: Shape, d: Degrees, links: Links = COUNTED) -> Number:
-    """Communication lambda of a layer on one rank (Eq. (5)): 2·AR over d_TP, and dispatch and combine.
-
-    2·AR((b/d_DP)·s·h, d_TP) + 2·{A2A((b/d_DP)·s·h·k, d_EP) if d_DP >= d_EP, else A2A((b/d_EP)·s·h·k, d_DP)}.
-    The all-reduces (one of attention, one of experts) run inside nodes, the exchange between them.
-    """
-    reduced = eq2_all_reduce(shape.bsh / d.d_dp, d.d_tp, links.intra)
-    replicated_experts = eq3_all_to_all(shape.bshk / d.d_dp, d.d_ep, links.inter)
-    replicated_tokens = eq3_all_to_all(shape.bshk / d.d_ep, d.d_dp, links.inter)
-    exchanged = _plain(np.where(np.asarray(d.d_dp) >= np.asarray(d.d_ep), replicated_experts, replicated_tokens))
-    return 2 * reduced + 2 * exchanged
-
-
-def eq6_service(layers: Number, tau: Number, lam: Number, hop: Number, d: Degrees) -> Number:
-    """Service time of a pass: l·(tau + lambda) + (d_PP - 1)·P2P((b/d_DP)·s·h) (Eq. (6)); ``hop`` is that P2P."""
-    return layers * (tau + lam) + (d.d_pp - 1) * hop
-
-
-def passes_per_second(arrivals_tokens_per_second: Number, tokens_per_pass: Number) -> Number:
-    """Arrival rate in the unit that Eq. (7) needs: passes per second."""
-    return arrivals_tokens_per_second / tokens_per_pass
-
-
 def eq7_waiting(arrivals_passes_per_second: Number, service_seconds: Number) -> Number:
     """Mean wait of an M/M/1 queue: rho/(mu·(1 - rho)) = lambda_a/(mu·(mu - lambda_a)), mu = 1/service (Eq. (7)).
 
@@ -166,25 +112,6 @@ def eq7_waiting(arrivals_passes_per_second: Number, service_seconds: Number) -> 
     rho = arrivals_passes_per_second / mu
     spare = np.where(rho < 1, 1 - rho, 1.0)
     return _plain(np.where(rho < 1, rho / (mu * spare), np.inf))
-
-
-def eq8_memory(psi_attn: Number, psi_moe: Number, shape: Shape, layers: Number, d: Degrees) -> Number:
-    """Elements on one device: Ψ_attn/d_TP + Ψ_MoE/(d_EP·d_TP) + 2·b·s·h·l/d_PP (Eq. (8)), as printed.
-
-    It counts elements, divides the cache but not the weights by d_PP, takes all b rather than
-    b/d_DP, and caches multi-head keys and values; ``costs.memory`` is what the planner uses.
-    """
-    return psi_attn / d.d_tp + psi_moe / (d.d_ep * d.d_tp) + 2 * shape.bsh * layers / d.d_pp
-
-
-def eq9_ttft(waiting_seconds: Number, service_of: Callable[[Number], Number], l_in: Number) -> Number:
-    """Time to first token: W_q + the service time at s = L_in (Eq. (9)); ``service_of`` maps s to seconds."""
-    return waiting_seconds + service_of(l_in)
-
-
-def eq10_itl(service_of: Callable[[Number], Number]) -> Number:
-    """Inter-token latency: the service time at s = 1 (Eq. (10))."""
-    return service_of(1.0)
 
 
 def eq11_throughput(

@@ -9,7 +9,7 @@ from models.loader import load_model
 from models.parameters import count_parameters
 from planner.costs.attention_operators import attention_terms
 from planner.costs.cache import device_cache, model_cache
-from planner.instances.grid import enumerate_strategies
+from planner.instances.grid import strategy_grid
 from planner.manifest.terms import StepLoad
 from planner.strategy import Strategy, model_conflicts
 from tests.instances import broken_down, even_cost, instance
@@ -87,7 +87,7 @@ def test_staged_prefill_is_for_dense_attention() -> None:
     """SP expands keys of the whole context; the search does not try it on sparse attention."""
     model = load_model("deepseek-v3.2")
     assert any("SP" in said for said in model_conflicts(Strategy(attention_tp=8, staged=True, moe_ep=8), model))
-    assert not any(strategy.staged for strategy in enumerate_strategies(model, [16], 8, role="prefill"))
+    assert not any(strategy.staged for strategy in strategy_grid(model, [16], 8, role="prefill").strategies)
 
 
 def test_block_attention_flops_by_hand() -> None:

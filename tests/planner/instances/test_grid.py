@@ -4,7 +4,7 @@ import pytest
 
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.instances.grid import Role, device_counts, enumerate_strategies, smallest_redundancy, strategy_grid
+from planner.instances.grid import Role, device_counts, smallest_redundancy, strategy_grid
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 
 DEEPSEEK, QWEN, DENSE = (load_model(name) for name in ("deepseek-r1", "qwen3-235b-a22b", "qwen3-32b"))
@@ -37,7 +37,7 @@ def test_smallest_redundancy_of_the_papers(experts: int, ranks: int, extra: int 
 def test_the_published_decode_strategies_are_in_the_grid(text: str) -> None:
     """Degrees that are no powers of two."""
     strategy = parse_strategy(text)
-    assert strategy in enumerate_strategies(DEEPSEEK, [strategy.devices], 16, role="decode")
+    assert strategy in strategy_grid(DEEPSEEK, [strategy.devices], 16, role="decode").strategies
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_the_published_decode_strategies_are_in_the_grid(text: str) -> None:
 @pytest.mark.parametrize("spec", [DEEPSEEK, QWEN], ids=["deepseek-r1", "qwen3-235b"])
 def test_mixserves_own_baselines_are_in_the_grid(spec: ModelSpec, text: str) -> None:
     """MixServe section IV: three baselines, its own choice and the two of the DP/EP balance."""
-    assert parse_strategy(text) in enumerate_strategies(spec, [32], 8, role="mixed")
+    assert parse_strategy(text) in strategy_grid(spec, [32], 8, role="mixed").strategies
 
 
 def test_staged_attention_is_for_prefill_of_latent_attention() -> None:
     """CloudMatrix384's prefill strategy is tried in prefill only, and never with grouped queries."""
     staged = parse_strategy("SP=4 + DP=8, EP=32")
-    assert staged in enumerate_strategies(DEEPSEEK, [32], 16, role="prefill")
-    assert not any(s.staged for s in enumerate_strategies(DEEPSEEK, [32], 16, role="decode"))
-    assert not any(s.staged for s in enumerate_strategies(QWEN, [32], 16, role="prefill"))
+    assert staged in strategy_grid(DEEPSEEK, [32], 16, role="prefill").strategies
+    assert not any(s.staged for s in strategy_grid(DEEPSEEK, [32], 16, role="decode").strategies)
+    assert not any(s.staged for s in strategy_grid(QWEN, [32], 16, role="prefill").strategies)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])
@@ -70,8 +70,8 @@ def test_staged_attention_is_for_prefill_of_latent_attention() -> None:
 def test_every_strategy_is_possible_and_there_are_a_few_dozen(spec: ModelSpec, role: Role) -> None:
     """Whatever the grid offers passes the checks that the user's own strategies pass, once each."""
     counts = [1, 8, 32, 144, 256]
-    found = enumerate_strategies(spec, counts, 16, role=role)
-    assert len(set(found)) == len(found) and found == enumerate_strategies(spec, counts, 16, role=role)
+    found = strategy_grid(spec, counts, 16, role=role).strategies
+    assert len(set(found)) == len(found) and found == strategy_grid(spec, counts, 16, role=role).strategies
     for strategy in found:
         check_strategy(strategy, spec)
         text = format_strategy(strategy, moe=spec.moe is not None)
@@ -81,14 +81,14 @@ def test_every_strategy_is_possible_and_there_are_a_few_dozen(spec: ModelSpec, r
 
 def test_a_dense_model_mirrors_its_attention() -> None:
     """TP x DP x PP of eight devices: ten shapes."""
-    found = enumerate_strategies(DENSE, [8], 8, role="mixed")
+    found = strategy_grid(DENSE, [8], 8, role="mixed").strategies
     assert all((s.moe_tp, s.moe_ep) == (s.attention_tp, s.attention_dp) for s in found)
     assert len(found) == 4 + 3 + 2 + 1
 
 
 def test_pure_tensor_parallelism_may_leave_the_node() -> None:
     """Two nodes of eight as one TP=16 group, but no half of it across nodes."""
-    found = enumerate_strategies(DEEPSEEK, [16, 32], 8, role="mixed")
+    found = strategy_grid(DEEPSEEK, [16, 32], 8, role="mixed").strategies
     assert parse_strategy("TP=16") in found
     assert all(s.attention_tp <= 8 for s in found if s.devices_per_stage != 16)
 
