@@ -2,9 +2,7 @@
 
 One fixed map serves all slices; a layer takes sum over slices of max over ranks, for every slice waits for its own
 busiest rank (xDeepServe section 4.5). The search exchanges and trades replicas while that sum falls, for all layers
-side by side. Slices that were seen are not those that come: each rank's load carries a margin of ``caution`` standard
-deviations of what its experts varied by, independent of each other, so that a rank of steady experts is worth more than
-one that happened to balance.
+side by side.
 """
 
 from dataclasses import dataclass
@@ -21,9 +19,6 @@ _CANDIDATES = 48
 _TRADE_EVERY = 4
 _TRADES = 6
 _GAIN = 1e-12
-
-CAUTION = 0.25
-"""On the published loads 0 to 0.5 are ties within 1 % on held-out slices and more costs; see docs/placement.md."""
 
 _MOST_SLICES = 64
 """The search adds neighbouring slices up where there are more: a step's moves are priced on every slice."""
@@ -58,57 +53,49 @@ def fewer_slices(loads: Floats) -> Floats:
 
 @dataclass(slots=True)
 class _Slices:
-    """Maps under improvement; the last three follow from the others."""
+    """Maps under improvement; the last two follow from the others."""
 
     loads: Floats  # [layers, experts, slices]
-    variance: Floats  # [layers, experts] of an expert's load over slices, times caution squared
     counts: Integers  # [layers, experts]
     held: Integers  # [layers, ranks, slots]
     node_ranks: int  # moves stay within runs of so many ranks
     on: NDArray[np.bool_]  # [layers, experts, ranks]
     carried: Floats  # [layers, ranks, slices]
-    spread: Floats  # [layers, ranks] variance of a rank, times caution squared
 
     def derive(self) -> None:
         """Recompute what follows from counts and maps."""
         layer = np.arange(len(self.held))[:, None, None]
         share = 1.0 / self.counts[layer, self.held]  # [layers, ranks, slots]
         self.carried = np.einsum("lgst,lgs->lgt", self.loads[layer, self.held], share)
-        self.spread = (self.variance[layer, self.held] * share**2).sum(axis=2)
         self.on = np.zeros((*self.counts.shape, self.held.shape[1]), dtype=bool)
         self.on[layer, self.held, np.arange(self.held.shape[1])[None, :, None]] = True
 
     @property
     def cost(self) -> Floats:
-        """Sum over slices of the busiest rank with its margin, [layers]."""
-        return np.asarray((self.carried + np.sqrt(self.spread)[:, :, None]).max(axis=1).sum(axis=1))
+        """Sum over slices of the busiest rank, [layers]."""
+        return np.asarray(self.carried.max(axis=1).sum(axis=1))
 
 
-def search_slices(
-    loads: Floats, held: Integers, *, steps: int, caution: float = CAUTION, node_ranks: int | None = None, seed: int = 0
-) -> Integers:
+def search_slices(loads: Floats, held: Integers, *, steps: int, node_ranks: int | None = None) -> Integers:
     """Lower the sum over slices of the busiest rank by exchanges and trades, from ``held`` on.
 
     Args:
         loads: [layers, experts, slices], any unit.
         held: [layers, ranks, slots_per_rank] without duplicates on a rank.
         steps: of the search; in each every layer takes the best of some random moves, if it helps.
-        caution: standard deviations of a rank's load that are added to it.
         node_ranks: experts stay on their node of so many ranks; None lets them go anywhere.
-        seed: of the moves; equal arguments give equal maps.
 
     Returns:
         [layers, ranks, slots_per_rank].
     """
-    rng = np.random.default_rng(seed)
-    layers, experts, slices = loads.shape
+    rng = np.random.default_rng(0)
+    layers, experts, _ = loads.shape
     scaled = loads / loads.mean(axis=(1, 2), keepdims=True)
     flat = held.reshape(layers, -1) + np.arange(layers)[:, None] * experts
     counts = np.bincount(flat.ravel(), minlength=layers * experts).reshape(layers, experts)
-    variance = caution**2 * (scaled.var(axis=2, ddof=1) if slices > 1 else np.zeros((layers, experts)))
     nothing = np.zeros(0)
     within = node_ranks or held.shape[1]
-    state = _Slices(scaled, variance, counts, held.copy(), within, nothing.astype(bool), nothing, nothing)
+    state = _Slices(scaled, counts, held.copy(), within, nothing.astype(bool), nothing)
     state.derive()
     for step in range(steps):
         if step % _TRADE_EVERY == 0:
@@ -121,7 +108,7 @@ def search_slices(
 def _peak_ranks(state: _Slices, count: int, rng: np.random.Generator) -> Integers:
     """Busiest ranks of random slices, [layers, count]."""
     layers, _, slices = state.carried.shape
-    busiest = (state.carried + np.sqrt(state.spread)[:, :, None]).argmax(axis=1)  # [layers, slices]
+    busiest = state.carried.argmax(axis=1)  # [layers, slices]
     return np.take_along_axis(busiest, rng.integers(slices, size=(layers, count)), axis=1)
 
 
@@ -142,12 +129,7 @@ def _exchange(state: _Slices, rng: np.random.Generator) -> None:
     shift = (state.loads[layer, give] / state.counts[layer, give][..., None]) - (
         state.loads[layer, take] / state.counts[layer, take][..., None]
     )  # [layers, candidates, slices]
-    spread = (
-        state.variance[layer, give] / state.counts[layer, give] ** 2
-        - state.variance[layer, take] / state.counts[layer, take] ** 2
-    )
-    first = state.carried[layer, here] - shift + _margin(state.spread[layer, here] - spread)
-    second = state.carried[layer, there] + shift + _margin(state.spread[layer, there] + spread)
+    first, second = state.carried[layer, here] - shift, state.carried[layer, there] + shift
     after = np.maximum(np.maximum(first, second), _others(state, here, there)).sum(axis=2)
     after[~allowed] = np.inf
     best = after.argmin(axis=1)
@@ -158,24 +140,18 @@ def _exchange(state: _Slices, rng: np.random.Generator) -> None:
     state.held[each, a, s], state.held[each, b, q] = take[each, best], give[each, best]
     state.carried[each, a] -= shift[each, best]
     state.carried[each, b] += shift[each, best]
-    state.spread[each, a] -= spread[each, best]
-    state.spread[each, b] += spread[each, best]
     for rank, gone, come in ((a, give, take), (b, take, give)):
         state.on[each, gone[each, best], rank] = False
         state.on[each, come[each, best], rank] = True
 
 
-def _margin(spread: Floats) -> Floats:
-    return np.asarray(np.sqrt(np.maximum(spread, 0.0))[..., None])
-
-
 def _others(state: _Slices, here: Integers, there: Integers) -> Floats:
     """Busiest of the ranks other than two, [layers, candidates, slices]: one of the three busiest is neither."""
-    padded = state.carried + np.sqrt(np.maximum(state.spread, 0.0))[:, :, None]
-    most = min(3, padded.shape[1])
-    top = np.argpartition(-padded, most - 1, axis=1)[:, :most]  # [layers, 3, slices]
-    values = np.take_along_axis(padded, top, axis=1)
-    result = np.full((*here.shape, padded.shape[2]), -np.inf)
+    carried = state.carried
+    most = min(3, carried.shape[1])
+    top = np.argpartition(-carried, most - 1, axis=1)[:, :most]  # [layers, 3, slices]
+    values = np.take_along_axis(carried, top, axis=1)
+    result = np.full((*here.shape, carried.shape[2]), -np.inf)
     for place in range(most):
         rank = top[:, None, place]  # [layers, 1, slices]
         other = (rank != here[..., None]) & (rank != there[..., None])
@@ -225,11 +201,4 @@ def _after_trade(
         + change_gain[:, :, None] * state.loads[each, gains][:, None]
         + change_loss[:, :, None] * state.loads[each, loses][:, None]
     )
-    spread_gain = with_gain / (more + 1)[:, None] ** 2 - before_gain / more[:, None] ** 2
-    spread_loss = with_loss / (fewer - 1)[:, None] ** 2 - before_loss / fewer[:, None] ** 2
-    spread = (
-        state.spread
-        + spread_gain * state.variance[each, gains][:, None]
-        + spread_loss * state.variance[each, loses][:, None]
-    )
-    return np.asarray((carried + _margin(spread)).max(axis=1).sum(axis=1))
+    return np.asarray(carried.max(axis=1).sum(axis=1))

@@ -36,12 +36,12 @@ def test_slice_imbalance_of_one_slice_is_the_imbalance():
 
 
 def test_the_search_never_loses_and_keeps_maps_valid():
-    """From EPLB's map, without caution, the sum over slices only falls; with nodes, experts stay on theirs."""
+    """From EPLB's map, the sum over slices only falls; with nodes, experts stay on theirs."""
     loads = switching(3, 32, 6)
     problem = Problem(loads=loads, ranks=8, redundant=8, nodes=2, groups=4, keep_groups=True)
     start = eplb(problem)
     for within in (None, 4):
-        found = search_slices(loads, start.reshape(3, 8, -1), caution=0.0, steps=150, node_ranks=within).reshape(3, -1)
+        found = search_slices(loads, start.reshape(3, 8, -1), steps=150, node_ranks=within).reshape(3, -1)
         check_expert_map(found, 32, 8)
         assert (slice_imbalance(loads, found, 8) <= slice_imbalance(loads, start, 8) * (1 + 1e-12)).all()
         if within:
