@@ -1,6 +1,6 @@
 """Step costs as they stand in a manifest: the mirror of ``terms.StepCost`` with every number checked."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field
 
@@ -43,7 +43,21 @@ LinearForm = Annotated[dict[Variable, Amount], Field(max_length=len(VARIABLES))]
 Protocols = Annotated[list[tuple[Amount, Rate]], Field(min_length=1, max_length=16)]
 
 
-class ComputeTermModel(Strict):
+class _Mirror(Strict):
+    """The manifest's form of a term; every field but ``kind`` is the term's, lists are its tuples."""
+
+    @classmethod
+    def from_term(cls, term: Term) -> Self:
+        """Return the manifest's form of ``term``."""
+        fields = {field: getattr(term, field) for field in cls.model_fields if field != "kind"}
+        return cls.model_validate({name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()})
+
+    def _fields(self) -> dict[str, Any]:
+        fields = {field: getattr(self, field) for field in type(self).model_fields if field != "kind"}
+        return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+
+
+class ComputeTermModel(_Mirror):
     """A kernel on one device; see ``terms.ComputeTerm``."""
 
     kind: Literal["compute"] = "compute"
@@ -60,17 +74,12 @@ class ComputeTermModel(Strict):
     residual: Amount = 0.0
     share: Share = 1.0
 
-    @classmethod
-    def from_term(cls, term: ComputeTerm) -> "ComputeTermModel":
-        """Return the manifest's form of ``term``."""
-        return cls.model_validate({field: getattr(term, field) for field in cls.model_fields if field != "kind"})
-
     def to_term(self) -> ComputeTerm:
         """Return the term that ``stepcost.evaluate`` takes."""
-        return ComputeTerm(**{field: getattr(self, field) for field in type(self).model_fields if field != "kind"})
+        return ComputeTerm(**self._fields())
 
 
-class CommunicationTermModel(Strict):
+class CommunicationTermModel(_Mirror):
     """A collective or an exchange; protocols are [latency seconds, bytes per second]."""
 
     kind: Literal["communication"] = "communication"
@@ -81,26 +90,19 @@ class CommunicationTermModel(Strict):
     launches: Natural = 1
     residual: Amount = 0.0
 
-    @classmethod
-    def from_term(cls, term: CommunicationTerm) -> "CommunicationTermModel":
-        """Return the manifest's form of ``term``."""
-        fields = {field: getattr(term, field) for field in cls.model_fields if field != "kind"}
-        return cls.model_validate(fields | {"protocols": list(term.protocols)})
-
     def to_term(self) -> CommunicationTerm:
         """Return the term that ``stepcost.evaluate`` takes."""
-        fields = {field: getattr(self, field) for field in type(self).model_fields if field != "kind"}
-        return CommunicationTerm(**fields | {"protocols": tuple(self.protocols)})
+        return CommunicationTerm(**self._fields())
 
 
-class CurveTermModel(Strict):
+class CurveTermModel(_Mirror):
     """Kernels timed together: seconds at loads 1, 2, 4, ...; see ``terms.CurveTerm``."""
 
     kind: Literal["curve"] = "curve"
     name: Name
     stage: Stage
     load: LinearForm
-    seconds: Annotated[list[Annotated[float, Field(ge=1e-30, le=1e30)]], Field(min_length=2, max_length=64)]
+    seconds: Annotated[list[Rate], Field(min_length=2, max_length=64)]
     flops: LinearForm
     flops_per_second: Rate
     bytes: LinearForm
@@ -108,29 +110,20 @@ class CurveTermModel(Strict):
     launches: Natural = 1
     residual: Amount = 0.0
 
-    @classmethod
-    def from_term(cls, term: CurveTerm) -> "CurveTermModel":
-        """Return the manifest's form of ``term``."""
-        fields = {field: getattr(term, field) for field in cls.model_fields if field != "kind"}
-        return cls.model_validate(fields | {"seconds": list(term.seconds)})
-
     def to_term(self) -> CurveTerm:
         """Return the term that ``stepcost.evaluate`` takes."""
-        fields = {field: getattr(self, field) for field in type(self).model_fields if field != "kind"}
-        return CurveTerm(**fields | {"seconds": tuple(self.seconds)})
+        return CurveTerm(**self._fields())
 
 
 AnyTermModel = ComputeTermModel | CommunicationTermModel | CurveTermModel
 TermModel = Annotated[AnyTermModel, Field(discriminator="kind")]
 
 
-def term_model(term: Term) -> AnyTermModel:
-    """Return the manifest's form of a term of any kind."""
-    if isinstance(term, ComputeTerm):
-        return ComputeTermModel.from_term(term)
-    if isinstance(term, CurveTerm):
-        return CurveTermModel.from_term(term)
-    return CommunicationTermModel.from_term(term)
+_MODELS: dict[type[Term], type[AnyTermModel]] = {
+    ComputeTerm: ComputeTermModel,
+    CommunicationTerm: CommunicationTermModel,
+    CurveTerm: CurveTermModel,
+}
 
 
 class StepCostModel(Strict):
@@ -170,7 +163,7 @@ class StepCostModel(Strict):
         """Return the manifest's form of ``cost``, whose fields must be numbers, not arrays."""
         fields = {field: getattr(cost, field) for field in StepCost.__dataclass_fields__}
         fields |= {
-            **{group: [term_model(term) for term in getattr(cost, group)] for group in TERM_GROUPS},
+            **{group: [_MODELS[type(term)].from_term(term) for term in getattr(cost, group)] for group in TERM_GROUPS},
             "slots_per_rank": float(cost.slots_per_rank),
             "balance": float(cost.balance),
             "sampling_deviations": float(cost.sampling_deviations),

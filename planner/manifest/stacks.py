@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.manifest.curves import Curve
-from planner.manifest.lone import Matrix, matrix_of
 from planner.manifest.runs import NONE, Block, Place, Run, Transfers, runs_of
 from planner.manifest.terms import (
     EXPERT_STAGES,
@@ -54,24 +53,22 @@ class StackedTerms(tuple[Term, ...]):
     places: Mapping[Stage, Place]
     shape: tuple[int, ...]
     """Broadcast shape of all coefficients."""
-    matrices: dict[tuple[bool, ...], Matrix]
-    """Of one instance, by which blocks have work."""
 
     def timings(self, values: Mapping[str, Number]) -> Stages:
         """Return the timing of every stage at variables of one broadcast shape."""
         shape = np.broadcast_shapes(
             *{value.shape for value in values.values() if isinstance(value, np.ndarray)}, self.shape
         )
-        if self.shape in ((), (1,)):
-            at_work = [_at_work(block.gate, values) for block in self.blocks]
-            if None not in at_work:
-                return self._of_one(tuple(map(bool, at_work)), values, shape)
         last = self.blocks[-1] if self.blocks else None
         pair = np.empty((2, last.rows.stop if last else 0, *shape))
         sums = np.empty((2, last.runs.stop if last else 0, *shape))
         floors: list[Number] = []
         for block in self.blocks:
             running = _running(block.gate, values)
+            if isinstance(running, float):
+                pair[:, block.rows] = sums[:, block.runs] = 0.0
+                floors += [0.0] * len(block.floors)
+                continue
             own = values
             if running is not None:
                 own = {name: values[name] * running for name in (*block.kernels, *block.sums)}
@@ -90,23 +87,6 @@ class StackedTerms(tuple[Term, ...]):
             for stage, place in self.places.items()
         }
 
-    def _of_one(self, at_work: tuple[bool, ...], values: Mapping[str, Number], shape: tuple[int, ...]) -> Stages:
-        """Return the timings of one instance."""
-        matrix = self.matrices.get(at_work)
-        if matrix is None:
-            matrix = self.matrices[at_work] = matrix_of(self.blocks, self.places, at_work)
-        found = matrix.product(values, shape)
-        stages: dict[Stage, StackedStage] = {}
-        for stage, own in matrix.stages.items():
-            fixed = found[own.fixed]
-            for protocols in own.fastest:
-                fixed = fixed + found[protocols].min(axis=0)
-            fixed = fixed + self.places[stage].transfers.curved(values)
-            compute_sum = 0.0 if own.compute_sum is None else found[own.compute_sum]
-            demand, memory = found[own.demand], found[own.memory]
-            stages[stage] = StackedStage(found[own.compute], found[own.moved], compute_sum, memory, fixed, demand)
-        return stages
-
     def take(self, rows: NDArray[np.int64]) -> "StackedTerms":
         """Return the same for some of the instances; the terms themselves stay those of all."""
         result = StackedTerms(self)
@@ -118,7 +98,7 @@ class StackedTerms(tuple[Term, ...]):
             stage: replace(place, transfers=_transfers_at(place.transfers, rows))
             for stage, place in self.places.items()
         }
-        result.shape, result.matrices = (rows.size,) if self.shape else (), {}
+        result.shape = (rows.size,) if self.shape else ()
         result.launches = self.launches
         return result
 
@@ -174,7 +154,7 @@ def stack(terms: Iterable[Term], stages: Mapping[Stage, Stage] = NONE, names: Ma
     ordered = _in_order(runs)
     result.blocks = _blocks(ordered)
     result.places = _places(ordered, transfers)
-    result.shape, result.matrices = np.broadcast_shapes(*set(_shapes(result))), {}
+    result.shape = np.broadcast_shapes(*set(_shapes(result)))
     result.launches = launches_per_layer(result)
     return result
 
@@ -325,17 +305,12 @@ def stage_launches(terms: tuple[Term, ...]) -> Mapping[Stage, float]:
     return terms.launches if isinstance(terms, StackedTerms) else launches_per_layer(terms)
 
 
-def _at_work(gate: tuple[str, ...], values: Mapping[str, Number]) -> bool | None:
-    """Whether a block has work everywhere, or nowhere; None where that differs."""
-    if any(_positive(values[name]) for name in gate):
-        return True
-    return None if any(isinstance(values[name], np.ndarray) for name in gate) else False
-
-
-def _running(gate: tuple[str, ...], values: Mapping[str, Number]) -> Array | None:
-    """Return 1 where a block has work and 0 elsewhere; None where it has work everywhere."""
+def _running(gate: tuple[str, ...], values: Mapping[str, Number]) -> Array | float | None:
+    """Return 1 where a block has work and 0 elsewhere; None where it has work everywhere, a plain 0 where nowhere."""
     if any(_positive(values[name]) for name in gate):
         return None
+    if not any(isinstance(values[name], np.ndarray) for name in gate):
+        return 0.0
     work: Number = 0.0
     for name in gate:
         work = work + values[name]
