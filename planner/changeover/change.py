@@ -71,7 +71,7 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
     # What one of the ends does not carry no order of steps can; an end that carries nothing leaves all of it below.
     rate = min([rate, *(each for each in ends if each > 0)])
     clusters = _clusters(old, new, asked.spare_nodes)
-    sides, task = _task(old, new, replace(asked, terms=terms), carries, clusters, rate)
+    sides, task = _task(old, new, (asked, terms), carries, clusters, rate)
     order = cheapest(task)
     if order is None:
         raise Infeasible(
@@ -128,13 +128,13 @@ def _clusters(old: Manifest, new: Manifest, spare: int) -> dict[str, Cluster]:
 def _task(
     old: Manifest,
     new: Manifest,
-    asked: Asked,
+    limits: tuple[Asked, Terms],
     carries: tuple[list[float], list[float]],
     clusters: dict[str, Cluster],
     rate: float,
 ) -> tuple[Sides, Task]:
     """Return the lots that stop, start and stay, and the task that counts them."""
-    kinds, numbers = kinds_of(old, new)
+    (asked, terms), (kinds, numbers) = limits, kinds_of(old, new)
     first, second = (dict(zip(known, own, strict=True)) for known, own in zip(numbers, carries, strict=True))
     lots = [_by_signature(lots_of(each, known)) for each, known in zip((old, new), numbers, strict=True)]
     lost = [lot for own in lots[0].values() for lot in own if _is_lost(lot, asked)]
@@ -154,7 +154,6 @@ def _task(
         kept=kept,
         lost=lost,
     )
-    terms = asked.terms or Terms.of(new)
     maker = _Sides(old, kinds, second | first, clusters)
     later = _Sides(old, kinds, first | second, clusters) if asked.both else maker
     taken = {name: sum(lot.signature.nodes for lot in kept if lot.signature.cluster == name) for name in clusters}
@@ -176,10 +175,7 @@ def _task(
         kept_roles=maker.roles([lot.signature for lot in kept]),
         kept_devices=sum(maker.devices(lot.signature) for lot in kept),
         rate_per_second=rate,
-        startup_seconds=terms.startup_seconds,
-        storage_bytes_per_second=terms.storage_bytes_per_second,
-        host_bytes_per_second=terms.host_bytes_per_second,
-        peers=terms.peers,
+        terms=terms,
         most_at_once=asked.most_at_once,
         start_first=asked.both,
     )

@@ -13,6 +13,7 @@ from math import ceil, inf
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.changeover.moving import Terms
 from planner.manifest.migration import How
 
 Floats = NDArray[np.float64]
@@ -80,10 +81,7 @@ class Task:
     kept_roles: tuple[bool, bool, bool]
     kept_devices: int
     rate_per_second: float
-    startup_seconds: float
-    storage_bytes_per_second: float | None
-    host_bytes_per_second: float | None
-    peers: bool
+    terms: Terms
     most_at_once: int | None = None
     start_first: bool = False
 
@@ -176,7 +174,7 @@ def _least_seconds(task: Task) -> float:
     """Return what every order takes: each signature drains once, and each new one is brought once at the best rate."""
     drain = max((side.drain_seconds for side in task.old), default=0.0)
     at_best = {each.new: each.seconds for each in task.in_place}
-    starts = [at_best.get(number, task.startup_seconds) for number in range(len(task.new))]
+    starts = [at_best.get(number, task.terms.startup_seconds) for number in range(len(task.new))]
     return drain + max(starts, default=0.0)
 
 
@@ -247,7 +245,7 @@ class _Graph:
         """Return what is left of every state's way at least: what still runs drains, what is not there yet begins."""
         drain = np.where(self.old > 0, self._drain, 0.0).max(axis=1, initial=0.0)
         quick = {each.new: each.seconds for each in self.task.in_place}
-        begins = np.array([quick.get(number, self.task.startup_seconds) for number in range(len(self.task.new))])
+        begins = np.array([quick.get(number, self.task.terms.startup_seconds) for number in range(len(self.task.new))])
         ahead = np.where(self.new < self.new[-1], begins, 0.0).max(axis=1, initial=0.0)
         return np.asarray(drain + ahead, dtype=np.float64)
 
@@ -297,20 +295,20 @@ class _Graph:
 
     def _loads(self, started: Ints, peers: Ints) -> tuple[Floats, Ints, Floats]:
         """Return the seconds of the quickest source, which one it is, and the bytes."""
-        task, some = self.task, started > 0
+        terms, some = self.task.terms, started > 0
         total = (started * self._devices[1]) @ self._bytes
         loading = np.where(some, self._bytes, 0.0).max(axis=1, initial=0.0)
-        host = loading / task.host_bytes_per_second if task.host_bytes_per_second else np.full(len(total), inf)
+        host = loading / terms.host_bytes_per_second if terms.host_bytes_per_second else np.full(len(total), inf)
         peer = np.where(some, self._peer_seconds, 0.0).max(axis=1, initial=0.0)
         with np.errstate(divide="ignore"):
             shared = np.where(peers > 0, total / np.maximum(peers * self._peer_rate, 1e-30), inf)
-        peer = np.maximum(peer, shared) if task.peers else np.full(len(total), inf)
+        peer = np.maximum(peer, shared) if terms.peers else np.full(len(total), inf)
         store = np.full(len(total), inf)
-        if task.storage_bytes_per_second:
+        if terms.storage_bytes_per_second:
             each = np.where(some, self._storage_seconds, 0.0).max(axis=1, initial=0.0)
-            store = np.maximum(each, total / task.storage_bytes_per_second)
+            store = np.maximum(each, total / terms.storage_bytes_per_second)
         ways = np.stack([host, peer, store])
-        seconds = np.where(some.any(axis=1), task.startup_seconds + ways.min(axis=0), 0.0)
+        seconds = np.where(some.any(axis=1), terms.startup_seconds + ways.min(axis=0), 0.0)
         return seconds, ways.argmin(axis=0), total
 
     def _carried(self, state: int, others: Ints, turned: Ints) -> tuple[Floats, Floats]:

@@ -289,9 +289,7 @@ def moves_of(layouts: Sequence[Layout], terms: Terms | None = None) -> Floats:
         for kind, count in zip(columns[id(layout.option)], layout.counts, strict=True):
             counts[row, kind] += count
     source = {kind: option.manifest for option in options for kind in columns[id(option)]}
-    come = np.array(
-        [_start_seconds(source[kind], pool, terms or Terms.of(source[kind])) for kind, pool in enumerate(kinds)]
-    )
+    come = np.array([_start_seconds(source[kind], pool, terms) for kind, pool in enumerate(kinds)])
     go = np.array([drain_seconds(source[kind], pool) for kind, pool in enumerate(kinds)])
     chips = np.array([pool.chips_per_instance for pool in kinds])
     change = counts[None, :, :] - counts[:, None, :]

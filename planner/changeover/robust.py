@@ -14,9 +14,8 @@ from planner.changeover.capacity import carried
 from planner.changeover.lots import kinds_of
 from planner.checks.check import Limits
 from planner.instances.alignment import Lot, placed_apart
-from planner.manifest.layout import Instance
 from planner.manifest.schema import Manifest, Pool, Prediction
-from planner.plans.assemble import assemble, stated_levels, stated_workload
+from planner.plans.assemble import assemble, standing, stated_levels, stated_workload
 from planner.plans.expectation import queued
 from planner.plans.plan import Plan
 from planner.question import Question
@@ -149,7 +148,7 @@ def _stated(layout: Layout, question: Question, firsts: Sequence[Sequence[int]])
     pools = [
         pool.model_copy(
             update={
-                "instances": _standing(pool, own_firsts, sizes[pool.hardware]),
+                "instances": standing(pool.role, pool.devices_per_instance, sizes[pool.hardware], own_firsts),
                 "predicted": pool.predicted if made.workload == workload else None,
             }
         )
@@ -166,19 +165,6 @@ def _stated(layout: Layout, question: Question, firsts: Sequence[Sequence[int]])
         return manifest
     expected = queued(manifest, question.workload, rate)
     return manifest.model_copy(update={"predicted": expected.prediction or Prediction()})
-
-
-def _standing(pool: Pool, firsts: Sequence[int], per_node: int) -> list[Instance]:
-    """Return instances of a pool that begin at given devices."""
-    size = pool.devices_per_instance
-    return [
-        Instance(
-            name=f"{pool.role}-{number}",
-            nodes=list(range(first // per_node, (first + size - 1) // per_node + 1)),
-            first_device=first % per_node,
-        )
-        for number, first in enumerate(firsts)
-    ]
 
 
 def options_of(scenarios: Sequence[Scenario]) -> list[Option]:

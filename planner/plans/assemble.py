@@ -37,7 +37,6 @@ from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble_pool import cache_shape, pool_content
 from planner.plans.expectation import aggregated_prediction, busy_share, open_prediction
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.pools import PlannedPool
 from planner.question import Question
 from planner.serving.prompts import prompts_of
 from planner.serving.rules import engine_rule
@@ -60,7 +59,10 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
     question = plan.question
     names, specs = _clusters(plan)
     places = _places(plan, names) if places is None else places
-    placing: dict[str, list[Instance]] = {role: _instances(role, pool, places[role]) for role, pool in plan.pools()}
+    placing: dict[str, list[Instance]] = {
+        role: standing(role, pool.candidate.devices, pool.machines.devices_per_node, places[role])
+        for role, pool in plan.pools()
+    }
     pools = [pool_content(pool, names[role], placing[role], SEED) for role, pool in reversed(plan.pools())]
     limits = stated_levels(question)
     return Manifest(
@@ -119,9 +121,8 @@ def _places(plan: Plan, names: Mapping[str, str]) -> Places:
     return found
 
 
-def _instances(role: str, pool: PlannedPool, firsts: Sequence[int]) -> list[Instance]:
-    """Return the instances of a pool that begin at given devices."""
-    per_node, devices = pool.machines.devices_per_node, pool.candidate.devices
+def standing(role: str, devices: int, per_node: int, firsts: Sequence[int]) -> list[Instance]:
+    """Return instances of a role that begin at given devices, counted node by node."""
     return [
         Instance(
             name=f"{role}-{number}",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from planner.changeover import order
+from planner.changeover.moving import Terms
 from planner.changeover.order import BELOW_WEIGHT, BYTES_WEIGHT, InPlace, Side, Task, cheapest
 
 NONE = (False, False, False)
@@ -46,10 +47,11 @@ def random_task(seed: int) -> Task:
         kept_roles=NONE,
         kept_devices=0,
         rate_per_second=float(draw.integers(3, 10)),
-        startup_seconds=10.0,
-        storage_bytes_per_second=1e9 if draw.random() < 0.8 else 1e8,
-        host_bytes_per_second=None,
-        peers=bool(draw.random() < 0.5),
+        terms=Terms(
+            startup_seconds=10.0,
+            storage_bytes_per_second=1e9 if draw.random() < 0.8 else 1e8,
+            peers=bool(draw.random() < 0.5),
+        ),
         most_at_once=None if draw.random() < 0.5 else 2,
     )
 
@@ -102,9 +104,9 @@ def wave(task: Task, before: tuple[tuple[int, ...], ...], after: tuple[tuple[int
     if any(start):
         serving = [*zip(task.old, after[0], strict=True), *zip(task.new, before[1], strict=True)]
         peers = sum(each.devices * count for each, count in serving)
-        ways = [max(1.0, total / (task.storage_bytes_per_second or 1.0))]
-        ways += [max(1.0, total / (peers * 1e9))] if task.peers and peers else []
-        begin = max(begin, task.startup_seconds + min(ways))
+        ways = [max(1.0, total / (task.terms.storage_bytes_per_second or 1.0))]
+        ways += [max(1.0, total / (peers * 1e9))] if task.terms.peers and peers else []
+        begin = max(begin, task.terms.startup_seconds + min(ways))
 
     def carried(there: tuple[int, ...]) -> float:
         sides = [*zip(task.old, after[0], strict=True), *zip(task.new, there, strict=True)]
@@ -165,10 +167,7 @@ def test_spare_nodes_keep_the_limits() -> None:
         kept_roles=NONE,
         kept_devices=0,
         rate_per_second=8.0,
-        startup_seconds=10.0,
-        storage_bytes_per_second=1e9,
-        host_bytes_per_second=None,
-        peers=True,
+        terms=Terms(startup_seconds=10.0, storage_bytes_per_second=1e9),
     )
     tight, roomy = cheapest(task), cheapest(replace(task, nodes=(7,)))
     assert tight is not None
