@@ -37,7 +37,7 @@ def clock_rows(manifest: Manifest) -> list[ClockedBeside]:
     rows = []
     for pool in manifest.pools:
         hardware = manifest.clusters[pool.hardware].spec
-        for timing in PoolTimes(manifest, pool, {}).timings():
+        for timing in PoolTimes(manifest, pool).timings():
             form, seconds = closed_form(hardware, timing)
             rows.append(ClockedBeside(pool.role, timing, form, seconds))
     return rows

@@ -8,8 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.balance.imbalance import expected_maximum_normal
-from planner.costs.cache import model_cache
-from planner.costs.deployment import Deployment
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.candidates import row_microbatches
@@ -40,23 +38,6 @@ Array = NDArray[np.float64]
 
 _LIKELY = 0.7
 """Of a full instance's rate: where the search for what it carries of a trace begins."""
-
-
-def kv_transfer_seconds(question: Question, deployment: Deployment) -> float:
-    """Return ``transfer_seconds`` of one deployment."""
-    return float(transfer_seconds(question, deployment))
-
-
-def transfer_seconds(question: Question, deployment: Deployment) -> Number:
-    """Seconds to move one prompt's KV from prefill to decode over the slower machine's KV plane.
-
-    Each device of the prompt's DP group sends its share over its own link (CloudMatrix384 section 4.3.3).
-    """
-    planes = [m.hardware.plane(m.hardware.kv_plane) for m in (question.prefill, question.decode)]
-    rate = min(plane.bandwidth_bytes_per_second.value * plane.efficiency.value for plane in planes)
-    links: Number = deployment.strategy.attention_tp
-    sent = float(model_cache(deployment).bytes(question.workload.input_tokens.mean, 1.0))
-    return sent / (rate * links) + max(plane.latency_seconds.value for plane in planes)
 
 
 @dataclass(frozen=True, slots=True)

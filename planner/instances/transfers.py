@@ -5,21 +5,33 @@ import numpy as np
 from planner.costs.cache import Cache, model_cache
 from planner.costs.deployment import Deployment
 from planner.instances.kv_links import MOST_LINK_UTILISATION, KvLinks, LinkSide
+from planner.manifest.terms import Number
 from planner.question import Question
 from planner.serving.latency import Array
 from planner.serving.prompts import prompts_of
 from planner.strategy import Strategy
 
 
-def link_bytes_per_second(question: Question) -> float:
-    """Bytes per second of one link, one way: what large transfers reach on the slower machine's KV plane."""
-    planes = (machines.hardware.plane(machines.hardware.kv_plane) for machines in (question.prefill, question.decode))
-    return min(plane.bandwidth_bytes_per_second.value * plane.efficiency.value for plane in planes)
+def kv_plane(question: Question) -> tuple[float, float]:
+    """Bytes per second of one link, one way, and latency: what large transfers reach on the slower machine's plane."""
+    planes = [machines.hardware.plane(machines.hardware.kv_plane) for machines in (question.prefill, question.decode)]
+    rate = min(plane.bandwidth_bytes_per_second.value * plane.efficiency.value for plane in planes)
+    return rate, max(plane.latency_seconds.value for plane in planes)
+
+
+def transfer_seconds(question: Question, deployment: Deployment) -> Number:
+    """Seconds to move one prompt's KV from prefill to decode over the slower machine's KV plane.
+
+    Each device of the prompt's DP group sends its share over its own link (CloudMatrix384 section 4.3.3).
+    """
+    rate, latency = kv_plane(question)
+    sent = float(model_cache(deployment).bytes(question.workload.input_tokens.mean, 1.0))
+    return sent / (rate * deployment.strategy.attention_tp) + latency
 
 
 def links_of(question: Question, cache: Cache, prefill: tuple[Strategy, int], decode: tuple[Strategy, int]) -> KvLinks:
     """Return the links between instances of two strategies, so many of each."""
-    planes = (machines.hardware.plane(machines.hardware.kv_plane) for machines in (question.prefill, question.decode))
+    rate, latency = kv_plane(question)
     sides = [
         LinkSide(groups=count * strategy.attention_groups, devices=strategy.attention_tp * strategy.pp)
         for strategy, count in (prefill, decode)
@@ -27,8 +39,8 @@ def links_of(question: Question, cache: Cache, prefill: tuple[Strategy, int], de
     return KvLinks(
         prefill=sides[0],
         decode=sides[1],
-        link_bytes_per_second=link_bytes_per_second(question),
-        latency_seconds=max(plane.latency_seconds.value for plane in planes),
+        link_bytes_per_second=rate,
+        latency_seconds=latency,
         cache=cache,
     )
 
@@ -41,4 +53,4 @@ def most_linked(question: Question, deployment: Deployment) -> Array:
     prompts, strategy = prompts_of(question.workload), deployment.strategy
     sent = float(np.asarray(model_cache(deployment).bytes(prompts.tokens, 1.0)) @ prompts.weights)
     links = np.asarray(strategy.attention_groups * strategy.attention_tp * strategy.pp, dtype=np.float64)
-    return links * (MOST_LINK_UTILISATION * link_bytes_per_second(question) / sent)
+    return links * (MOST_LINK_UTILISATION * kv_plane(question)[0] / sent)

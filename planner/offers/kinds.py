@@ -19,7 +19,6 @@ from planner.instances.candidates import row_microbatches
 from planner.instances.operating import (
     PrefillServer,
     has_closed_form,
-    kv_transfer_seconds,
 )
 from planner.instances.prefill_bounds import saturated, varied
 from planner.instances.prefill_candidates import (
@@ -30,6 +29,7 @@ from planner.instances.prefill_candidates import (
     prefill_fits,
 )
 from planner.instances.space import Row
+from planner.instances.transfers import transfer_seconds
 from planner.manifest.terms import StepCost
 from planner.offers.integers import largest_carried, least_of
 from planner.offers.slower import Passes, Slower
@@ -225,7 +225,7 @@ class PrefillKind:
             found = seconds(place) if timely else math.inf
         else:
             place, found = least_of(seconds, int(able[0]), int(able[-1]))
-        return place, found + kv_transfer_seconds(self.question, self.deployment)
+        return place, found + float(transfer_seconds(self.question, self.deployment))
 
     def server(self, place: int) -> PrefillServer:
         """Return the server with one of the budgets, by its place."""

@@ -17,7 +17,6 @@ from planner.instances.candidates import usable_microbatches
 from planner.instances.decode_candidates import Count
 from planner.instances.dominance import undominated
 from planner.instances.least import Least
-from planner.instances.operating import transfer_seconds
 from planner.instances.prefill_bounds import longest_alone, saturated, varied
 from planner.instances.prefill_candidates import (
     PROMPTS_PER_PASS,
@@ -27,7 +26,7 @@ from planner.instances.prefill_candidates import (
     prefill_fits,
 )
 from planner.instances.space import Group, Row, row_deployment
-from planner.instances.transfers import most_linked
+from planner.instances.transfers import most_linked, transfer_seconds
 from planner.manifest.stacks import taken
 from planner.manifest.terms import Number, StepCost
 from planner.offers.kinds import Budgets, PrefillKind, likely_rate

@@ -6,7 +6,6 @@ from functools import cache
 
 from planner.costs.latency import static_balance
 from planner.instances.decode_candidates import Count
-from planner.instances.operating import kv_transfer_seconds
 from planner.instances.reachable import REFERENCE, most_instances, pairs
 from planner.instances.space import (
     ROLES,
@@ -19,6 +18,7 @@ from planner.instances.space import (
     role_space,
     row_deployment,
 )
+from planner.instances.transfers import transfer_seconds
 from planner.objective import Aim, Incumbent
 from planner.offers.aggregated_offers import Dropped, aggregated_offers
 from planner.offers.decode_offers import decode_offers
@@ -171,7 +171,7 @@ def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> f
     if narrowest is None:
         return 0.0
     group = groups(question, "prefill", [narrowest], 0)[0]
-    return kv_transfer_seconds(question, row_deployment(group.deployment, narrowest))
+    return float(transfer_seconds(question, row_deployment(group.deployment, narrowest)))
 
 
 def make_side(question: Question, role: Role, offers: Offers, model: str = "") -> Side:

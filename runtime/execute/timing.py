@@ -66,12 +66,11 @@ class PoolTimes:
 
     manifest: Manifest
     pool: Pool
-    sharing: dict[str, int]
 
     @property
     def machine(self) -> Machine:
         """The links of the pool's first instance, at unit efficiency."""
-        return machine_of(self.manifest, self.pool, self.sharing)
+        return machine_of(self.manifest, self.pool)
 
     @property
     def tokens(self) -> int:
@@ -182,7 +181,7 @@ class PoolTimes:
         note = "all senders begin with the same receiver, whose port serves one at a time"
         rows.append(self._timing("direct all-to-all", "EP, all in one order", first, size, seconds, note))
         line = self.machine(first[0], first[-1])
-        if self._node(first[0]) != self._node(first[-1]) and line.plane not in self.sharing:
+        if self._node(first[0]) != self._node(first[-1]):
             shared = replace(self.machine, sharing={line.plane: 2})
             seconds = run_timed(shared, groups, uniform, wire)
             note = f"two devices share a NIC of {line.plane} with one device's bandwidth"
@@ -276,7 +275,7 @@ async def in_one_order(group: Comm) -> None:
             await group.receive(source)
 
 
-def machine_of(manifest: Manifest, pool: Pool, sharing: dict[str, int] | None = None) -> Machine:
+def machine_of(manifest: Manifest, pool: Pool) -> Machine:
     """Return the links of a pool's first instance: rank r on the device that its row and instance say."""
     hardware, instance = manifest.clusters[pool.hardware].spec, pool.instances[0]
     per_node = int(hardware.devices_per_node.value)
@@ -284,7 +283,7 @@ def machine_of(manifest: Manifest, pool: Pool, sharing: dict[str, int] | None = 
     for row in pool.rank_table.rows:
         linear = instance.first_device + row[1] * per_node + row[2]
         devices.append(instance.nodes[linear // per_node] * per_node + linear % per_node)
-    return Machine(hardware, devices, sharing=sharing or {})
+    return Machine(hardware, devices)
 
 
 def hybrid_seconds(

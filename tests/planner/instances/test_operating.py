@@ -13,10 +13,10 @@ from planner.instances.operating import (
     DecodeServer,
     PrefillServer,
     dealt_iteration_seconds,
-    kv_transfer_seconds,
 )
 from planner.instances.prefill_candidates import busiest_prompts, pass_seconds
 from planner.instances.space import role_rows
+from planner.instances.transfers import transfer_seconds
 from planner.offers.kinds import PrefillKind
 from planner.offers.prefill_offers import prefill_offers
 from planner.serving.capacity import Limits
@@ -99,10 +99,10 @@ def test_kv_goes_over_the_slower_plane_and_the_links_of_its_group() -> None:
     rate = plane.bandwidth_bytes_per_second.value * plane.efficiency.value
     links = candidate.row.strategy.attention_tp
 
-    seconds = kv_transfer_seconds(question, candidate.deployment)
+    seconds = transfer_seconds(question, candidate.deployment)
 
     assert seconds == pytest.approx(sent / (rate * links) + plane.latency_seconds.value, rel=1e-9)
-    more = kv_transfer_seconds(longer, candidate.deployment)
+    more = transfer_seconds(longer, candidate.deployment)
     assert more - seconds == pytest.approx(sent / (rate * links), rel=1e-9)
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from planner.instances.kv_links import MOST_LINK_UTILISATION
-from planner.instances.operating import kv_transfer_seconds
+from planner.instances.transfers import transfer_seconds
 from planner.plans.plan import Plan
 from tests.questions import small_answer
 
@@ -68,7 +68,7 @@ def test_pools_carry_the_rate(asked: dict) -> None:
     for pool in (plan.prefill, plan.decode):
         assert pool.capacity_per_second >= plan.requests_per_second * (1 - 1e-9)
         assert 0 < pool.utilisation < 1
-    assert plan.links.transfer_seconds >= kv_transfer_seconds(plan.question, plan.prefill.candidate.deployment)
+    assert plan.links.transfer_seconds >= transfer_seconds(plan.question, plan.prefill.candidate.deployment)
     assert plan.transfer_seconds == plan.links.transfer_seconds + plan.links.wait_seconds
     assert max(plan.links.utilisation.values()) < MOST_LINK_UTILISATION
     assert plan.decode.state.tpot is plan.tpot
