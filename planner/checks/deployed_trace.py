@@ -16,12 +16,13 @@ from planner.checks.deployed import Deployed, DeployedPool, Standing, from_plan
 from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.instances.space import Role
 from planner.plans.plan import Plan
-from planner.plans.recorded import Pools, Recorded, play
+from planner.plans.recorded import play
 from planner.serving.deployed import AggregatedPools
 from planner.serving.latency import Latency
+from planner.serving.separate import SeparatePools, Served
 from planner.workload import Trace
 
-Left = Callable[[Mapping[Role, int]], Pools | AggregatedPools]
+Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPools]
 """The pools with so many instances left of each role."""
 
 
@@ -34,10 +35,10 @@ def plan_on(plan: Plan, trace: Trace | None) -> Deployed:
 def played(deployed: Deployed, left: Left, trace: Trace) -> Deployed:
     """Return a deployment on a trace, with what is ``left`` of its pools after losses."""
     whole = {pool.role: pool.instances for pool in deployed.pools}
-    known: dict[tuple[object, ...], Recorded] = {}
+    known: dict[tuple[object, ...], Served] = {}
     pools = cache(lambda counts: left(dict(counts)))
 
-    def recorded(rate: float, counts: dict[Role, int]) -> Recorded:
+    def recorded(rate: float, counts: dict[Role, int]) -> Served:
         key = (f"{rate:.12g}", *counts.values())
         if key not in known:
             known[key] = play(pools(tuple(counts.items())), at_rate(trace, rate))
@@ -56,6 +57,6 @@ def played(deployed: Deployed, left: Left, trace: Trace) -> Deployed:
     )
 
 
-def _standing(found: Recorded, role: Role) -> Standing:
+def _standing(found: Served, role: Role) -> Standing:
     ttft = Latency.from_samples(found.ttft_seconds) if role != "decode" else None
     return Standing(ttft=ttft, tpot=Latency.from_samples(found.tpot_seconds) if role != "prefill" else None)

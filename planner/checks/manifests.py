@@ -21,9 +21,9 @@ from planner.plans.expectation import (
     pool_pair,
     pool_ttft,
 )
-from planner.plans.recorded import Pools
 from planner.plans.recorded_manifest import pools_on
 from planner.serving.deployed import AggregatedPools
+from planner.serving.separate import SeparatePools
 from planner.workload import Trace, Workload, running_kv_tokens
 
 
@@ -36,7 +36,7 @@ def manifest_on(manifest: Manifest, workload: Workload, trace: Trace | None) -> 
     if trace is None or isinstance(pools_on(manifest, workload), str):
         return deployed
 
-    def left(counts: Mapping[Role, int]) -> Pools | AggregatedPools:
+    def left(counts: Mapping[Role, int]) -> SeparatePools | AggregatedPools:
         kept = [pool.model_copy(update={"instances": pool.instances[: counts[pool.role]]}) for pool in manifest.pools]
         pools = pools_on(manifest.model_copy(update={"pools": kept}), workload)
         assert not isinstance(pools, str), "fewer instances follow the same rules"

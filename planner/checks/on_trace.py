@@ -19,12 +19,11 @@ from planner.instances.space import Role
 from planner.instances.transfers import links_of
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.recorded import Pools, Recorded, play, separate, within
+from planner.plans.recorded import play, separate, within
 from planner.question import Question
-from planner.serving.capacity import Limits
 from planner.serving.deployed import AggregatedPools
 from planner.serving.latency import Array
-from planner.serving.separate import PrefillSide
+from planner.serving.separate import PrefillSide, SeparatePools, Served
 from planner.workload import Trace, Traffic
 
 MOST_PLAYED = 600_000
@@ -42,7 +41,7 @@ class OnTrace:
 
     factor: float
     """How much faster than it came the trace is played for the plan's rate."""
-    recorded: Recorded
+    recorded: Served
     attainment: float
     """Share of requests that keep both limits."""
     keeps: bool
@@ -79,7 +78,7 @@ def on_trace(plan: Plan, trace: Trace) -> OnTrace:
     """
     question, pools, planned = plan.question, pools_of(plan), plan.requests_per_second
 
-    def played(rate: float) -> Recorded:
+    def played(rate: float) -> Served:
         return play(pools, at_rate(trace, rate))
 
     recorded = played(planned)
@@ -99,7 +98,7 @@ def held_at(plan: Plan, trace: Trace) -> OnTrace:
     return _told(plan.question, trace, rate, recorded, rate if keeps else None)
 
 
-def _told(question: Question, trace: Trace, rate: float, recorded: Recorded, most: float | None) -> OnTrace:
+def _told(question: Question, trace: Trace, rate: float, recorded: Served, most: float | None) -> OnTrace:
     kept = within(recorded.ttft_seconds, recorded.tpot_seconds, question.ttft_seconds, question.tpot_seconds)
     return OnTrace(
         factor=rate / Traffic.from_trace(trace).rate_per_second,
@@ -110,7 +109,7 @@ def _told(question: Question, trace: Trace, rate: float, recorded: Recorded, mos
     )
 
 
-def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools | AggregatedPools:
+def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> SeparatePools | AggregatedPools:
     """Return the pools of a plan as they are played, or with so many instances of its roles instead."""
     if isinstance(plan, AggregatedPlan):
         return _aggregated_of(plan, instances)
@@ -136,14 +135,11 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Pools |
 
 
 def _aggregated_of(plan: AggregatedPlan, instances: Mapping[Role, int] | None) -> AggregatedPools:
-    pool, aggregate = plan.mixed, AggregatedServer(plan.question, plan.mixed.candidate).aggregate
-    played = aggregate.player(Limits(percentile=plan.question.percentile)).pool
-    return AggregatedPools(
-        pool=replace(played, instances=(instances or {}).get("mixed", pool.instances)), charged=aggregate.charged
-    )
+    one, count = AggregatedServer(plan.question, plan.mixed.candidate).pools, plan.mixed.instances
+    return replace(one, pool=replace(one.pool, instances=(instances or {}).get("mixed", count)))
 
 
-def late_at(question: Question, recorded: Recorded) -> tuple[str, ...]:
+def late_at(question: Question, recorded: Served) -> tuple[str, ...]:
     """Return which limits, ``ttft`` and ``tpot``, are passed at the question's percentile."""
     known = recorded.tpot_seconds[~np.isnan(recorded.tpot_seconds)]
     late = {
@@ -153,7 +149,7 @@ def late_at(question: Question, recorded: Recorded) -> tuple[str, ...]:
     return tuple(name for name, passed in late.items() if passed)
 
 
-def _keeps(recorded: Recorded, question: Question) -> bool:
+def _keeps(recorded: Served, question: Question) -> bool:
     return not late_at(question, recorded)
 
 

@@ -16,10 +16,11 @@ from planner.manifest.terms import StepCost
 from planner.question import Question
 from planner.serving.aggregated import AggregatedPool, Played, play_aggregated
 from planner.serving.capacity import Capacity, Limits, Outcome, Play, Until
+from planner.serving.deployed import AggregatedPools
 from planner.serving.latency import Latency
 from planner.serving.played import FEW, MANY, SURE, Player
 from planner.serving.played import Played as Sample
-from planner.serving.rules import REFERENCE_RULE, SchedulingRule, engine_rule
+from planner.serving.rules import engine_rule
 from planner.serving.streams import Floats, Ints, Stream, longest_prompt
 from planner.serving.tables import Loads, TableArrays, step_table
 from planner.workload import Workload, running_kv_tokens
@@ -44,8 +45,6 @@ class AggregatedState:
     tpot: Latency
     e2e: Latency
     """From arrival to the last token."""
-    span_seconds: float
-    """From the first token to the last, on average."""
     mean_requests: float
     """In decode, on average over time."""
     mean_step_seconds: float
@@ -109,7 +108,6 @@ class PlayedAggregated(Player):
             ttft=Latency.from_samples(outcome.ttft_seconds),
             tpot=Latency.from_samples(outcome.tpot_seconds),
             e2e=Latency.from_samples(outcome.ttft_seconds + span),
-            span_seconds=float(span.mean()),
             mean_requests=rate_per_second * float(span.mean()),
             mean_step_seconds=float(span.sum() / max(later.sum(), 1)) * self.pool.accepted,
             prompt_steps=outcome.prompt_steps,
@@ -144,76 +142,47 @@ def _outcome(first_seconds: Floats, left_seconds: Floats, stream: Stream) -> Out
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Aggregate:
-    """One aggregated instance and its traffic; ``budget_tokens`` and ``most_requests`` are of one DP rank."""
+def aggregated_times(
+    cost: StepCost, workload: Workload, budget_tokens: int, context_tokens: int, microbatches: int
+) -> TableArrays:
+    """Return the seconds of steps with any budget up to this one and the largest of the list, and all slots."""
+    ranks = int(cost.attention_groups)
+    loads = Loads(
+        ranks=ranks,
+        budget_tokens=float(max(budget_tokens, BUDGETS[-1])),
+        longest_prompt=min(longest_prompt(workload), float(context_tokens)),
+        most_running=ranks * MOST_BATCH,
+        kv_tokens_per_request=running_kv_tokens(workload).mean_tokens,
+        microbatches=microbatches,
+    )
+    return step_table(stacked(cost), loads)
 
-    cost: StepCost
-    """Stacked."""
-    workload: Workload
-    ranks: int
-    budget_tokens: int
-    most_requests: int
-    context_tokens: int
-    """Of the model: requests end there."""
-    capacity_tokens: float
-    """KV of one DP rank."""
-    charged: Callable[[Floats], Floats]
-    """KV tokens that a request of so many takes, [requests], within windows and in whole blocks."""
-    rule: SchedulingRule = REFERENCE_RULE
-    queries: int = 1
-    """Tokens of a running request in a step: one and its drafts."""
-    microbatches: int = 1
-    accepted: float = 1.0
-    """Tokens per running request and step, above 1 with MTP."""
-    most_open: int | None = None
-    """Requests that are open within the limits at most, where that is known."""
 
-    @property
-    def most(self) -> int:
-        """Requests that the instance holds at most."""
-        return self.ranks * self.most_requests
+def player_of(
+    pools: AggregatedPools, workload: Workload, limits: Limits, context_tokens: int, most_open: int | None = None
+) -> PlayedAggregated:
+    """Return what plays one of several such instances.
 
-    @cached_property
-    def times(self) -> TableArrays:
-        """What steps take: one table for all token budgets up to the largest of the list, and all slots."""
-        loads = Loads(
-            ranks=self.ranks,
-            budget_tokens=float(max(self.budget_tokens, BUDGETS[-1])),
-            longest_prompt=min(longest_prompt(self.workload), float(self.context_tokens)),
-            most_running=self.ranks * MOST_BATCH,
-            kv_tokens_per_request=running_kv_tokens(self.workload).mean_tokens,
-            microbatches=self.microbatches,
-        )
-        return step_table(self.cost, loads)
+    Args: ``context_tokens`` of the model, where requests end; requests that are ``most_open`` within the limits, where
+    that is known to be fewer than an instance holds.
+    """
+    pool, charged = replace(pools.pool, instances=1), pools.charged
+    most = pool.ranks * pool.slots
 
-    def player(self, limits: Limits) -> PlayedAggregated:
-        """Return what plays it."""
-        pool = AggregatedPool(
-            times=self.times,
-            ranks=self.ranks,
-            budget_tokens=self.budget_tokens,
-            slots=self.most_requests,
-            capacity_tokens=self.capacity_tokens,
-            rule=self.rule,
-            queries=self.queries,
-            accepted=self.accepted,
-        )
+    def together(instances: int) -> Play:
+        played = replace(pool, instances=instances)
+        return lambda stream, until: outcome_of(played_of(played, charged, stream, until), stream)
 
-        def together(instances: int) -> Play:
-            played = replace(pool, instances=instances)
-            return lambda stream, until: outcome_of(played_of(played, self.charged, stream, until), stream)
-
-        return PlayedAggregated(
-            play=together(1),
-            together=together,
-            workload=self.workload,
-            limits=limits,
-            most_tokens=self.context_tokens,
-            pool=pool,
-            charged=self.charged,
-            most_open=min(self.most_open or self.most, self.most),
-        )
+    return PlayedAggregated(
+        play=together(1),
+        together=together,
+        workload=workload,
+        limits=limits,
+        most_tokens=context_tokens,
+        pool=pool,
+        charged=charged,
+        most_open=min(most_open or most, most),
+    )
 
 
 @dataclass(frozen=True)
@@ -231,28 +200,31 @@ class AggregatedServer:
         return False
 
     @cached_property
-    def aggregate(self) -> Aggregate:
-        """The instance and its traffic."""
+    def times(self) -> TableArrays:
+        """What steps take: one table for all token budgets up to the largest of the list, and all slots."""
+        if self.like:
+            return self.like.times
         question, candidate = self.question, self.candidate
-        deployment, like = candidate.deployment, self.like.aggregate if self.like else None
-        found = Aggregate(
-            cost=like.cost if like else stacked(balanced_cost(deployment, question.balance)),
-            workload=question.workload,
-            ranks=int(deployment.strategy.attention_groups),
-            budget_tokens=candidate.batched_tokens,
-            most_requests=candidate.batch,
-            context_tokens=question.model.max_position,
-            capacity_tokens=float(kv_capacity_tokens(deployment, candidate.memory(question.workload))),
+        cost, context = balanced_cost(candidate.deployment, question.balance), question.model.max_position
+        return aggregated_times(cost, question.workload, candidate.batched_tokens, context, candidate.microbatches)
+
+    @cached_property
+    def pools(self) -> AggregatedPools:
+        """One instance as it is played."""
+        question, candidate, deployment = self.question, self.candidate, self.candidate.deployment
+        return AggregatedPools(
+            pool=AggregatedPool(
+                times=self.times,
+                ranks=int(deployment.strategy.attention_groups),
+                budget_tokens=candidate.batched_tokens,
+                slots=candidate.batch,
+                capacity_tokens=float(kv_capacity_tokens(deployment, candidate.memory(question.workload))),
+                rule=engine_rule(question.engine),
+                queries=1 + int(deployment.drafts),
+                accepted=tokens_per_iteration(int(deployment.drafts), question.acceptance),
+            ),
             charged=partial(granted_tokens, deployment),
-            rule=engine_rule(question.engine),
-            queries=1 + int(deployment.drafts),
-            microbatches=candidate.microbatches,
-            most_open=candidate.most_open,
-            accepted=tokens_per_iteration(int(deployment.drafts), question.acceptance),
         )
-        if like:
-            found.__dict__["times"] = like.times
-        return found
 
     @cached_property
     def player(self) -> PlayedAggregated:
@@ -261,7 +233,7 @@ class AggregatedServer:
         limits = Limits(
             percentile=question.percentile, ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds
         )
-        return self.aggregate.player(limits)
+        return player_of(self.pools, question.workload, limits, question.model.max_position, self.candidate.most_open)
 
     @property
     def most_per_second(self) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
-from planner.instances.aggregated import Aggregate, AggregatedState
+from planner.instances.aggregated import AggregatedState, aggregated_times, player_of
 from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state
 from planner.instances.operating import (
     Dealing,
@@ -32,18 +32,16 @@ from planner.manifest.schema import (
     SessionShape,
     Statistics,
 )
-from planner.manifest.stacks import stacked
 from planner.plans.plan import end_to_end
 from planner.serving.capacity import Limits
 from planner.serving.closed_forms.birth_death import DecodeState, decode_state
 from planner.serving.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
 from planner.serving.closed_forms.crowding import Crowding
 from planner.serving.closed_forms.pass_seconds import Passes
-from planner.serving.deployed import in_blocks
+from planner.serving.deployed import aggregated_pools
 from planner.serving.latency import Latency
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.serving.rules import manifest_rule
 from planner.workload import Lengths, Sessions, Workload
 
 Floats = NDArray[np.float64]
@@ -172,27 +170,11 @@ def pool_mixed(
     manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
 ) -> AggregatedState | None:
     """State of one of so many aggregated instances, at its rate; None where it cannot keep up."""
-    limits = Limits(percentile=99.0)
     every = instances if manifest.routing.prefill == "round_robin" else 1
-    return pool_aggregate(manifest, pool, workload).player(limits).state(rate_per_second, every)
-
-
-def pool_aggregate(manifest: Manifest, pool: Pool, workload: Workload) -> Aggregate:
-    """Return one of a pool's aggregated instances under a workload."""
-    return Aggregate(
-        cost=stacked(pool.step_costs["mixed"].to_step_cost()),
-        workload=workload,
-        ranks=pool.degrees.attention_groups,
-        budget_tokens=group_budget(pool),
-        most_requests=pool.limits.requests_per_dp_rank,
-        context_tokens=manifest.model.spec.max_position,
-        capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
-        charged=partial(in_blocks, pool),
-        rule=manifest_rule(manifest),
-        queries=1 + pool.mtp.drafts,
-        microbatches=pool.microbatches,
-        accepted=tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance),
-    )
+    context, cost = manifest.model.spec.max_position, pool.step_costs["mixed"].to_step_cost()
+    times = aggregated_times(cost, workload, group_budget(pool), context, pool.microbatches)
+    player = player_of(aggregated_pools(manifest, pool, times=times), workload, Limits(percentile=99.0), context)
+    return player.state(rate_per_second, every)
 
 
 def pool_pair(manifest: Manifest) -> tuple[Pool, Pool] | str:

@@ -3,12 +3,12 @@
 import numpy as np
 
 from ground.errors import BadInput
-from planner.instances.kv_links import KvLinks
-from planner.manifest.schema import Manifest, Pool, Prediction, ServiceLevels, Statistics
+from planner.manifest.schema import Manifest, Prediction, ServiceLevels, Statistics
 from planner.plans.expectation import Expectation, mixed_pool, pool_pair
-from planner.plans.recorded import Pools, Recorded, play, within
+from planner.plans.recorded import play, within
 from planner.serving.deployed import AggregatedPools, aggregated_pools, separate_pools
 from planner.serving.latency import Array
+from planner.serving.separate import SeparatePools, Served
 from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 
 
@@ -38,14 +38,15 @@ def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.
     )
 
 
-def pools_on(manifest: Manifest, workload: Workload) -> Pools | AggregatedPools | str:
+def pools_on(manifest: Manifest, workload: Workload) -> SeparatePools | AggregatedPools | str:
     """Return the pools of a manifest as they are played, or why they cannot be played."""
     aggregated = mixed_pool(manifest)
     if aggregated is not None:
         kv = running_kv_tokens(workload).mean_tokens
         return unlike_steps(manifest) or aggregated_pools(manifest, aggregated, kv_tokens_per_request=kv)
     pools = pool_pair(manifest)
-    return pools if isinstance(pools, str) else of_manifest(manifest, pools, workload)
+    kv = running_kv_tokens(workload).mean_tokens
+    return pools if isinstance(pools, str) else separate_pools(manifest, pools, kv_tokens_per_request=kv)
 
 
 def unlike_steps(manifest: Manifest) -> str | None:
@@ -55,16 +56,7 @@ def unlike_steps(manifest: Manifest) -> str | None:
     return None
 
 
-def of_manifest(manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload) -> Pools:
-    """Return the pools of a manifest; the ``workload`` holds the moments of what is played."""
-    assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
-    return Pools(
-        separate=separate_pools(manifest, pools, kv_tokens_per_request=running_kv_tokens(workload).mean_tokens),
-        links=KvLinks.between(manifest.kv_transfer, *pools),
-    )
-
-
-def _prediction(recorded: Recorded, arrival: Array, limits: ServiceLevels, warmup_seconds: float) -> Prediction:
+def _prediction(recorded: Served, arrival: Array, limits: ServiceLevels, warmup_seconds: float) -> Prediction:
     """Return the figures in the keys of a simulation's result; attainment is joint, request by request.
 
     Latencies are of the requests that arrive from the end of the warm-up on, rates of what completes from then on.
@@ -76,18 +68,18 @@ def _prediction(recorded: Recorded, arrival: Array, limits: ServiceLevels, warmu
     kept = within(ttft, tpot, limits.ttft_seconds, limits.tpot_seconds)
     done = arrival + recorded.e2e_seconds >= warmup_seconds
     seconds = recorded.end_seconds - warmup_seconds
-    known, links = tpot[~np.isnan(tpot)], recorded.links
+    known, waits = tpot[~np.isnan(tpot)], recorded.link_wait_seconds
     return Prediction(
         requests_per_second=float(done.sum()) / seconds,
-        output_tokens_per_second=float(recorded.output_tokens[done].sum()) / seconds,
+        output_tokens_per_second=float(recorded.answer_tokens[done].sum()) / seconds,
         ttft_seconds=_statistics(ttft),
         tpot_seconds=_statistics(known) if known.size else None,
         e2e_seconds=_statistics(e2e),
         slo_attainment=float(kept.mean()),
         goodput_requests_per_second=float(kept.sum()) / seconds,
         utilisation=recorded.busy,
-        mean_transfer_wait_seconds=None if links is None else float(links.wait_seconds.mean()) if known.size else 0.0,
-        link_utilisation=None if links is None else links.utilisation,
+        mean_transfer_wait_seconds=None if waits is None else float(waits.mean()) if known.size else 0.0,
+        link_utilisation=recorded.link_utilisation,
     )
 
 

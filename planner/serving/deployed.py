@@ -96,9 +96,16 @@ class AggregatedPools:
 
 
 def aggregated_pools(
-    manifest: "Manifest", pool: "Pool", cost: StepCost | None = None, kv_tokens_per_request: float | None = None
+    manifest: "Manifest",
+    pool: "Pool",
+    cost: StepCost | None = None,
+    kv_tokens_per_request: float | None = None,
+    times: TableArrays | None = None,
 ) -> AggregatedPools:
-    """Return a pool of aggregated instances; ``cost`` and ``kv_tokens_per_request`` as in ``separate_pools``."""
+    """Return a pool of aggregated instances; ``cost`` and ``kv_tokens_per_request`` as in ``separate_pools``.
+
+    Args: ``times`` of its steps, where they are known already.
+    """
     ranks, drafts = pool.degrees.attention_groups, pool.mtp
     budget = pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
     loads = Loads(
@@ -111,7 +118,7 @@ def aggregated_pools(
     )
     return AggregatedPools(
         pool=AggregatedPool(
-            times=step_table(stacked(cost or pool.step_costs["mixed"].to_step_cost()), loads),
+            times=times or step_table(stacked(cost or pool.step_costs["mixed"].to_step_cost()), loads),
             ranks=ranks,
             budget_tokens=budget,
             slots=pool.limits.requests_per_dp_rank,

@@ -1,17 +1,19 @@
 """Separate prefill and decode pools, by what their steps cost, under a stream: passes, then links, then iterations."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
 from planner.manifest.terms import StepCost
-from planner.serving.capacity import Outcome
 from planner.serving.decode import Decoded, DecodePool, DecodeRequests, RankPolicy, play_decode
 from planner.serving.prefill import Policy, Prefilled, PrefillPool, play_prefill
 from planner.serving.streams import Floats, Ints, Stream
 from planner.serving.tables import Loads, step_table
+
+if TYPE_CHECKING:
+    from planner.manifest.schema import Role
 
 
 class DecodeLinks(TypedDict, total=False):
@@ -115,49 +117,55 @@ class Served:
     answer_tokens: Floats
     end_seconds: float
     """When the last answer is out, from 0 on as arrivals are counted."""
-    busy_seconds: dict[str, float]
-    """By role, of all its instances."""
+    busy: "dict[Role, float]"
+    """Share of the time until then in which a role's instances work."""
     link_wait_seconds: Floats | None = None
     """From a place in decode until its links were free, of requests that cross; None where none does."""
-    sent_seconds: float = 0.0
-    """Link time of all transfers."""
-
-    @property
-    def outcome(self) -> Outcome:
-        """The latencies that limits are about."""
-        return Outcome(ttft_seconds=self.ttft_seconds, tpot_seconds=self.tpot_seconds)
+    link_utilisation: "dict[Role, float] | None" = None
+    """Share of the time in which a link of each role carries KV."""
 
 
-def served(stream: Stream, first_seconds: Floats, left_seconds: Floats, **figures: object) -> Served:
-    """Return the latencies of requests by when they have the first and the last token."""
-    after = np.where(stream.answer_tokens > 1, stream.answer_tokens - 1.0, np.nan)
+def served(
+    stream: Stream, first_seconds: Floats, left_seconds: Floats, busy: "dict[Role, tuple[float, int]]"
+) -> Served:
+    """Return the latencies of requests by when they have the first and the last token.
+
+    Args: ``busy`` seconds of all of a role's instances, and how many those are.
+    """
+    after, end = np.where(stream.answer_tokens > 1, stream.answer_tokens - 1.0, np.nan), float(left_seconds.max())
     return Served(
         ttft_seconds=first_seconds - stream.arrival_seconds,
         tpot_seconds=(left_seconds - first_seconds) / after,
         e2e_seconds=left_seconds - stream.arrival_seconds,
         answer_tokens=stream.answer_tokens.astype(np.float64),
-        end_seconds=float(left_seconds.max()),
-        **figures,  # type: ignore[arg-type]
+        end_seconds=end,
+        busy={role: seconds / (instances * end) for role, (seconds, instances) in busy.items()},
     )
 
 
 def play_separate(pools: SeparatePools, stream: Stream) -> Served:
     """Return what happens to every request; answers of one token never reach decode."""
-    prefilled = play_prefill(pools.prefill, stream)
+    prefilled, decode = play_prefill(pools.prefill, stream), pools.decode
     sent = np.flatnonzero(stream.answer_tokens > 1)
-    busy = {"prefill": prefilled.busy_seconds, "decode": 0.0}
-    left = prefilled.first_token_seconds.copy()
-    if not sent.size:
-        return served(stream, prefilled.first_token_seconds, left, busy_seconds=busy)
-    decoded = _decode(pools, stream, prefilled, sent)
-    left[sent] = decoded.left_seconds
-    return served(
+    left, decoded = prefilled.first_token_seconds.copy(), None
+    if sent.size:
+        decoded = _decode(pools, stream, prefilled, sent)
+        left[sent] = decoded.left_seconds
+    busy = prefilled.busy_seconds, decoded.busy_seconds if decoded else 0.0
+    found = served(
         stream,
         prefilled.first_token_seconds,
         left,
-        busy_seconds=busy | {"decode": decoded.busy_seconds},
+        {"prefill": (busy[0], pools.prefill.instances), "decode": (busy[1], decode.instances)},
+    )
+    if decoded is None:
+        return found
+    crossing = float(pools.transfer_seconds(stream.prompt_tokens[sent].astype(np.float64)).sum()) / found.end_seconds
+    channels = decode.source_groups * decode.source_channels, decode.instances * decode.ranks * decode.target_channels
+    return replace(
+        found,
         link_wait_seconds=decoded.link_wait_seconds,
-        sent_seconds=float(pools.transfer_seconds(stream.prompt_tokens[sent].astype(np.float64)).sum()),
+        link_utilisation={"prefill": crossing / channels[0], "decode": crossing / channels[1]},
     )
 
 

@@ -115,7 +115,7 @@ def test_reuse_takes_no_room_in_steps() -> None:
         found = pools_on(manifest, Traffic.from_trace(trace).workload)
         assert not isinstance(found, str)
         pools[reuse] = play(found, trace)
-        assert (pools[reuse].ttft_seconds > 0).all() and pools[reuse].links is None
+        assert (pools[reuse].ttft_seconds > 0).all() and pools[reuse].link_utilisation is None
     assert pools[True].ttft_seconds.mean() < 0.8 * pools[False].ttft_seconds.mean()
 
 
