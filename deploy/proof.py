@@ -68,9 +68,7 @@ def router_url(target: Target) -> str:
 
 def smoke(target: Target, launches: Mapping[str, Launch], address: Address | None, origin: Provenance) -> str:
     """Return the script that sends one request and sees each role's counter move; ``address`` where roles have one."""
-    deployment = target.profile.deployment
-    names = deployment.metrics.value if deployment and deployment.metrics else None
-    before, after = [], []
+    before, after, names = [], [], target.metrics
     for launch in launches.values() if names and address else ():
         assert names and address
         role = launch.role

@@ -65,44 +65,32 @@ def router_of(target: Target, launches: Mapping[str, Launch], address: Address) 
     urls = {name: [f"http://{host}:{number}" for host, number in held] for name, held in found.items()}
     if engine == "trtllm":
         return _trtllm_orchestrator(target, urls) if "decode" in urls else None
-    return _sglang_router(target, urls) if engine == "sglang" else _vllm_router(target, urls)
+    return _round_robin(target, urls)
 
 
-def _vllm_router(target: Target, urls: dict[str, list[str]]) -> Router:
+def _round_robin(target: Target, urls: dict[str, list[str]]) -> Router:
+    """Return vLLM's router or SGLang's, from which it was made; either waits for engines that load their weights."""
+    sglang, transfer = target.profile.engine == "sglang", target.site.kv_transfer
     flags: list[Flag] = []
     if "decode" in urls:
-        flags.append(("--vllm-pd-disaggregation", None))
-        flags += [("--kv-connector", target.site.kv_transfer)]
-        bootstraps = target.site.kv_transfer == "mooncake"
+        apart: list[Flag] = [("--vllm-pd-disaggregation", None), ("--kv-connector", transfer)]
+        flags += [("--pd-disaggregation", None)] if sglang else apart
+        bootstraps = sglang or transfer == "mooncake"
         flags += [("--prefill", _bootstrapped(target, url) if bootstraps else url) for url in urls["prefill"]]
         flags += [("--decode", url) for url in urls["decode"]]
     else:
         flags.append(("--worker-urls", Shell(" ".join(quoted(url) for url in urls["mixed"]))))
-    return Router(programme=("vllm-router",), flags=(*flags, *_listening(target)), table="vllm-router-0.1.17")
-
-
-def _listening(target: Target) -> list[Flag]:
-    """Return how either router spreads requests and where it listens, once the engines have loaded their weights."""
-    own: list[Flag] = [("--host", "0.0.0.0"), ("--port", target.site.router_port)]
-    return [("--policy", "round_robin"), *own, ("--worker-startup-timeout-secs", STARTUP_SECONDS)]
+    flags += [("--policy", "round_robin"), ("--host", "0.0.0.0"), ("--port", target.site.router_port)]
+    flags.append(("--worker-startup-timeout-secs", STARTUP_SECONDS))
+    programme = ("python3", "-m", "sglang_router.launch_router") if sglang else ("vllm-router",)
+    table = "sglang-router-0.3.2" if sglang else "vllm-router-0.1.17"
+    return Router(programme=programme, flags=tuple(flags), table=table)
 
 
 def _bootstrapped(target: Target, url: str) -> Shell:
     """Return a prefill URL and its bootstrap port; an instance that shares its host has both ports moved alike."""
     moved = int(url.rpartition(":")[2]) - target.site.http_port
     return Shell(f"{quoted(url)} {BOOTSTRAP_PORT + moved}")
-
-
-def _sglang_router(target: Target, urls: dict[str, list[str]]) -> Router:
-    flags: list[Flag] = []
-    if "decode" in urls:
-        flags.append(("--pd-disaggregation", None))
-        flags += [("--prefill", _bootstrapped(target, url)) for url in urls["prefill"]]
-        flags += [("--decode", url) for url in urls["decode"]]
-    else:
-        flags.append(("--worker-urls", Shell(" ".join(quoted(url) for url in urls["mixed"]))))
-    programme = ("python3", "-m", "sglang_router.launch_router")
-    return Router(programme=programme, flags=(*flags, *_listening(target)), table="sglang-router-0.3.2")
 
 
 def _trtllm_orchestrator(target: Target, urls: dict[str, list[str]]) -> Router:

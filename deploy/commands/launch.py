@@ -8,7 +8,7 @@ from deploy.roles import RolePlan
 from deploy.site import Site
 from deploy.words import Flag, Value, sum_of
 from ground.units import MILLI
-from planner.engines.spec import EngineProfile, PlatformKind
+from planner.engines.spec import EngineProfile, Metrics, PlatformKind
 from planner.manifest.schema import ServiceLevels
 
 RENDEZVOUS_PORT = 13345
@@ -47,6 +47,12 @@ class Target:
         """Where a role's weights are on its nodes: in a folder named by their format where roles differ in it."""
         several = len({other.weights_dtype for other in self.roles}) > 1
         return f"{self.model_path}/{role.weights_dtype}" if several else self.model_path
+
+    @property
+    def metrics(self) -> Metrics | None:
+        """The series that the engine serves, None where it serves none."""
+        deployment = self.profile.deployment
+        return deployment.metrics.value if deployment and deployment.metrics else None
 
     @property
     def name_of_model(self) -> str:

@@ -16,7 +16,6 @@ from ground.files import to_yaml
 
 Json = dict[str, Any]
 UPDATED_LAYERS = 1  # of which the balancer moves experts in one iteration
-HEALTH = "/health"
 
 
 def launch(target: Target, role: RolePlan) -> Launch:
@@ -40,7 +39,6 @@ def launch(target: Target, role: RolePlan) -> Launch:
         files={name: to_yaml(options(target, role))},
         api="head",
         port=target.http_port(role),
-        health=HEALTH,
         visible_devices="CUDA_VISIBLE_DEVICES",
     )
 

@@ -30,12 +30,8 @@ def launch(target: Target, role: RolePlan) -> Launch:
         flags.append(("--kv-cache-dtype", "fp8"))
     if role.disaggregated:
         side = "kv_producer" if role.role == "prefill" else "kv_consumer"
-        flags.append(
-            (
-                "--kv-transfer-config",
-                compact_json({"kv_connector": CONNECTORS[target.site.kv_transfer], "kv_role": side}),
-            )
-        )
+        settings = {"kv_connector": CONNECTORS[target.site.kv_transfer], "kv_role": side}
+        flags.append(("--kv-transfer-config", compact_json(settings)))
     return Launch(
         role=role,
         programme=("vllm", "serve", Shell('"$MODEL"')),
@@ -89,11 +85,8 @@ def _nodes(target: Target, role: RolePlan) -> list[Flag]:
         ("--data-parallel-rpc-port", port(target, role, RENDEZVOUS_PORT)),
     ]
     if nodes == 1:
-        return (
-            [("--data-parallel-size", dp), meeting[1]]
-            if target.bare and role.shares_nodes
-            else [("--data-parallel-size", dp)]
-        )
+        shared = target.bare and role.shares_nodes
+        return [("--data-parallel-size", dp), *(meeting[1:] if shared else [])]
     if dp == 1:
         return [
             ("--nnodes", nodes),

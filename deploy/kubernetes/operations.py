@@ -40,10 +40,9 @@ def policies(target: Target, origin: Provenance) -> Iterator[Object]:
 
 def monitoring(target: Target, origin: Provenance) -> Iterator[Object]:
     """Yield the pod monitor and the dashboard of an engine that serves metrics."""
-    deployment = target.profile.deployment
-    if deployment is None or deployment.metrics is None:
+    names = target.metrics
+    if names is None:
         return
-    names = deployment.metrics.value
     for role in target.roles:
         yield from objects("monitor", target, origin, pool=role.name, path=names.path)
     text = json.dumps(dashboard(target, names), indent=1) + "\n"
@@ -101,12 +100,9 @@ def autoscaler(target: Target, launches: dict[str, Launch], origin: Provenance) 
 
     An instance is added where those there are hold most of the requests that the plan gives one of them.
     """
-    deployment = target.profile.deployment
-    counted = deployment is not None and deployment.metrics is not None and target.kind in ("lws", "llm-d")
-    if not target.site.prometheus or not counted:
+    names = target.metrics
+    if not target.site.prometheus or names is None or target.kind not in ("lws", "llm-d"):
         return
-    assert deployment is not None and deployment.metrics is not None
-    names = deployment.metrics.value
     for role in (launch.role for launch in launches.values() if len(launch.role.instances) > 1):
         label = f'namespace="{target.site.namespace}",pod=~"{target.name}-{role.name}-.*"'
         yield from objects(
