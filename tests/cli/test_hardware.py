@@ -47,7 +47,7 @@ def test_check_says_what_an_entry_is_based_on(capsys: pytest.CaptureFixture[str]
     assert main(["hardware", "l40s", "--check", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)["hardware"]
     assert entry["based_on"]["name"] == "h100"
-    assert entry["weights"] == {"multiplied": ["bf16", "fp8"], "dequantised": ["int4", "mxfp4", "nvfp4"]}
+    assert entry["weights"] == {"multiplied": ["bf16", "fp8", "int8"], "dequantised": ["int4", "mxfp4", "nvfp4"]}
     assert "price_usd_per_chip_hour" in [item["field"] for item in entry["missing"]]
 
 
