@@ -78,7 +78,8 @@ def search(question: Question, *, explain: bool = True, beside: bool = True, asi
 def _search(question: Question, *, explain: bool, beside: bool, aside: Aside = at_need) -> Answer:
     asked = alternatives(question)
     check_some(question, check_layouts)
-    if beside and len({own_formats(each) for each in asked}) == 1:  # else the best formats have to be known
+    one_format = len({own_formats(each) for each in asked}) == 1  # else the best ones have to be known
+    if beside and question.engines and one_format:  # published deployments alone are not worth a process
         with aside(partial(_besides, asked[0], chosen=bool(question.engines))) as besides:
             return _answer(question, asked, explain=explain, beside=True, besides=besides)
     return _answer(question, asked, explain=explain, beside=beside, besides=None)
