@@ -161,7 +161,7 @@ def curve_of(deployment: Deployment, curves: ExpertCurves, ranks: Number) -> tup
 
     For experts like those that were measured: the curve times what the products of a roofline take for the one over
     what they take for the other. 2,805 curves left out one at a time are met so within 9 % in the median, 19 % in the
-    mean, and without bias; the roofline alone is 21 and 27 % off, and 30 to 44 % too quick from 2,048 tokens.
+    mean, and without bias; the roofline alone is 21 and 27 % off, and 25 to 44 % too quick from 1,024 tokens.
     """
     tp, shape = deployment.strategy.moe_tp, shape_of(deployment)
     points = curves.seconds(tp, ranks)

@@ -136,9 +136,10 @@ def outcome_of(played: Played, stream: Stream) -> Outcome:
 
 
 def _outcome(first_seconds: Floats, left_seconds: Floats, stream: Stream) -> Outcome:
+    come = first_seconds.size  # all of the stream, or its beginning
     return Outcome(
-        ttft_seconds=first_seconds - stream.arrival_seconds,
-        tpot_seconds=_per_token(left_seconds - first_seconds, stream.answer_tokens - 1),
+        ttft_seconds=first_seconds - stream.arrival_seconds[:come],
+        tpot_seconds=_per_token(left_seconds - first_seconds, stream.answer_tokens[:come] - 1),
     )
 
 

@@ -77,7 +77,9 @@ class Means:
     kv_tokens: float
     """Of a running request."""
     longest: float
-    """Tokens to compute that all prompts but those that may be late have at most."""
+    """Tokens to compute that all prompts but those that may be late have at most, and somewhat fewer."""
+    timely: float
+    """The same of as many as have to be in time, one prompt less: a sample has one in each of as many levels."""
     lengths: tuple[float, ...]
     """Quantiles of the tokens to compute, as many prompts between any two."""
     thinned: float
@@ -99,6 +101,7 @@ def means_of(workload: Workload, percentile: float, most_tokens: float) -> Means
         decoded_tokens=float(later.mean()),
         kv_tokens=float(held),
         longest=float(percentiles(new, max(100 - _SURE * (100 - percentile), 0.0))),
+        timely=float(np.sort(new)[max(math.floor((new.size - 1) * percentile / 100) - 1, 0)]),
         lengths=tuple(percentiles(new, _QUANTILES).tolist()),
         thinned=math.log(workload.arrival_squared_cv) / (workload.arrival_squared_cv - 1)
         if workload.arrival_squared_cv > 1
@@ -267,6 +270,17 @@ class Bounds:
         come = 1 - np.exp(-self.means.thinned * rate * least * parts.mean(axis=0))
         step = least + (np.diff([least, *larger], axis=0) * come).sum(axis=0)
         return step, full, np.maximum(longest / chunk, 1.0) * seconds[-1]
+
+    def longest_alone(self) -> Floats:
+        """Seconds of the longest prompt that has to be in time, in steps with nothing else, [rows].
+
+        Its last step is as full as the others at best, and steps take the more the more pairs, about convexly.
+        """
+        tokens = self.means.timely
+        chunk = np.broadcast_to(np.minimum(tokens, self.budget_tokens), self.ranks.shape)
+        load = self._load(np.zeros_like(chunk), chunk, chunk / self.ranks)
+        load = replace(load, prefill_context_tokens=0.0, prefill_pairs=chunk * tokens / 2)
+        return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
 
     def alone_seconds(self, tokens: float) -> Floats:
         """Seconds of a prompt with so many tokens to compute, in steps with nothing else, [rows]."""

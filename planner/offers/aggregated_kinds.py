@@ -155,9 +155,9 @@ class AggregatedKind:
         for part in _SLOWER:
             excess = np.zeros(self.steps.budgets)
             for server in late:
-                trial = server.player.trial(part * rate, instances, FEWEST)
-                if self._listed(server) >= 0 and trial.surely_late(SURE):
-                    excess[self._listed(server)] = trial.interval(SURE)[0]
+                low = server.player.trial(part * rate, instances, FEWEST).interval(SURE)[0]
+                if self._listed(server) >= 0 and low > 1:
+                    excess[self._listed(server)] = low
             self.slower.add(self._steps(instances), part * rate, excess)
 
     def pool_capacity(self, instances: int) -> float:

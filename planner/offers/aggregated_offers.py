@@ -134,7 +134,7 @@ def _without_prompts(question: Question, own: Built, bounds: Bounds, known: tupl
 
 def _with_largest(question: Question, own: Built, bounds: Bounds, known: tuple[Floats, Floats]) -> Floats:
     room, least = known
-    timely = bounds.alone_seconds(bounds.means.longest) <= question.ttft_seconds
+    timely = bounds.longest_alone() <= question.ttft_seconds
     limit = step_limit(question, bounds.accepted)
     found = bounds.bound(limit, question.percentile / 100, room, least)
     return np.where(timely, found, 0.0)[None]
@@ -147,7 +147,7 @@ def _with_each(question: Question, own: Built, bounds: Bounds, known: tuple[Floa
     room = np.concatenate([_room(question, own.group, np.full(shape[1], float(budget))) for budget in budgets])
     limit, least = step_limit(question, each.accepted), np.tile(known[1], len(budgets))
     found = each.bound(limit, share, room, least)
-    found = np.where(each.alone_seconds(each.means.longest) <= question.ttft_seconds, found, 0.0)
+    found = np.where(each.longest_alone() <= question.ttft_seconds, found, 0.0)
     return each.single_bound(limit, share, found, least, room, question.ttft_seconds).reshape(shape)
 
 

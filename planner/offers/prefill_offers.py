@@ -63,15 +63,18 @@ class _PrefillTable:
     cost: StepCost
 
 
-def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
-    """Return the prefill instances that keep the TTFT limit with one prompt; rows that hold none whole take parts."""
+def prefill_offers(question: Question, rows: list[Row], count: Count, slower: Slower | None = None) -> Offers:
+    """Return the prefill instances that keep the TTFT limit with one prompt; rows that hold none whole take parts.
+
+    ``slower`` is what is known of other engines and number formats: all prefill alike but for the time of a pass.
+    """
     tables: list[_PrefillTable] = []
     for whole in built(question, "prefill", rows):
         for passes, held in _by_passes(question, whole.group):
             if held.size:
                 tables.append(_prefill_table(question, whole.select(held), passes, count))
-    slower = Slower()
-    return Offers.joined([_prefill_kinds(question, table, slower) for table in tables])
+    known = Slower() if slower is None else slower
+    return Offers.joined([_prefill_kinds(question, table, known) for table in tables])
 
 
 Passed = tuple[tuple[int, ...], int]
@@ -267,5 +270,5 @@ def _prefill_kind(question: Question, table: _PrefillTable, known: tuple[Ints, S
         own.strategy.attention_dp,
     )
     few = np.array([table.single[row], max(table.longest[row], table.single[row])])
-    passes = Passes((own.strategy.attention_dp, table.chunks), few, table.seconds[row])
+    passes = Passes((own.strategy.attention_dp, table.chunks, *table.prompts.tolist()), few, table.seconds[row])
     return PrefillKind(question, own, deployment, int(most[row]), table.chunks, cost, listed, passes, slower)

@@ -24,6 +24,7 @@ from planner.offers.aggregated_offers import Dropped, aggregated_offers
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offers
 from planner.offers.prefill_offers import prefill_offers
+from planner.offers.slower import Slower
 from planner.question import Question
 from planner.search.columns import Side
 from planner.search.shapes import needed_rates
@@ -101,6 +102,8 @@ class Costing:
     """Its name in a fleet."""
     _spaces: dict[tuple[str, ...], RoleSpace] = field(default_factory=dict)
     _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
+    _slower: Slower = field(default_factory=Slower)
+    """Prefill instances that are late."""
 
     def space(self, question: Question, role: Role) -> RoleSpace:
         """Return the rows of a role; only an engine's rules depend on formats."""
@@ -114,7 +117,8 @@ class Costing:
         """Return the columns of prefill instances."""
         key = ("prefill", question.prefill.budget, *_made_for(question, "prefill"))
         if key not in self._sides:
-            self._sides[key] = make_side(question, "prefill", prefill_offers(question, rows, self.count), self.model)
+            offers = prefill_offers(question, rows, self.count, self._slower)
+            self._sides[key] = make_side(question, "prefill", offers, self.model)
         return self._sides[key]
 
     def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:

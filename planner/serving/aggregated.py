@@ -82,8 +82,8 @@ def play_aggregated(
     Args:
         reserved_tokens: what each request is granted where answers are reserved: its prompt and answer if not given.
             One that no rank could hold is let in where it is alone.
-        enough: asked now and then, with when requests have their first and last tokens, of those that do not at the
-            earliest; where it says so the play ends there.
+        enough: asked now and then, with when those that have come have their first and last tokens, of those that do
+            not at the earliest; where it says so the play ends there.
     """
     return _play(pool, stream, reserved_tokens, len(stream), enough)
 
@@ -115,9 +115,9 @@ def _play(
         loop.play(requests, instances, policy, rule, pool.times, (begin, end), until)
         if enough is None or end == first:
             continue
-        tokens = _so_far(requests, until)
-        if enough(*tokens):
-            requests.first, requests.left = tokens
+        first_tokens, left = _so_far(requests, until)
+        if enough(first_tokens[:end], left[:end]):
+            requests.first, requests.left = first_tokens, left
             break
     return Played(
         arrival_seconds=requests.arrival,

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.objective import LEAST_PART
 from planner.serving.latency import Latency
-from planner.serving.streams import Floats, Stream
+from planner.serving.streams import PARTS, Floats, Stream
 
 _AIM, _BEYOND = 0.995, 1.02
 """Of a limit, where root finding aims; of the largest rate asked for, where waits are taken to be endless."""
@@ -22,7 +22,11 @@ _WIDEN, _WIDER, _FALL = 0.01, 3, 0.6
 """How much further a rate is tried at least, how that grows, and how far down the first time at most."""
 STEP, _ROUNDING = 9e-4, 1e-6
 """How far apart the rates are that capacities are told apart by, and the part of a step that is rounding."""
+_SLOW = 3
+"""Rates in turn that did not halve what is left, after which the middle is taken."""
 _BATCHES, _TINY = 10, 1e-12
+_LEAST_PART = 0.2
+"""Of those who count: so many tell of all at least."""
 LEVEL = 0.9
 """Confidence level of the intervals of what is played."""
 
@@ -64,6 +68,8 @@ class Until:
     counting: slice
     most_late: tuple[int, int]
     """Who are late at most before that: TTFT, TPOT."""
+    level: float | None = None
+    """Confidence at which what was played so far tells enough, however late who comes after; None where it does not."""
 
     @classmethod
     def certain(cls, stream: Stream, limits: Limits, level: float | None = None) -> "Until":
@@ -81,14 +87,35 @@ class Until:
         most = [math.ceil((known - 1) * share) if known else len(stream) for known in (inner.size, (inner > 1).sum())]
         return cls(limits=limits, counting=stream.counting, most_late=(most[0], most[1]))
 
+    @classmethod
+    def sure(cls, stream: Stream, limits: Limits, level: float) -> "Until":
+        """Return when it is certain that a stream misses a limit, or sure by the part of it that was played.
+
+        Every look has its share of the error (Bonferroni's inequality): all of them together tell a limit to be missed
+        that an endless stream keeps no more often than the ``level`` says. Of a trace nothing is left to chance.
+        """
+        certain = cls.certain(stream, limits)
+        return certain if stream.whole else replace(certain, level=1 - (1 - level) / PARTS)
+
     def __call__(self, outcome: Outcome) -> bool:
-        """Whether enough is known, of latencies that are at least so long."""
-        inner, limits = self.counting, self.limits
+        """Whether enough is known, of latencies that are at least so long, of those that have come."""
+        limits = self.limits
         pairs = ((outcome.ttft_seconds, limits.ttft_seconds), (outcome.tpot_seconds, limits.tpot_seconds))
         return any(
-            limit is not None and np.count_nonzero(seconds[inner] > limit) > most
+            limit is not None and self._enough(seconds[self.counting], limit, most)
             for (seconds, limit), most in zip(pairs, self.most_late, strict=True)
         )
+
+    def _enough(self, seconds: Floats, limit: float, most: int) -> bool:
+        late = np.count_nonzero(seconds > limit)
+        if late > most:
+            return True
+        share, part = 1 - self.limits.percentile / 100, _LEAST_PART * (self.counting.stop - self.counting.start)
+        if self.level is None or seconds.size < part or late <= share * seconds.size:
+            return False
+        parts = _parts([seconds])
+        known = sum(each.size for each in parts)
+        return bool(late - share * known > known * _half(parts, limit, self.level))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -154,9 +181,8 @@ def percentile_interval(samples: Sequence[Floats], percentile: float, level: flo
     if not parts:
         return 0.0, 0.0
     every = np.concatenate(parts)
-    half = 100 * _half(parts, float(np.percentile(every, percentile)), level)
-    low, high = np.percentile(every, [max(percentile - half, 0.0), min(percentile + half, 100.0)])
-    return float(low), float(high)
+    half = 100 * _half(parts, _percentile(every, percentile), level)
+    return _percentile(every, max(percentile - half, 0.0)), _percentile(every, min(percentile + half, 100.0))
 
 
 def _parts(samples: Sequence[Floats]) -> list[Floats]:
@@ -216,8 +242,18 @@ def excess_of(outcome: Outcome, limits: Limits) -> float:
 
 def at_percentile(seconds: Floats, percentile: float) -> float:
     """Return the percentile of those that are numbers; 0 where none is."""
-    known = seconds[~np.isnan(seconds)]
-    return float(np.percentile(known, percentile)) if known.size else 0.0
+    return _percentile(seconds[~np.isnan(seconds)], percentile)
+
+
+def _percentile(known: Floats, percentile: float) -> float:
+    """Return what ``np.percentile`` does of numbers, at a third of its time where they are few; 0 where none is."""
+    if not known.size:
+        return 0.0
+    place, part = divmod((known.size - 1) * (percentile / 100), 1)
+    ends = int(place), min(int(place) + 1, known.size - 1)
+    ordered = np.partition(known, ends)
+    low, high = float(ordered[ends[0]]), float(ordered[ends[1]])
+    return low if low == high else low + (high - low) * part
 
 
 def capacity(
@@ -280,8 +316,7 @@ def largest_rate(
     It is ``upper`` or the largest of the rates ``STEP`` apart (``on_grid``): which one does not depend on where the
     search began, so that a looser limit never has a smaller one. ``upper`` is tried first, or where the rate may lie.
     From there a rate on the other side of the limit is sought, and the answer closed in on: some 6 calls. Every rate
-    answered with was evaluated and keeps the limit; rates below ``LEAST_PART`` of
-    ``upper`` are not told apart.
+    answered with was evaluated and keeps the limit; rates below ``LEAST_PART`` of ``upper`` are not told apart.
     """
     least, full, aim = on_grid(upper * LEAST_PART), _BEYOND * upper, _AIM * limit_seconds
     kept: tuple[float, float] | None = None
@@ -303,7 +338,7 @@ def largest_rate(
             missed = rate, value
             rate = max(on_grid(further) if about is not None or rate < upper else least, least)
         step *= _WIDER
-    return _between(seconds, limit_seconds, kept, missed, full)
+    return _between(seconds, limit_seconds, kept, missed)
 
 
 def on_grid(rate: float, steps: int = 0) -> float:
@@ -323,38 +358,34 @@ def _further_down(last: tuple[float, float], now: tuple[float, float], limit_sec
 
 
 def _between(
-    seconds: Callable[[float], float],
-    limit_seconds: float,
-    kept: tuple[float, float],
-    missed: tuple[float, float],
-    full: float,
+    seconds: Callable[[float], float], limit_seconds: float, kept: tuple[float, float], missed: tuple[float, float]
 ) -> float:
     """Close in on the largest rate from one that keeps the limit and one that does not, each with its seconds.
 
-    Latency is a fixed part and a wait that goes up as 1/(full - rate), so over that it is all but straight: false
+    Latency goes up by orders of magnitude within a few per cent of the rate, and its logarithm about straight: false
     position there, 5 % off the ends, with the end that stays the second time made the nearer by what the other told.
-    After some that did not halve what is left, as where latency jumps, the middle is taken.
+    After some in turn that did not halve what is left, as where latency jumps, the middle is taken.
 
     Ref: N. Anderson, A. Bjorck, A new high order method of regula falsi type, BIT 13:253, 1973.
     """
+
+    def over(found: float) -> float:
+        return math.log(max(found / limit_seconds, _TINY)) if math.isfinite(found) else math.inf
+
     (low, value), (high, late) = kept, missed
-    below, above, moved, slow = limit_seconds - value, late - limit_seconds, "", 0
+    below, above, moved, slow = -over(value), over(late), "", 0
     while (least := on_grid(low, 1)) <= (most := on_grid(high * (1 - 3 * _ROUNDING * STEP))):
         width = high - low
-        rate = (low + high) / 2
-        if slow < 3 and math.isfinite(above):
-            part = below / (below + above)
-            straight = full - 1 / ((1 - part) / (full - low) + part / (full - high))
-            rate = min(max(straight, low + 0.05 * width), high - 0.05 * width)
-        rate = min(max(on_grid(rate), least), most)
-        found = seconds(rate)
-        if found <= limit_seconds:
-            above *= _nearer(limit_seconds - found, below) if moved == "low" else 1.0
-            low, below, moved = rate, limit_seconds - found, "low"
+        part = below / (below + above) if slow < _SLOW and math.isfinite(above) else 0.5
+        rate = min(max(on_grid(low + min(max(part, 0.05), 0.95) * width), least), most)
+        found = over(seconds(rate))
+        if found <= 0:
+            above *= _nearer(-found, below) if moved == "low" else 1.0
+            low, below, moved = rate, -found, "low"
         else:
-            below *= _nearer(found - limit_seconds, above) if moved == "high" else 1.0
-            high, above, moved = rate, found - limit_seconds, "high"
-        slow += high - low > width / 2
+            below *= _nearer(found, above) if moved == "high" else 1.0
+            high, above, moved = rate, found, "high"
+        slow = slow + 1 if high - low > width / 2 else 0
     return low
 
 

@@ -2,7 +2,7 @@
 
 Few requests first: a short stream waits less than a long one, so what is late on it, by more than its interval, counts
 as late. What is left is played on many, whose percentiles are those that are told. A play that only asks whether limits
-are kept ends as soon as that is certain.
+are kept ends as soon as that is certain, or sure of many.
 """
 
 from collections.abc import Callable, Hashable
@@ -29,8 +29,8 @@ from planner.serving.prefill import PrefillPool, play_prefill
 from planner.serving.streams import Floats, Stream, stationary, traced
 from planner.workload import Workload
 
-FEW, SOME, MANY = 2_500, 12_500, 60_000
-"""Requests of a stream: the first two to tell candidates apart, the last to tell their latencies.
+FEW, MANY = 2_500, 60_000
+"""Requests of a stream: few to tell candidates apart, many to tell their latencies.
 
 At half to 0.9 of saturation and CV up to 1 the means on many are within 1 % of endless ones on average.
 """
@@ -106,7 +106,7 @@ class Player:
         found = self._trials.get(key) or self._ended.get(key)
         if found is None:
             play, stream = self.plays(requests, instances)
-            until = Until.certain(stream, self.limits, None if key[2] == MANY else SURE)
+            until = (Until.sure if key[2] == MANY else Until.certain)(stream, self.limits, SURE)
             found = trial(play, [stream], rate_per_second, self.limits, until)
             (self._ended if found.ended else self._trials)[key] = found
         return found
@@ -117,9 +117,10 @@ class Player:
 
     def keeps(self, rate_per_second: float, instances: int = 1) -> bool:
         """Whether one of ``instances`` keeps the limits at its rate."""
-        if any(self.surely_late(rate_per_second, instances, requests) for requests in (FEW, SOME)):
+        if self.surely_late(rate_per_second, instances):
             return False
-        return self.verdict(rate_per_second, instances, MANY).excess <= 1
+        found = self.verdict(rate_per_second, instances, MANY)
+        return not found.ended and found.excess <= 1
 
     def told(self, rate_per_second: float, instances: int, most_per_second: float) -> Played:
         """Return what is known of ``instances`` at the rate of one; all of them are to carry no more than ``most``."""
@@ -207,7 +208,7 @@ def prefill_outcome(pool: PrefillPool, stream: Stream, until: Until | None = Non
     none = np.full(len(stream), np.nan)
 
     def outcome(first: Floats) -> Outcome:
-        return Outcome(ttft_seconds=first - stream.arrival_seconds, tpot_seconds=none)
+        return Outcome(ttft_seconds=first - stream.arrival_seconds[: first.size], tpot_seconds=none[: first.size])
 
     played = play_prefill(pool, stream, (lambda first: until(outcome(first))) if until else None)
     return replace(outcome(played.first_token_seconds), ended=played.ended)

@@ -54,8 +54,8 @@ class Prefilled:
 def play_prefill(pool: PrefillPool, stream: Stream, enough: Callable[[Floats], bool] | None = None) -> Prefilled:
     """Return when every prompt of a stream has its first token; the stream's arrivals must not fall.
 
-    Args: ``enough`` is asked now and then, with when prompts have their first tokens, of those that wait at the
-        earliest; where it says so the play ends there.
+    Args: ``enough`` is asked now and then, with when prompts that have come have their first tokens, of those that
+        wait at the earliest; where it says so the play ends there.
     """
     return PrefillRun(pool).whole(stream, enough)
 
@@ -127,11 +127,9 @@ class PrefillRun:
         for begin, end in parts_of(count) if enough else [(0, count)]:
             until = prompts.arrival[end] if end < count else np.inf
             self._loop.play(prompts, self._held, self._rule, self.pool.times, (begin, end), begin, until)
-            if enough and end < count:
-                so_far = np.where(np.isinf(first), np.maximum(until, prompts.arrival), first)
-                if enough(so_far):
-                    first, ended = so_far, True
-                    break
+            if enough and end < count and enough(np.where(np.isinf(first[:end]), until, first[:end])):
+                first, ended = np.where(np.isinf(first), np.maximum(until, prompts.arrival), first), True
+                break
         return Prefilled(first, prompts.origin, self.busy_seconds(), ended)
 
     def play(self, stream: Stream, until: float, numbers: Ints | None = None) -> Ended:

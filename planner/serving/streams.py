@@ -29,7 +29,8 @@ prompts near none, a tenth above 0.95)."""
 _KEPT_STREAMS = 32
 _EDGE = 0.1
 """Of a stationary stream, at its ends, whose latencies do not count: it begins empty and ends with nobody behind."""
-_PARTS = 24
+PARTS = 24
+"""Of a stream, after each of which a play may look whether enough is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,7 +116,7 @@ def stationary(
 
 def parts_of(requests: int) -> Iterator[tuple[int, int]]:
     """Yield the parts of a stream after which a play may look whether enough is known, first and past the last each."""
-    edges = [requests * part // _PARTS for part in range(_PARTS + 1)]
+    edges = [requests * part // PARTS for part in range(PARTS + 1)]
     return pairwise(edges)
 
 

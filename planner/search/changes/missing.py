@@ -215,7 +215,7 @@ def fastest_alone(question: Question) -> tuple[float, float] | None:
         held = whole.select(holding(question, whole.group))
         if held.group.rows:
             bounds = bounds_of(question, held, Count())
-            ttft = min(ttft, float(bounds.alone_seconds(bounds.means.longest).min()))
+            ttft = min(ttft, float(bounds.longest_alone().min()))
             tpot = min(tpot, float((bounds.bare(1 / bounds.ranks) / bounds.accepted).min()))
     return (ttft, tpot) if math.isfinite(ttft) else None
 

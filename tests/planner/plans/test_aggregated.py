@@ -11,7 +11,7 @@ import pytest
 from planner.checks.check import Limits, check_deployed
 from planner.checks.deployed import from_plan
 from planner.instances.aggregated import AggregatedServer
-from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate, aggregated_room
+from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate, aggregated_room, budgets_of
 from planner.instances.built import built
 from planner.instances.decode_candidates import Count
 from planner.instances.space import groups, machines_of, role_rows, role_space, row_deployment
@@ -148,6 +148,17 @@ def test_nothing_played_is_above_its_bound(model: str, devices: int, squared_cv:
         for server, bound in zip(kind.servers, sorted(kind.bound_per_second, reverse=True), strict=False):
             capacity = server.pool_capacity(1, FEW)
             assert capacity <= 1.01 * bound, (kind.row, server.candidate.batched_tokens)
+
+
+def test_budgets_that_are_left_out_are_late_even_unloaded() -> None:
+    """The longest prompt that has to be in time is late in small steps, as those are tabulated (within 1 %)."""
+    question = small_question("qwen3-8b", "h100", 1, squared_cv=1.0, shape="aggregated", ttft_seconds=0.15)
+    kind = max(kinds(question), key=lambda kind: float(kind.bound_per_second.max()))
+    out = np.flatnonzero((kind.bound_per_second == 0) & (kind.room >= 1))
+    assert out.size and kind.bound_per_second.max() > 0
+    for place in out.tolist():
+        server = kind._server(budgets_of(question)[place], kind.room[place])
+        assert server.player.trial(1e-3 * kind.bound_per_second.max(), 1, FEW).excess > 0.99
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.serving.capacity import Limits, percentile_interval
+from planner.serving.capacity import Limits, Outcome, Until, at_percentile, percentile_interval
 from planner.serving.played import EVENLY, FEW, MANY, SURE, PlayedPrefill
 from planner.serving.prefill import PrefillPool
+from planner.serving.streams import parts_of, stationary
 from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload
 from tests.planner.serving.costs import linear_cost
@@ -28,6 +29,15 @@ def test_an_interval_covers_its_level() -> None:
     true = -math.log(0.05)
     found = [percentile_interval([rng.exponential(size=4000)], 95.0) for _ in range(200)]
     assert 0.84 <= np.mean([low <= true <= high for low, high in found]) <= 0.98
+
+
+def test_a_percentile_is_that_of_numpy() -> None:
+    """Between two neighbours, of those that are numbers."""
+    rng = np.random.default_rng(7)
+    for size, percentile in ((1, 99.0), (2, 50.0), (11, 0.0), (11, 100.0), (101, 37.0), (5000, 99.0)):
+        samples = rng.exponential(size=size)
+        found = at_percentile(np.append(samples, np.nan), percentile)
+        assert found == pytest.approx(float(np.percentile(samples, percentile)), rel=1e-12)
 
 
 @pytest.mark.parametrize("squared_cv", [0.25, 1.0])
@@ -59,9 +69,25 @@ def test_a_play_that_ends_early_has_the_verdict_of_the_whole(load: float, percen
         whole = replace(early, _trials={}, _ended={})
         rate = load * whole.saturation_per_second
         found, longer = early.verdict(rate, 1, MANY), whole.trial(rate, 1, MANY)
-        assert (found.excess > 1) == (longer.excess > 1)
+        assert (found.ended or found.excess > 1) == (longer.excess > 1)
         assert found.excess <= longer.excess and (found.excess == longer.excess or found.ended)
         assert early.surely_late(rate) == whole.trial(rate, 1, FEW).surely_late(SURE)
+
+
+def _ends(rng: np.random.Generator, share: float, looks: int) -> bool:
+    """Whether a play ends by so many looks, where this share of independent requests passes a limit of 1 s at p99."""
+    stream = stationary(Workload(input_tokens=Lengths(mean=10), output_tokens=Lengths(mean=1)), MANY)
+    until = Until.sure(stream, Limits(percentile=99.0, ttft_seconds=1.0), SURE)
+    seconds, none = np.where(rng.random(MANY) < share, 2.0, 0.5), np.full(MANY, np.nan)
+    ends = [end for _, end in parts_of(MANY)][:looks]
+    return any(until(Outcome(ttft_seconds=seconds[:end], tpot_seconds=none[:end])) for end in ends)
+
+
+def test_a_part_of_a_play_tells_who_is_surely_late() -> None:
+    """Who is late more than twice as often as allowed is told by a third, who is at the limit seldom at any look."""
+    rng = np.random.default_rng(5)
+    assert np.mean([_ends(rng, 0.022, 8) for _ in range(40)]) > 0.95
+    assert np.mean([_ends(rng, 0.01, 16) for _ in range(200)]) <= 0.03
 
 
 def test_a_capacity_keeps_its_limit_and_two_per_cent_more_does_not() -> None:
