@@ -26,6 +26,8 @@ Floats = NDArray[np.float64]
 MOST_CHANGES = 500
 _GAIN = 1e-6
 """Of the busiest rank, below which a map is the same but for rounding."""
+_LEAST_SHARE = 1e-9
+"""Of the busiest expert's tokens, that an expert without any counts as: it has to stand somewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ def _balanced(current: ExpertMap, counts: Floats) -> ExpertMap:
     """Return EPLB's map for token counts, ranks numbered so that most weights stay."""
     held = np.stack([slots.ravel() for slots in _slots(current)])
     layers, experts = len(held), counts.shape[1]
-    rows = np.maximum(counts[np.arange(layers) % len(counts)], counts.max() * 1e-9)
+    rows = np.maximum(counts[np.arange(layers) % len(counts)], counts.max() * _LEAST_SHARE)
     problem = Problem(loads=rows, ranks=len(current.expert_ranks), redundant=held.shape[1] - experts)
     slots = renumbered(held, eplb(problem), problem)
     numbers = [number for entry in current.placements for number in entry.layers]

@@ -4,13 +4,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from planner.checks.deployed import Deployed, Lost, Standing, from_plan, standing
 from planner.checks.deployed_trace import plan_on
 from planner.checks.on_trace import held_at, loads
 from planner.checks.traced import search_on_trace
-from planner.manifest.schema import ServiceLevels
 from planner.plans.day import Window
 from planner.plans.deviation import PREDICTED
 from planner.plans.plan import Plan
@@ -23,6 +22,9 @@ from planner.search.search import search
 from planner.search.sure import rate_with, told_of
 from planner.survival import Loss
 from planner.workload import Trace
+
+if TYPE_CHECKING:
+    from planner.manifest.schema import ServiceLevels
 
 Name = Literal["ttft", "tpot", "rate"]
 Search = Callable[[Question], Answer]
@@ -43,7 +45,7 @@ class Limits:
     rate_per_second: float
 
     @classmethod
-    def of(cls, stated: Question | ServiceLevels, rate_per_second: float) -> "Limits":
+    def of(cls, stated: "Question | ServiceLevels", rate_per_second: float) -> "Limits":
         """Return the limits of a question, or of what a manifest promises, at a rate."""
         ttft, tpot, level = stated.ttft_seconds, stated.tpot_seconds, stated.percentile
         return cls(ttft_seconds=ttft, tpot_seconds=tpot, percentile=level, rate_per_second=rate_per_second)

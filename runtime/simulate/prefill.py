@@ -4,7 +4,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,7 @@ from planner.manifest.terms import StepCost
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.loading import Loading
+from runtime.simulate.passes import Pass
 from runtime.simulate.request import PREFILL, Request
 from runtime.simulate.steps import RankLoad
 
@@ -30,38 +31,6 @@ _OFFLINE_GUARD = 0.4
 
 Finished = Callable[["PrefillInstance", int, Request], None]
 """Called with the instance, the DP rank and the request when a prompt's last pass ends."""
-
-
-@dataclass(slots=True)
-class _Pass:
-    """A pass in the making or under way: room and load of each rank, and the prompts that it ends or carries on."""
-
-    room: list[int]
-    tokens: list[int]
-    context: list[float]
-    pairs: list[float]
-    finishing: list[int]
-    loading: list[float]
-    ended: list[tuple[Request, int]] = field(default_factory=list)
-    carried: list[tuple[Request, int, int]] = field(default_factory=list)
-    before: list[tuple[Request, int, int]] = field(default_factory=list)
-    taken: list[Request] = field(default_factory=list)
-    only_offline: bool = False
-
-    @classmethod
-    def empty(cls, ranks: int, budget: int) -> "_Pass":
-        """Return a pass that holds nothing."""
-        return cls([budget] * ranks, [0] * ranks, [0.0] * ranks, [0.0] * ranks, [0] * ranks, [0.0] * ranks)
-
-    def has_only_offline(self) -> bool:
-        """Whether it carries no online prompt."""
-        here = [item[0] for item in self.ended] + [item[0] for item in self.carried]
-        return all(request.offline for request in here)
-
-    def loads(self) -> list[RankLoad]:
-        """Return the load of every rank that computes something."""
-        columns = zip(self.tokens, self.context, self.pairs, self.finishing, strict=True)
-        return [RankLoad(0.0, 0.0, float(t), c, p, float(f)) for t, c, p, f in columns if t]
 
 
 class PrefillInstance:
@@ -96,7 +65,7 @@ class PrefillInstance:
         self._rests_until = 0.0
         self._carried: list[tuple[Request, int, int]] = []  # request, rank, prompt tokens done
         self._turn = 0  # the rank that is first among equals
-        self._pass: _Pass | None = None
+        self._pass: Pass | None = None
         self._starting = False
         self._epoch = 0
         self._blocked = False
@@ -201,12 +170,12 @@ class PrefillInstance:
             self._shared.span(self.name, "prefill", now, seconds, {"tokens": float(sum(making.tokens))})
         self._engine.at(now + seconds, COMPLETION, self._end, self._epoch)
 
-    def _fill(self) -> _Pass:
+    def _fill(self) -> Pass:
         """Put chunks into a pass: prompts under way, then online ones in order, then offline ones into what is left.
 
         Where online prompts come first by their limit, offline ones lengthen a pass no further than this allows.
         """
-        making = _Pass.empty(self.ranks, self._most_tokens)
+        making = Pass.empty(self.ranks, self._most_tokens)
         making.before, self._carried = self._carried, []
         for request, rank, done in making.before:
             if not request.offline:
@@ -225,7 +194,7 @@ class PrefillInstance:
             self._fill_in_order(making, self.offline, most)
         return making
 
-    def _most_with_offline(self, making: _Pass) -> float:
+    def _most_with_offline(self, making: Pass) -> float:
         """Return the tokens up to which offline prompts fill a rank: half the time that an online prompt has.
 
         One that comes just after the begin of a pass waits for it and takes one more; those in it have waited already.
@@ -241,7 +210,7 @@ class PrefillInstance:
         seconds = min(self._offline_seconds / 2, self._offline_seconds - waited)
         return max(seconds / self._rank_token_seconds, float(max(making.tokens)))
 
-    def _fill_in_order(self, making: _Pass, queue: deque[Request], most_tokens: float = math.inf) -> None:
+    def _fill_in_order(self, making: Pass, queue: deque[Request], most_tokens: float = math.inf) -> None:
         """Give each prompt to the rank with most room, until one fits nowhere; ranks with as much go in turn.
 
         A prompt that brings its rank beyond ``most_tokens`` is taken by an empty pass only.
@@ -267,7 +236,7 @@ class PrefillInstance:
             heapq.heapreplace(rooms, (-making.room[rank], turn, rank))
         self._turn += len(making.taken)
 
-    def _fill_evenly(self, making: _Pass, queue: deque[Request]) -> None:
+    def _fill_evenly(self, making: Pass, queue: deque[Request]) -> None:
         """Take what fits in order, then deal the longest computed parts first, each to the rank with least work.
 
         The collaborative scheduler of xDeepServe section 4: it knows lengths and prefix hits of all ranks.
@@ -302,7 +271,7 @@ class PrefillInstance:
         self._blocked = free < request.prompt and (bool(self.held_tokens) or free < self._most_held)
         return not self._blocked
 
-    def _take(self, making: _Pass, request: Request, rank: int, start: int, found: Found | None) -> None:
+    def _take(self, making: Pass, request: Request, rank: int, start: int, found: Found | None) -> None:
         if request.started < 0:
             request.started = self._engine.now_seconds
         request.state = PREFILL
@@ -317,7 +286,7 @@ class PrefillInstance:
         making.taken.append(request)
         self._chunk(making, request, rank, start)
 
-    def _chunk(self, making: _Pass, request: Request, rank: int, done: int) -> None:
+    def _chunk(self, making: Pass, request: Request, rank: int, done: int) -> None:
         """Put the next tokens of a prompt, reused ones included, into the room of its rank.
 
         Whole chunks of reused tokens cost no pass: ``done`` starts behind them.
@@ -380,7 +349,7 @@ class PrefillInstance:
             self.offline.appendleft(request)
         self.wake()
 
-    def _abort(self) -> _Pass | None:
+    def _abort(self) -> Pass | None:
         """End the pass that runs without its results."""
         making, self._pass = self._pass, None
         self._epoch += 1
@@ -457,7 +426,7 @@ class PrefillInstance:
     def hang(self) -> None:
         """Do nothing until ``stop``: a pass that runs never ends, and what comes waits."""
         self._epoch += 1
-        self._pass = self._pass or _Pass.empty(self.ranks, 0)
+        self._pass = self._pass or Pass.empty(self.ranks, 0)
 
     def stop(self) -> list[Request]:
         """Go down; return the requests that were here, in order of arrival, all computed anew elsewhere."""
