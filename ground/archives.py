@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from lzma import LZMAError
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,21 +36,32 @@ def unbroken(what: str, *more: type[Exception]) -> Iterator[None]:
         raise BadInput(what) from None
 
 
+_PACKINGS: dict[bytes, Literal["r:gz", "r:bz2", "r:xz", "r:"]] = {
+    b"\x1f\x8b": "r:gz",
+    b"BZh": "r:bz2",
+    b"\xfd7zXZ\0": "r:xz",
+    b"": "r:",
+}
+"""How tar files are packed, by their first bytes: left to find out, tarfile takes zeros for endless LZMA streams."""
+
+
 def read_members(path: Path, wanted: Callable[[str], bool], most_bytes: int, what: str) -> dict[str, bytes]:
     """Return the content of the files in a ZIP or tar archive whose names are wanted, in their order.
 
     Raises BadInput: no readable file, all members together over ``most_bytes`` unpacked, or, told as ``what``, no
     whole archive.
     """
-    with checking(path), path.open("rb"):
-        pass
+    with checking(path), path.open("rb") as file:
+        begin, packed_bytes = file.read(6), file.seek(0, io.SEEK_END)
+    _check_size(path, packed_bytes, most_bytes)
+    packing = next(mode for magic, mode in _PACKINGS.items() if begin.startswith(magic))
     with unbroken(f"{path}: {what}"):
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as packed:
                 _check_size(path, sum(member.file_size for member in packed.infolist()), most_bytes)
                 return {name: packed.read(name) for name in packed.namelist() if wanted(name)}
         found, size = {}, 0
-        with tarfile.open(path) as archive:
+        with tarfile.open(path, packing) as archive:
             for entry in archive:
                 size += entry.size
                 _check_size(path, size, most_bytes)

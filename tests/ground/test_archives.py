@@ -1,6 +1,7 @@
 """Archives and arrays of strangers: read, or refused in one sentence and in bounded memory."""
 
 import io
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -89,3 +90,25 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
         archive.writestr("loads.npy", bytes(2 * MEBI))
     with pytest.raises(BadInput, match="holds more than 1 MiB"):
         read_arrays(tmp_path / "bomb.npz", MEBI)
+
+
+def test_a_large_file_of_zeros_is_refused_unread(tmp_path: Path) -> None:
+    """10 GiB that take no space on disk, told by their size; fewer are no archive, nor LZMA without end."""
+    path = tmp_path / "zeros.npz"
+    path.touch()
+    os.truncate(path, 10 * 1024 * MEBI)
+    with pytest.raises(BadInput, match="more than 512 MiB"):
+        read_arrays(path, 512 * MEBI)
+    os.truncate(path, 512 * MEBI)
+    assert read_arrays(path, 512 * MEBI) == {}
+
+
+@pytest.mark.parametrize("packing", ["gz", "bz2", "xz", ""])
+def test_packed_tar_files_are_known_by_their_first_bytes(packing: str, tmp_path: Path) -> None:
+    """Whatever they are called."""
+    path = tmp_path / "loads"
+    with tarfile.open(path, f"w:{packing}") as archive:
+        entry = tarfile.TarInfo("loads.npy")
+        entry.size = len(npy(NUMBERS))
+        archive.addfile(entry, io.BytesIO(npy(NUMBERS)))
+    assert read_members(path, lambda name: True, MEBI, "is broken") == {"loads.npy": npy(NUMBERS)}
