@@ -206,6 +206,11 @@ class Plane(Stated):
     efficiency: Sourced = described("share of the bandwidth that large transfers reach")
     latency_seconds: Sourced
 
+    @property
+    def reached_bytes_per_second(self) -> float:
+        """What large transfers reach, one way, per device."""
+        return self.bandwidth_bytes_per_second.value * self.efficiency.value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams(Stated):

@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from ground.errors import BadInput
 from ground.units import counted, format_duration
 from hardware.formats import ELEMENT_BYTES
+from models.parameters import count_parameters
 from planner.manifest.layout import ExpertLayers, ExpertMap
 from planner.manifest.schema import Manifest, Pool
 from planner.placement.eplb import eplb
-from planner.placement.migrate import renumbered
+from planner.placement.migrate import moves, renumbered
 from planner.placement.problem import Problem
 from podplan.expert_loads import Loads
 from runtime.simulate.faults import placement_balance
@@ -111,9 +112,7 @@ def _maps(
         better = placement_balance(current, counts, set()) * (1 - _GAIN)
         if placement_balance(found, counts, set()) > better:
             continue
-        before, after = (np.stack(_slots(each)) for each in (current, found))
-        stay = (after[..., :, None] == before[..., None, :]).any(axis=3).sum(axis=2)  # [layers, ranks]
-        loaded = (after.shape[2] - stay).sum(axis=0)
+        loaded = moves(_slots(current), _slots(found), len(planned.expert_ranks)).sum(axis=0)
         seconds = float(loaded.max()) * _expert_seconds(manifest, pool)
         moved, longest = moved + int(loaded.sum()), max(longest, seconds)
         maps.append((now + seconds, found))
@@ -123,7 +122,7 @@ def _maps(
 
 def _balanced(current: ExpertMap, counts: Floats) -> ExpertMap:
     """Return EPLB's map for token counts, ranks numbered so that most weights stay."""
-    held = np.stack([slots.ravel() for slots in _slots(current)])
+    held = _slots(current)
     layers, experts = len(held), counts.shape[1]
     rows = np.maximum(counts[np.arange(layers) % len(counts)], counts.max() * _LEAST_SHARE)
     problem = Problem(loads=rows, ranks=len(current.expert_ranks), redundant=held.shape[1] - experts)
@@ -133,16 +132,13 @@ def _balanced(current: ExpertMap, counts: Floats) -> ExpertMap:
     return current.model_copy(update={"placements": placements})
 
 
-def _slots(mapping: ExpertMap) -> list[NDArray[np.int64]]:
-    """Return the experts of every layer, [ranks, slots of a rank] each."""
-    ranks = len(mapping.expert_ranks)
-    return [np.array(entry.slots).reshape(ranks, -1) for entry in mapping.placements for _ in entry.layers]
+def _slots(mapping: ExpertMap) -> NDArray[np.int64]:
+    """Return the expert in every slot of every layer, [layers, slots]."""
+    return np.array([entry.slots for entry in mapping.placements for _ in entry.layers])
 
 
 def _expert_seconds(manifest: Manifest, pool: Pool) -> float:
     """Seconds in which a device takes one expert's weights of a layer off a peer, over the plane that carries KV."""
-    model, spec = manifest.model.spec, manifest.clusters[pool.hardware].spec
-    assert model.moe is not None, "only a model with experts has maps of them"
-    plane = spec.plane(spec.kv_plane)
-    size = 3.0 * model.hidden_size * model.moe.intermediate_size * ELEMENT_BYTES[pool.weights_dtype]
-    return size / (plane.bandwidth_bytes_per_second.value * plane.efficiency.value)
+    spec = manifest.clusters[pool.hardware].spec
+    size = count_parameters(manifest.model.spec).routed_expert * ELEMENT_BYTES[pool.weights_dtype]
+    return size / spec.plane(spec.kv_plane).reached_bytes_per_second

@@ -77,18 +77,8 @@ def _moved_bytes(model: Manifest, before: Pool, after: Pool) -> float:
             slots = held.get(layer)
             if slots is None or len(slots) % ranks:
                 return whole
-            loaded += _moves(np.array(slots), np.array(entry.slots), ranks)
+            loaded += int(moves(np.array([slots]), np.array([entry.slots]), ranks).sum())
     return min(loaded * expert / after.devices_per_instance, whole)
-
-
-def _moves(
-    old: "np.ndarray[tuple[int], np.dtype[np.int64]]", new: "np.ndarray[tuple[int], np.dtype[np.int64]]", ranks: int
-) -> int:
-    """Return the experts of a layer that some rank has to load; more slots than before hold loads too."""
-    if old.size == new.size:
-        return int(moves(old[None], new[None], ranks)[0])
-    pairs = zip(old.reshape(ranks, -1), new.reshape(ranks, -1), strict=True)
-    return sum(len(set(after.tolist()) - set(before.tolist())) for before, after in pairs)
 
 
 def weight_plane(spec: HardwareSpec, links_busy: float, kv_plane: str | None) -> tuple[str, float]:
@@ -98,7 +88,7 @@ def weight_plane(spec: HardwareSpec, links_busy: float, kv_plane: str | None) ->
     for plane in spec.planes:
         if plane.name in beyond:
             free = 1 - links_busy if plane.name == kv_plane else 1.0
-            rates[plane.name] = plane.bandwidth_bytes_per_second.value * plane.efficiency.value * max(free, 0.05)
+            rates[plane.name] = plane.reached_bytes_per_second * max(free, 0.05)
     name = max(rates, key=lambda each: rates[each])
     return name, rates[name]
 

@@ -34,7 +34,7 @@ def pool_rate(hardware: HardwareSpec, plane: Plane) -> float:
     The plane's own rate, at most a device's share of what its node's processors give (they stand for those of other
     nodes: blocks are spread evenly).
     """
-    rate = plane.bandwidth_bytes_per_second.value * plane.efficiency.value
+    rate = plane.reached_bytes_per_second
     host = hardware.host.memory_bytes_per_second
     return min(rate, host.value) if host else rate
 

@@ -15,7 +15,7 @@ from planner.strategy import Strategy
 def kv_plane(question: Question) -> tuple[float, float]:
     """Bytes per second of one link, one way, and latency: what large transfers reach on the slower machine's plane."""
     planes = [machines.hardware.plane(machines.hardware.kv_plane) for machines in (question.prefill, question.decode)]
-    rate = min(plane.bandwidth_bytes_per_second.value * plane.efficiency.value for plane in planes)
+    rate = min(plane.reached_bytes_per_second for plane in planes)
     return rate, max(plane.latency_seconds.value for plane in planes)
 
 

@@ -23,8 +23,8 @@ STORAGE_BYTES_PER_SECOND = 2.5e9
 
 def slowest_plane(spec: HardwareSpec) -> tuple[str, float]:
     """Return the plane that storage is taken to be behind, and its bytes per second and device."""
-    plane = min(spec.planes, key=lambda each: each.bandwidth_bytes_per_second.value * each.efficiency.value)
-    return plane.name, plane.bandwidth_bytes_per_second.value * plane.efficiency.value
+    plane = min(spec.planes, key=lambda each: each.reached_bytes_per_second)
+    return plane.name, plane.reached_bytes_per_second
 
 
 def checkpoint_bytes(model: ModelSpec, weights: Dtype) -> float:

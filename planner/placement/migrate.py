@@ -21,10 +21,12 @@ _GAIN = 1e-9
 
 
 def moves(current: Integers, target: Integers, ranks: int) -> Integers:
-    """Expert weights that must be loaded to get from one map to the other, [layers], maps [layers, slots]."""
+    """Expert weights that each rank must load to get from one map to the other, [layers, ranks].
+
+    Maps are [layers, slots]; the target may have more or fewer slots than the current one.
+    """
     before, after = (slots.reshape(len(slots), ranks, -1) for slots in (current, target))
-    kept = (after[:, :, :, None] == before[:, :, None, :]).any(axis=3).sum(axis=(1, 2))
-    return np.asarray(target.shape[1] - kept)
+    return np.asarray((after[:, :, :, None] != before[:, :, None, :]).all(axis=3).sum(axis=2))
 
 
 def renumbered(current: Integers, target: Integers, problem: Problem) -> Integers:
@@ -89,7 +91,7 @@ def few_moves(loads: Floats, current: Integers, ranks: int, most_loads: int) -> 
         else:
             state = swapped
         slots = state.held.reshape(-1).copy()
-        loaded = int(moves(current[None], slots[None], ranks)[0])
+        loaded = int(moves(current[None], slots[None], ranks).sum())
         if loaded > most_loads:
             return trace
         trace.loads.append(loaded)

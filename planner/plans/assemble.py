@@ -12,6 +12,7 @@ from planner.costs.memory import kv_bytes_per_token
 from planner.costs.prefixes import loading_seconds, pool_rate
 from planner.instances.alignment import Lot, Places, placed
 from planner.instances.operating import DecodeServer
+from planner.instances.transfers import kv_plane
 from planner.manifest.checks import spec_hash
 from planner.manifest.layout import Instance
 from planner.manifest.schema import (
@@ -214,14 +215,14 @@ def _kv_transfer(plan: DisaggregatedPlan) -> KvTransfer:
     ratio = prefill TP / decode TP, group size = decode DP (of all domains) / ratio (CloudMatrix384 section 4.3.3).
     """
     first, second = plan.prefill, plan.decode
-    planes = [pool.machines.hardware.plane(pool.machines.hardware.kv_plane) for pool in (first, second)]
+    rate, latency = kv_plane(plan.question)
     source, target = first.candidate.row.strategy, second.candidate.row.strategy
     ratio = source.attention_tp / target.attention_tp
     cache = model_cache(first.candidate.deployment)
     return KvTransfer(
-        plane=planes[0].name,
-        bandwidth_bytes_per_second=min(p.bandwidth_bytes_per_second.value * p.efficiency.value for p in planes),
-        latency_seconds=max(plane.latency_seconds.value for plane in planes),
+        plane=first.machines.hardware.kv_plane,
+        bandwidth_bytes_per_second=rate,
+        latency_seconds=latency,
         bytes_per_token=float(cache.token_bytes),
         **cache_shape(cache),
         mapping=LinkMapping(ratio=ratio, group_size=target.attention_groups / ratio),
