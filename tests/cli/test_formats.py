@@ -68,10 +68,7 @@ def test_a_sweep_over_formats_has_a_row_for_each(capsys: pytest.CaptureFixture[s
         (["--weights", "bf16,"], "--weights: 'bf16,' has an empty place"),
         (["--weights", "bf16,fp5"], "h200 does not multiply 'fp5'"),
         (["--weights", "prefill=fp8"], "leaves open the format of decode; add decode=auto"),
-        (
-            ["--weights", "prefill=fp8,decod=int4"],
-            "or decode=...; did you mean decode?",
-        ),
+        (["--weights", "prefill=fp8,decod=int4"], "or decode=...; did you mean decode?"),
         (["--weights", "fp8,decode=int4"], "--weights: 'fp8' is not prefill=... or decode=..."),
         (["--weights", "prefill=fp8,prefill=bf16,decode=fp8"], "--weights: prefill stands twice"),
         (["--weights", "prefill=fp8,decode="], "--weights: 'decode=' is not prefill=... or decode=..."),

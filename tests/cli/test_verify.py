@@ -59,11 +59,7 @@ def test_runs_of_ones_own_correct_later_predictions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [
-        (["nothing.csv"], "nothing.csv"),
-        (["runs.csv", "--level", "2"], "--level"),
-        (["report.json"], "--manifest"),
-    ],
+    [(["nothing.csv"], "nothing.csv"), (["runs.csv", "--level", "2"], "--level"), (["report.json"], "--manifest")],
 )
 def test_bad_input_is_one_sentence(
     arguments: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

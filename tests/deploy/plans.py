@@ -54,10 +54,7 @@ def _pool(model: ModelSpec, hardware: str, role: str, asked: dict[str, Any]) -> 
         "layers_per_stage": layers_per_stage(model.layers, degrees.pp),
         "weight_shards": shard_rules(model, degrees, asked.get("weights", "bf16"), role),
         "expert_map": mapping,
-        "limits": {
-            "requests_per_dp_rank": asked.get("requests", 24),
-            "tokens_per_device": asked.get("tokens", 4096),
-        },
+        "limits": {"requests_per_dp_rank": asked.get("requests", 24), "tokens_per_device": asked.get("tokens", 4096)},
         "microbatches": asked.get("microbatches", 1),
         "mtp": {"drafts": drafts, "acceptance": 0.7},
         "weights_dtype": asked.get("weights", "bf16"),

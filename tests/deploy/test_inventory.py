@@ -80,15 +80,9 @@ def test_without_an_inventory_there_is_a_marked_template_and_a_collector() -> No
     [
         (lambda h: h[:5], "needs 8 hosts of cm384, 5 are listed; the last is 'host-4'"),
         (lambda h: [*h[:3], h[3] | {"devices": h[3]["devices"][:8]}, *h[4:]], "host 'host-3' lists 8 devices"),
-        (
-            lambda h: [*h[:7], h[7] | {"address": "10.1.0.1"}],
-            "host 'host-7': address 10.1.0.1 stands already",
-        ),
+        (lambda h: [*h[:7], h[7] | {"address": "10.1.0.1"}], "host 'host-7': address 10.1.0.1 stands already"),
         (lambda h: [*h[:7], h[7] | {"name": "host-2"}], "name host-2 stands already"),
-        (
-            lambda h: [*h[:7], h[7] | {"devices": h[6]["devices"]}],
-            "device ip 10.8.0.1 stands already",
-        ),
+        (lambda h: [*h[:7], h[7] | {"devices": h[6]["devices"]}], "device ip 10.8.0.1 stands already"),
         (lambda h: [*h[:7], {k: v for k, v in h[7].items() if k != "super_pod"}], "host 'host-7' must have super_pod"),
         (lambda h: [*h[:7], h[7] | {"address": "node7"}], "hosts[7].address: 'node7' is not an IP address"),
         (lambda h: [*h[:7], h[7] | {"address": "fe80::1%`id`"}], "is not an IP address"),

@@ -178,10 +178,3 @@ def test_pools_that_cannot_be_told_apart_are_refused() -> None:
     mixed = manifest.model_copy(update={"pools": [prefill, decode, decode.model_copy(update={"role": "mixed"})]})
     with pytest.raises(BadInput, match="a router each"):
         render(mixed, load_engine("sglang"), "bare", Site(), DIGEST)
-
-
-def test_the_same_manifest_gives_the_same_files() -> None:
-    """Deterministic to the byte."""
-    for engine in ("sglang", "xllm"):
-        again = render(plan("r1-cm384"), load_engine(engine), "volcano", Site(), DIGEST)
-        assert again.files == made("r1-cm384", engine, "volcano").files

@@ -53,18 +53,6 @@ def test_ascend_s_redundancy_is_derived_from_the_map() -> None:
     assert set(settings["eplb_config"]) == {"expert_map_path"}
 
 
-def test_batch_limits_are_per_rank_or_of_the_instance() -> None:
-    """48 requests of each of 64 DP ranks: vLLM takes 48, SGLang and xLLM 3072, which they divide."""
-    assert flags_of("r1-cm384", "vllm-ascend", "bare", "decode")["--max-num-seqs"] == "48"
-    assert flags_of("r1-cm384", "sglang", "bare", "decode")["--max-running-requests"] == str(48 * 64)
-    assert flags_of("r1-cm384", "xllm", "bare", "decode")["--max_seqs_per_batch"] == str(48 * 64)
-    assert flags_of("r1-cm384", "sglang", "bare", "decode")["--cuda-graph-max-bs-decode"] == "48"
-    for engine in ("vllm", "vllm-ascend"):
-        assert load_engine(engine).batch.sequences.value == "rank"
-    for engine in ("sglang", "xllm"):
-        assert load_engine(engine).batch.tokens.value == "instance"
-
-
 def test_an_all_to_all_back_end_forces_ep_to_the_stage() -> None:
     """SGLang: EP x TP experts go without an all-to-all back end, or the engine silently changes EP."""
     hybrid = deployed(
@@ -93,13 +81,6 @@ def test_vllm_refuses_an_ep_tp_hybrid_and_says_who_takes_it() -> None:
             assert held["--expert_parallel_degree"] == "1"
 
 
-def test_a_device_of_cm384_is_a_die() -> None:
-    """16 devices of a node are 8 chips; pods ask for dies, and ranks count dies."""
-    node = first("r1-cm384", "sglang", "lws", "decode")
-    assert node.devices == 16
-    assert "together: 128 devices on 64 chips" in made("r1-cm384", "sglang", "lws").files["README.md"]
-
-
 @pytest.mark.parametrize(
     ("ep", "experts", "tokens", "exchange"),
     [(8, 64, 64, "allgather"), (16, 256, 64, "mc2"), (16, 512, 64, "allgather"), (16, 256, 2000, "allgather")],
@@ -107,13 +88,7 @@ def test_a_device_of_cm384_is_a_die() -> None:
 def test_a2_falls_back_to_all_gather(ep: int, experts: int, tokens: int, exchange: str) -> None:
     """vLLM-Ascend 0.23.0: MC2 on A2 only with EP >= 16, at most 24 experts a device and tokens within its room."""
     found = exchange_of(
-        "a2",
-        ep=ep,
-        experts=experts,
-        tokens=tokens,
-        capacity=mc2_capacity(1024, 1),
-        world=ep,
-        experts_per_token=8,
+        "a2", ep=ep, experts=experts, tokens=tokens, capacity=mc2_capacity(1024, 1), world=ep, experts_per_token=8
     )
     assert found == exchange
 

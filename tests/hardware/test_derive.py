@@ -171,13 +171,6 @@ def test_catalogue_entries_state_their_own_device(name: str) -> None:
     assert [held.source for held in stated if held.kind != "datasheet"] == []
 
 
-@pytest.mark.parametrize("name", hardware_names())
-def test_prices_are_dated(name: str) -> None:
-    """A price says of when it is; a machine without one says so in the check."""
-    price = load_hardware(name).price_usd_per_chip_hour
-    assert price is None or price.as_of
-
-
 def test_int8_products_take_the_shares_of_fp8_where_only_their_peak_is_stated() -> None:
     """Hopper multiplies INT8 as fast as FP8; its peak is its own, the fit is FP8's and assumed."""
     for name in ("h100", "b300", "l40s"):

@@ -3,14 +3,7 @@
 import pytest
 
 from ground.errors import BadInput
-from hardware.formats import (
-    ELEMENT_BYTES,
-    attention_dtype,
-    feed_forward_dtype,
-    multiplied,
-    product_dtype,
-    storable,
-)
+from hardware.formats import ELEMENT_BYTES, attention_dtype, feed_forward_dtype, multiplied, product_dtype, storable
 from hardware.loader import hardware_names, load_hardware
 
 

@@ -1,7 +1,6 @@
 """Names, aliases, paths and refusals of the hardware catalogue."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,25 +111,6 @@ def test_a_value_without_a_source_is_refused(tmp_path: Path) -> None:
     del data["device"]["memory_bytes"]["source"]
     with pytest.raises(BadInput, match="source"):
         load_hardware(write(tmp_path, data))
-
-
-def numbers_without_source(node: Any, sourced: bool, where: str) -> Iterator[str]:
-    """Yield the path of every number that neither carries a source nor stands in something that does."""
-    if isinstance(node, dict):
-        inside = sourced or "source" in node
-        for key, value in node.items():
-            yield from numbers_without_source(value, inside, f"{where}.{key}")
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from numbers_without_source(value, sourced, f"{where}[{index}]")
-    elif isinstance(node, int | float) and not isinstance(node, bool) and not sourced:
-        yield where
-
-
-@pytest.mark.parametrize("name", hardware_names())
-def test_every_number_has_a_source(name: str) -> None:
-    """Only the version of the schema is a number without an origin."""
-    assert list(numbers_without_source(raw(name), False, name)) == [f"{name}.schema_version"]
 
 
 @pytest.mark.parametrize("name", hardware_names())

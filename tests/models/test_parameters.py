@@ -7,10 +7,8 @@ import pytest
 from models.loader import load_model, model_names
 from models.parameters import (
     attention_parameters,
-    compressor_parameters,
     count_parameters,
     feed_forward_parameters,
-    indexer_parameters,
 )
 from models.spec import GQA, MLA
 
@@ -90,24 +88,6 @@ def test_tied_tables_are_counted_once() -> None:
     one, two = count_parameters(tied), count_parameters(replace(tied, tied_embeddings=False))
     assert two.total - one.total == one.embedding == one.lm_head == 151936 * 1024
     assert two.active == one.active == one.total
-
-
-@pytest.mark.parametrize("name", model_names())
-def test_parts_add_up(name: str) -> None:
-    """The parts, each as often as it occurs, are the total."""
-    spec, count = load_model(name), count_parameters(load_model(name))
-    moe_layer = count.gate_per_layer + count.shared_experts_per_layer
-    moe_layer += count.routed_expert * (spec.moe.experts if spec.moe else 0)
-    layers = spec.kv_layers * count.attention_per_layer + spec.dense_layers * count.dense_ffn_per_layer
-    layers += (spec.layers - spec.kv_layers) * count.linear_attention_per_layer
-    if spec.index_share:
-        without = spec.layers - round(spec.layers * spec.index_share)
-        layers -= without * indexer_parameters(spec.attention, spec.hidden_size)
-        layers += compressor_parameters(spec)
-    tables = count.embedding + (0 if spec.tied_embeddings else count.lm_head)
-    assert count.total == tables + layers + spec.moe_layers * moe_layer
-    assert count.active <= count.total
-    assert (count.mtp_layer > 0) == (spec.mtp_layers > 0)
 
 
 def test_a_draft_layer_of_a_dense_model_is_dense() -> None:

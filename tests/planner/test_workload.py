@@ -6,15 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.workload import (
-    Lengths,
-    Trace,
-    Traffic,
-    Workload,
-    reserved_kv_tokens,
-    running_kv_tokens,
-    total_kv_tokens,
-)
+from planner.workload import Lengths, Trace, Traffic, Workload, reserved_kv_tokens, running_kv_tokens, total_kv_tokens
 
 
 def _workload(squared_cv: float = 0.0, covariance: float = 0.0) -> Workload:

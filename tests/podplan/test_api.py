@@ -12,7 +12,7 @@ import pytest
 
 import podplan
 from cli.main import main
-from podplan.options import PredictFlags, QuestionFlags, SimulateFlags, flags_of, names_of
+from podplan.options import QuestionFlags, SimulateFlags, flags_of
 from tests.plans import small_manifest
 
 ROOT = Path(__file__).parents[2]
@@ -179,14 +179,6 @@ def test_experts_are_placed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert told["placement"] == data["placement"] and told["imbalance"] == data["imbalance"]
     rows = {row["placement"]: row["mean"] for row in found.rows()}
     assert rows["lower bound"] <= told["imbalance"]["mean"] <= rows["as engines start"]
-
-
-def test_every_flag_of_a_table_is_a_keyword() -> None:
-    """The tables are the command's own, so that neither has what the other lacks."""
-    for kind in (QuestionFlags, PredictFlags, SimulateFlags):
-        names = names_of(kind)
-        assert len(set(names)) == len(names)
-        assert flags_of(kind, dict.fromkeys(names)) is not None
 
 
 @pytest.mark.skipif(find_spec("pandas") is None, reason="pandas is optional")

@@ -10,7 +10,7 @@ from cli import main
 from cli.exit_codes import ExitCode
 from ground.errors import BadInput
 from models.loader import load_model
-from planner.manifest.document import parse_manifest, read_manifest
+from planner.manifest.document import read_manifest
 from planner.manifest.schema import ManifestWorkload, PromptKinds
 from planner.plans.expectation import expect, workload_of
 from planner.search.changes.nearest import scaled_prompts
@@ -20,7 +20,6 @@ from podplan.options import QuestionFlags
 from podplan.question_files import read_questions
 from podplan.traffic import read_histogram, read_traffic
 from runtime.simulate.workload import open_loop
-from tests.manifests import manifest as built
 
 MODEL = load_model("qwen3-30b-a3b")
 SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
@@ -131,21 +130,6 @@ def test_no_file_is_no_histogram() -> None:
         _workload(osl_histogram="")
 
 
-def test_a_manifest_is_weighed_under_a_histogram(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Half the prompts eight times as long make the same deployment later than its own fixed lengths do."""
-    out = tmp_path / "plan"
-    assert main.main([*SMALL, "--isl", "1k", "--osl", "128", "--rate", "20/s", "--out", str(out)]) == ExitCode.DONE
-    asked = ["check", "--manifest", str(out / "manifest.yaml"), "--ttft", "20s", "--rate", "5/s", "--json"]
-    file = _file(tmp_path, "tokens,weight\n8000,1\n1000,1\n")
-    values = []
-    for flags in ([], ["--isl-histogram", file]):
-        capsys.readouterr()
-        assert main.main([*asked, *flags]) == ExitCode.DONE
-        margins = json.loads(capsys.readouterr().out)["questions"][0]["margins"]
-        values += [margin["value_seconds"] for margin in margins if margin["name"] == "ttft"]
-    assert values[1] > 2 * values[0]
-
-
 def test_the_nearest_length_shortens_the_prompts_too(tmp_path: Path) -> None:
     """Kinds of prompts shrink with their mean, and hold a token at least."""
     workload = _workload(isl_histogram=_file(tmp_path, "tokens,weight\n1,1\n1000,1\n"))
@@ -210,21 +194,3 @@ def test_reused_prompts_of_kinds_are_drawn_together() -> None:
     workload = ManifestWorkload(input_tokens=1525, output_tokens=5, prefix_reuse=0.5, prompt_kinds=kinds)
     drawn = open_loop(workload, 1.0, 1000)
     assert set(zip(drawn.input_tokens.tolist(), drawn.reused_tokens.tolist(), strict=True)) == {(100, 0), (2000, 1999)}
-
-
-@pytest.mark.parametrize(
-    ("kinds", "told"),
-    [
-        ({"tokens": [5, 6], "reused": [0, 0], "weights": [1]}, "workload.prompt_kinds: its columns"),
-        ({"tokens": [5], "reused": [0], "weights": [0]}, "workload.prompt_kinds.weights: must sum"),
-        ({"tokens": [5], "reused": [6], "weights": [1]}, "workload.prompt_kinds.reused: a prompt has more"),
-        ({"tokens": [], "reused": [], "weights": []}, "workload.prompt_kinds.tokens"),
-        ({"tokens": [0], "reused": [0], "weights": [1]}, "workload.prompt_kinds.tokens"),
-    ],
-)
-def test_kinds_that_cannot_be_are_refused(kinds: dict[str, list[float]], told: str) -> None:
-    """One sentence that names the field."""
-    data = built().model_dump(mode="json")
-    data["workload"]["prompt_kinds"] = kinds
-    with pytest.raises(BadInput, match=told):
-        parse_manifest(data, "manifest.yaml")

@@ -12,11 +12,7 @@ from planner.balance.counts import check_redundancy, replica_counts
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    loads=st.lists(st.floats(0.0, 100.0), min_size=2, max_size=5),
-    extra=st.integers(0, 5),
-    most=st.integers(2, 4),
-)
+@given(loads=st.lists(st.floats(0.0, 100.0), min_size=2, max_size=5), extra=st.integers(0, 5), most=st.integers(2, 4))
 def test_replica_counts_minimise_the_busiest_replica(loads, extra, most):
     """Greedy water-filling reaches the least max w/r of all counts with the sum and the cap."""
     weights = np.array(loads)

@@ -6,13 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.balance.imbalance import (
-    Balance,
-    expected_maximum_normal,
-    parse_balance,
-    sampling_factor,
-    static_factor,
-)
+from planner.balance.imbalance import Balance, expected_maximum_normal, parse_balance, sampling_factor, static_factor
 from planner.balance.skew import MIXED, SINGLE_DOMAIN, expert_loads, sample_expert_loads
 from planner.placement.methods import place
 from planner.placement.problem import Problem
@@ -104,8 +98,7 @@ def test_static_factor_refuses_slots_that_do_not_divide():
 
 
 @pytest.mark.parametrize(
-    ("count", "expected"),
-    [(1, 0.0), (2, 0.56419), (5, 1.16296), (10, 1.53875), (100, 2.50759), (1000, 3.24144)],
+    ("count", "expected"), [(1, 0.0), (2, 0.56419), (5, 1.16296), (10, 1.53875), (100, 2.50759), (1000, 3.24144)]
 )
 def test_expected_maximum_normal_of_tippett(count, expected):
     """Expected maxima of n normals, half the mean ranges of Tippett 1925 (Biometrika 17:364), table X."""

@@ -79,16 +79,6 @@ def test_instances_start_as_new_states_it() -> None:
     assert again.order.seconds == pytest.approx(usual.order.seconds)
 
 
-def test_more_room_is_never_worse() -> None:
-    """Spare nodes shorten the time below the limits or leave it; a lower rate does too."""
-    old, new = (
-        tight(3, 2),
-        tight(2, 1, nodes=5, decode_degrees=Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8)),
-    )
-    below = [change(old, new, Asked(rate_per_second=1e4, spare_nodes=spare)).order.below_seconds for spare in (0, 2, 4)]
-    assert below == sorted(below, reverse=True)
-
-
 def test_fewer_at_once_take_more_steps() -> None:
     """With one instance at a time every step touches one, and the change takes longer."""
     every = change(tight(4, 2), tight(2, 4), Asked(rate_per_second=1.0))

@@ -9,7 +9,7 @@ import pytest
 from planner.checks.check import Limits, Margin, check_deployed, check_question, held_confidence, worst_loss
 from planner.checks.deployed import Lost, from_plan, standing
 from planner.checks.deployed_trace import plan_on
-from planner.checks.manifests import from_manifest, manifest_on
+from planner.checks.manifests import from_manifest
 from planner.checks.on_trace import held_at
 from planner.instances.operating import PrefillServer
 from planner.plans.expectation import workload_of
@@ -17,7 +17,6 @@ from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question
 from planner.survival import lost_instances
 from planner.workload import Trace
-from tests.planner.serving.closed_forms.waits import pollaczek_khinchine_wait
 from tests.plans import small_manifest, small_plan
 from tests.questions import small_question
 
@@ -38,14 +37,6 @@ def test_predicted_figures_are_the_plans_own() -> None:
     assert found.tpot is not None
     assert found.ttft.p99 == pytest.approx(plan.ttft.p99)
     assert found.tpot.p99 == pytest.approx(plan.tpot.p99)
-
-
-def test_longer_service_is_a_faster_clock() -> None:
-    """M/D/1 with times f as long: f·wait(f·rate) of the old queue is the wait of the new one."""
-    slow, rate, seconds = 1.3, 0.5, 1.0
-    assert slow * pollaczek_khinchine_wait(slow * rate, seconds, 0.0) == pytest.approx(
-        pollaczek_khinchine_wait(rate, slow * seconds, 0.0)
-    )
 
 
 def test_more_confidence_is_more_time() -> None:
@@ -189,14 +180,3 @@ def test_losses_and_confidence_are_played_too() -> None:
     assert whole.ttft.mean < slower.ttft.mean
     assert whole.ttft.mean < lost.ttft.mean
     assert plan_on(plan, None).asked_at_most is None
-
-
-def test_a_manifest_is_played_as_its_plan() -> None:
-    """The same recursion over the same pools."""
-    plan, manifest, trace = small_plan(), small_manifest(), _bursty(3.0)
-    rate = 0.7 * plan.requests_per_second
-    one = standing(manifest_on(manifest, plan.question.workload, trace), rate)
-    other = standing(plan_on(plan, trace), rate)
-    assert one.ttft and other.ttft and one.tpot and other.tpot
-    assert one.ttft.mean == pytest.approx(other.ttft.mean, rel=0.01)
-    assert one.tpot.mean == pytest.approx(other.tpot.mean, rel=0.01)

@@ -23,9 +23,7 @@ def _trace(rate: float, count: int = 1200, burst: float = 1.0) -> Trace:
     gaps = np.random.default_rng(4).exponential(1 / rate, count)
     gaps[count // 4 : count // 2] /= burst
     return Trace(
-        arrival_seconds=np.cumsum(gaps) - gaps[0],
-        input_tokens=np.full(count, 1024),
-        output_tokens=np.full(count, 128),
+        arrival_seconds=np.cumsum(gaps) - gaps[0], input_tokens=np.full(count, 1024), output_tokens=np.full(count, 128)
     )
 
 

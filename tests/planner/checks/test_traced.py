@@ -111,15 +111,6 @@ def test_latencies_of_the_plan_are_those_on_the_trace(question: Question, most: 
     assert plan.tpot.mean == pytest.approx(played.tpot_seconds.mean(), rel=0.02)
 
 
-def test_the_most_that_a_trace_allows_is_a_rate_that_was_played(question: Question, most: float) -> None:
-    """For throughput the plan's rate is one at which its own requests keep the limits."""
-    traced = found(question, bursty(3.0))
-    plan = traced.answer.best
-    assert isinstance(plan, DisaggregatedPlan) and traced.on_trace is not None
-    assert traced.on_trace.keeps
-    assert 0.3 * most < plan.requests_per_second < most
-
-
 def test_a_burst_that_no_plan_outlives_is_refused(question: Question, most: float) -> None:
     """Nothing on these devices keeps the limits through it."""
     asked = replace(question, objective="chips", rate_per_second=0.95 * most)

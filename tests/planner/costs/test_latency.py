@@ -64,30 +64,6 @@ def test_later_chunks_see_earlier_ones():
     assert [float(step.load.prefill_context_tokens) for step in passes] == [0.0, 2048.0, 4096.0, 6144.0]
 
 
-def test_chunks_cost_more_than_a_whole_prompt():
-    """Every chunk reads the weights and expands the earlier chunks' latents again."""
-    deployment = instance("deepseek-r1", "h200", "prefill", "fp8", attention_dp=8, moe_ep=8)
-    cost = even_cost(deployment)
-    whole, chunked = (
-        sum(
-            float(fastest_step(cost, step.load, 1).seconds) for step in prefill_passes(deployment, budget, 16384.0, 0.0)
-        )
-        for budget in (16384.0, 1024.0)
-    )
-    assert chunked > 1.05 * whole
-
-
-def test_reuse_saves_time():
-    """CloudMatrix384 section 5.4.2: going from 12.5 % to 50 % reuse raises prefill throughput, 1.42 times there."""
-    deployment = instance("deepseek-r1", "cm384", "prefill", "int8", attention_dp=32, moe_ep=32, redundant=32)
-    cost = even_cost(deployment)
-    little, half = (
-        float(fastest_step(cost, prefill_passes(deployment, 8192.0, 4096.0, reuse)[0].load, 2).seconds)
-        for reuse in (0.125, 0.5)
-    )
-    assert little / half == pytest.approx(1.42, rel=0.15)
-
-
 def test_balance_settings():
     """perfect 1; a factor as given; measured from the placement; a dense model and TP experts have no stragglers."""
     deployment = cloudmatrix_decode()

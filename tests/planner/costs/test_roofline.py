@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hardware import fits
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import HardwareSpec, MatmulFit
-from planner.costs.roofline import SIBLING_RESIDUAL, UNMEASURED_RESIDUAL, Roofline, combine, residual, scale
+from planner.costs.roofline import SIBLING_RESIDUAL, UNMEASURED_RESIDUAL, Roofline, residual
 from planner.manifest.terms import timing
 from tests.instances import instance
 
@@ -108,9 +108,3 @@ def test_prefill_runs_at_the_clock_that_power_leaves():
     }
     assert rates == {"prefill": 0.874, "decode": 1.0}
     assert Roofline.of(instance("qwen3-32b", "h20", "prefill", "fp8")).sustained == 1.0
-
-
-def test_forms_add_up():
-    """combine and scale are linear in every variable."""
-    assert scale({"kv": 2.0}, 3.0) == {"kv": 6.0}
-    assert combine({"kv": 2.0, "one": 1.0}, 2.0, {"kv": 5.0, "rows": 1.0}, 3.0) == {"kv": 19.0, "one": 2.0, "rows": 3.0}

@@ -73,16 +73,6 @@ def test_layers_that_share_a_choice_neither_score_nor_cache_keys() -> None:
     assert cached == pytest.approx(78 * 1152 + 20 * 132)
 
 
-def test_the_longer_the_context_the_more_it_saves() -> None:
-    """Time per token grows much less with the context than under dense attention."""
-    spent = {}
-    for name in ("deepseek-v3.2", "deepseek-v3.1"):
-        cost = even_cost(instance(name, "h200", "decode", "fp8", attention_dp=16, moe_ep=16))
-        spent[name] = [sum(row.exposed_seconds for row in broken_down(cost, decode(16.0, n), 1)) for n in (4096, KEYS)]
-    growth = {name: long - short for name, (short, long) in spent.items()}
-    assert 0 < growth["deepseek-v3.2"] < growth["deepseek-v3.1"] / 5
-
-
 def test_staged_prefill_is_for_dense_attention() -> None:
     """SP expands keys of the whole context; the search does not try it on sparse attention."""
     model = load_model("deepseek-v3.2")

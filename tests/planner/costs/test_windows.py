@@ -7,7 +7,7 @@ from planner.costs.cache import device_cache
 from planner.costs.deployment import StrategyArray
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
-from tests.instances import broken_down, even_cost, instance, without_host
+from tests.instances import broken_down, even_cost, instance
 
 
 def decode(requests: float, keys: float) -> StepLoad:
@@ -52,15 +52,6 @@ def test_windows_bound_the_memory() -> None:
     cache = device_cache(instance("llama-4-scout", "h200", "decode", "bf16"))
     assert cache.bytes(300_000.0, 3.0) == pytest.approx((12 * 300_000 + 36 * 3 * 8192) * 4096)
     assert cache.bytes(3000.0, 3.0) == pytest.approx(48 * 3000 * 4096)
-
-
-def test_the_longest_part_of_a_layer_is_its_mean() -> None:
-    """A step costs what its layers cost one by one: full and windowed attention in their numbers."""
-    deployment = instance("llama-4-scout", "h200", "decode", "bf16")
-    cost = without_host(even_cost(deployment))
-    load = decode(4.0, 30_000.0)
-    seconds = float(evaluate(cost, load, 1).seconds)
-    assert seconds == pytest.approx(sum(row.exposed_seconds for row in broken_down(cost, load, 1)))
 
 
 def test_many_instances_at_once() -> None:

@@ -17,12 +17,7 @@ from planner.search.shapes import why_not_apart
 from planner.strategy import Strategy, model_conflicts
 from tests.questions import plan_over, small_question
 
-APART: dict[str, Any] = {
-    "lengths": (1024.0, 1024.0),
-    "ttft_seconds": 2.0,
-    "tpot_seconds": 0.06,
-    "microbatches": (2,),
-}
+APART: dict[str, Any] = {"lengths": (1024.0, 1024.0), "ttft_seconds": 2.0, "tpot_seconds": 0.06, "microbatches": (2,)}
 """Short prompts and little time per token: better with attention and experts apart."""
 
 

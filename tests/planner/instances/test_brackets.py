@@ -47,17 +47,6 @@ def tried_one_by_one(measure: Callable[[Array], Array], limit: float, low: Array
     return np.where(keeps, numbers, low - 1).max(axis=0).tolist()
 
 
-@pytest.mark.parametrize(
-    ("limit", "low", "high", "expected"),
-    [(10.0, 1, 1, 1), (0.0, 1, 1, 0), (5.0, 3, 3, 3), (4.9, 5, 90, 4), (1e9, 2, 70, 70), (6.5, 2, 70, 6)],
-)
-def test_largest_at_its_edges(limit: float, low: int, high: int, expected: int):
-    """One integer, none that fits, all that fit."""
-    found = largest(lambda batch: batch, limit, np.array([float(low)]), np.array([float(high)]))
-
-    assert found.tolist() == [expected]
-
-
 @settings(max_examples=60, deadline=None)
 @given(steps=st.lists(st.sampled_from([0.0, 0.0, 0.0, 1.0, 40.0]), min_size=1, max_size=80), limit=st.floats(-1, 400))
 def test_largest_on_plateaus_and_cliffs(steps: list[float], limit: float):

@@ -13,11 +13,7 @@ from tests.planner.serving.closed_forms.waits import pollaczek_khinchine_wait
 def _links(groups=(4, 8), devices=(1, 1), rate=1e9) -> KvLinks:
     prefill, decode = (LinkSide(groups=count, devices=size) for count, size in zip(groups, devices, strict=True))
     return KvLinks(
-        prefill=prefill,
-        decode=decode,
-        link_bytes_per_second=rate,
-        latency_seconds=0.001,
-        cache=Cache(token_bytes=1e5),
+        prefill=prefill, decode=decode, link_bytes_per_second=rate, latency_seconds=0.001, cache=Cache(token_bytes=1e5)
     )
 
 

@@ -8,12 +8,7 @@ import pytest
 
 from planner.costs.latency import balanced_cost
 from planner.instances.decode_candidates import Count
-from planner.instances.operating import (
-    Dealing,
-    DecodeServer,
-    PrefillServer,
-    dealt_iteration_seconds,
-)
+from planner.instances.operating import Dealing, DecodeServer, PrefillServer, dealt_iteration_seconds
 from planner.instances.prefill_candidates import busiest_prompts, pass_seconds
 from planner.instances.space import role_rows
 from planner.instances.transfers import transfer_seconds

@@ -56,19 +56,6 @@ def test_a_row_costs_the_same_alone_as_among_others(model: str, hardware: str, d
             assert np.broadcast_to(used, len(group.rows))[number] == pytest.approx(weight, rel=1e-12)
 
 
-def test_selected_rows_keep_their_figures() -> None:
-    """A part of a group stands for just those rows."""
-    question = small_question()
-    group = max(groups(question, "decode", role_rows(question, "decode"), 0), key=lambda each: len(each.rows))
-    index = np.arange(0, len(group.rows), 3)
-
-    part = group.select(index)
-
-    assert part.rows == group.rows[::3]
-    assert part.sizes.tolist() == group.sizes[::3].tolist()
-    assert group.select(index[:0]).rows == []
-
-
 def test_a_redundancy_that_divides_nowhere_is_refused_with_one_that_does() -> None:
     """Of the advised numbers, at least the first fits some strategy of both roles."""
     question = replace(small_question(devices=8), redundant=9_999)

@@ -12,13 +12,7 @@ import pytest
 
 from ground.errors import BadInput
 from planner.manifest.checks import spec_hash
-from planner.manifest.costs import (
-    REACH_VARIABLES,
-    VARIABLES,
-    CommunicationTermModel,
-    ComputeTermModel,
-    StepCostModel,
-)
+from planner.manifest.costs import REACH_VARIABLES, VARIABLES, CommunicationTermModel, ComputeTermModel, StepCostModel
 from planner.manifest.document import dump_manifest, json_schema, parse_manifest, read_manifest
 from planner.manifest.layout import Degrees
 from planner.manifest.schema import LinkMapping

@@ -31,11 +31,6 @@ def test_imbalance_is_busiest_over_mean_and_one_without_load():
     assert imbalance(np.array([[1.0, 3.0], [0.0, 0.0]])).tolist() == [1.5, 1.0]
 
 
-def test_check_expert_map_accepts_a_map_with_replicas():
-    """Replicas on different ranks are right."""
-    check_expert_map(np.array([[0, 1, 0, 2]]), experts=3, ranks=2)
-
-
 @pytest.mark.parametrize(
     ("slots", "message"),
     [

@@ -14,7 +14,6 @@ from planner.manifest.terms import (
     ComputeTerm,
     StepLoad,
     communication_seconds,
-    form,
     timing,
     timings,
     variables,
@@ -99,9 +98,3 @@ def test_busiest_rank_is_the_sampling_factor(tokens: float, balance: float, nois
     assert values["routed"] == pytest.approx(min(busiest, 320 * tokens))
     if noise == 0:
         assert values["routed"] == pytest.approx(fair * float(sampling_factor(balance, 1e18, 288)))
-
-
-def test_form_is_linear():
-    """Coefficients times variables; no coefficient, nothing."""
-    assert form({"kv": 2.0, "one": 3.0}, {"kv": 10.0, "one": 1.0, "rows": 5.0}) == 23.0
-    assert form({}, {"kv": 1.0}) == 0.0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ground.errors import BadInput
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from planner.placement.eplb import eplb
-from planner.placement.methods import METHODS, default_method, place
+from planner.placement.methods import METHODS, place
 from planner.placement.problem import Problem
 from tests.expert_loads import power_law
 
@@ -69,14 +69,6 @@ def test_place_does_not_depend_on_the_unit_of_loads():
     loads = power_law(2, 64, 0.8)
     first, second = (place(Problem(loads=rows, ranks=8, redundant=8)).slots for rows in (loads, loads * 2.0**20))
     assert (first == second).all()
-
-
-def test_the_default_depends_on_the_regime():
-    """Groups, one slot, or several."""
-    loads = power_law(1, 64, 0.8)
-    assert default_method(Problem(loads=loads, ranks=64)) == "water-filling"
-    assert default_method(Problem(loads=loads, ranks=8)) == "joint"
-    assert default_method(Problem(loads=loads, ranks=8, nodes=2, groups=4, keep_groups=True)) == "groups"
 
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])

@@ -91,12 +91,7 @@ def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
                 if room[0] < 1:
                     continue
                 candidate = AggregatedCandidate(
-                    row=row,
-                    deployment=deployment,
-                    drafts=0,
-                    microbatches=1,
-                    batch=int(room[0]),
-                    batched_tokens=budget,
+                    row=row, deployment=deployment, drafts=0, microbatches=1, batch=int(room[0]), batched_tokens=budget
                 )
                 count, server = 2 // row.strategy.devices, AggregatedServer(question, candidate)
                 assert not server.pool_carries(count, 1.012 * rate)
@@ -161,21 +156,6 @@ def test_budgets_that_are_left_out_are_late_even_unloaded() -> None:
         assert server.player.trial(1e-3 * kind.bound_per_second.max(), 1, FEW).excess > 0.99
 
 
-@pytest.mark.parametrize(
-    ("tight", "loose"),
-    [
-        ({"tpot_seconds": 0.015}, {"tpot_seconds": 0.03}),
-        ({"ttft_seconds": 0.1}, {"ttft_seconds": 1.0}),
-        ({"percentile": 99.9}, {"percentile": 99.0}),
-    ],
-)
-def test_looser_limits_never_serve_less(tight: dict[str, Any], loose: dict[str, Any]) -> None:
-    """Up to what rates are told apart to."""
-    most = [answer(shape="aggregated", **limits).best for limits in (tight, loose)]
-    rates = [plan.requests_per_second if plan else 0.0 for plan in most]
-    assert 0 < rates[0] <= 1.003 * rates[1]
-
-
 def test_what_is_served_at_most_is_served_when_asked_for() -> None:
     """Sizing does not refuse a rate below the largest, nor find one above it."""
     most = answer(shape="aggregated").best
@@ -215,20 +195,6 @@ def test_the_better_shape_wins() -> None:
     assert "aggregated" in bound.covers
 
 
-def test_sized_for_a_rate_it_is_served() -> None:
-    """The fewest devices for part of the rate serve it, are no more than there are, and more never carry less."""
-    most = answer(shape="aggregated").best
-    assert most is not None
-    rate = 0.45 * most.requests_per_second
-    sized = answer(shape="aggregated", rate_per_second=rate, objective="chips").best
-    assert sized is not None
-    assert sized.devices <= most.devices
-    again = answer(shape="aggregated", devices=sized.devices).best
-    assert again is not None
-    assert again.requests_per_second >= rate * (1 - 1e-6)
-    assert most.requests_per_second >= again.requests_per_second * (1 - 1e-6)
-
-
 def test_the_manifest_expects_what_the_plan_says() -> None:
     """A manifest of the plan is valid, and its queue gives the plan's latencies again."""
     plan = answer(devices=1).best
@@ -243,14 +209,6 @@ def test_the_manifest_expects_what_the_plan_says() -> None:
     assert found is not None
     assert found.ttft_seconds.mean == pytest.approx(plan.ttft.mean, rel=1e-4)
     assert found.tpot_seconds.p99 == pytest.approx(plan.tpot.p99, rel=1e-4)
-
-
-def test_pools_of_their_own_have_no_aggregated_instances() -> None:
-    """Roles on machines of their own cannot share instances: the cut says so."""
-    question = small_question(**{**DENSE, "decode": ("h200", 2)})
-    found = search(question)
-    assert isinstance(found.best, DisaggregatedPlan)
-    assert list(found.cut["mixed"].values()) == [1]
 
 
 def test_rows_of_aggregated_instances() -> None:

@@ -63,20 +63,6 @@ def test_drift_bursts_and_overload_against_the_runtime(part):
     _agree(manifest, requests, simulate(manifest, requests, SimulationOptions()), 0.05, 0.1)
 
 
-def test_a_window_is_not_the_mean_of_its_rate():
-    """Half the requests in a tenth of the time wait longer than the same requests spread evenly."""
-    manifest, requests = small_manifest(), _drifting(100.0, count=1000)
-    planned = manifest.workload.requests_per_second
-    assert planned is not None
-    even = np.linspace(0.0, 1.0, 1000) * 2000 / planned  # half the planned rate
-    bunched = np.concatenate([np.linspace(0.0, 0.1, 500), np.linspace(0.1, 1.0, 500)]) * 2000 / planned
-    spread, bursty = (
-        expect_recorded(manifest, Trace(**(_columns(_rows(requests)) | {"arrival_seconds": arrival}))).prediction
-        for arrival in (even, bunched)
-    )
-    assert bursty.ttft_seconds.mean > 1.2 * spread.ttft_seconds.mean
-
-
 def _columns(trace: Trace) -> dict[str, object]:
     """Return the columns of a trace."""
     return {name: getattr(trace, name) for name in Trace.__dataclass_fields__}

@@ -70,13 +70,7 @@ def _agree(manifest: Manifest, trace: Trace, mean: float, p99: float) -> None:
 
 @pytest.mark.parametrize(
     ("manifest", "rate"),
-    [
-        (_made(), 40.0),
-        (_made(), 90.0),
-        (_made(ranks=4), 160.0),
-        (_made(places=3), 25.0),
-        (_made(drafts=1), 40.0),
-    ],
+    [(_made(), 40.0), (_made(), 90.0), (_made(ranks=4), 160.0), (_made(places=3), 25.0), (_made(drafts=1), 40.0)],
     ids=["light", "heavy", "ranks", "places", "drafts"],
 )
 def test_requests_meet_what_the_runtime_plays(manifest: Manifest, rate: float) -> None:

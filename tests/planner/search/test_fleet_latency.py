@@ -19,7 +19,6 @@ from planner.search.cluster import plan_cluster
 from planner.search.columns import Side
 from planner.search.fleet import Fleet, Member, on_pools
 from planner.search.gather import aggregated, gather
-from planner.search.search import search
 from planner.search.solve import mean_seconds
 from tests.questions import machines, small_question
 
@@ -140,14 +139,6 @@ def test_pools_of_two_kinds_are_divided_for_the_least_time() -> None:
 
     assert answer.feasible and answer.bound is not None and answer.bound.gap < 1e-2
     assert answer.bound.value == pytest.approx(quickest_by_trying(asked), rel=1e-3)
-
-
-def test_a_fleet_of_one_is_the_quickest_plan() -> None:
-    """The same pools and time as the search's."""
-    (plan,) = plan_cluster(fleet(CHAT)).plans
-    best = search(replace(CHAT.question, objective="latency")).best
-
-    assert best is not None and plan.e2e_mean_seconds == pytest.approx(best.e2e_mean_seconds, rel=1e-6)
 
 
 def test_more_devices_are_never_slower_and_whole_nodes_never_quicker() -> None:

@@ -146,25 +146,6 @@ def test_no_aggregated_column_is_quicker_than_its_bound(asked: dict[str, Any]) -
             assert 0 < bound <= seconds_of(side, int(column), rate)
 
 
-def test_more_devices_are_never_slower() -> None:
-    """At one rate; and the least number of devices for that rate is not quicker."""
-    asked = {"model": "qwen3-8b", "rate_per_second": 4.0, "ttft_seconds": 0.3}
-    plans = [small_answer(**asked, devices=count, objective="latency").best for count in (2, 3, 4)]
-    fewest = small_answer(**asked, devices=4, objective="chips").best
-
-    assert fewest is not None and all(plans)
-    times = [plan.e2e_mean_seconds for plan in plans if plan]
-    assert times == sorted(times, reverse=True)
-    assert fewest.e2e_mean_seconds >= times[-1] * (1 - 1e-6)
-
-
-def test_a_rate_that_no_devices_carry_is_refused() -> None:
-    """With the most that is carried as the nearest change."""
-    answer = small_answer(model="qwen3-8b", devices=2, rate_per_second=5000.0, objective="latency", ttft_seconds=0.3)
-
-    assert answer.best is None and "--rate" in answer.explanation
-
-
 class _Fixed:
     """A kind whose requests take known seconds, or for ever."""
 

@@ -129,37 +129,6 @@ def test_settled_picks_are_the_best_of_every_route(members, asked, devices, whol
         assert bound.value == pytest.approx(abs(expected), rel=1e-5)
 
 
-def test_a_model_goes_where_the_others_leave_room():
-    """Two models want the fast pool, which holds one: the one that loses least goes to the other."""
-    aim = Aim(devices={"near": 2, "far": 2}, objective="throughput")
-    small, large = (Shapes([(1, each, 0.0, 1.0)], [(1, each, 0.0, 1.0)]) for each in (10.0, 40.0))
-    picks = (asked := programme([small, large], aim, False, False)).settle()
-
-    assert picks is not None
-    assert [own.machines.budget for own, _ in asked.picked(picks)] == ["near", "near", "far", "far"]
-
-
-@pytest.mark.parametrize(("each", "instances"), [(10.0, 2), (30.0, 1)], ids=["alike", "better"])
-def test_aggregated_instances_fill_both_roles(each: float, instances: int) -> None:
-    """One that carries what two roles do on as many devices leaves them; one that needs fewer takes their place."""
-    aim = Aim(devices={"near": 4, "far": 0}, objective="chips", rate=1.0)
-    own = Shapes([(1, 10.0, 0.0, 1.0)], [(1, 10.0, 0.0, 1.0)], [(instances, each, 0.0, 1.0)])
-    picks = (asked := programme([own], aim, False, False)).settle()
-
-    assert picks is not None
-    assert [side.role for side, _ in asked.picked(picks)] == (["mixed"] if instances == 1 else ["prefill", "decode"])
-
-
-def test_what_instances_leave_unusable_counts_as_chips() -> None:
-    """Three of three take eleven devices of nodes of eight; five of two take ten, and are fewer chips."""
-    aim = Aim(devices={"near": 11, "far": 11}, objective="chips", rate=3.0)
-    odd, even = side("odd", 0, [(3, 10.0, 0.0, 1.0)]), side("even", 1, [(2, 12.0, 0.0, 1.0)])
-    picks = (asked := Programme((((odd,), (even,)),), aim)).settle()
-
-    assert picks is not None and [own.role for own, _ in asked.picked(picks)] == ["even"]
-    assert prove(asked, picks).gap <= 1e-6
-
-
 def test_many_models_on_two_pools_are_compared() -> None:
     """Eight models with six ways each are 1.7 million routes; those that take the same of every pool are one."""
     aim = Aim(devices={"near": 11, "far": 11}, objective="chips", rate=0.1)

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.search.changes.variations import most_carried
 from planner.search.fleet import Fleet, aim_of
 from planner.search.front import dominates
 from planner.search.programme import Programme
@@ -134,32 +133,6 @@ def test_a_sized_plan_is_the_smallest(rate: float) -> None:
     assert rate_of(devices=sized.devices - 1) < rate
 
 
-@settings(max_examples=3, deadline=None)
-@given(
-    share=st.floats(0.1, 0.95),
-    prompt=st.sampled_from([512.0, 2048.0]),
-    answer=st.sampled_from([32.0, 512.0]),
-    ttft=st.sampled_from([0.15, 0.6]),
-)
-def test_what_is_sized_is_carried_when_asked_for_the_most(
-    share: float, prompt: float, answer: float, ttft: float
-) -> None:
-    """Any share of what six devices carry: the plan sized for it takes no more, and its devices carry that rate."""
-    asked: dict[str, Any] = {"model": "qwen3-8b", "lengths": (prompt, answer), "ttft_seconds": ttft}
-    rate = most_carried(small_question(devices=6, **asked)) * share
-    sized = search(small_question(devices=6, objective="chips", rate_per_second=rate, **asked), beside=False).best
-
-    assert sized is not None and sized.devices <= 6
-    assert most_carried(small_question(devices=sized.devices, **asked)) >= rate * (1 - 1e-6)
-
-
-def test_roles_on_machines_of_their_own() -> None:
-    """Decode on more of its own hardware never serves less, and neither role takes the other's devices."""
-    rates = [rate_of(model="qwen3-8b", hardware="cm384", devices=16, decode=("h100", count)) for count in (1, 2, 4)]
-
-    assert rates == sorted(rates) and rates[0] > 0
-
-
 def test_the_same_question_has_the_same_answer() -> None:
     """Two searches give equal figures down to the last bit."""
     one, other = small_answer(devices=24), search(small_question(devices=24))
@@ -168,13 +141,3 @@ def test_the_same_question_has_the_same_answer() -> None:
     assert [(p.requests_per_second, p.devices, p.ttft, p.explanation) for p in one.pareto] == [
         (p.requests_per_second, p.devices, p.ttft, p.explanation) for p in other.pareto
     ]
-
-
-def test_bound_says_what_it_covers() -> None:
-    """The proof is closed and names the size of what was proven over."""
-    answer = small_answer()
-
-    assert answer.bound is not None and answer.best is not None
-    assert answer.bound.gap <= 1e-6
-    assert "prefill" in answer.bound.covers and "decode" in answer.bound.covers
-    assert answer.candidates_evaluated > 1000

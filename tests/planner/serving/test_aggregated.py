@@ -152,14 +152,6 @@ def test_equal_requests_with_a_place_each_are_told_by_hand():
     assert played.steps == 10
 
 
-def test_what_overlap_costs_by_hand():
-    """An arrival during a decode step waits for the step behind it, too, and a lone request's ghost step goes on."""
-    rule = SchedulingRule(order="prompts_first", admission="estimate", estimate=SGLANG, overlapped=True)
-    played = play_aggregated(pool_of(rule, 1, 1000, 4, 10_000), stream_of([0.0, 0.012], [100, 100], [20, 2]))
-    assert played.first_token_seconds[0] == pytest.approx(7e-3)
-    assert played.first_token_seconds[1] == pytest.approx(7e-3 + 2 * 5.1e-3 + 7e-3)
-
-
 def test_closed_loops_replace_who_leaves_at_once():
     """Two at a time: the third is sent when the first leaves."""
     count = 40
@@ -193,27 +185,6 @@ def test_drafts_shorten_answers():
     two = play_aggregated(pool_of(SchedulingRule(), 1, 100, 4, 10_000, accepted=2.0), stream_of([0.0], [10], [41]))
     lasts = [float(p.left_seconds[0] - p.first_token_seconds[0]) for p in (one, two)]
     assert lasts == pytest.approx([40 * 5.1e-3, 20 * 5.1e-3])
-
-
-def test_who_came_last_gives_way_and_is_computed_again_by_hand():
-    """Five blocks of 16: at 32 tokens each of two requests asks for a third, and there is one."""
-    played = play_aggregated(pool_of(RULES["vllm"], 1, 1000, 4, 6 * 16), stream_of([0.0, 0.0], [31, 31], [20, 20]))
-    first = 5e-3 + 62 * 20e-6
-    gone = first + 5.2e-3 + 18 * 5.1e-3  # one iteration together, eighteen alone
-    again = gone + 5e-3 + 33 * 20e-6  # 31 tokens of the prompt and two of the answer bring the third
-    assert played.preemptions.tolist() == [0, 1]
-    assert played.first_token_seconds == pytest.approx([first, first])
-    assert played.left_seconds == pytest.approx([gone, again + 17 * 5.1e-3])
-
-
-def test_who_has_fewest_tokens_gives_way_where_memory_is_estimated():
-    """Both were let in on a low estimate; the later one is retracted, and joins when the other has left."""
-    rule = SchedulingRule(
-        order="prompts_first", admission="estimate", estimate=Estimate(initial_share=0, least_share=0)
-    )
-    played = play_aggregated(pool_of(rule, 1, 1000, 4, 100), stream_of([0.0, 0.001], [40, 40], [15, 15]))
-    assert played.preemptions.tolist() == [0, 1]
-    assert played.left_seconds[1] > played.left_seconds[0] + 5e-3 + 40 * 20e-6
 
 
 @pytest.mark.parametrize("name", RULES)

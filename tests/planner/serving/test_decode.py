@@ -71,12 +71,6 @@ def test_requests_leave_when_a_plain_reference_says(gaps: list[float], slots: in
     np.testing.assert_allclose(played.left_seconds, _reference(ready, answers, slots), rtol=1e-6)
 
 
-def test_few_requests_at_a_time_take_their_own_iterations() -> None:
-    """A lone request takes as many iterations of one as it has tokens."""
-    played = play_decode(_pool(2, 4, 2), _requests([1.0, 100.0], [50, 7]))
-    np.testing.assert_allclose(played.left_seconds, [1 + 50 * 0.011, 100 + 7 * 0.011])
-
-
 def test_kv_crosses_links_first_come_first_served() -> None:
     """Two prompts of one group end together: the second transfer waits for the first."""
     played = play_decode(_pool(2, 4, latency_seconds=0.5), _requests([0.0, 0.0], [1, 1], transfer=2.0))

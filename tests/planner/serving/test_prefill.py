@@ -127,13 +127,6 @@ def test_least_load_is_no_later_than_dealing_in_turn_on_average() -> None:
     assert least < in_turn
 
 
-def test_first_come_is_first_served() -> None:
-    """On one rank first tokens come out in the order of arrival."""
-    workload = Workload(input_tokens=Lengths(mean=300, squared_cv=1.0), output_tokens=Lengths(mean=1))
-    played = play_prefill(_pool(1, 512), stationary(workload, 500).at_rate(100.0))
-    assert all(one <= other for one, other in pairwise(played.first_token_seconds))
-
-
 def test_a_stream_in_parts_is_played_as_a_whole() -> None:
     """What has not left is carried over: first tokens do not depend on where a stream is cut."""
     workload = Workload(input_tokens=Lengths(mean=300, squared_cv=2.0), output_tokens=Lengths(mean=1))

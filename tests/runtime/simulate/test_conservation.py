@@ -101,9 +101,7 @@ def test_every_request_ends_or_runs(
     made = manifest(prefill=2, decode=2, drafts=drafts, workload=workload, kv=kv, slots=REDUNDANT)
     made = with_rules(made, routing, recovery)
     options = SimulationOptions(
-        faults=named(faults),
-        offline=backlog(made.workload, offline, 1) if offline else None,
-        stepping=stepping,
+        faults=named(faults), offline=backlog(made.workload, offline, 1) if offline else None, stepping=stepping
     )
     offered = open_loop(made.workload, 100.0, 60, seed=3)
     result = simulate(made, offered, options)
@@ -129,27 +127,6 @@ def test_mixed_instances_and_horizons_lose_nothing(
     options = SimulationOptions(until_seconds=until, faults=faults, offline=backlog(made.workload, 4, 1))
     result = simulate(made, open_loop(made.workload, 60.0, 60, seed=5), options)
     assert result.requests == result.completed + result.failed + result.running
-
-
-def test_books_of_a_run_with_every_kind_of_loss() -> None:
-    """Requests that were hit are served again; the answer of each has all its tokens once."""
-    made = with_rules(
-        manifest(prefill=2, decode=2, workload={"output_tokens": 60}, slots=REDUNDANT),
-        {"prefill": "least_load"},
-        {"restart_seconds": 0.2, "reconfigure_seconds": 0.05},
-    )
-    faults = tuple(
-        parse_fault(text)
-        for text in (
-            "device decode-0/1 at 100ms for 200ms",
-            "node 0 at 300ms for 100ms",
-            "link decode-1 at 400ms for 50ms",
-        )
-    )
-    result = simulate(made, open_loop(made.workload, 150.0, 200, 1), SimulationOptions(faults=faults))
-    assert (result.completed, result.failed, result.running) == (200, 0, 0)
-    assert result.faults == {"device": 1, "link": 1, "node": 1}
-    assert result.retried_requests > 0
 
 
 @pytest.mark.parametrize(

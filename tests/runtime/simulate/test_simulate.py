@@ -1,17 +1,12 @@
 """The simulator against the cost function, against queueing theory and against itself."""
 
-from typing import Any
-
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ground.errors import BadInput
 from ground.traces import Trace
 from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.layout import Degrees, Instance
-from planner.manifest.schema import Manifest, Routing
+from planner.manifest.schema import Manifest
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
 from runtime.simulate.drafts import accepted_tokens
@@ -91,70 +86,6 @@ def test_reused_tokens_are_read_and_not_computed() -> None:
     assert mean(result, "ttft_seconds") == pytest.approx(chunk(made, 100, 900), rel=1e-6)
 
 
-def test_deterministic_single_server_follows_pollaczek_khinchine() -> None:
-    """M/D/1: mean wait = rho · S / (2 (1 - rho)) (Pollaczek-Khinchine; Kleinrock 1975, section 5.6)."""
-    made = manifest(
-        degrees=ONE, limits={"requests_per_dp_rank": 8, "tokens_per_device": 512}, workload={"output_tokens": 1}
-    )
-    service = chunk(made, 512)
-    load = 0.7
-    means = [
-        mean(
-            simulate(
-                made,
-                open_loop(made.workload, load / service, 3000, seed),
-                SimulationOptions(warmup_seconds=100 * service),
-            ),
-            "ttft_seconds",
-        )
-        for seed in range(8)
-    ]
-    expected = service * (1 + load / (2 * (1 - load)))
-    half_width = 3.5 * np.std(means, ddof=1) / np.sqrt(len(means))  # Student's t, 7 degrees of freedom, 99 %
-    assert abs(np.mean(means) - expected) < half_width
-    assert half_width < 0.1 * expected
-
-
-WORKLOADS = st.fixed_dictionaries(
-    {
-        "input_tokens": st.integers(1, 6000),
-        "output_tokens": st.integers(1, 60),
-        "input_cv2": st.sampled_from([0.0, 2.0]),
-        "output_cv2": st.sampled_from([0.0, 2.0]),
-        "prefix_reuse": st.sampled_from([0.0, 0.5]),
-        "arrival_cv2": st.sampled_from([0.0, 1.0, 4.0]),
-    }
-)
-
-
-@settings(max_examples=20, deadline=None)
-@given(
-    WORKLOADS,
-    st.integers(0, 1),
-    st.sampled_from(["least_load", "round_robin", "collaborative"]),
-    st.sampled_from([float("inf"), 0.3]),
-    st.booleans(),
-)
-def test_requests_are_conserved(workload: dict[str, Any], drafts: int, policy: Any, until: float, mixed: bool) -> None:
-    """Offered = completed + failed + running, and nobody is served before arriving."""
-    if mixed:
-        made = build(
-            [pool("mixed", ONE, [Instance(name="a", nodes=[0]), Instance(name="b", nodes=[1])], drafts=drafts)],
-            workload,
-        )
-    else:
-        small = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 4096}
-        made = manifest(prefill=2, decode=2, drafts=drafts, workload=workload, kv=small)
-    made = made.model_copy(update={"routing": Routing(prefill=policy)})
-    offered = open_loop(made.workload, 200.0, 60, seed=3)
-    result = simulate(made, offered, SimulationOptions(until_seconds=until))
-    assert result.requests == result.completed + result.failed + result.running
-    if until == float("inf"):
-        assert result.requests == 60 and result.running == 0
-    for statistics in (result.ttft_seconds, result.tpot_seconds, result.e2e_seconds):
-        assert statistics is None or 0 <= statistics.p50 <= statistics.p90 <= statistics.p99
-
-
 def test_same_seed_same_result() -> None:
     """Two runs differ in nothing but wall time; another seed gives other numbers."""
     made = manifest(drafts=1, workload={"output_cv2": 1.0})
@@ -228,19 +159,6 @@ def test_trace_drives_the_run() -> None:
     result = simulate(made, offered)
     assert result.prefix_hit_share == pytest.approx(511 / 1024)
     assert mean(result, "ttft_seconds") == pytest.approx((chunk(made, 512) + chunk(made, 1, 511)) / 2, rel=1e-9)
-
-
-def test_bad_flags_are_refused() -> None:
-    """Rate, concurrency, count and warm-up name their flag."""
-    made = manifest()
-    for make, flag in [
-        (lambda: open_loop(made.workload, 0.0, 5), "--rate"),
-        (lambda: open_loop(made.workload, 1.0, 0), "--requests"),
-        (lambda: closed_loop(made.workload, 0, 5), "--concurrency"),
-        (lambda: simulate(made, requests((0.0, 1, 1, 0)), SimulationOptions(warmup_seconds=-1.0)), "--warmup"),
-    ]:
-        with pytest.raises(BadInput, match=flag):
-            make()
 
 
 def test_events_of_one_instant_run_by_priority_then_in_order() -> None:

@@ -82,22 +82,6 @@ def test_constant_iterations_are_mmc():
     assert state.utilisation == pytest.approx(0.75)
 
 
-def test_mean_field_of_many_requests():
-    """n = rate I tau(n) = rate I a / (1 - rate I b): 0.05 s + 50 us n at 1000 running."""
-    state = _state(1000 / (ITERATIONS * 0.1), 0.05, 5e-5, 4000)
-    assert state.mean_requests == pytest.approx(1000, rel=0.005)
-    assert state.tpot.p50 == pytest.approx(0.1, rel=0.005)
-
-
-def test_percentiles_are_narrower_than_the_occupancy():
-    """A residence averages: p99 of TPOT stays below the iteration at the p99 of an occupancy of variance n/(1 - e)."""
-    rate = 64 / (ITERATIONS * (0.1 + 0.0002 * 64))
-    tpot = _state(rate, 0.1, 0.0002, 512).tpot
-    elasticity = 0.0128 / 0.1128
-    occupancy_p99 = 64 + 2.326 * (64 / (1 - elasticity)) ** 0.5
-    assert 0.1145 < tpot.p99 < 0.1 + 0.0002 * occupancy_p99
-
-
 def test_residence_variance_of_independent_requests():
     """Without slope: 2/e for exponential, 2/3 for fixed lengths; one for a request that ends at once."""
     flat = np.array(0.0)

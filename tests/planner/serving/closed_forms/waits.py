@@ -45,11 +45,7 @@ def erlang_c(servers: int, offered: float) -> float:
 
 
 def allen_cunneen_wait(
-    servers: int,
-    rate_per_second: float,
-    service_seconds: float,
-    arrival_squared_cv: float,
-    service_squared_cv: float,
+    servers: int, rate_per_second: float, service_seconds: float, arrival_squared_cv: float, service_squared_cv: float
 ) -> float:
     """Mean wait of G/G/c behind one queue in seconds: Erlang C wait times (ca^2 + cs^2)/2; infinite when unstable.
 
