@@ -1,5 +1,6 @@
 """Which command is meant, and what its end means to the shell."""
 
+import json
 import os
 import subprocess
 import sys
@@ -84,6 +85,8 @@ def test_a_search_imports_what_it_needs(arguments: list[str], unneeded: list[str
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stderr.strip() == "[]"
+    if "--json" in arguments:  # alone on standard output: no library has greeted there
+        json.loads(done.stdout)
 
 
 @pytest.mark.parametrize(
