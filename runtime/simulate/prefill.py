@@ -185,13 +185,13 @@ class PrefillInstance:
         elif self.accepts:
             self._fill_evenly(making, self.queue)
         most = self._most_with_offline(making)
+        if most < math.inf:
+            making.room = [min(r, max(int(most) - t, 0)) for r, t in zip(making.room, making.tokens, strict=True)]
         for request, rank, done in making.before:
-            if request.offline and making.tokens[rank] >= most:
-                making.carried.append((request, rank, done))
-            elif request.offline:
+            if request.offline:
                 self._chunk(making, request, rank, done)
         if self.offline and self._helps and not self.queue:
-            self._fill_in_order(making, self.offline, most)
+            self._fill_in_order(making, self.offline)
         return making
 
     def _most_with_offline(self, making: Pass) -> float:
@@ -210,26 +210,23 @@ class PrefillInstance:
         seconds = min(self._offline_seconds / 2, self._offline_seconds - waited)
         return max(seconds / self._rank_token_seconds, float(max(making.tokens)))
 
-    def _fill_in_order(self, making: Pass, queue: deque[Request], most_tokens: float = math.inf) -> None:
+    def _fill_in_order(self, making: Pass, queue: deque[Request]) -> None:
         """Give each prompt to the rank with most room, until one fits nowhere; ranks with as much go in turn.
 
-        A prompt that brings its rank beyond ``most_tokens`` is taken by an empty pass only.
-
-        In turn, or the first rank's link would carry the KV of every pass that does not fill all ranks.
+        Prompts longer than a pass are taken in parts, and offline ones where passes are cut to limits. In turn, or the
+        first rank's link would carry the KV of every pass that does not fill all ranks.
         """
         most = self._most_tokens
         rooms = [(-room, (rank - self._turn) % self.ranks, rank) for rank, room in enumerate(making.room)]
         heapq.heapify(rooms)
-        alone = not any(making.tokens)
         while queue:
             request = queue[0]
             found = self._loading.find(request)
             start = request.reused // self.budget * self.budget
             length = request.prompt - start
             room, turn, rank = rooms[0]
-            if -room < (length if length <= most else 1) or not self._holds(request):
-                break
-            if making.tokens[rank] + length > most_tokens and (making.tokens[rank] or not alone):
+            whole = length <= most and not (request.offline and self._interrupts)
+            if -room < (length if whole else 1) or not self._holds(request):
                 break
             queue.popleft()
             self._take(making, request, rank, start, found)
@@ -277,7 +274,6 @@ class PrefillInstance:
         request.state = PREFILL
         request.hold = request.prompt
         self.held_tokens += request.prompt
-        self._held_offline += request.prompt if request.offline else 0
         if not request.offline or self._counts_offline:
             self.queued_tokens -= request.prompt
         if found:
@@ -319,23 +315,24 @@ class PrefillInstance:
             if request.blocks is not None:
                 self._shared.cache.insert(request.blocks)
             self._shared.tokens_out += 1
+            self._held_offline += request.hold if request.offline else 0
             self._finished(self, rank, request)
         self.devices.free(self)
         self.wake()
 
     def pulled(self, request: Request) -> None:
         """Free the KV that a request held here."""
+        self._held_offline -= request.hold if request.offline else 0
         self._let_go(request)
         self.unblock()
 
     def _let_go(self, request: Request) -> None:
         self.held_tokens -= request.hold
-        self._held_offline -= request.hold if request.offline else 0
         request.hold = 0
 
     def unblock(self) -> None:
-        """Look again for KV room, of which there is more."""
-        if self._blocked:
+        """Look again for KV room, of which there is more, and for offline prompts that there was none for."""
+        if self._blocked or (self._pass is None and self.offline and self._helps):
             self.wake()
 
     def _interrupt(self) -> None:
@@ -387,7 +384,8 @@ class PrefillInstance:
         """Return the seconds of a full pass of prompts of one length, per token of the instance."""
         finishing = float(max(round(self.budget / prompt_tokens), 1))
         load = RankLoad(0.0, 0.0, float(self.budget), 0.0, self.budget * prompt_tokens / 2, finishing)
-        return self.timer.step_seconds([load], self.ranks) / (self.budget * self.ranks)
+        # All ranks carry as much, so one stands for their mean, too.
+        return self.timer.step_seconds([load], 1) / (self.budget * self.ranks)
 
     def prompt_seconds(self, tokens: int) -> float:
         """Return the seconds of passes of a prompt alone on one rank."""

@@ -306,8 +306,8 @@ def test_an_instance_that_opens_again_does_what_it_was_planned_for() -> None:
         assert run._shared.placement.open[ranks.first_rank] is opened
 
 
-def test_offline_tokens_are_few_less_than_with_priority_and_late_first_tokens_earlier() -> None:
-    """With everything full the limit decides how long passes are, and a wide one costs little; all of it counts."""
+def test_offline_tokens_are_more_than_with_priority_and_late_first_tokens_earlier() -> None:
+    """Decode instances go on taking prompts while they have time; the limit decides how long passes are."""
     workload = {"input_tokens": 1024, "output_tokens": 100, "input_cv2": 1.0}
     made = manifest(prefill=2, decode=2, workload=workload)
     made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=1.0, tpot_seconds=0.01)})
@@ -316,7 +316,7 @@ def test_offline_tokens_are_few_less_than_with_priority_and_late_first_tokens_ea
     kept, first = (simulate(with_policies(made, [name]), offered, options) for name in ("slo", "priority"))
     assert kept.offline is not None and first.offline is not None
     assert kept.offline["requests"] == first.offline["requests"] == 6000
-    assert kept.offline["output_tokens_per_second"] > 0.9 * first.offline["output_tokens_per_second"]
+    assert kept.offline["output_tokens_per_second"] > 1.3 * first.offline["output_tokens_per_second"]
     tight = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.3, tpot_seconds=0.01)})
     assert some(simulate(tight, offered, options).ttft_seconds).p99 < some(first.ttft_seconds).p99
 
