@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 POOL_BLOCK_TOKENS = 128
 """Of a block of the pool, the smallest that CloudMatrix384 section 4.4 tells (128 to 512)."""
@@ -16,11 +17,13 @@ class Found:
 
     dram_tokens: int = 0
     ssd_tokens: int = 0
+    local_tokens: int = 0
+    """In the memory of the instance itself."""
 
     @property
     def tokens(self) -> int:
         """All of them."""
-        return self.dram_tokens + self.ssd_tokens
+        return self.dram_tokens + self.ssd_tokens + self.local_tokens
 
 
 class PrefixCache:
@@ -67,6 +70,10 @@ class PrefixCache:
         found.dram_tokens -= taken
         found.ssd_tokens -= beyond - taken
         return found
+
+    def held_tokens(self, blocks: Sequence[int]) -> int:
+        """Return the tokens of the first blocks that DRAM holds, none of which counts as used."""
+        return self.block_tokens * sum(1 for _ in takewhile(self._dram.__contains__, blocks))
 
     def count(self, found: Found, prompt_tokens: int) -> None:
         """Count a prompt that is served with what was found of it."""

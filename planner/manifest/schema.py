@@ -205,7 +205,10 @@ class CachingPool(Strict):
 class Routing(Strict):
     """Which instance and rank a request goes to, and what goes first; docs/simulate.md describes each policy."""
 
-    prefill: Literal["least_load", "round_robin", "collaborative"] = "least_load"
+    prefill: Literal["least_load", "round_robin", "collaborative", "prefix_aware"] = "least_load"
+    prefixes: Literal["shared", "instance"] = Field(
+        default="shared", description="where blocks of prompts are found: in one cache of all, or in each instance too"
+    )
     decode: Literal["least_kv", "least_requests", "round_robin"] = "least_kv"
     decode_reservation: Literal["whole", "prompt"] = Field(
         default="whole", description="KV set aside at admission: prompt and whole answer, or prompt and some of it"

@@ -3,6 +3,7 @@
 from ground.prefix_cache import Found
 from planner.manifest.schema import Pool
 from runtime.simulate.device import Shared
+from runtime.simulate.prefixes import Prefixes
 from runtime.simulate.request import Request
 from runtime.simulate.steps import StepTimer
 
@@ -11,7 +12,8 @@ class Loading:
     """Of one prefill instance; without a pool prefixes take no time."""
 
     def __init__(self, shared: Shared, pool: Pool, timer: StepTimer, budget: int) -> None:
-        self._shared, caching = shared, shared.manifest.caching
+        caching = shared.manifest.caching
+        self.prefixes = Prefixes(shared, pool)
         self._timer, self._budget = timer, budget
         self._dram = self._ssd = 0.0
         if caching is not None:
@@ -26,13 +28,13 @@ class Loading:
     def find(self, request: Request) -> Found | None:
         """Find the head of the prompt in the cache, but what is computed sooner than loaded; stated reuse stands."""
         if request.blocks is not None and not request.retries:
-            found = self._shared.cache.look_up(request.blocks, request.prompt)
+            found = self.prefixes.look_up(request)
         elif request.reused:
             found = Found(dram_tokens=request.reused)
         else:
             return None
-        if self.seconds(found) > self._compute_seconds(found.tokens):
-            found = Found()
+        if self.seconds(found) > self._compute_seconds(found.dram_tokens + found.ssd_tokens):
+            found = Found(local_tokens=found.local_tokens)
         request.reused = found.tokens
         return found
 

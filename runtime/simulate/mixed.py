@@ -8,6 +8,7 @@ from runtime.simulate.decode import DecodeInstance, Lost
 from runtime.simulate.device import Shared
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.placement import Placement
+from runtime.simulate.prefixes import Prefixes
 from runtime.simulate.request import FAILED, PREFILL, Request
 from runtime.simulate.steps import RankLoad
 
@@ -30,6 +31,7 @@ class MixedInstance(DecodeInstance):
         self._waiting_prompts = 0
         self._ended: list[tuple[int, Request]] | None = None
         self._pauses = shared.manifest.routing.chunks == "prefill_first"
+        self._prefixes = Prefixes(shared, pool)
         self.accepts = True
         self.waiting_tokens = 0
 
@@ -58,6 +60,10 @@ class MixedInstance(DecodeInstance):
         if request.state == FAILED:
             self.waiting_tokens -= request.prompt
 
+    def found_here(self, request: Request) -> int:
+        """Return the tokens of a prompt's head that stand in this instance's memory."""
+        return self._prefixes.here(request)
+
     def holding(self) -> list[Request]:
         """Return the requests that run and the prompts that have room."""
         return [*super().holding(), *(request for asked in self._asked for request in asked)]
@@ -67,9 +73,8 @@ class MixedInstance(DecodeInstance):
             self.waiting_tokens -= request.prompt
             self.join(request)
             return
-        found = None
         if request.blocks is not None and not request.retries:
-            found = self._shared.cache.look_up(request.blocks, request.prompt)
+            found = self._prefixes.look_up(request)
             self._shared.cache.count(found, request.prompt)
             request.reused = found.tokens
         self._prompts[request.place].append([request.reused])
@@ -150,8 +155,7 @@ class MixedInstance(DecodeInstance):
         now = self._engine.now_seconds
         if request.first_token < 0:
             request.first_token = now
-        if request.blocks is not None:
-            self._shared.cache.insert(request.blocks)
+        self._prefixes.insert(request)
         self._shared.tokens_out += 1
         if request.left:
             self.join(request)

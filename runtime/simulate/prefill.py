@@ -92,6 +92,10 @@ class PrefillInstance:
             if rest + self.queued_tokens * self._rank_token_seconds / self.ranks > self._offline_seconds:
                 self._interrupt()
 
+    def found_here(self, request: Request) -> int:
+        """Return the tokens of a prompt's head that stand in this instance's memory."""
+        return self._loading.prefixes.here(request)
+
     def _uncount(self, request: Request) -> None:
         if not request.offline or self._counts_offline:
             self.waiting_tokens -= request.prompt
@@ -312,8 +316,7 @@ class PrefillInstance:
             if request.first_token < 0:
                 request.first_token = now
             self._uncount(request)
-            if request.blocks is not None:
-                self._shared.cache.insert(request.blocks)
+            self._loading.prefixes.insert(request)
             self._shared.tokens_out += 1
             self._held_offline += request.hold if request.offline else 0
             self._finished(self, rank, request)

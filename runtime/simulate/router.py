@@ -15,6 +15,9 @@ class Head(Protocol):
     accepts: bool
     up: bool
 
+    def found_here(self, request: Request) -> int:
+        """Return the tokens of a prompt's head that stand in the instance's memory."""
+
     def enqueue(self, request: Request) -> None:
         """Let a request wait."""
 
@@ -25,14 +28,22 @@ Choose = Callable[[Request], Head | None]
 def chooser(routing: Routing, heads: Sequence[Head]) -> Choose:
     """Return the policy as a function that gives the next request's instance, None where all are down.
 
-    ``least_load``: fewest prompt tokens that wait or run; ``round_robin``: in turn. ``collaborative``
-    instances share one queue, so the choice only spreads the counting.
+    ``least_load``: fewest prompt tokens that wait or run; ``round_robin``: in turn; ``prefix_aware``: fewest, and less
+    those of the prompt that stand there (xLLM section 3.4). ``collaborative`` instances share one queue, so the choice
+    only spreads the counting.
     """
+    if routing.prefill == "prefix_aware":
+
+        def nearest(request: Request) -> Head | None:
+            able = [head for head in heads if head.accepts and head.up]
+            return min(able, key=lambda head: head.waiting_tokens - head.found_here(request), default=None)
+
+        return nearest
     if routing.prefill == "least_load":
 
         def least(request: Request) -> Head | None:
             able = [head for head in heads if head.accepts and head.up]
-            return min(able, key=lambda head: head.waiting_tokens) if able else None
+            return min(able, key=lambda head: head.waiting_tokens, default=None)
 
         return least
     turns = cycle(heads)

@@ -192,7 +192,8 @@ def with_policies(manifest: Manifest, names: list[str]) -> Manifest:
 
 
 POLICIES: dict[str, tuple[str, ...]] = {
-    "prefill": ("least_load", "round_robin", "collaborative"),
+    "prefill": ("least_load", "round_robin", "collaborative", "prefix_aware"),
+    "prefixes": ("shared", "instance"),
     "decode": ("least_kv", "least_requests", "round_robin"),
     "decode_reservation": ("whole", "prompt"),
     "chunks": ("decode_first", "prefill_first"),

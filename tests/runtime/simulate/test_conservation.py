@@ -18,7 +18,7 @@ from tests.manifests import build, manifest, pool
 
 ROUTINGS = st.fixed_dictionaries(
     {
-        "prefill": st.sampled_from(["least_load", "round_robin", "collaborative"]),
+        "prefill": st.sampled_from(["least_load", "round_robin", "collaborative", "prefix_aware"]),
         "decode": st.sampled_from(["least_kv", "least_requests", "round_robin"]),
         "decode_reservation": st.sampled_from(["whole", "prompt"]),
         "chunks": st.sampled_from(["decode_first", "prefill_first"]),

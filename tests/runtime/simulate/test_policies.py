@@ -214,6 +214,35 @@ def test_a_slower_plane_to_the_cache_costs_first_tokens() -> None:
     assert simulate(manifest().model_copy(update={"caching": small}), repeated).prefix_hit_share < 0.01
 
 
+def test_prompts_go_where_their_head_stands() -> None:
+    """With prefixes in instances a prompt is found by one of four by chance, by all that look where it stands.
+
+    xLLM section 3.4. A pool behind the instances gives what they lack, and time is spent on that alone.
+    """
+    first = all_at_once(40, 2048, 1, blocks=4)
+    blocks = first.blocks or ()
+    again = Requests(
+        arrival_seconds=np.arange(80) * 0.5,
+        input_tokens=np.tile(first.input_tokens, 2),
+        output_tokens=np.tile(first.output_tokens, 2),
+        reused_tokens=np.zeros(80, dtype=np.int64),
+        blocks=(*blocks, *reversed(blocks)),
+        block_tokens=512,
+    )
+    kv = {"block_tokens": 64, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 400_000}
+    made = manifest(prefill=4, prefill_kv=kv)
+    chance, sought = (
+        simulate(with_policies(made, ["instance", name]), again) for name in ("round_robin", "prefix_aware")
+    )
+    assert chance.prefix_hit_share < 0.3
+    assert sought.prefix_hit_share == pytest.approx(2047 / 4096)
+    assert some(sought.ttft_seconds).mean < some(chance.ttft_seconds).mean
+    pooled = made.model_copy(update={"caching": caching(bandwidth_bytes_per_second=1e7)})
+    near, far = (simulate(with_policies(pooled, ["prefix_aware", name]), again) for name in ("instance", "shared"))
+    assert near.prefix_hit_share == pytest.approx(far.prefix_hit_share)
+    assert some(near.ttft_seconds).mean < some(far.ttft_seconds).mean
+
+
 def test_drafts_are_accepted_one_by_one() -> None:
     """Iterations follow 1 + a + a² for two drafts: from acceptance 0 to 1 a third of them is left."""
     iterations = []

@@ -1,0 +1,53 @@
+"""What the prompts of one instance find of their heads: in its own KV memory, in the pool behind all, or in both."""
+
+from functools import cached_property
+
+from ground.prefix_cache import Found, PrefixCache
+from planner.manifest.schema import Pool
+from runtime.simulate.device import Shared
+from runtime.simulate.request import Request
+
+
+class Prefixes:
+    """Of one prefill or mixed instance.
+
+    With ``routing.prefixes: instance`` blocks stand in as much of the instance's KV memory as there is, least recently
+    used first out; all its DP ranks are taken to reach them. A pool, if the manifest has one, stands behind (xLLM
+    section 3.4).
+    """
+
+    def __init__(self, shared: Shared, pool: Pool) -> None:
+        self._shared = shared
+        self._kept = shared.manifest.routing.prefixes == "instance"
+        self._common = not self._kept or shared.manifest.caching is not None
+        self._tokens = pool.kv.capacity_tokens_per_rank * pool.degrees.attention_groups
+
+    @cached_property
+    def _own(self) -> PrefixCache | None:
+        """The instance's own blocks, of the size that the trace's have; None where one cache serves all."""
+        block = self._shared.cache.block_tokens
+        return PrefixCache(block, self._tokens // block) if self._kept else None
+
+    def look_up(self, request: Request) -> Found:
+        """Return what is found, the instance's own first; blocks that are found count as used."""
+        blocks, prompt = request.blocks or (), request.prompt
+        found = self._shared.cache.look_up(blocks, prompt) if self._common else Found()
+        if self._own is None:
+            return found
+        local = self._own.look_up(blocks, prompt).tokens
+        rest = max(found.tokens - local, 0)
+        ssd = min(found.ssd_tokens, rest)
+        return Found(rest - ssd, ssd, local)
+
+    def insert(self, request: Request) -> None:
+        """Keep the blocks of a prompt that is computed."""
+        if request.blocks is None:
+            return
+        if self._common:
+            self._shared.cache.insert(request.blocks)
+        if self._own is not None:
+            self._own.insert(request.blocks)
+
+    def here(self, request: Request) -> int:
+        """Return the tokens of a prompt's head that stand in the instance's own memory."""
+        return 0 if self._own is None or request.blocks is None else self._own.held_tokens(request.blocks)
