@@ -6,7 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from cli.execute_clock import clock_json, clock_rows, iteration_json, show_clock, show_iteration
+from cli.execute_clock import clock_json, clock_rows, show_clock, show_iteration
 from cli.exit_codes import ExitCode
 from cli.options import JSON, File, takes
 from cli.output import Screen, check_force, print_json
@@ -83,7 +83,7 @@ def command(
         write_files({flags.timeline: dump_json(chrome_trace(iteration)) + "\n"}, force=flags.force)
     timed = iteration if flags.clock else None
     if json:
-        clocked = {"clock": clock_json(rows), "iteration": iteration_json(timed)} if timed else {}
+        clocked = {"clock": clock_json(rows), "iteration": picked(timed, "seconds layers collectives")} if timed else {}
         print_json(report_json(report) | clocked)
     else:
         show_report(report)

@@ -202,11 +202,6 @@ def _order(rows: list[ClockedBeside]) -> list[str]:
 SHOWN_COLLECTIVES = 12
 
 
-def iteration_json(iteration: Iteration) -> dict[str, Any]:
-    """Return one decode iteration on the clock for `--json`."""
-    return picked(iteration, "seconds layers collectives")
-
-
 def show_iteration(iteration: Iteration) -> None:
     """Print the collectives of one decode iteration of the plan, from its actual messages."""
     told = f"One decode iteration of {iteration.layers} layers on the clock: {format_duration(iteration.seconds)}"

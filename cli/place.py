@@ -79,13 +79,11 @@ def summary_lines(answer: PlaceResult) -> list[str]:
             "the bound lets every slice have its own map"
         )
     if answer.held_out is not None:
+        gain = answer.held_out.gain
         kept = "every second slice" if answer.held_out.split == "alternate" else "the later half of the slices"
-        lines.append(f"placed without {kept}, those show {_less(answer.held_out.gain)} EPLB's imbalance")
+        beside = "less than" if gain >= 0 else "more than"
+        lines.append(f"placed without {kept}, those show {abs(gain):.1%} {beside} EPLB's imbalance")
     return lines
-
-
-def _less(gain: float) -> str:
-    return f"{abs(gain):.1%} {'less than' if gain >= 0 else 'more than'}"
 
 
 CURVE_COLUMNS = ["redundant", "per device", "imbalance", "worst layer", "bound", "weights per device", "time", "fits"]

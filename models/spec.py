@@ -85,11 +85,6 @@ class GatedDeltaNet(Stated):
         """Bytes of one request's last inputs of the convolution in one layer, BF16."""
         return (self.conv_kernel - 1) * (2 * self.key_width + self.value_width) * 2
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that one request keeps in one layer, however long it is."""
-        return self.recurrent_bytes + self.convolution_bytes
-
     def __post_init__(self) -> None:
         if self.value_heads % self.key_heads:
             raise ValueError(f"{self.value_heads} value_heads must be a multiple of {self.key_heads} key_heads")

@@ -15,7 +15,7 @@ from planner.instances.space import Role
 from planner.plans.day import Seen, Window, mean_rate, peak_rate
 
 if TYPE_CHECKING:
-    from planner.manifest.schema import Scalar
+    pass
 
 FLAG = "--rate-profile"
 EXAMPLE = "0:00=40/s,8:00=120/s,20:00=70/s"
@@ -68,11 +68,6 @@ def _rate(text: str, where: str) -> float:
         if not text:
             raise BadInput(f"{where}: a rate is missing; write for example 40/s") from None
         raise
-
-
-def profile_json(day: Sequence[Window]) -> "dict[str, Scalar]":
-    """Return the requests per second from each time on."""
-    return {clock_text(window.begin_seconds): window.rate_per_second for window in day}
 
 
 def day_json(seen: Sequence[Seen], percentiles: Sequence[float]) -> dict[str, object]:

@@ -9,7 +9,7 @@ from typing import Any
 from ground.errors import BadInput
 from ground.files import read_yaml, to_yaml
 from ground.units import counted, format_bytes, format_duration, format_rate, parse_size, read_index
-from planner.changeover.change import Asked, Change, change, check_terms
+from planner.changeover.change import Asked, Change, change
 from planner.changeover.moving import Terms
 from planner.changeover.order import Order
 from planner.manifest.document import dump_manifest, parse_manifest, read_manifest
@@ -172,7 +172,8 @@ def _asked(flags: MigrateFlags, old: Manifest, new: Manifest) -> Asked:
         raise BadInput("--rate: each manifest's own goes with --traffic both; leave it out")
     traffic = new if whose == "new" else old
     terms = _terms(flags, new)
-    check_terms(terms)
+    if not (terms.peers or terms.storage_bytes_per_second or terms.host_bytes_per_second):
+        raise BadInput("--load-from: names no source of weights; give peers, storage=2.5GB/s or host=20GB/s")
     return Asked(
         workload=workload_of(traffic.workload),
         rate_per_second=flags.per_second("rate", None) or planned_rate(traffic),

@@ -22,7 +22,7 @@ from planner.search.proof import Bound
 from planner.serving.closed_forms.mixserve import stream_tokens_per_second
 from planner.serving.latency import Latency
 from planner.strategy import format_strategy
-from podplan.day import profile_json
+from podplan.day import clock_text
 from podplan.question import Asked
 from podplan.result import Row, picked, whole
 
@@ -128,7 +128,7 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
     if question.prefix_pool is not None:
         data["cache"] = picked(question.prefix_pool, "plane capacity_bytes ssd_bytes ssd_share")
     if asked.day:
-        data["rate_profile"] = profile_json(asked.day)
+        data["rate_profile"] = {clock_text(window.begin_seconds): window.rate_per_second for window in asked.day}
     if asked.growth:
         data["growth_requests_per_second"] = list(asked.growth)
     if asked.trace is not None:

@@ -50,7 +50,9 @@ def read_question(typed: QuestionFlags) -> Asked:
     Raises BadInput naming the flag.
     """
     flags = typed
-    _check_needed(flags)
+    for name in ("model", "hw"):
+        if getattr(flags, name) is None:
+            raise BadInput(f"{name} is missing; a question needs model and hw")
     model = load_model(flags.model or "")
     prefill, decode = read_machines(flags, flags.weights, model)
     pool = AskedPool(model, prefill, readers.read_caches(flags.kv_dtype)[0], read_prefix_pool(flags.cache, prefill))
@@ -105,12 +107,6 @@ def _of_job(flags: QuestionFlags, job: Job, tokens: float) -> QuestionFlags:
         tpot=flags.tpot or f"{job.limit_seconds / max(tokens, 1.0)!r}s",
         max_utilisation=flags.max_utilisation or UTILISATION,
     )
-
-
-def _check_needed(flags: QuestionFlags) -> None:
-    for name in ("model", "hw"):
-        if getattr(flags, name) is None:
-            raise BadInput(f"{name} is missing; a question needs model and hw")
 
 
 def _model_cache(text: str | None, *machines: Machines) -> str | None:

@@ -49,11 +49,6 @@ class Entry:
         return self.values.get(field)
 
 
-def names_questions(text: str) -> bool:
-    """Whether a word means a question file: YAML by its name, or a file that is there."""
-    return text.lower().endswith((".yaml", ".yml")) or os.path.isfile(text)
-
-
 def asked_of(entry: Entry) -> Asked:
     """Return the question of an entry; BadInput names where it stands, and the key or flag."""
     with naming(entry.where):
@@ -80,7 +75,7 @@ def questions_in_place(typed: Mapping[str, str], command: str, machines: str) ->
         raise BadInput(f"give a question file, or MODEL with --hw HW; see plan {command} --help")
     if "hw" in typed:
         return None
-    if not names_questions(model):
+    if not (model.lower().endswith((".yaml", ".yml")) or os.path.isfile(model)):
         needs = f"a model needs a machine; add for example {machines}"
         raise BadInput(f"--hw: {model[:60]!r} is no question file, and {needs}")
     others = sorted(typed.keys() - {"model", *CHECK_KEYS, *CHECKED})

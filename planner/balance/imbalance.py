@@ -25,8 +25,6 @@ Number = float | NDArray[np.float64]
 _SEED = 20251
 _SHUFFLES = 256
 _DRIFTS = 64
-_FEWEST_TOKENS = 1e-9
-"""An idle rank: small enough to reach the cap, large enough not to divide by zero."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -112,32 +110,6 @@ def _expected_maximum(count: float) -> float:
     tail = 1.0 - cdf**count - (1.0 - cdf) ** count
     tail[0] /= 2
     return float(tail.sum() * step)
-
-
-def sampling_factor(static: Number, tokens_per_rank: Number, ranks: Number) -> Number:
-    """Expected tokens of the busiest rank over the mean rank in one iteration.
-
-    1 + sqrt((static - 1)^2 + z(ranks)^2 * static / tokens), at most ``ranks``; z(n) = expected_maximum_normal(n).
-
-    Counts on a rank are Poisson, so the busiest rank's relative noise has variance static / tokens. Noise and static
-    spread are independent over ranks: their variances add, not their maxima; where one hot rank leads, noise moves
-    that rank both ways and adds little. Within 5 % of a simulation from 64 tokens per rank on.
-
-    Args:
-        static: busiest over mean for infinitely many tokens.
-        tokens_per_rank: routed (token, expert) pairs per rank, the mean over the ranks.
-        ranks: expert-parallel degree.
-
-    Returns:
-        Broadcast shape of the arguments; ``static`` for many tokens.
-
-    Ref: derived here; the per-rank standard deviation that follows for TensorRT-LLM's balanced EP36 run is 54 of 1024
-    tokens, as its examples/wide_ep/ep_load_balancer/README.md reports.
-    """
-    tokens = np.maximum(tokens_per_rank, _FEWEST_TOKENS)
-    noise = np.square(expected_maximum_normal(ranks)) * np.divide(static, tokens)
-    factor = np.minimum(1.0 + np.sqrt(np.square(np.subtract(static, 1.0)) + noise), ranks)
-    return float(factor) if np.ndim(factor) == 0 else np.asarray(factor, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

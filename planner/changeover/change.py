@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from ground.errors import BadInput, Infeasible
+from ground.errors import Infeasible
 from planner.changeover.capacity import PREDICTED, carried, total_carried
 from planner.changeover.lots import Lot, Signature, kinds_of, lots_of
 from planner.changeover.moving import Terms, Turn, check_together, drain_seconds, turn, weight_plane
@@ -264,9 +264,3 @@ class _Sides:
             bytes=sum(each.bytes_per_device * pool.devices_per_instance for pool, each in turns),
             carries=self.carries([still]),
         )
-
-
-def check_terms(terms: Terms) -> None:
-    """Raise BadInput where weights come from nowhere."""
-    if not (terms.peers or terms.storage_bytes_per_second or terms.host_bytes_per_second):
-        raise BadInput("--load-from: names no source of weights; give peers, storage=2.5GB/s or host=20GB/s")

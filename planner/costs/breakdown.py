@@ -11,10 +11,11 @@ from planner.manifest.stepcost import (
     expert_stream,
     layer_count,
     moe_layer,
+    on_cores,
     passage,
     slot_seconds,
     slots,
-    split_dilations,
+    slowed,
     split_seconds,
     stage_excess,
     stage_sum,
@@ -113,7 +114,7 @@ def _step(
     straggler = layer - float(_layer_at(cost, stages, microbatches, share))
     dilations = streams = (1.0, 1.0)
     if split:
-        own, other = (float(number) for number in split_dilations(cost, stages, share))
+        own, other = (float(number) for number in slowed(cost, on_cores(stages, share)))
         dilations = own, other
         attention = float(stage_sum(stages, ("attention",), share, own))
         streams = attention, float(expert_stream(cost, stages, 1 - share, other))

@@ -67,7 +67,7 @@ def _cache(deployment: Deployment, tp: Number, stages: Number, drafts: Number) -
     model, linear, attention = deployment.model, deployment.model.linear_attention, deployment.model.attention
     state: Number = 0.0
     if linear is not None:
-        state = np.ceil(linear.layers / stages) * linear.state_bytes / tp
+        state = np.ceil(linear.layers / stages) * (linear.recurrent_bytes + linear.convolution_bytes) / tp
     if isinstance(attention, MLA) and attention.compression is not None:
         state = pending_bytes(deployment, attention, attention.compression) / stages
     return Cache(

@@ -357,7 +357,7 @@ def _neighbours(setup: Setup, largest_tensor: int) -> Iterator[Setup]:
     devices, experts = setup.strategy.devices, setup.experts
     for pp in sorted({1, setup.strategy.pp}):
         stage = devices // pp
-        degrees = [n for n in _divisors(stage) if n <= largest_tensor or n == stage]
+        degrees = [n for n in range(1, stage + 1) if stage % n == 0 and (n <= largest_tensor or n == stage)]
         for tp in degrees:
             for moe_tp in degrees if experts else (tp,):
                 strategy = Strategy(
@@ -401,10 +401,6 @@ def _distance(one: Setup, other: Setup) -> tuple[float, ...]:
 def _octaves(one: int, other: int) -> float:
     larger, smaller = max(one, other), min(one, other)
     return (larger / smaller - 1) if larger < 2 * smaller else float((larger // smaller).bit_length() - 1)
-
-
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def describe(setup: Setup) -> str:

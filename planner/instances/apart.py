@@ -65,11 +65,11 @@ def _most_alone(question: Question, count: Count) -> list[Alone]:
     """Return what attention and experts alone allow, which depends on nothing that is known of other rows."""
     held = _expert_layouts(question)
     structures = ([layout for layout in held if (layout[2] > 0) == apart] for apart in (False, True))
-    return [_Bounds(question, _nothing, count, _base(question, own[0])).alone(own) for own in structures if own]
-
-
-def _nothing(sizes: Ints) -> Floats:
-    return np.zeros(sizes.shape)
+    return [
+        _Bounds(question, lambda sizes: np.zeros(sizes.shape), count, _base(question, own[0])).alone(own)
+        for own in structures
+        if own
+    ]
 
 
 def apart_rows(question: Question, needed: Callable[[Ints], Floats], count: Count) -> Apart:

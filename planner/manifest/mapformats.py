@@ -122,7 +122,7 @@ def read_map(text: str, where: str, *, experts: int, ranks: int) -> MoeMap:
     Raises:
         BadInput: with the path to what the engine would stumble over.
     """
-    data = _parse(text, where)
+    data = parse_json(text, where) if text.lstrip().startswith("{") else parse_yaml(text, where)
     if not isinstance(data, dict):
         raise BadInput(f"{where}: is no expert map: a mapping with one of the known keys is expected")
     if "layer_list" in data:
@@ -137,10 +137,6 @@ def read_map(text: str, where: str, *, experts: int, ranks: int) -> MoeMap:
         f"{where}: is no expert map: expected is physical_to_logical_map, layer_list, initial_global_assignments or "
         "placements"
     )
-
-
-def _parse(text: str, where: str) -> object:
-    return parse_json(text, where) if text.lstrip().startswith("{") else parse_yaml(text, where)
 
 
 def _rows(rows: object, where: str) -> Integers:

@@ -177,11 +177,6 @@ def split_streams(cost: StepCost, stages: Stages, share: Number) -> tuple[Number
     return stage_sum(split, ("attention",), dilation=own), expert_stream(cost, split, dilation=other)
 
 
-def split_dilations(cost: StepCost, stages: Stages, share: Number) -> tuple[Number, Number]:
-    """How much slower each stream reads memory beside the other at a core share."""
-    return slowed(cost, on_cores(stages, share))
-
-
 def on_cores(stages: Stages, share: Number) -> Stages:
     """Return attention on its share of the cores and the stages of the expert stream on the others."""
     rest = 1 - share

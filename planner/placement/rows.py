@@ -55,11 +55,9 @@ class Objective:
     cost: Callable[[Floats], Floats]
 
 
-def _even_split(loads: Floats, counts: Integers) -> Floats:
-    return np.asarray((loads / counts)[:, :, None])
-
-
-TOKENS = Objective(_even_split, lambda sums: np.asarray(sums[..., 0]))
+TOKENS = Objective(
+    lambda loads, counts: np.asarray((loads / counts)[:, :, None]), lambda sums: np.asarray(sums[..., 0])
+)
 """Tokens of a rank, those of an expert split evenly over its replicas."""
 
 
@@ -177,7 +175,11 @@ def trade_at_random(state: Rows, rows: Integers, rng: np.random.Generator, kick:
         if not len(going):
             break
         some, at = rows[going], busy[going]
-        gains = np.where(rng.random(len(some)) < kick.relieve, _hot(state, some, at, rng), _anyone(state, some, rng))
+        gains = np.where(
+            rng.random(len(some)) < kick.relieve,
+            _hot(state, some, at, rng),
+            rng.integers(state.loads.shape[1], size=len(some)),
+        )
         loses = _sparing(state, some, gains, rng)
         shed = state.held[some, at, rng.integers(state.held.shape[2], size=len(some))]
         sheds = (rng.random(len(some)) < kick.shed) & (state.counts[some, shed] > 1)
@@ -193,11 +195,6 @@ def _hot(state: Rows, rows: Integers, busy: Integers, rng: np.random.Generator) 
     share = carried / np.maximum(carried.max(axis=1, keepdims=True), np.finfo(float).tiny)
     waits = rng.exponential(size=share.shape) / np.maximum(share, _LEAST_SHARE)  # the first to arrive is drawn
     return np.asarray(state.held[rows, busy, waits.argmin(axis=1)])
-
-
-def _anyone(state: Rows, rows: Integers, rng: np.random.Generator) -> Integers:
-    """Any expert, [rows]."""
-    return rng.integers(state.loads.shape[1], size=len(rows))
 
 
 def _sparing(state: Rows, rows: Integers, gains: Integers, rng: np.random.Generator) -> Integers:

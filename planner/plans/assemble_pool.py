@@ -11,7 +11,7 @@ from planner.balance.skew import MIXED, LoadDistribution, sample_expert_loads
 from planner.costs.cache import Cache, device_cache
 from planner.costs.deployment import Deployment
 from planner.costs.latency import balanced_cost
-from planner.costs.memory import BLOCK_TOKENS, Memory, kv_capacity_tokens
+from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
 from planner.manifest.costs import StepCostModel
 from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
 from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
@@ -55,7 +55,9 @@ def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], see
         mtp=Drafts(drafts=pool.drafts, acceptance=question.acceptance, beams=pool.candidate.deployment.beams),
         weights_dtype=machines.weights,
         kv_dtype=question.kv_dtype,
-        memory_bytes_per_device=_memory_bytes(memory),
+        memory_bytes_per_device=MemoryBytes(
+            **{name: float(getattr(memory, name)) for name in MemoryBytes.model_fields}
+        ),
         kv=KvCache(
             block_tokens=BLOCK_TOKENS,
             bytes_per_token_per_device=float(device_cache(deployment).token_bytes),
@@ -132,10 +134,6 @@ def _limits(pool: PlannedPool, capacity_tokens: int) -> BatchLimits:
     assert isinstance(pool, DecodePool)
     tokens = -(-workload.input_tokens.mean // (strategy.attention_tp * strategy.pp))
     return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=int(tokens))
-
-
-def _memory_bytes(memory: Memory) -> MemoryBytes:
-    return MemoryBytes(**{name: float(getattr(memory, name)) for name in MemoryBytes.model_fields})
 
 
 def _pool_prediction(pool: PlannedPool) -> PoolPrediction:

@@ -183,12 +183,8 @@ def lengths_at(lengths: Lengths, levels: Floats) -> Floats:
     if lengths.shape == "gamma":
         return lengths.mean * gamma_quantiles(lengths.squared_cv, levels)
     variance = math.log1p(lengths.squared_cv)
-    return np.asarray(lengths.mean * np.exp(math.sqrt(variance) * normal_scores(levels) - variance / 2))
-
-
-def normal_scores(levels: Floats) -> Floats:
-    """Return the standard normal quantiles at levels within 0 and 1."""
-    return np.fromiter(map(NormalDist().inv_cdf, levels.tolist()), dtype=np.float64, count=levels.size)
+    scores = np.fromiter(map(NormalDist().inv_cdf, levels.tolist()), dtype=np.float64, count=levels.size)
+    return np.asarray(lengths.mean * np.exp(math.sqrt(variance) * scores - variance / 2))
 
 
 def gamma_quantiles(squared_cv: float, levels: Floats) -> Floats:

@@ -149,7 +149,6 @@ class Clock:
     traced: frozenset[int] | None = None
     transfers: list[Transfer] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    carried_bytes: float = 0.0
     _queues: dict[Any, deque[_Waiting]] = field(default_factory=dict)
     _held: set[Any] = field(default_factory=set)
     _blocked: dict[Any, deque[Any]] = field(default_factory=dict)
@@ -166,7 +165,6 @@ class Clock:
         if way is None:
             way = self._known[sender, receiver] = self.ways(sender, receiver)
         size = self.wire.size(payload)
-        self.carried_bytes += size
         queue = self._queues.setdefault(way.out_port, deque())
         queue.append(_Waiting(way, key, payload, size, label))
         if way.out_port not in self._held:

@@ -20,11 +20,6 @@ if TYPE_CHECKING:
     from runtime.simulate.prefill import PrefillInstance
 
 
-def decode_ranks(pool: Pool) -> int:
-    """Return the DP ranks of an instance, of all its domains."""
-    return pool.degrees.attention_groups
-
-
 Lost = Callable[["DecodeInstance", Request, int], None]
 """Called with the instance, a request that it gives up and the tokens that it got there."""
 
@@ -41,7 +36,7 @@ class DecodeInstance:
     def __init__(self, shared: Shared, name: str, pool: Pool, lost: Lost, opened: bool = True) -> None:
         self.name, self.pool, self._lost = name, pool, lost
         self._shared, self._engine, self._placement = shared, shared.engine, shared.placement
-        self.ranks = decode_ranks(pool)
+        self.ranks = pool.degrees.attention_groups
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
         mode = "expected" if shared.expected_drafts else "sampled"
         counts = IterationCounts(pool.mtp, mode, generator(shared.seed, f"drafts {name}"))  # type: ignore[arg-type]
@@ -180,17 +175,13 @@ class DecodeInstance:
         """Let the requests go whose tokens are out, and those in that waited for their room."""
         now, shared = self._engine.now_seconds, self._shared
         for request, _ in gone:
-            shared.tokens_out += request.left
             self._release(request)
             shared.ledger.complete(request, now)
-        self._admit()
+        self._placement.admit()
         self.freed()
 
     def _release(self, request: Request) -> None:
         self._placement.release(request)
-
-    def _admit(self) -> None:
-        self._placement.admit()
 
     def _make_room(self) -> None:
         """Send the last requests of ranks back whose KV outgrew the cache; they are computed anew."""
@@ -230,7 +221,6 @@ class DecodeInstance:
                 break
         else:
             generated = self.batch.remove(request)
-        self._shared.tokens_out += generated
         self._release(request)
         return generated
 

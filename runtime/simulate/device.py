@@ -77,7 +77,6 @@ class Shared:
     offline: bool = False
     """Whether offline requests stand behind the online ones."""
     span: Span | None = None
-    tokens_out: int = 0
     _timers: list[tuple[StepCost, Pool, PhaseName, StepTimer]] = field(default_factory=list)
 
     def timer(self, cost: StepCost, pool: Pool, phase: PhaseName) -> StepTimer:

@@ -156,7 +156,6 @@ class MixedInstance(DecodeInstance):
         if request.first_token < 0:
             request.first_token = now
         self._prefixes.insert(request)
-        self._shared.tokens_out += 1
         if request.left:
             self.join(request)
         else:

@@ -317,7 +317,6 @@ class PrefillInstance:
                 request.first_token = now
             self._uncount(request)
             self._loading.prefixes.insert(request)
-            self._shared.tokens_out += 1
             self._held_offline += request.hold if request.offline else 0
             self._finished(self, rank, request)
         self.devices.free(self)

@@ -77,17 +77,15 @@ def open_loop(workload: ManifestWorkload, requests_per_second: float, count: int
     """
     _check_rate(requests_per_second)
     body = _bodies(workload, count, seed)
-    gaps = _gaps(workload.arrival_cv2, 1.0 / requests_per_second, count, generator(seed, "arrivals"))
+    cv2, mean = workload.arrival_cv2, 1.0 / requests_per_second
+    even = np.full(count, mean)
+    gaps = generator(seed, "arrivals").gamma(1.0 / cv2, mean * cv2, count) if cv2 > 0 else even
     return Requests(arrival_seconds=np.cumsum(gaps), input_tokens=body[0], output_tokens=body[1], reused_tokens=body[2])
 
 
 def _check_rate(requests_per_second: float) -> None:
     if not 0 < requests_per_second < float("inf"):
         raise BadInput(f"--rate: {requests_per_second:g} requests per second must be positive and finite")
-
-
-def _gaps(cv2: float, mean: float, count: int, random: np.random.Generator) -> Floats:
-    return random.gamma(1.0 / cv2, mean * cv2, count) if cv2 > 0 else np.full(count, mean)
 
 
 def open_stream(

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import call
 
 from ground.units import format_count, format_duration, format_rate, rounded_down, rounded_up
 from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
@@ -44,7 +45,7 @@ def nearest_changes(
     yield from known
     there = {change.direction for change in known}
     searched = [search for name, search in directions(question, feasible).items() if name not in there]
-    yield from each(_found_in, searched)
+    yield from each(call, searched)
 
 
 def directions(question: Question, feasible: Try = has_plan) -> dict[str, Direction]:
@@ -60,10 +61,6 @@ def directions(question: Question, feasible: Try = has_plan) -> dict[str, Direct
         "outputs": partial(_length, question, feasible, "outputs", "--osl"),
         **_quantised(question, feasible),
     }
-
-
-def _found_in(direction: Direction) -> Change:
-    return direction()
 
 
 def _none(direction: str, flag: str | None, why: str) -> Change:

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.balance.imbalance import sampling_factor
 from planner.costs.operators import build_step_cost
 from planner.manifest.terms import (
     CommunicationTerm,
@@ -97,4 +96,4 @@ def test_busiest_rank_is_the_sampling_factor(tokens: float, balance: float, nois
     busiest = fair * (1 + np.sqrt((balance - 1) ** 2 + noise**2 * balance / fair))
     assert values["routed"] == pytest.approx(min(busiest, 320 * tokens))
     if noise == 0:
-        assert values["routed"] == pytest.approx(fair * float(sampling_factor(balance, 1e18, 288)))
+        assert values["routed"] == pytest.approx(fair * balance)
