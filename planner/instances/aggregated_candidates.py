@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from planner.costs.deployment import Deployment
 from planner.costs.memory import Memory, memory
 from planner.instances.brackets import largest
+from planner.instances.candidates import Candidate
 from planner.instances.decode_candidates import MEMORY_DEVIATIONS, MOST_BATCH
-from planner.instances.space import Row
 from planner.manifest.terms import Number
 from planner.question import Question
 from planner.workload import KvLoad, Workload, running_kv_tokens, total_kv_tokens
@@ -32,24 +32,15 @@ def with_given_batch(question: Question, room: NDArray[np.float64]) -> NDArray[n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AggregatedCandidate:
+class AggregatedCandidate(Candidate):
     """One aggregated instance with one token budget."""
 
-    row: Row
-    deployment: Deployment
-    drafts: int
-    microbatches: int
     batch: int
     """Requests that a DP rank runs at most, prompts in progress included."""
     batched_tokens: int
     """Of a step on one DP rank: a token for each running request and its drafts, and parts of prompts."""
     most_open: int | None = None
     """Requests that an instance has open within the limits at most, where that is known."""
-
-    @property
-    def devices(self) -> int:
-        """Devices of the instance."""
-        return self.row.strategy.devices
 
     def memory(self, workload: Workload) -> Memory:
         """Bytes per device with a full step and the mean KV of a full batch."""

@@ -13,7 +13,8 @@ from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, decode_load
 from planner.costs.memory import Memory, expert_device_memory, memory
 from planner.instances.brackets import largest
-from planner.instances.space import Group, Row
+from planner.instances.candidates import Candidate
+from planner.instances.space import Group
 from planner.manifest.stacks import taken
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad, larger
@@ -26,22 +27,13 @@ MOST_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeCandidate:
+class DecodeCandidate(Candidate):
     """One decode instance at its largest feasible batch."""
 
-    row: Row
-    deployment: Deployment
-    drafts: int
-    microbatches: int
     batch: int
     iteration_seconds: float
     requests_per_second: float
     limited_by: str
-
-    @property
-    def devices(self) -> int:
-        """Devices of the instance."""
-        return self.row.strategy.devices
 
     def memory(self, workload: Workload) -> Memory:
         """Bytes per device with the mean KV of a full batch."""

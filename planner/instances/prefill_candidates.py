@@ -9,7 +9,7 @@ from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
 from planner.costs.latency import causal_pairs
 from planner.costs.memory import memory
-from planner.instances.space import Row
+from planner.instances.candidates import Candidate
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.workload import Workload
@@ -21,22 +21,14 @@ SHORTEST_CHUNK_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillCandidate:
+class PrefillCandidate(Candidate):
     """One prefill instance with one token budget."""
 
-    row: Row
-    deployment: Deployment
-    microbatches: int
     prompts: int
     chunks: int
     tokens_per_device: int
     pass_seconds: float
     requests_per_second: float
-
-    @property
-    def devices(self) -> int:
-        """Devices of the instance."""
-        return self.row.strategy.devices
 
 
 def busiest_prompts(workload: Workload, prompts: Number, ranks: Number) -> Number:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from planner.costs.latency import accepted_tokens
 from planner.instances.brackets import largest_between
 from planner.instances.built import Built, built
-from planner.instances.candidates import usable_microbatches
+from planner.instances.candidates import row_microbatches
 from planner.instances.decode_candidates import (
     Count,
     DecodeCandidate,
@@ -183,7 +183,7 @@ def _bounded(question: Question, whole: Built, count: Count) -> _Table | None:
     group, cost, spread = rows.group, rows.cost, rows.deviations
     longest = question.tpot_seconds if batch is None else np.inf  # a given batch need not be full to keep the limit
     limit = np.broadcast_to(longest * accepted_tokens(group.deployment, question.acceptance), room.shape)
-    usable = sorted(usable_microbatches(question, group))
+    usable = sorted(row_microbatches(question, group.rows[0]))
     times = {parts: IterationTime(cost, spread, kv, parts, count) for parts in usable}
     first = least_batch(group, usable[0])
     points = np.stack([np.maximum(room, first), first])

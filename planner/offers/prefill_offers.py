@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.instances.built import Built, built
-from planner.instances.candidates import usable_microbatches
+from planner.instances.candidates import row_microbatches
 from planner.instances.decode_candidates import Count
 from planner.instances.dominance import undominated
 from planner.instances.least import Least
@@ -194,7 +194,7 @@ class _Passes:
 
     @property
     def _microbatches(self) -> Sequence[int]:
-        return usable_microbatches(self.question, self.group)
+        return row_microbatches(self.question, self.group.rows[0])
 
     def _seconds(self, fullest: Number, prompts: Number, microbatches: int) -> Floats:
         took = np.asarray(pass_seconds(self.cost, self.question.workload, fullest, prompts, self.chunks, microbatches))

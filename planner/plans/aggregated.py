@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 from ground.units import format_duration
 from planner.costs.memory import Memory
@@ -20,18 +21,9 @@ from planner.serving.latency import Latency
 class AggregatedPool(PlannedPool):
     """Aggregated instances at the planned rate; ``prediction`` is of their mean step there."""
 
+    role: ClassVar[Role] = "mixed"
     candidate: AggregatedCandidate
     state: AggregatedState
-
-    @property
-    def role(self) -> Role:
-        """Mixed: prefill and decode in one."""
-        return "mixed"
-
-    @property
-    def drafts(self) -> int:
-        """MTP depth."""
-        return self.candidate.drafts
 
     @cached_property
     def prediction(self) -> Prediction:

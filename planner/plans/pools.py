@@ -1,14 +1,13 @@
 """Pools of a plan: instances of one kind at the planned rate, every operator of their full step, and what they hold."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import ClassVar
 
-from planner.costs.deployment import Deployment
 from planner.costs.hostcosts import HostCosts, host_costs
 from planner.costs.memory import Memory, memory
 from planner.costs.predict import Configuration, Prediction, predict
+from planner.instances.candidates import Candidate
 from planner.instances.decode_candidates import DecodeCandidate
 from planner.instances.operating import PrefillServer
 from planner.instances.prefill_candidates import PrefillCandidate
@@ -19,33 +18,11 @@ from planner.serving.tables import TableArrays
 from planner.workload import running_kv_tokens
 
 
-class Candidate(Protocol):
-    """What the candidates of all roles have."""
-
-    @property
-    def row(self) -> Row:
-        """Strategy and expert layout."""
-        ...
-
-    @property
-    def deployment(self) -> Deployment:
-        """The instance in numbers."""
-        ...
-
-    @property
-    def microbatches(self) -> int:
-        """Microbatches of a step."""
-        ...
-
-    @property
-    def devices(self) -> int:
-        """Devices of the instance."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True)
-class PlannedPool(ABC):
+class PlannedPool:
     """Instances of one kind at the planned rate; ``prediction`` is of a full step."""
+
+    role: ClassVar[Role]
 
     question: Question
     candidate: Candidate
@@ -55,14 +32,9 @@ class PlannedPool(ABC):
     utilisation: float
 
     @property
-    @abstractmethod
-    def role(self) -> Role:
-        """What the instances do."""
-
-    @property
-    @abstractmethod
     def drafts(self) -> int:
-        """Tokens that are drafted per iteration."""
+        """Tokens that are drafted per iteration; none by prefill."""
+        return self.candidate.drafts
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -89,6 +61,7 @@ class PlannedPool(ABC):
 class PrefillPool(PlannedPool):
     """Prefill instances at the planned rate; ``prediction`` is of a full pass."""
 
+    role: ClassVar[Role] = "prefill"
     candidate: PrefillCandidate
     times: TableArrays | None = field(default=None, repr=False, compare=False)
     """The seconds of its passes that it was found with; of its own budget where none are kept."""
@@ -99,16 +72,6 @@ class PrefillPool(PlannedPool):
         """Return one of the instances with its queue under a question."""
         alike = question.workload is self.question.workload
         return PrefillServer(question, self.candidate, known_times=self.times if alike else None)
-
-    @property
-    def role(self) -> Role:
-        """Prefill."""
-        return "prefill"
-
-    @property
-    def drafts(self) -> int:
-        """None: prompts draft nothing."""
-        return 0
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -125,18 +88,9 @@ class PrefillPool(PlannedPool):
 class DecodePool(PlannedPool):
     """Decode instances at the planned rate; ``prediction`` is of the full batch."""
 
+    role: ClassVar[Role] = "decode"
     candidate: DecodeCandidate
     state: DecodeState
-
-    @property
-    def role(self) -> Role:
-        """Decode."""
-        return "decode"
-
-    @property
-    def drafts(self) -> int:
-        """MTP depth."""
-        return self.candidate.drafts
 
     @cached_property
     def prediction(self) -> Prediction:
