@@ -1,6 +1,6 @@
 """`plan calibrate`: fit efficiency curves to measured times and write them over a catalogue entry."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cli.options import JSON, File, Text, options
@@ -15,8 +15,6 @@ from hardware.measurements import read_measurements
 from hardware.spec import Fitted, HardwareSpec
 from podplan.options import argument, flag, switch
 from podplan.result import picked
-
-COLUMNS = ["measured", "rows", "median error before", "after", "worst row", "its error"]
 
 
 @options
@@ -54,7 +52,15 @@ def command(
     if json:
         print_json(as_json(entry, families, out))
         return
-    Screen().table(COLUMNS, [_cells(family) for family in families], right=COLUMNS[1:4] + COLUMNS[5:])
+    columns: dict[str, Callable[[Calibrated], str]] = {
+        "measured": lambda each: each.family,
+        ">rows": lambda each: str(len(each.rows)),
+        ">median error before": lambda each: f"{each.median_before:.1%}",
+        ">after": lambda each: f"{each.median_after:.1%}",
+        "worst row": lambda each: f"{each.worst.text} ({format_duration(each.worst.seconds)})",
+        ">its error": lambda each: f"{each.after[each.rows.index(each.worst)]:+.1%}",
+    }
+    Screen().grid(families, columns)
     Screen().lines(*_summary(entry, families, out))
 
 
@@ -64,17 +70,6 @@ def _name(given: str | None, entry: HardwareSpec) -> str:
     if not given.strip() or len(given) > 60:
         raise BadInput("--name: must have 1 to 60 characters")
     return given.strip().lower()
-
-
-def _cells(family: Calibrated) -> list[str]:
-    return [
-        family.family,
-        str(len(family.rows)),
-        f"{family.median_before:.1%}",
-        f"{family.median_after:.1%}",
-        f"{family.worst.text} ({format_duration(family.worst.seconds)})",
-        f"{family.after[family.rows.index(family.worst)]:+.1%}",
-    ]
 
 
 def _summary(entry: HardwareSpec, families: Sequence[Calibrated], out: Path | None) -> list[str]:

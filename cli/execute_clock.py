@@ -158,23 +158,19 @@ def show_clock(rows: list[ClockedBeside]) -> None:
     if not rows:
         Screen().lines("Nothing is exchanged between ranks, so there is nothing to hold against closed forms.")
         return
-    Screen().table(
-        ["collective", "of", "ranks", "bytes", "clock", "closed form", "", "gap"],
-        [
-            [
-                row.timing.operation,
-                f"{row.role}, {row.timing.where}",
-                str(row.timing.ranks),
-                format_bytes(row.timing.message_bytes),
-                format_duration(row.timing.seconds),
-                format_duration(row.expected_seconds),
-                row.form,
-                f"{row.gap:+.1%}",
-            ]
-            for row in rows
-        ],
-        title="Virtual clock beside closed forms, links at unit efficiency, one microbatch at the planned batch",
-        right=["ranks", "bytes", "clock", "closed form", "gap"],
+    Screen().grid(
+        rows,
+        {
+            "collective": lambda row: row.timing.operation,
+            "of": lambda row: f"{row.role}, {row.timing.where}",
+            ">ranks": lambda row: str(row.timing.ranks),
+            ">bytes": lambda row: format_bytes(row.timing.message_bytes),
+            ">clock": lambda row: format_duration(row.timing.seconds),
+            ">closed form": lambda row: format_duration(row.expected_seconds),
+            "": lambda row: row.form,
+            ">gap": lambda row: f"{row.gap:+.1%}",
+        },
+        "Virtual clock beside closed forms, links at unit efficiency, one microbatch at the planned batch",
     )
     told = [
         f"{row.timing.operation} ({row.role}, {row.timing.where}): {explanation(row)}."
@@ -208,20 +204,16 @@ def show_iteration(iteration: Iteration) -> None:
     if not iteration.collectives:
         Screen().lines(f"{told}.")
         return
-    Screen().table(
-        ["collective", "of", "ranks", "times", "mean bytes", "mean", "longest"],
-        [
-            [
-                row.name,
-                row.purpose,
-                str(row.ranks),
-                str(row.count),
-                format_bytes(row.mean_bytes),
-                format_duration(row.mean_seconds),
-                format_duration(row.longest_seconds),
-            ]
-            for row in iteration.collectives[:SHOWN_COLLECTIVES]
-        ],
-        title=f"{told}; waiting for slower ranks included",
-        right=["ranks", "times", "mean bytes", "mean", "longest"],
+    Screen().grid(
+        iteration.collectives[:SHOWN_COLLECTIVES],
+        {
+            "collective": lambda row: row.name,
+            "of": lambda row: row.purpose,
+            ">ranks": lambda row: str(row.ranks),
+            ">times": lambda row: str(row.count),
+            ">mean bytes": lambda row: format_bytes(row.mean_bytes),
+            ">mean": lambda row: format_duration(row.mean_seconds),
+            ">longest": lambda row: format_duration(row.longest_seconds),
+        },
+        f"{told}; waiting for slower ranks included",
     )

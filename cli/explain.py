@@ -70,17 +70,16 @@ def _show(screen: Screen, found: ExplainResult) -> None:
 
 def show_near(screen: Screen, near: Sequence[Near]) -> None:
     """Write what lies near the plan, each a search of its own."""
-    rows = [
-        [
-            one.name,
-            one.flag,
-            carried_rate(one.requests_per_second) if one.plan else "no plan",
-            f"{one.plan.chips:g}" if one.plan else "",
-            pools_text(one.plan, "{count} × {devices} {role}") if one.plan else "",
-        ]
-        for one in near
-    ]
-    screen.table(["near it", "ask instead", "requests", "chips", "pools"], rows, right=["requests", "chips"])
+    screen.grid(
+        near,
+        {
+            "near it": lambda one: one.name,
+            "ask instead": lambda one: one.flag,
+            ">requests": lambda one: carried_rate(one.requests_per_second) if one.plan else "no plan",
+            ">chips": lambda one: f"{one.plan.chips:g}" if one.plan else "",
+            "pools": lambda one: pools_text(one.plan, "{count} × {devices} {role}") if one.plan else "",
+        },
+    )
 
 
 def _refused(screen: Screen, found: ExplainResult) -> None:

@@ -132,23 +132,18 @@ def _print_one(spec: HardwareSpec) -> None:
 
 
 def _print_all(specs: Sequence[HardwareSpec]) -> None:
-    rows = [
-        [
-            spec.name,
-            spec.title,
-            f"{spec.nodes.value * spec.devices_per_node.value:.0f}",
-            format_bytes(spec.device.memory_bytes.value),
-            f"{format_bytes(spec.device.memory_bandwidth_bytes_per_second.value)}/s",
-            format_si(spec.device.peak_flops_per_second["bf16"].value, "FLOP/s"),
-            " ".join(multiplied(spec)),
-            ", ".join(spec.aliases),
-        ]
-        for spec in specs
-    ]
-    Screen().table(
-        ["name", "title", "devices", "memory", "bandwidth", "bf16 peak", "multiplies", "also called"],
-        rows,
-        right=["devices", "memory", "bandwidth", "bf16 peak"],
+    Screen().grid(
+        specs,
+        {
+            "name": lambda spec: spec.name,
+            "title": lambda spec: spec.title,
+            ">devices": lambda spec: f"{spec.nodes.value * spec.devices_per_node.value:.0f}",
+            ">memory": lambda spec: format_bytes(spec.device.memory_bytes.value),
+            ">bandwidth": lambda spec: f"{format_bytes(spec.device.memory_bandwidth_bytes_per_second.value)}/s",
+            ">bf16 peak": lambda spec: format_si(spec.device.peak_flops_per_second["bf16"].value, "FLOP/s"),
+            "multiplies": lambda spec: " ".join(multiplied(spec)),
+            "also called": lambda spec: ", ".join(spec.aliases),
+        },
         spare=["title", "multiplies", "also called"],
     )
 

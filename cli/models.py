@@ -31,22 +31,18 @@ def command(
     if found.one:
         _show(found.specs[0])
         return
-    Screen().table(
-        ["name", "parameters", "active", "layers", "attention", "experts", "checkpoint", "also called"],
-        [
-            [
-                spec.name,
-                format_count(count_parameters(spec).total),
-                format_count(count_parameters(spec).active),
-                str(spec.layers),
-                _attention(spec),
-                f"{spec.moe.experts_per_token} of {spec.moe.experts}" if spec.moe else "dense",
-                spec.native_dtype,
-                ", ".join(alias for alias in spec.aliases if "/" not in alias),
-            ]
-            for spec in found.specs
-        ],
-        right=["parameters", "active", "layers"],
+    Screen().grid(
+        found.specs,
+        {
+            "name": lambda spec: spec.name,
+            ">parameters": lambda spec: format_count(count_parameters(spec).total),
+            ">active": lambda spec: format_count(count_parameters(spec).active),
+            ">layers": lambda spec: str(spec.layers),
+            "attention": _attention,
+            "experts": lambda spec: f"{spec.moe.experts_per_token} of {spec.moe.experts}" if spec.moe else "dense",
+            "checkpoint": lambda spec: spec.native_dtype,
+            "also called": lambda spec: ", ".join(alias for alias in spec.aliases if "/" not in alias),
+        },
         spare=["attention", "checkpoint", "also called"],
     )
 
