@@ -9,7 +9,7 @@ import numpy as np
 from ground.errors import Fault
 from ground.units import counted
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
-from planner.search.certificate import Problem, solve
+from planner.search.certificate import solve
 from planner.search.columns import Side
 from planner.search.programme import Picks, Programme
 
@@ -65,7 +65,7 @@ def proven(programme: Programme, picks: Picks, models: Sequence[str], left_out: 
         pruned = [each for side in sides for each in _small_columns(side, known.rate)]
         # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
         least = known.rate if goal.maximised else programme.aim.rate or 0.0
-        value = solve(Problem.of(programme, least))
+        value = solve(programme, least)
     if value is None:
         raise Fault("the fleet programme has no solution, and one was found")
     gap = abs(value - reached) / abs(reached)
