@@ -3,8 +3,6 @@
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-import typer
-
 from cli.exit_codes import ExitCode
 from cli.options import CSV, FORCE, JSON, WORKERS, Given, Text, takes_question
 from cli.output import Outputs, Screen, check_force, print_json, read_outputs, with_bar
@@ -19,8 +17,6 @@ from podplan.options import flag, switch
 from podplan.question import Asked
 from podplan.readers import read_choice
 from podplan.workers import executor_of
-
-sweep_app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @takes_question("QUESTIONS.yaml | MODEL,...", "A question file, or models with --hw, each by commas.")

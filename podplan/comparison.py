@@ -11,11 +11,11 @@ from typing import Any
 from ground.errors import BadInput
 from ground.names import suggest
 from ground.units import number_of, parse_count
-from planner.ranges import spaced
 from podplan.options import UNITS, QuestionFlags, flag_name, flags_of, names_of, text_of
 from podplan.planning import solved
 from podplan.question import Asked, read_question
 from podplan.question_files import Entry, asked_of, questions_in_place, typed_of
+from podplan.readers import spaced
 from podplan.result import Result, Row
 from podplan.workers import Executor, executor_of
 

@@ -16,9 +16,8 @@ from planner.plans.day import Seen, over_the_day
 from planner.plans.plan import Plan
 from planner.question import Machines
 from planner.search.answer import Answer
-from planner.search.cluster import plan_cluster
+from planner.search.cluster import Floor, fleet_floor, plan_cluster
 from planner.search.fleet import Fleet, Member
-from planner.search.floor import Floor, fleet_floor
 from podplan.checking import loss_json, margin_json
 from podplan.day import day_json
 from podplan.options import SIZES, QuestionFlags, flag_name, flags_of

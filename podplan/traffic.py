@@ -16,13 +16,12 @@ from ground.units import number_of, parse_count, parse_rate
 from models.spec import ModelSpec
 from models.vision import Pictures
 from planner.plans.day import Window, peak_rate
-from planner.ranges import spaced
 from planner.serving.prompts import answer_kinds, histogram_kinds
 from planner.workload import Lengths, LengthShape, Traffic, Workload, histogram_lengths
 from planner.workload import Trace as Rows
 from podplan.day import read_rate_profile
 from podplan.options import QuestionFlags, flag_name
-from podplan.readers import MOST_TOKENS, read_choice, read_fraction, read_pictures, read_tokens
+from podplan.readers import MOST_TOKENS, read_choice, read_fraction, read_pictures, read_tokens, spaced
 
 if TYPE_CHECKING:
     from ground.traces import Trace

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ground.errors import BadInput
 from ground.units import number_of
-from planner.balance.counts import check_redundancy, replica_counts
-from planner.balance.packing import longest_first
+from planner.balance.counts import check_redundancy, longest_first, replica_counts
 from planner.balance.skew import MIXED, LoadDistribution, quantile_loads
 
 Number = float | NDArray[np.float64]

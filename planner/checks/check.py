@@ -11,9 +11,9 @@ from planner.checks.deployed_trace import plan_on
 from planner.checks.on_trace import held_at, loads
 from planner.checks.traced import search_on_trace
 from planner.plans.day import Window
-from planner.plans.deviation import PREDICTED
 from planner.plans.plan import Plan
 from planner.plans.quantised import as_planned
+from planner.plans.servers import PREDICTED
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.changes.shortage import too_few

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from planner.instances.aggregated import AggregatedServer, AggregatedState
-from planner.instances.operating import DecodeServer, PrefillServer
+from planner.instances.operating import DecodeServer
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
-from planner.plans.deviation import deviation, deviation_of
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.pools import DecodePool, PrefillPool
+from planner.plans.servers import deviation, deviation_of
 from planner.serving.latency import Latency
 from planner.survival import Loss, lost_instances
 
@@ -108,7 +107,25 @@ def from_plan(plan: Plan) -> Deployed:
         # Instances of both roles may stand on one node where both are smaller than it.
         mixed = loss == "node" and shared and all(devices < part.devices_per_node for devices, part in machines)
         losses[loss] = (Lost(prefill=gone[0], decode=gone[1]),) if mixed else each
-    return Deployed(pools=(_prefill_pool(prefill, server), _decode_pool(decode, decoder)), losses=losses)
+
+    def decode_at(rate_per_second: float, count: int) -> Standing:
+        state = decoder.state(rate_per_second, count)
+        return Standing(tpot=state.tpot if state else None)
+
+    return Deployed(
+        pools=(
+            DeployedPool(
+                role="prefill",
+                instances=prefill.instances,
+                at=lambda rate, count: Standing(ttft=server.ttft(rate, count)),
+                deviation=deviation(prefill.prediction, prefill.prediction.ttft_seconds),
+            ),
+            DeployedPool(
+                role="decode", instances=decode.instances, at=decode_at, deviation=deviation(decode.prediction)
+            ),
+        ),
+        losses=losses,
+    )
 
 
 def _aggregated(plan: AggregatedPlan) -> Deployed:
@@ -131,25 +148,3 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
 def standing_of(state: AggregatedState | None) -> Standing:
     """Return what aggregated instances do in a state."""
     return Standing() if state is None else Standing(ttft=state.ttft, tpot=state.tpot)
-
-
-def _prefill_pool(pool: PrefillPool, server: PrefillServer) -> DeployedPool:
-    return DeployedPool(
-        role="prefill",
-        instances=pool.instances,
-        at=lambda rate, count: Standing(ttft=server.ttft(rate, count)),
-        deviation=deviation(pool.prediction, pool.prediction.ttft_seconds),
-    )
-
-
-def _decode_pool(pool: DecodePool, server: DecodeServer) -> DeployedPool:
-    def at(rate_per_second: float, count: int) -> Standing:
-        state = server.state(rate_per_second, count)
-        return Standing(tpot=state.tpot if state else None)
-
-    return DeployedPool(
-        role="decode",
-        instances=pool.instances,
-        at=at,
-        deviation=deviation(pool.prediction),
-    )

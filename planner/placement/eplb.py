@@ -1,4 +1,4 @@
-"""DeepSeek's EPLB, the algorithm that engines ship: the baseline that every other method must beat.
+"""Baselines: DeepSeek's EPLB, which engines ship and every other method must beat, and xDeepServe's replication.
 
 Hierarchical where the router's groups divide over the nodes: groups to nodes by longest processing time first (LPT)
 with equally many on each, replicas within a node by greedy water-filling, replicas to ranks by LPT. Global otherwise:
@@ -121,3 +121,30 @@ def _addable(held: Integers, rank: int, problem: Problem) -> Integers:
     pool = held[node * per_node : (node + 1) * per_node] if problem.keep_groups else np.arange(problem.experts)
     absent = np.setdiff1d(pool, held[rank])
     return absent[absent >= 0]
+
+
+def hottest_first(loads: NDArray[np.float64], slots: int, most_per_expert: int) -> NDArray[np.int64]:
+    """Replica counts of one layer by xDeepServe's greedy, [experts] with the sum ``slots``; loads [experts, slices].
+
+    The load of a layer is the sum over slices of its hottest expert's load; each spare slot goes to the expert, among
+    those that are hottest in some slice, whose further replica lowers it most.
+
+    Ref: xDeepServe (arXiv 2508.02520) section 4.5.
+    """
+    experts, slices = loads.shape
+    counts = np.ones(experts, dtype=np.int64)
+    each = np.arange(slices)
+    for _ in range(slots - experts):
+        share = loads / counts[:, None]
+        open_ = counts < most_per_expert
+        hottest = share.argmax(axis=0)  # [slices]
+        candidates = np.unique(hottest[open_[hottest]])
+        if not len(candidates):
+            candidates = np.flatnonzero(open_)
+        rest = share.copy()
+        rest[hottest, each] = -np.inf
+        second = rest.max(axis=0)
+        others = np.where(hottest[None] == candidates[:, None], second, share[hottest, each])  # [candidates, slices]
+        after = np.maximum(others, loads[candidates] / (counts[candidates] + 1)[:, None]).sum(axis=1)
+        counts[candidates[int(after.argmin())]] += 1
+    return counts

@@ -12,8 +12,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.balance.counts import water_filling
-from planner.balance.packing import longest_first_rows
+from planner.balance.counts import longest_first_rows, water_filling
 from planner.placement.bounds import simple_bounds
 from planner.placement.eplb import balanced_packs
 from planner.placement.improve import SETTLED, search_jointly, settle

@@ -193,12 +193,41 @@ class DisaggregatedPlan(Plan):
     @property
     def binding_limit(self) -> str:
         """The tighter pool's limit, behind it the devices; or the rate."""
-        return binding_limit(self.question, self.prefill, self.decode, self.links)
+        question, prefill, decode = self.question, self.prefill, self.decode
+        if question.sized_for is not None:
+            return "rate"
+        tighter_decode = decode.capacity_per_second <= prefill.capacity_per_second
+        limit = decode.candidate.limited_by if tighter_decode else "utilisation" if prefill.saturated else "ttft"
+        tighter = decode if tighter_decode else prefill
+        if tighter.capacity_per_second >= self.links.most_per_second[tighter.role] * (1 - 1e-6):
+            limit = "kv_links"
+        held = "devices" if question.pin(tighter.role).instances is None else "instances"
+        return f"{held}, {tighter.role} {limit}"
 
     @property
     def explanation(self) -> str:
         """What either pool carries, and why not more."""
-        return explain_binding(self.prefill, self.decode, self.links, self.binding_limit)
+        prefill, decode, links, binding = self.prefill, self.decode, self.links, self.binding_limit
+        if binding.endswith("kv_links"):
+            carried = links.most_per_second
+            return (
+                f"The links that KV crosses are {max(links.utilisation.values()):.0%} busy: that of a prompt takes "
+                f"{format_duration(links.transfer_seconds)} and waits {format_duration(links.wait_seconds)}, and at "
+                f"{MOST_LINK_UTILISATION:.0%} they carry {carried['prefill']:.1f} (prefill) and "
+                f"{carried['decode']:.1f} (decode) requests/s ({binding})."
+            )
+        saturated = ""
+        if binding.endswith("utilisation"):
+            most = prefill.question.most_utilisation
+            saturated = f"Prefill runs at {most:.3g} of saturation, the most that is planned with (--max-utilisation). "
+        batch, limit = decode.candidate.batch, decode.candidate.limited_by
+        why = "as is given" if limit == "batch" else f"because {'TPOT' if limit == 'tpot' else limit} allows no more"
+        return (
+            f"{saturated}Decode runs {batch} requests per DP rank {why}, and is bound by "
+            f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the pools "
+            f"carry {prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) requests/s, "
+            f"{'no less than the rate that is asked for' if binding == 'rate' else _SMALLER} ({binding})."
+        )
 
     @property
     def excess(self) -> float:
@@ -213,32 +242,30 @@ class DisaggregatedPlan(Plan):
 
     def resized(self, prefill: int, decode: int) -> "DisaggregatedPlan | None":
         """Return so many instances at the plan's rate, known to carry it; None where they cannot keep up."""
-        question, rate = self.question, self.requests_per_second
-        each = [pool.capacity_per_second / pool.instances for _, pool in self.pools()]
-        first = self.prefill.server(question), prefill, max(each[0], rate / prefill)
-        second = (
-            DecodeServer(question, self.decode.candidate, self.transfer_seconds),
-            decode,
-            max(each[1], rate / decode),
+        rate, (first, second) = self.requests_per_second, self._served(self.question)
+        return make_plan(
+            self.question,
+            (first[0], prefill, max(first[2], rate / prefill)),
+            (second[0], decode, max(second[2], rate / decode)),
+            rate,
+            saturated=self.prefill.saturated,
         )
-        return make_plan(question, first, second, rate, saturated=self.prefill.saturated)
 
     def under(self, question: Question, share: float = 1.0) -> Callable[[float], "DisaggregatedPlan | None"]:
         """Return what the pools do under a question, by the rate; None where they cannot keep up."""
+        pools = self._served(question, share)
+        return lambda rate: make_plan(question, *pools, rate, saturated=self.prefill.saturated)
+
+    def _served(
+        self, question: Question, share: float = 1.0
+    ) -> tuple[tuple[PrefillServer, int, float], tuple[DecodeServer, int, float]]:
+        """Return (server, instances, what one of them carries over ``share``) of both pools under a question."""
         prefill, decode = self.prefill, self.decode
-        pools = (
-            (
-                prefill.server(question),
-                prefill.instances,
-                prefill.capacity_per_second / prefill.instances / share,
-            ),
-            (
-                DecodeServer(question, decode.candidate, self.transfer_seconds),
-                decode.instances,
-                decode.capacity_per_second / decode.instances / share,
-            ),
+        decoder = DecodeServer(question, decode.candidate, self.transfer_seconds)
+        return (
+            (prefill.server(question), prefill.instances, prefill.capacity_per_second / prefill.instances / share),
+            (decoder, decode.instances, decode.capacity_per_second / decode.instances / share),
         )
-        return lambda rate_per_second: make_plan(question, *pools, rate_per_second, saturated=prefill.saturated)
 
 
 def end_to_end(ttft: Latency, decode: DecodeState, tokens_after_first: float) -> Latency:
@@ -319,43 +346,6 @@ def _links(
     )
     sink = Sink(second.iteration_seconds, 1 / second.accepted, second.most_requests, second_count)
     return link_state(links, rate_per_second, question.workload, Source(first.passes, first_count), sink)
-
-
-def binding_limit(question: Question, prefill: PrefillPool, decode: DecodePool, links: LinkState) -> str:
-    """Name what stops the plan from doing more: the tighter pool's limit, behind it the devices."""
-    if question.sized_for is not None:
-        return "rate"
-    tighter_decode = decode.capacity_per_second <= prefill.capacity_per_second
-    limit = decode.candidate.limited_by if tighter_decode else "utilisation" if prefill.saturated else "ttft"
-    tighter = decode if tighter_decode else prefill
-    if tighter.capacity_per_second >= links.most_per_second[tighter.role] * (1 - 1e-6):
-        limit = "kv_links"
-    held = "devices" if question.pin(tighter.role).instances is None else "instances"
-    return f"{held}, {tighter.role} {limit}"
-
-
-def explain_binding(prefill: PrefillPool, decode: DecodePool, links: LinkState, binding: str) -> str:
-    """One sentence with the numbers behind the binding limit."""
-    if binding.endswith("kv_links"):
-        carried = links.most_per_second
-        return (
-            f"The links that KV crosses are {max(links.utilisation.values()):.0%} busy: that of a prompt takes "
-            f"{format_duration(links.transfer_seconds)} and waits {format_duration(links.wait_seconds)}, and at "
-            f"{MOST_LINK_UTILISATION:.0%} they carry {carried['prefill']:.1f} (prefill) and {carried['decode']:.1f} "
-            f"(decode) requests/s ({binding})."
-        )
-    saturated = ""
-    if binding.endswith("utilisation"):
-        most = prefill.question.most_utilisation
-        saturated = f"Prefill runs at {most:.3g} of saturation, the most that is planned with (--max-utilisation). "
-    batch, limit = decode.candidate.batch, decode.candidate.limited_by
-    why = "as is given" if limit == "batch" else f"because {'TPOT' if limit == 'tpot' else limit} allows no more"
-    return (
-        f"{saturated}Decode runs {batch} requests per DP rank {why}, and is bound by "
-        f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the pools carry "
-        f"{prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) requests/s, "
-        f"{'no less than the rate that is asked for' if binding == 'rate' else _SMALLER} ({binding})."
-    )
 
 
 def in_time(plan: Plan | None) -> Plan | None:

@@ -1,10 +1,12 @@
-"""The queues of a plan's pools: what other numbers of its instances carry, and under other limits."""
+"""The queues of a plan's pools: what other numbers of its instances carry; and how far its times may be off."""
 
 import math
+from statistics import NormalDist
 
+from planner.costs.predict import Prediction
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
-from planner.plans.aggregated import AggregatedPool
+from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.plan import Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Question
@@ -37,3 +39,23 @@ def needed_instances(plan: Plan, pool: PlannedPool, rate_per_second: float) -> i
         if server.pool_carries(count, rate_per_second):
             return count
     return pool.instances
+
+
+PREDICTED = 0.5
+"""Confidence in figures as predicted: the service times may as well be longer as shorter."""
+
+
+def deviation_of(plan: Plan) -> float:
+    """Return that of the pool that is known worst."""
+    found = (
+        deviation(pool.prediction, pool.prediction.ttft_seconds if isinstance(pool, PrefillPool) else None)
+        for _, pool in plan.pools()
+    )
+    return max(*found, 0.0) if isinstance(plan, AggregatedPlan) else max(found)
+
+
+def deviation(prediction: Prediction, ttft_seconds: float | None = None) -> float:
+    """Return the relative standard deviation behind the central interval of a step, of prefill that of TTFT."""
+    known, seconds = prediction.interval, ttft_seconds or prediction.tpot_seconds or prediction.iteration_seconds
+    score = NormalDist().inv_cdf(0.5 + known.level / 2)
+    return (known.high / seconds - 1) / score

@@ -22,7 +22,6 @@ from planner.plans.plan import Plan, in_time
 from planner.question import Question
 from planner.search.columns import BELOW
 from planner.search.fleet import Fleet, aim_of
-from planner.search.front import figures, front_of
 from planner.search.gather import Costing, Option, Pools, gather, know_balance, make_side
 from planner.search.programme import Picks, Programme, solve_open
 from planner.search.shapes import TINY, Floats, Ints, limited, needed_rates, not_aggregated, on_each_pool, on_machines
@@ -221,3 +220,33 @@ def unlike(plans: Sequence[Plan], best: Plan) -> tuple[Plan, ...]:
         ):
             kept.append(plan)
     return tuple(sorted(kept, key=lambda plan: -plan.requests_per_second))
+
+
+def front_of(best: Plan, others: Iterable[Plan]) -> list[Plan]:
+    """Return the best plan and those of the others that nothing dominates, most carried first."""
+    plans = [best, *others]
+    kept = [plan for plan in plans if plan is best or not any(dominates(other, plan) for other in plans)]
+    return sorted(distinct(kept), key=lambda plan: -plan.requests_per_second)
+
+
+def dominates(one: Plan, other: Plan) -> bool:
+    """Whether ``one`` is nowhere worse and somewhere better."""
+    ours, theirs = figures(one), figures(other)
+    return all(a <= b * (1 + 1e-6) for a, b in zip(ours, theirs, strict=True)) and any(
+        a < b * (1 - 1e-6) for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+def figures(plan: Plan) -> tuple[float, ...]:
+    """What the front compares, all to be made small: 1/rate, chips, cost of a token, mean TTFT, mean TPOT."""
+    cost = plan.cost_per_million_tokens
+    return 1 / plan.requests_per_second, plan.chips, 0.0 if cost is None else cost, plan.ttft.mean, plan.tpot.mean
+
+
+def distinct(plans: list[Plan]) -> list[Plan]:
+    """Drop plans with about the same rate, chips, TTFT and TPOT as an earlier one."""
+    seen: dict[tuple[float, ...], Plan] = {}
+    for plan in plans:
+        rate, chips, _, ttft, tpot = figures(plan)
+        seen.setdefault((float(f"{rate:.3g}"), chips, float(f"{ttft:.2g}"), float(f"{tpot:.3g}")), plan)
+    return list(seen.values())

@@ -18,9 +18,9 @@ from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.columns import Side
 from planner.search.fleet import Fleet
-from planner.search.front import front_of
 from planner.search.gather import Costing, Option, aggregated, make_side
 from planner.search.papers import Beside, Published, as_deployed, matching
+from planner.search.pareto import front_of
 from planner.search.programme import Programme
 from planner.search.proof import over_parts
 from planner.search.solve import Choice, Found, chosen_of, find, plan_of

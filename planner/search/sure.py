@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import NormalDist
 
-from planner.plans.deviation import PREDICTED, deviation_of
 from planner.plans.plan import Plan
 from planner.plans.quantised import Tried, as_planned
-from planner.plans.servers import server_of
+from planner.plans.servers import PREDICTED, deviation_of, server_of
 from planner.question import Question
 from planner.search.answer import Answer
 

@@ -14,9 +14,8 @@ from planner.manifest.terms import StepCost
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.loading import Loading
-from runtime.simulate.passes import Pass
 from runtime.simulate.request import PREFILL, Request
-from runtime.simulate.steps import RankLoad
+from runtime.simulate.steps import Pass, RankLoad
 
 if TYPE_CHECKING:
     from runtime.simulate.decode import DecodeInstance

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from planner.balance.packing import longest_first
+from planner.balance.counts import longest_first
 from planner.manifest.loads import check_expert_map
 
 

@@ -7,9 +7,8 @@ import pytest
 
 from cli.main import main
 from ground.errors import BadInput
-from planner.balance.counts import replica_counts
+from planner.balance.counts import longest_first, replica_counts
 from planner.balance.imbalance import static_factor
-from planner.balance.packing import longest_first
 from planner.balance.skew import (
     MIXED,
     SINGLE_DOMAIN,

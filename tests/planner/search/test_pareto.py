@@ -2,8 +2,7 @@
 
 import pytest
 
-from planner.search.front import dominates, figures
-from planner.search.pareto import ALIKE, wide_front
+from planner.search.pareto import ALIKE, dominates, figures, wide_front
 from planner.search.search import search
 from tests.questions import small_question
 

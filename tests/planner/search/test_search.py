@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ground.errors import BadInput
 from planner.search.fleet import Fleet, aim_of
-from planner.search.front import dominates
+from planner.search.pareto import dominates
 from planner.search.programme import Programme
 from planner.search.search import search
 from planner.search.ways import gather_fleet

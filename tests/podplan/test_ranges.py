@@ -3,7 +3,7 @@
 import pytest
 
 from ground.errors import BadInput
-from planner.ranges import spaced
+from podplan.readers import spaced
 
 
 def test_ends_and_spacing() -> None:
