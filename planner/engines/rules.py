@@ -6,7 +6,7 @@ Rules read a profile and plain degrees, no model and no cost. Their names are st
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from planner.strategy import Strategy, format_strategy
@@ -372,21 +372,8 @@ def _layouts(setup: Setup, strategy: Strategy) -> Iterator[Setup]:
     for redundant in sorted({setup.redundant, least, least + strategy.moe_ep} if setup.experts else {0}):
         for drafts in range(setup.drafts, -1, -1):
             for microbatches in {setup.microbatches, 1}:
-                yield Setup(
-                    strategy=strategy,
-                    role=setup.role,
-                    devices_per_node=setup.devices_per_node,
-                    experts=setup.experts,
-                    device=setup.device,
-                    architecture=setup.architecture,
-                    latent=setup.latent,
-                    redundant=redundant,
-                    drafts=drafts,
-                    microbatches=microbatches,
-                    kv_dtype=setup.kv_dtype,
-                    weights=setup.weights,
-                    instances=setup.instances,
-                )
+                extras = replace(setup, drafts=drafts, microbatches=microbatches, dedicated=0)
+                yield replace(extras, strategy=strategy, redundant=redundant)
 
 
 def _distance(one: Setup, other: Setup) -> tuple[float, ...]:

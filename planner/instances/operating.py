@@ -20,7 +20,7 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
 from planner.serving.capacity import Limits, largest_rate
-from planner.serving.closed_forms.birth_death import DecodeState, decode_capacity, decode_state
+from planner.serving.closed_forms.birth_death import DecodeQueue, DecodeState
 from planner.serving.closed_forms.bulk_lattice import most_waiting
 from planner.serving.closed_forms.bulk_service import latency_of, thinned_squared_cv
 from planner.serving.closed_forms.mixserve import full_batch_state, memoryless_ttft
@@ -199,10 +199,6 @@ class PrefillServer:
             return math.inf
         return most_waiting(self.passes, rate_per_second, self._squared_cv(instances))
 
-    def capacity(self) -> float:
-        """Largest rate of one instance within the TTFT limit; 0 where there is none."""
-        return self.pool_capacity(1)
-
     def pool_capacity(self, instances: int, about: float | None = None) -> float:
         """Largest rate of so many instances that take requests in turn, within the TTFT limit; 0 where there is none.
 
@@ -362,26 +358,25 @@ class DecodeServer:
         """The largest rate of one instance that is planned with."""
         return self.question.most_utilisation * self.candidate.requests_per_second
 
-    def capacity(self) -> float:
-        """Largest Poisson rate of one instance within the TPOT limit; 0 where there is none."""
-        return self.single_capacity
-
-    @cached_property
-    def single_capacity(self) -> float:
-        """The capacity, solved once."""
-        if self.question.queueing == "mixserve":
-            keeps = self.candidate.iteration_seconds <= self.question.tpot_seconds * self.accepted
-            return self.question.most_utilisation * self.candidate.requests_per_second if keeps else 0.0
-        found = decode_capacity(
+    @property
+    def queue(self) -> DecodeQueue:
+        """The instance as its closed form takes it."""
+        return DecodeQueue(
             iterations_per_request=self.iterations,
             iteration_seconds=self.iteration_seconds,
             most_requests=self.most_requests,
-            limit_seconds=self.question.tpot_seconds,
-            most_utilisation=self.question.most_utilisation,
-            percentile=self.question.percentile,
             transfer_seconds=self.transfer_seconds,
             tokens_per_iteration=self.accepted,
         )
+
+    @cached_property
+    def single_capacity(self) -> float:
+        """Largest Poisson rate of one instance within the TPOT limit; 0 where there is none."""
+        if self.question.queueing == "mixserve":
+            keeps = self.candidate.iteration_seconds <= self.question.tpot_seconds * self.accepted
+            return self.question.most_utilisation * self.candidate.requests_per_second if keeps else 0.0
+        question = self.question
+        found = self.queue.capacity(question.tpot_seconds, question.percentile, question.most_utilisation)
         return found.rate_per_second if found else 0.0
 
     def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
@@ -395,12 +390,4 @@ class DecodeServer:
             return full_batch_state(rate_per_second, self.iterations, full, self.transfer_seconds, self.accepted)
         if self.player is not None:
             return self.player.state(rate_per_second, instances)
-        return decode_state(
-            arrival_rate_per_second=rate_per_second,
-            iterations_per_request=self.iterations,
-            iteration_seconds=self.iteration_seconds,
-            most_requests=self.most_requests,
-            transfer_seconds=self.transfer_seconds,
-            tokens_per_iteration=self.accepted,
-            instances=instances,
-        )
+        return self.queue.state(rate_per_second, instances)

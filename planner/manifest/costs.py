@@ -52,9 +52,11 @@ class _Mirror(Strict):
         fields = {field: getattr(term, field) for field in cls.model_fields if field != "kind"}
         return cls.model_validate({name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()})
 
-    def _fields(self) -> dict[str, Any]:
+    def to_term(self) -> Any:
+        """Return the term that ``stepcost.evaluate`` takes."""
         fields = {field: getattr(self, field) for field in type(self).model_fields if field != "kind"}
-        return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+        made: Any = next(term for term, model in _MODELS.items() if model is type(self))
+        return made(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
 
 
 class ComputeTermModel(_Mirror):
@@ -74,10 +76,6 @@ class ComputeTermModel(_Mirror):
     residual: Amount = 0.0
     share: Share = 1.0
 
-    def to_term(self) -> ComputeTerm:
-        """Return the term that ``stepcost.evaluate`` takes."""
-        return ComputeTerm(**self._fields())
-
 
 class CommunicationTermModel(_Mirror):
     """A collective or an exchange; protocols are [latency seconds, bytes per second]."""
@@ -89,10 +87,6 @@ class CommunicationTermModel(_Mirror):
     protocols: Protocols
     launches: Natural = 1
     residual: Amount = 0.0
-
-    def to_term(self) -> CommunicationTerm:
-        """Return the term that ``stepcost.evaluate`` takes."""
-        return CommunicationTerm(**self._fields())
 
 
 class CurveTermModel(_Mirror):
@@ -109,10 +103,6 @@ class CurveTermModel(_Mirror):
     bytes_per_second: Rate
     launches: Natural = 1
     residual: Amount = 0.0
-
-    def to_term(self) -> CurveTerm:
-        """Return the term that ``stepcost.evaluate`` takes."""
-        return CurveTerm(**self._fields())
 
 
 AnyTermModel = ComputeTermModel | CommunicationTermModel | CurveTermModel

@@ -34,7 +34,7 @@ from planner.manifest.schema import (
 )
 from planner.plans.plan import end_to_end
 from planner.serving.capacity import Limits
-from planner.serving.closed_forms.birth_death import DecodeState, decode_state
+from planner.serving.closed_forms.birth_death import DecodeQueue, DecodeState
 from planner.serving.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
 from planner.serving.closed_forms.crowding import Crowding
 from planner.serving.closed_forms.pass_seconds import Passes
@@ -341,15 +341,14 @@ def pool_decode(
     accepted = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
     iterations = Lengths(mean=max(answer.mean - 1, 1.0) / accepted, squared_cv=answer.squared_cv)
     most = pool.limits.requests_per_dp_rank * pool.degrees.attention_groups
-    state = decode_state(
-        arrival_rate_per_second=rate_per_second,
+    queue = DecodeQueue(
         iterations_per_request=iterations,
         iteration_seconds=lambda requests: dealt_iteration_seconds(dealing, requests),
         most_requests=most,
         transfer_seconds=transfer_seconds,
         tokens_per_iteration=accepted,
-        instances=instances,
     )
+    state = queue.state(rate_per_second, instances)
     if state is None:
         return None
     table = dealt_iteration_seconds(dealing, np.arange(1.0, most + 1))

@@ -224,8 +224,9 @@ class DisaggregatedPlan(Plan):
         why = "as is given" if limit == "batch" else f"because {'TPOT' if limit == 'tpot' else limit} allows no more"
         return (
             f"{saturated}Decode runs {batch} requests per DP rank {why}, and is bound by "
-            f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the pools "
-            f"carry {prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) requests/s, "
+            f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the "
+            f"pools carry {prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) "
+            "requests/s, "
             f"{'no less than the rate that is asked for' if binding == 'rate' else _SMALLER} ({binding})."
         )
 

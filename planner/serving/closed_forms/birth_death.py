@@ -84,106 +84,76 @@ class _Server(Iterating):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeCapacity:
-    """What a decode instance carries within its limit."""
+class DecodeQueue:
+    """A decode instance and what it is asked.
 
-    rate_per_second: float
-    state: DecodeState
-
-
-def decode_state(
-    *,
-    arrival_rate_per_second: float,
-    iterations_per_request: Lengths,
-    iteration_seconds: IterationSeconds,
-    most_requests: int,
-    transfer_seconds: float = 0.0,
-    tokens_per_iteration: float = 1.0,
-    instances: int = 1,
-) -> DecodeState | None:
-    """State of one decode instance under Poisson arrivals; None where a full instance cannot keep up.
-
-        pi(n) / pi(n-1) = rate * I * tau(min(n, most)) / min(n, most)
-
-    Mean occupancy does not depend on the length distribution, as long as few wait. Beyond ``most_requests`` they
-    wait in line; a wait is exponential with the mean of Allen and Cunneen. ``tpot`` is over per-request averages: the
-    occupancy that a request sees is averaged over its residence, see ``residence_variance``.
-
-    Args:
-        arrival_rate_per_second: requests per second at this instance.
+    Attributes:
         iterations_per_request: of one request, from admission to its last token.
         iteration_seconds: duration of an iteration with n running requests, array to array, not falling in n.
         most_requests: that memory and engine allow to run at once.
         transfer_seconds: from the end of prefill to readiness for admission (KV transfer).
         tokens_per_iteration: accepted tokens per request and iteration, above 1 with MTP.
-        instances: that requests are placed on so that all are filled alike (least KV, fewest requests). They fill up
-            together, with the spread of what all of them hold: tau(N / c) with N requests on c instances, and one line.
-
-    Raises:
-        BadInput: a rate not above 0 or no room for one request.
     """
-    alike = max(min(instances, _MOST_TOGETHER // max(most_requests, 1)), 1)
-    server = _tabulate(
-        iterations_per_request, iteration_seconds, most_requests, transfer_seconds, tokens_per_iteration, alike
-    )
-    return _state(server, arrival_rate_per_second * alike)
 
+    iterations_per_request: Lengths
+    iteration_seconds: IterationSeconds
+    most_requests: int
+    transfer_seconds: float = 0.0
+    tokens_per_iteration: float = 1.0
 
-def decode_capacity(
-    *,
-    iterations_per_request: Lengths,
-    iteration_seconds: IterationSeconds,
-    most_requests: int,
-    limit_seconds: float,
-    percentile: float,
-    transfer_seconds: float = 0.0,
-    tokens_per_iteration: float = 1.0,
-    most_utilisation: float = 0.98,
-) -> DecodeCapacity | None:
-    """Largest Poisson rate at which TPOT at ``percentile`` keeps the limit and the instance is stable; None if none.
+    def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
+        """Return its state under Poisson arrivals; None where a full instance cannot keep up.
 
-    At most ``most_utilisation`` of what a full instance finishes. The largest of ``serving.capacity.on_grid``.
+            pi(n) / pi(n-1) = rate * I * tau(min(n, most)) / min(n, most)
 
-    Raises:
-        BadInput: as ``decode_state``.
-    """
-    server = _tabulate(iterations_per_request, iteration_seconds, most_requests, transfer_seconds, tokens_per_iteration)
-    found: dict[float, DecodeState] = {}
+        Mean occupancy does not depend on the length distribution, as long as few wait. Beyond ``most_requests`` they
+        wait in line; a wait is exponential with the mean of Allen and Cunneen. ``tpot`` is over per-request averages:
+        the occupancy that a request sees is averaged over its residence, see ``residence_variance``.
 
-    def seconds(rate: float) -> float:
-        if rate not in found:
-            state = _state(server, rate)
-            if state is None:
-                return math.inf
-            found[rate] = state
-        return found[rate].tpot.at(percentile)
+        Args:
+            rate_per_second: requests at this instance.
+            instances: that requests are placed on so that all are filled alike (least KV, fewest requests). They fill
+                up together, with the spread of what all of them hold: tau(N / c) with N requests on c instances, and
+                one line.
 
-    upper = most_utilisation * float(server.finished_per_second[-1])
-    rate = largest_rate(seconds, limit_seconds, upper)
-    return None if rate is None else DecodeCapacity(rate_per_second=rate, state=found[rate])
+        Raises:
+            BadInput: a rate not above 0 or no room for one request.
+        """
+        alike = max(min(instances, _MOST_TOGETHER // max(self.most_requests, 1)), 1)
+        return _state(self._tabulated(alike), rate_per_second * alike)
 
+    def capacity(self, limit_seconds: float, percentile: float, most_utilisation: float = 0.98) -> DecodeState | None:
+        """Return the state at the largest rate at which TPOT at ``percentile`` keeps the limit; None where none does.
 
-def _tabulate(
-    iterations: Lengths,
-    iteration_seconds: IterationSeconds,
-    most_requests: int,
-    transfer_seconds: float,
-    tokens_per_iteration: float,
-    instances: int = 1,
-) -> _Server:
-    if most_requests < 1:
-        raise BadInput(f"A decode instance with room for {most_requests} requests must have room for at least 1.")
-    nodes = distinct(np.round(np.geomspace(1, most_requests, _TABLE_NODES)))
-    seconds = np.asarray(iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
-    each = np.arange(1.0, most_requests * instances + 1) / instances
-    table = np.interp(each, nodes, np.maximum.accumulate(seconds))
-    return _Server(
-        iteration_seconds=table,
-        iterations=iterations,
-        tokens_per_iteration=tokens_per_iteration,
-        transfer_seconds=transfer_seconds,
-        instances=instances,
-    )
+        At most ``most_utilisation`` of what a full instance finishes. The largest of ``serving.capacity.on_grid``.
+
+        Raises:
+            BadInput: no room for one request.
+        """
+        server = self._tabulated()
+        found: dict[float, DecodeState | None] = {}
+
+        def seconds(rate: float) -> float:
+            state = found[rate] = found[rate] if rate in found else _state(server, rate)
+            return state.tpot.at(percentile) if state else math.inf
+
+        rate = largest_rate(seconds, limit_seconds, most_utilisation * float(server.finished_per_second[-1]))
+        return None if rate is None else found[rate]
+
+    def _tabulated(self, instances: int = 1) -> _Server:
+        most = self.most_requests
+        if most < 1:
+            raise BadInput(f"A decode instance with room for {most} requests must have room for at least 1.")
+        nodes = distinct(np.round(np.geomspace(1, most, _TABLE_NODES)))
+        seconds = np.asarray(self.iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
+        each = np.arange(1.0, most * instances + 1) / instances
+        return _Server(
+            iteration_seconds=np.interp(each, nodes, np.maximum.accumulate(seconds)),
+            iterations=self.iterations_per_request,
+            tokens_per_iteration=self.tokens_per_iteration,
+            transfer_seconds=self.transfer_seconds,
+            instances=instances,
+        )
 
 
 def _state(server: _Server, rate: float) -> DecodeState | None:

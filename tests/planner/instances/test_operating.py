@@ -54,7 +54,7 @@ def test_capacities_keep_their_limits_and_are_not_far_below(model: str, hardware
     question = small_question(model=model, hardware=hardware, squared_cv=squared_cv)
     for candidate in prefill_found(question)[:2]:
         server = PrefillServer(question, candidate)
-        rate = server.capacity()
+        rate = server.pool_capacity(1)
         if rate:
             here, above = server.ttft(rate), server.ttft(rate * 1.03)
             assert here is not None and here.at(99) <= question.ttft_seconds
@@ -65,7 +65,7 @@ def test_capacities_keep_their_limits_and_are_not_far_below(model: str, hardware
             assert above is None or above.at(99) > question.ttft_seconds * 0.99 or rate >= 0.975 * full
     for candidate in decode_all(question)[:2]:
         decode = DecodeServer(question, candidate, 0.001)
-        rate = decode.capacity()
+        rate = decode.pool_capacity(1)
         if rate:
             state, over = decode.state(rate), decode.state(rate * 1.03)
             assert state is not None and state.tpot.at(99) <= question.tpot_seconds

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.serving.closed_forms.birth_death import decode_capacity, decode_state, residence_variance
+from planner.serving.closed_forms.birth_death import DecodeQueue, residence_variance
 from planner.workload import Lengths
 from tests.planner.serving.closed_forms.waits import allen_cunneen_wait
 
@@ -43,13 +43,10 @@ def _simulate(rate, base, slope, most, squared_cv, requests=50_000):
 
 
 def _state(rate, base, slope, most, squared_cv=0.0, **more):
-    return decode_state(
-        arrival_rate_per_second=rate,
-        iterations_per_request=Lengths(mean=ITERATIONS, squared_cv=squared_cv),
-        iteration_seconds=lambda n: base + slope * n,
-        most_requests=most,
-        **more,
-    )
+    lengths = Lengths(mean=ITERATIONS, squared_cv=squared_cv)
+    return DecodeQueue(
+        iterations_per_request=lengths, iteration_seconds=lambda n: base + slope * n, most_requests=most, **more
+    ).state(rate)
 
 
 @pytest.mark.parametrize("squared_cv", [0.0, 1.0])
@@ -116,21 +113,18 @@ def test_more_load_never_helps(most, utilisation, squared_cv):
 
 
 def _capacity(limit, most=512):
-    return decode_capacity(
+    return DecodeQueue(
         iterations_per_request=Lengths(mean=ITERATIONS),
         iteration_seconds=lambda n: 0.02 + 0.0001 * n,
         most_requests=most,
-        limit_seconds=limit,
-        percentile=99,
-    )
+    ).capacity(limit, 99)
 
 
 def test_capacity_keeps_its_limit_tightly():
     """50 ms at p99 leaves the mean occupancy a little below the 300 requests at which an iteration takes 50 ms."""
     found = _capacity(0.05)
-    assert 0.0495 < found.state.tpot.p99 <= 0.05
-    assert 240 < found.state.mean_requests < 300
-    assert found.state.rate_per_second == found.rate_per_second
+    assert 0.0495 < found.tpot.p99 <= 0.05
+    assert 240 < found.mean_requests < 300
 
 
 def test_capacity_is_bounded_by_room_or_by_nothing():
@@ -152,13 +146,11 @@ def test_instances_filled_alike_vary_together():
     """Nine instances with one line: the same mean occupancy, and a third of its spread where nobody waits."""
 
     def state(instances):
-        return decode_state(
-            arrival_rate_per_second=1.0,
+        return DecodeQueue(
             iterations_per_request=Lengths(mean=50.0),
             iteration_seconds=lambda running: 0.5 + 0.005 * running,
             most_requests=400,
-            instances=instances,
-        )
+        ).state(1.0, instances)
 
     one, nine = state(1), state(9)
     assert nine.rate_per_second == one.rate_per_second

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from planner.serving.closed_forms.birth_death import decode_state
+from planner.serving.closed_forms.birth_death import DecodeQueue
 from planner.serving.closed_forms.crowding import Crowding
 from planner.serving.latency import Latency
 from planner.workload import Lengths
@@ -14,12 +14,11 @@ PLACES, RATE, TTFT = 4, 3.2, Latency.from_samples(np.linspace(0.2, 0.4, 1000))
 
 
 def _crowding(room_prompts: float) -> Crowding:
-    state = decode_state(
-        arrival_rate_per_second=RATE,
+    state = DecodeQueue(
         iterations_per_request=Lengths(mean=100.0, squared_cv=1.0),
         iteration_seconds=lambda running: np.full_like(running, 0.01),
         most_requests=PLACES,
-    )
+    ).state(RATE)
     assert state is not None
     return Crowding.before(state, RATE, room_prompts, TTFT)
 
