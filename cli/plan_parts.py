@@ -21,6 +21,7 @@ WORDS = {
     "dedicated-shared-experts": "ranks for shared experts alone",
     "domains": "attention and experts apart",
     "drafts": "more MTP drafts",
+    "exchange-node": "exchanges over small nodes",
     "exchange-ranks": "this EP degree of exchanges",
     "expert-grid": "this TP + EP of experts",
     "expert-model": "experts of this model so",

@@ -3,15 +3,18 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from deploy.commands.fabric import talks_over_nodes
+from deploy.commands.fabric import spans_nodes_by_nvlink, talks_over_nodes
 from deploy.commands.launch import Target
 from deploy.header import Provenance
 from deploy.images import machine_of
 from deploy.kubernetes.weights import mismatched, quantised, source_of
+from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan
 from ground.units import format_bytes
 from planner.engines.ascend import exchange_of, mc2_capacity
+from planner.engines.memory import hccl_mebibytes
 
+XLLM_BUFFER_MEBIBYTES = 512
 FETCH = (
     "kubectl apply -f weights.yaml, and kubectl wait --for=condition=complete --timeout=-1s job/{name}-weights: "
     "engines that start before it is done find half a model."
@@ -44,7 +47,7 @@ STEPS = {
 }
 # What is applied comes before what is run; autoscaler and monitoring need KEDA and the Prometheus operator.
 LAST = ("autoscaler.yaml", "monitoring.yaml")
-FIRST = ("priorities.yaml", "weights.yaml", "policies.yaml")
+FIRST = ("priorities.yaml", "weights.yaml", "policies.yaml", "nvlink.yaml")
 RUN = ("smoke.yaml", "benchmark.yaml")
 
 
@@ -106,11 +109,17 @@ def memories(target: Target) -> Iterator[str]:
             f"{role.name}: {held.fraction:g} of the {share}, {format_bytes(held.buffers_bytes)} of exchange buffers, "
             f"{format_bytes(held.cache_bytes)} for keys and values (planned {format_bytes(held.planned_cache_bytes)})"
         )
+        needed = int(hccl_mebibytes(holding(target.profile.engine, role)))
+        if target.profile.engine == "xllm" and exchanges(role) and needed > XLLM_BUFFER_MEBIBYTES:
+            line += (
+                f"; its exchange has {XLLM_BUFFER_MEBIBYTES} MiB whatever HCCL_BUFFSIZE says (mapping_npu.cpp), and "
+                f"CANN's operator needs {needed} for this batch: plan with a smaller one where it fails"
+            )
         fewer = f"; about {held.requests} of {role.sequences} requests per DP rank fit, the others wait"
         yield line + (fewer if held.requests < role.sequences else "")
 
 
-def exchanges(target: Target) -> Iterator[str]:
+def dispatches(target: Target) -> Iterator[str]:
     """Yield how vLLM-Ascend will reach experts at the planned batch, which it decides at run time."""
     for role in target.roles if target.profile.engine == "vllm-ascend" else ():
         moe = role.model.moe
@@ -150,7 +159,7 @@ def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
         "The files were read back and add up to the manifest. They were never launched on hardware by podplan.",
         "",
         *_section("Devices", arithmetic(target)),
-        *_section("Limits", [*limits(target), *exchanges(target)]),
+        *_section("Limits", [*limits(target), *dispatches(target)]),
         *_section("Memory", list(memories(target))),
         *_section("What the site must bring", list(needs(target, files))),
         "## Start",
@@ -187,6 +196,10 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
         yield "Patience with drafts: SGLang drafts nothing in steps that also read prompts; older releases do not mix."
     if target.profile.engine == "xllm" and target.kind == "volcano":
         yield "MindCluster's Ascend operator, which writes each job's rank table into its ConfigMap rings-config-NAME."
+    joined = " and ".join(role.name for role in target.roles if spans_nodes_by_nvlink(role))
+    if joined:
+        imex = "the service nvidia-imex" if target.bare else "NVIDIA's DRA driver, and nvidia-imex of the hosts off"
+        yield f"IMEX on the nodes of {joined}: {imex}; every instance inside one NVLink domain (nvidia.com/gpu.clique)."
     wide = [role.name for role in target.roles if talks_over_nodes(role) and role.accelerator == "nvidia"]
     if wide and not target.bare and target.site.rdma_resource:
         yield f"RDMA in pods of {' and '.join(wide)}: {target.site.rdma_resource}, or what rdma_resource names."

@@ -27,6 +27,7 @@ from planner.engines.memory import dispatch_tokens
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
 
+MOTOR_INSTANCES = 20
 MOTOR_NODES = {"prefill": 8, "decode": 20}
 MOST_DISPATCHED = 1024  # by the counters of DeepEP's kernels, FINISHED_SUM_TAG
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -133,6 +134,11 @@ def _check_nodes(target: Target) -> None:
                 f"--kind: MindIE Motor takes {MOTOR_NODES[role.role]} nodes of a {role.role} instance (MindIE-Motor: "
                 f"utils/validate_config.py), and this plan's has {role.nodes}; plan with --max-instance-devices"
             )
+        if len(role.instances) > MOTOR_INSTANCES:
+            raise Infeasible(
+                f"--kind: MindIE Motor takes {MOTOR_INSTANCES} {role.role} instances (MindIE-Motor: "
+                f"utils/validate_config.py), and this plan has {len(role.instances)}"
+            )
     wide = [role.name for role in target.roles if role.nodes > 1]
     if target.profile.engine == "trtllm" and wide and target.kind != "dynamo":
         raise Infeasible(
@@ -163,6 +169,11 @@ def _check_machines(target: Target) -> None:
                 f"--engine: the {role.name} pool exchanges experts by DeepEP, whose kernels take NVLink inside a node "
                 f"(DeepEP README: Requirements), and {title} is on PCIe (machine); plan its experts with EP 1"
             )
+        if target.profile.engine == "xllm" and role.disaggregated and role.prefix_caching:
+            raise Infeasible(
+                "--engine: xLLM caches no prefixes where prefill and decode are apart (xLLM: features/disagg_pd); "
+                "plan with --prefix-reuse 0 or --shape aggregated"
+            )
         low_latency = target.profile.engine == "sglang" and exchanges(role) and role.role != "prefill"
         tokens = int(dispatch_tokens(holding("sglang", role))) if low_latency else 0
         if tokens > MOST_DISPATCHED:
@@ -178,8 +189,14 @@ def _check_pools(target: Target) -> None:
     held = [role.role for role in target.roles]
     if "mixed" in held and len(set(held)) > 1:
         raise BadInput("--engine: aggregated instances beside prefill and decode need a router each; plan one of both")
-    single = target.kind in ("llm-d", "motor") or target.profile.engine == "vllm-ascend"
-    if single and len(set(held)) < len(held):
+    if target.profile.engine == "vllm-ascend":  # what both sides state of both; DP sizes are read and never used
+        tensor = {(role.role, role.strategy.attention_tp) for role in target.roles}
+        if len(tensor) > len(set(held)):
+            raise BadInput(
+                "--engine: vLLM-Ascend's connector tells one TP degree of each role to the other (vllm_ascend: "
+                "mooncake_connector.py); plan its pools of a role with the same"
+            )
+    if target.kind in ("llm-d", "motor") and len(set(held)) < len(held):
         raise BadInput(f"--engine: {target.profile.title} with {target.kind} takes one pool of each role, not {held}")
 
 

@@ -4,24 +4,29 @@
 
 CHECKOUTS has a clone of every project of SOURCES, by its name, from which the commit is read. Every object of every
 (plan, engine, kind) of the tests and of examples/deploy is held against its CRD, where a field that the CRD does not
-name is an error. Writes tests/deploy/crds.json: by kind the commit, how many objects, and the shapes that were
-accepted; tests/deploy/objects.py holds what is emitted against it. CEL rules and webhooks are not run.
+name is an error, and against the CEL rules in it (pip install cel-python==0.5.0). Writes tests/deploy/crds.json: by
+kind the commit, how many objects, and the shapes that were accepted; tests/deploy/objects.py holds what is emitted
+against it. Webhooks are not run.
 """
 
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import celpy
 import yaml
+from celpy.adapter import json_to_cel
 from jsonschema import Draft202012Validator
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "tests/deploy/crds.json"
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Object = dict[str, Any]
+UNREAD: set[str] = set()
 # apiVersion, kind -> project, commit, file
 SOURCES = {
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): (
@@ -36,7 +41,7 @@ SOURCES = {
     ),
     ("nvidia.com/v1beta1", "DynamoGraphDeployment"): (
         "dynamo",
-        "2a6da14c8",
+        "a68c04c7b4",
         "deploy/operator/config/crd/bases/nvidia.com_dynamographdeployments.yaml",
     ),
     ("inference.networking.k8s.io/v1", "InferencePool"): (
@@ -53,6 +58,11 @@ SOURCES = {
         "gateway-api",
         "4564255ac",
         "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
+    ),
+    ("resource.nvidia.com/v1beta1", "ComputeDomain"): (
+        "k8s-dra-driver-gpu",
+        "22407113",
+        "deployments/helm/dra-driver-nvidia-gpu/crds/resource.nvidia.com_computedomains.yaml",
     ),
     ("keda.sh/v1alpha1", "ScaledObject"): ("keda", "8b4f083ca", "config/crd/bases/keda.sh_scaledobjects.yaml"),
     ("monitoring.coreos.com/v1", "PodMonitor"): (
@@ -82,8 +92,40 @@ def strict(schema: Any) -> Any:
     return found
 
 
-def validator(folder: Path, api: str, source: tuple[str, str, str]) -> Draft202012Validator:
-    """Return the validator of one version of a CRD."""
+@cache
+def rule(text: str) -> Any:
+    """Return a CEL rule as a programme."""
+    environment = celpy.Environment()
+    return environment.program(environment.compile(text))
+
+
+def holds(text: str, value: Any) -> bool:
+    """Whether a CEL rule holds of a value; one that cel-python cannot evaluate, as of nested loops, is noted."""
+    try:
+        return bool(rule(text).evaluate({"self": json_to_cel(value)}))
+    except celpy.CELEvalError:
+        UNREAD.add(text)
+        return True
+
+
+def broken(schema: Object, value: Any) -> Iterator[str]:
+    """Yield the CEL rules that a value breaks, defaults filled in as an API server does; rules of changes are not."""
+    parts = schema.get("properties", {})
+    if isinstance(value, dict):
+        value = {name: part["default"] for name, part in parts.items() if "default" in part} | value
+    for held in schema.get("x-kubernetes-validations", []):
+        if "oldSelf" not in held["rule"] and not holds(held["rule"], value):
+            yield f"{held['rule']} does not hold of {value}"
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            part = parts.get(name, schema.get("additionalProperties"))
+            yield from broken(part, inner) if isinstance(part, dict) else ()
+    for inner in value if isinstance(value, list) else ():
+        yield from broken(schema.get("items", {}), inner)
+
+
+def crd_schema(folder: Path, api: str, source: tuple[str, str, str]) -> Object:
+    """Return the schema of one version of a CRD."""
     project, commit, path = source
     text = subprocess.run(
         ["git", "-C", folder / project, "show", f"{commit}:{path}"], check=True, capture_output=True, text=True
@@ -94,9 +136,8 @@ def validator(folder: Path, api: str, source: tuple[str, str, str]) -> Draft2020
         for version in crd["spec"]["versions"]
         if version["name"] == api.rpartition("/")[2]
     )
-    schema = strict(schema)
-    schema["properties"]["metadata"] = {"type": "object"}
-    return Draft202012Validator(schema)
+    schema["properties"]["metadata"] = {"type": "object", "additionalProperties": True}
+    return schema
 
 
 def objects() -> Iterator[Object]:
@@ -132,7 +173,8 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     from tests.deploy.objects import shapes
 
-    known = {key: validator(Path(sys.argv[1]), key[0], source) for key, source in SOURCES.items()}
+    schemas = {key: crd_schema(Path(sys.argv[1]), key[0], source) for key, source in SOURCES.items()}
+    known = {key: Draft202012Validator(strict(schema)) for key, schema in schemas.items()}
     counts, accepted, errors = dict.fromkeys(SOURCES, 0), {key: set[str]() for key in SOURCES}, 0
     for item in objects():
         if (key := (item["apiVersion"], item["kind"])) not in known:
@@ -142,6 +184,9 @@ def main() -> None:
         for error in known[key].iter_errors(item):
             errors += 1
             print(f"{key[1]} {'/'.join(map(str, error.absolute_path))}: {error.message[:200]}")
+        for said in broken(schemas[key], item):
+            errors += 1
+            print(f"{key[1]}: {said[:200]}")
     found = {
         f"{api} {kind}": {
             "crd": " ".join(SOURCES[api, kind]),
@@ -151,6 +196,7 @@ def main() -> None:
         for api, kind in SOURCES
     }
     print(*(f"{held['objects']} {name}" for name, held in found.items()), sep="\n")
+    print(*(f"not evaluated: {text}" for text in sorted(UNREAD)), sep="\n")
     if errors:
         sys.exit(1)
     RESULT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

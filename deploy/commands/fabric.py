@@ -1,5 +1,7 @@
 """Environment of collectives and of KV transfer: which interface, which devices, how large their buffers are."""
 
+import math
+
 from deploy.commands.launch import Target
 from deploy.memory import holding, symmetric_gibibytes
 from deploy.roles import RolePlan
@@ -10,6 +12,12 @@ from planner.engines.memory import exchange_bytes, hccl_mebibytes
 def talks_over_nodes(role: RolePlan) -> bool:
     """Whether a role needs RDMA: it spans nodes, or keys and values come or go."""
     return role.nodes > 1 or role.disaggregated
+
+
+def spans_nodes_by_nvlink(role: RolePlan) -> bool:
+    """Whether NVLink joins the nodes of an instance, as in an NVL72 rack, which takes IMEX on every node."""
+    inner = role.hardware.scopes[0]
+    return role.nodes > 1 and inner.plane == "nvlink" and role.node_size < (inner.devices.value or math.inf)
 
 
 def gpu_environment(target: Target, role: RolePlan) -> dict[str, Value]:
@@ -24,14 +32,16 @@ def gpu_environment(target: Target, role: RolePlan) -> dict[str, Value]:
     heap = symmetric_gibibytes(target.profile.engine, role)
     if heap:
         found["NVSHMEM_SYMMETRIC_SIZE"] = f"{heap}G"
-    if role.nodes > 1 and exchange_bytes(
-        holding(target.profile.engine, role)
-    ):  # DeepEP over nodes, in either of its kernels
-        found |= {
-            "NVSHMEM_REMOTE_TRANSPORT": "ibgda",
-            "NVSHMEM_IB_ENABLE_IBGDA": "true",
-            "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": interface,
-        }
+    joined = spans_nodes_by_nvlink(role)
+    if joined:
+        found |= {"NCCL_MNNVL_ENABLE": 1, "NCCL_CUMEM_ENABLE": 1}
+    if role.nodes == 1 or not exchange_bytes(holding(target.profile.engine, role)):
+        return found
+    found["NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME"] = interface  # DeepEP over nodes, in either of its kernels
+    if joined:
+        found |= {"NVSHMEM_CUMEM_HANDLE_TYPE": "FABRIC", "NVSHMEM_DISABLE_CUDA_VMM": 0}
+    else:
+        found |= {"NVSHMEM_REMOTE_TRANSPORT": "ibgda", "NVSHMEM_IB_ENABLE_IBGDA": "true"}
         if devices:
             found["NVSHMEM_HCA_LIST"] = found["UCX_NET_DEVICES"]
     return found

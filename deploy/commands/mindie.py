@@ -14,14 +14,12 @@ from deploy.images import published
 from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan
 from deploy.templates import documents, filled
-from deploy.words import Shell
+from deploy.words import Shell, Value
 from planner.engines.memory import hccl_mebibytes
 
 Json = dict[str, Any]
 
 DAEMON = "mindie_llm_server"  # docs/zh/user_guide/quick_start of MindIE-LLM 8b4871a
-MOST_LINKS = 4096
-LONGEST_ANSWER_SECONDS = 3600
 LEAST_BUFFER_MEBIBYTES = 512  # MindIE-LLM's validator takes no less
 MEMORY_SHARE = 0.92  # NPU_MEMORY_FRACTION of its samples
 TEMPLATES = Path(__file__).with_name("templates")
@@ -35,15 +33,30 @@ def launch(target: Target, role: RolePlan) -> Launch:
         role=role,
         programme=(DAEMON,),
         flags=(),
-        environment={
+        environment=environment(role)
+        | {
             "MIES_CONTAINER_IP": Shell('"$ADDRESS"'),
             "MIES_CONFIG_JSON_PATH": f"{target.site.files_path}/{name}",
+            "MINDIE_CHECK_INPUTFILES_PERMISSION": 0,  # else only files of mode 640 are read
             "WORLD_SIZE": role.devices,
             **({"RANKTABLEFILE": Shell('"$RANK_TABLE"')} if role.nodes > 1 else {}),
         },
         files={name: json.dumps(configuration(target, role), indent=1) + "\n", **map_files(role)},
         port=target.site.http_port,
     )
+
+
+def environment(role: RolePlan) -> dict[str, Value]:
+    """Return a role's environment: the allocator's, buffers of collectives and the share of memory."""
+    return {
+        "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
+        "OMP_NUM_THREADS": 8,
+        "HCCL_BUFFSIZE": _buffer(role),
+        "HCCL_OP_EXPANSION_MODE": "AIV",
+        "NPU_MEMORY_FRACTION": MEMORY_SHARE,
+        "TASK_QUEUE_ENABLE": 1,
+        **({"MINDIE_ENABLE_DP_DISTRIBUTED": 1} if distributed(role) else {}),
+    }
 
 
 def map_files(role: RolePlan) -> dict[str, str]:
@@ -63,40 +76,45 @@ def distributed(role: RolePlan) -> bool:
 
 def configuration(target: Target, role: RolePlan) -> Json:
     """Return a role's MindIE-LLM configuration."""
-    own = distributed(role)
-    several = role.nodes > 1 and not own
-    server: Json = {"inferMode": "dmi" if role.disaggregated else "standard", "distDPServerEnabled": own}
-    server |= {"maxLinkNum": MOST_LINKS, "tokenTimeout": LONGEST_ANSWER_SECONDS, "e2eTimeout": LONGEST_ANSWER_SECONDS}
-    if not role.disaggregated:
-        server |= {"port": target.site.http_port}
-    return {
-        "Version": "1.0.0",
-        "ServerConfig": server,
-        "BackendConfig": {
-            "npuDeviceIds": [[0] if own else list(range(role.devices_per_node))],
-            "multiNodesInferEnabled": several,
-            "kvPoolConfig": {"backend": "", "configPath": ""},
-            "ModelDeployConfig": {
-                "maxSeqLen": role.longest,
-                "maxInputTokenLen": role.longest_prompt,
-                "ModelConfig": [_model(target, role)],
-            },
-            "ScheduleConfig": _schedule(role),
+    own, port = distributed(role), target.site.http_port
+    devices = [0] if own else list(range(role.devices_per_node))
+    several_ranks = role.strategy.attention_dp > 1 and not own
+    # MIES_CONTAINER_IP goes before both addresses. Motor states ports and TLS itself.
+    listening = {"ipAddress": "127.0.0.1", "managementIpAddress": "127.0.0.1", "port": port, "managementPort": port}
+    listening |= {"metricsPort": port, "allowAllZeroIpListening": False, "httpsEnabled": False}
+    (form,) = documents(TEMPLATES / "mindie.yaml")
+    found: Json = filled(
+        form,
+        {
+            "listening": {} if role.disaggregated else listening,
+            "mode": "dmi" if role.disaggregated else "standard",
+            "own": own,
+            "devices": devices,
+            "several": role.nodes > 1 and not own,
+            "longest": role.longest,
+            "longest_prompt": role.longest_prompt,
+            "model": _model(target, role, len(devices)),
+            "sequences": role.sequences,
+            "tokens": max(role.tokens, role.longest_prompt),
+            "answers": role.longest - 1,
+            "several_ranks": several_ranks or None,
         },
-    }
+    )
+    return found
 
 
 def _buffer(role: RolePlan) -> int:
     return int(hccl_mebibytes(holding("mindie", role)))
 
 
-def _model(target: Target, role: RolePlan) -> Json:
+def _model(target: Target, role: RolePlan, devices: int) -> Json:
+    """Return a role's model; over several nodes its rank table goes before ``devices``, those of one."""
     strategy = role.strategy
     found: Json = {
         "modelInstanceType": "Standard",
         "modelName": target.name_of_model,
         "modelWeightPath": target.weights_path(role),
-        "worldSize": 1 if distributed(role) else role.devices,
+        "worldSize": devices,
         "cpuMemSize": 5,
         "npuMemSize": -1,
         "backendType": "atb",
@@ -134,34 +152,10 @@ def _deepseek(target: Target, role: RolePlan) -> Json:
     return found
 
 
-def _schedule(role: RolePlan) -> Json:
-    found: Json = {"cacheBlockSize": 128, "distributedEnable": distributed(role)}
-    if role.role != "decode":
-        found["maxPrefillBatchSize"] = role.sequences
-        found["maxPrefillTokens"] = max(role.tokens, role.longest_prompt)  # must hold a prompt
-    if role.role != "prefill":
-        found["maxBatchSize"] = role.sequences
-        found["maxIterTimes"] = role.longest - 1
-    return found | ({"dpScheduling": True} if role.strategy.attention_dp > 1 and not distributed(role) else {})
-
-
 def motor_environment(target: Target) -> Json:
-    """Return Motor's environment file: buffers of collectives and the share of memory of each role."""
-
-    def own(role: RolePlan) -> Json:
-        return {
-            "PYTORCH_NPU_ALLOC_CONF": "expandable_segments:True",
-            "OMP_NUM_THREADS": 8,
-            "HCCL_BUFFSIZE": _buffer(role),
-            "HCCL_OP_EXPANSION_MODE": "AIV",
-            "NPU_MEMORY_FRACTION": MEMORY_SHARE,
-            "TASK_QUEUE_ENABLE": 1,
-            **({"MINDIE_ENABLE_DP_DISTRIBUTED": 1} if distributed(role) else {}),
-            **target.site.environment,
-        }
-
+    """Return Motor's environment file."""
     (form,) = documents(TEMPLATES / "motor-environment.yaml")
-    found: Json = filled(form, {role.role: own(role) for role in target.roles})
+    found: Json = filled(form, {role.role: environment(role) | target.site.environment for role in target.roles})
     return found
 
 

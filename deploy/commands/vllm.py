@@ -4,7 +4,7 @@ Every node of a data-parallel instance has its own API server (``--data-parallel
 alike and no single front end carries hundreds of ranks; with one rank per node the balancing is external.
 """
 
-from deploy.commands.fabric import gpu_environment
+from deploy.commands.fabric import gpu_environment, spans_nodes_by_nvlink
 from deploy.commands.launch import NODE_RANK, RENDEZVOUS_PORT, Launch, Target, port
 from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, compact_json
@@ -23,6 +23,8 @@ def launch(target: Target, role: RolePlan) -> Launch:
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = port(target, role, SIDE_CHANNEL_PORT)
     elif role.role == "prefill":
         environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = port(target, role, BOOTSTRAP_PORT)
+    if spans_nodes_by_nvlink(role) and role.role == "decode":  # IPC handles of its NVLink buffer end at a node
+        environment |= {"VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL": 1, "VLLM_DEEPEP_BUFFER_SIZE_MB": 0}
     flags = [*common_flags(target, role), *exchange_flags(role), *redundancy_flags(role)]
     if role.setup.microbatches > 1:
         flags.append(("--enable-dbo", None))

@@ -1,4 +1,4 @@
-"""xLLM's command line (0.9.0): one process per device, limits of the whole instance, redundancy per device."""
+"""xLLM's command line (0.9.1): one process per device, limits of the whole instance, redundancy per device."""
 
 from deploy.commands.fabric import ascend_environment
 from deploy.commands.launch import DEVICE, NODE_RANK, Launch, Target, port
@@ -30,8 +30,6 @@ def launch(target: Target, role: RolePlan) -> Launch:
     ]
     if role.nodes > 1:
         flags.append(("--rank_tablefile", Shell('"$RANK_TABLE"')))
-    if role.setup.microbatches > 1:
-        flags += [("--enable_multi_stream_parallel", "true"), ("--micro_batch_num", role.setup.microbatches)]
     if role.drafts:
         flags += [
             ("--draft_model", target.draft_model_path(role)),
@@ -86,18 +84,28 @@ def _experts(role: RolePlan) -> list[Flag]:
     return flags
 
 
+def step_tokens(role: RolePlan) -> int:
+    """Return a DP rank's tokens of a step, among which whole prompts must fit where they are not cut into chunks."""
+    return max(role.tokens, -(-role.longest_prompt // role.strategy.attention_dp) if role.role == "prefill" else 0)
+
+
 def _limits(target: Target, role: RolePlan) -> list[Flag]:
     """Return limits in xLLM's unit, the instance; decode graphs count one DP rank."""
     ranks = role.strategy.attention_dp
     flags: list[Flag] = [
         ("--max_seqs_per_batch", role.sequences * ranks),
-        ("--max_tokens_per_batch", role.tokens * ranks),
+        ("--max_tokens_per_batch", step_tokens(role) * ranks),
         ("--max_concurrent_requests", role.sequences * ranks),
         ("--block_size", BLOCK_TOKENS),
         ("--max_memory_utilization", target.memory(role).fraction),
         ("--enable_prefix_cache", "true" if role.prefix_caching else "false"),
-        ("--enable_schedule_overlap", "true"),
     ]
-    if role.role != "prefill":
-        flags += [("--enable_graph", "true"), ("--acl_graph_decode_batch_size_limit", role.sequences)]
+    if role.disaggregated:  # which takes neither chunks nor prefixes (docs: features/disagg_pd)
+        flags.append(("--enable_chunked_prefill", "false"))
+    if role.role != "prefill":  # on prefill instances xLLM turns overlap off itself
+        flags += [
+            ("--enable_schedule_overlap", "true"),
+            ("--enable_graph", "true"),
+            ("--acl_graph_decode_batch_size_limit", role.sequences),
+        ]
     return flags

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 
+from deploy.commands.fabric import spans_nodes_by_nvlink
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, owned
 from deploy.images import image, published
+from deploy.kubernetes.pods import CHANNEL
 from deploy.kubernetes.templates import objects
 from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
 from deploy.scripts import script
@@ -24,6 +26,12 @@ def priority_classes(target: Target, origin: Provenance) -> Iterator[Object]:
         for item in objects("priority", target, origin, role=role, priority=PRIORITIES[role]):
             item["metadata"].pop("namespace")  # the class is of the cluster
             yield item
+
+
+def nvlink_domain(target: Target, origin: Provenance) -> Iterator[Object]:
+    """Yield the ComputeDomain of the pods that NVLink joins over nodes."""
+    if any(spans_nodes_by_nvlink(role) for role in target.roles):
+        yield from objects("nvlink", target, origin, channel=CHANNEL)
 
 
 def config_map(target: Target, launch: Launch, origin: Provenance) -> Object:

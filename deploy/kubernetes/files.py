@@ -40,6 +40,7 @@ def sheets(target: Target, launches: dict[str, Launch], load: Load, origin: Prov
             purpose="Disruptions and who reaches whom.",
             items=list(operations.policies(target, origin)),
         ),
+        Sheet(name="nvlink", purpose="NVLink between nodes.", items=list(core.nvlink_domain(target, origin))),
         *_engines(target, launches, address, origin),
         Sheet(
             name="autoscaler",

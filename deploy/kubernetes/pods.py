@@ -1,6 +1,6 @@
 """The pod of one node of a role, the same in every kind of workload."""
 
-from deploy.commands.fabric import talks_over_nodes
+from deploy.commands.fabric import spans_nodes_by_nvlink, talks_over_nodes
 from deploy.commands.launch import STARTUP_SECONDS, Launch, Target
 from deploy.header import Provenance, annotations
 from deploy.images import image, paired
@@ -11,6 +11,8 @@ from deploy.scripts import ASCEND_RANK_TABLE
 from deploy.templates import Object, filled
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "ascend": "huawei.com/Ascend910"}
+CHANNEL = "nvlink"
+"""Of IMEX, through which pods share memory over the NVLink of several nodes."""
 STARTUP_PERIOD_SECONDS = 20
 STARTUP_TRIES = STARTUP_SECONDS // STARTUP_PERIOD_SECONDS
 
@@ -71,6 +73,8 @@ def pod_settings(target: Target, role: RolePlan) -> Object:
         found["serviceAccountName"] = site.service_account
     if site.image_pull_secrets:
         found["imagePullSecrets"] = [{"name": name} for name in site.image_pull_secrets]
+    if spans_nodes_by_nvlink(role):
+        found["resourceClaims"] = [{"name": CHANNEL, "resourceClaimTemplateName": f"{target.name}-{CHANNEL}"}]
     if site.host_network:
         found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if selector := site.node_selectors.over(default_selector(role), role.role):
@@ -97,7 +101,8 @@ def security(target: Target, role: RolePlan) -> Object:
     capabilities = target.site.capabilities
     if capabilities is None:
         fabric = role.accelerator == "nvidia" and talks_over_nodes(role)
-        capabilities = ["IPC_LOCK", *(["SYS_RAWIO"] if exchanges(role) and role.nodes > 1 else [])] if fabric else []
+        ibgda = exchanges(role) and role.nodes > 1 and not spans_nodes_by_nvlink(role)
+        capabilities = ["IPC_LOCK", *(["SYS_RAWIO"] if ibgda else [])] if fabric else []
     found: Object = {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}}
     return found | ({"capabilities": {"add": capabilities}} if capabilities else {})
 
@@ -113,7 +118,8 @@ def resources(target: Target, role: RolePlan) -> Object:
     held = {resource_name(target, role): str(count), "memory": times(site.memory_per_device, count), **site.resources}
     if role.accelerator == "nvidia" and talks_over_nodes(role) and site.rdma_resource:
         held[site.rdma_resource] = str(site.rdma_count)
-    return {"requests": held | {"cpu": str(site.cpus_per_device * count)}, "limits": dict(held)}
+    found: Object = {"requests": held | {"cpu": str(site.cpus_per_device * count)}, "limits": dict(held)}
+    return found | ({"claims": [{"name": CHANNEL}]} if spans_nodes_by_nvlink(role) else {})
 
 
 def times(quantity: str, count: int) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from deploy.commands.launch import Target
 from deploy.commands.sglang import chunk_tokens
+from deploy.commands.xllm import step_tokens
 from deploy.reading.engines import READERS, Counted, trtllm
 from deploy.reading.flags import read_flags, table_key, unknown_flags
 from deploy.reading.mindie import configured, motor_roles
@@ -120,7 +121,9 @@ def expected(target: Target, role: RolePlan) -> Counted:
     tokens: int | None = role.tokens
     engine = target.profile.engine
     if engine == "mindie":
-        tokens = None if role.role == "decode" else max(role.tokens, role.longest_prompt)
+        tokens = max(role.tokens, role.longest_prompt)
+    if engine == "xllm":
+        tokens = step_tokens(role)
     if engine == "sglang":
         tokens = None if role.role == "decode" else chunk_tokens(role)
     return Counted(

@@ -181,7 +181,7 @@ def xllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Coun
         moe_ep=ep if experts else None,
         redundant=per_device * ep,
         drafts=_whole(flags, "--num_speculative_tokens", 0),
-        microbatches=_whole(flags, "--micro_batch_num"),
+        microbatches=1,
         sequences=_shared(flags, "--max_seqs_per_batch", dp),
         tokens=_shared(flags, "--max_tokens_per_batch", dp),
         longest=None,

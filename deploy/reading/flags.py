@@ -13,7 +13,7 @@ TABLES = {
     "vllm-ascend": ("vllm-0.23.0", "vllm-ascend-0.23.0"),
     "sglang": ("sglang-0.5.23",),
     "sglang.ascend": ("sglang-0.5.18",),  # what the newest images for Ascend hold
-    "xllm": ("xllm-0.9.0",),
+    "xllm": ("xllm-0.9.1",),
     "trtllm": ("trtllm-1.2.1",),
     "dynamo.trtllm": ("dynamo-trtllm-1.6.1",),
     "dynamo.vllm": ("dynamo-vllm-1.6.1", "vllm-0.31.0"),

@@ -31,8 +31,8 @@ def configured(config: Json, role: str, devices: int, files: Mapping[str, str]) 
     schedule, model = backend["ScheduleConfig"], backend["ModelDeployConfig"]["ModelConfig"][0]
     dp, tp, world = model["dp"], model["tp"], model["worldSize"]
     ranks = dp * tp * model["cp"]
-    if not schedule["distributedEnable"] and world != ranks:
-        raise ValueError(f"worldSize is {world}, dp * tp * cp is {ranks}")
+    if len(backend["npuDeviceIds"][0]) != world:
+        raise ValueError(f"worldSize is {world}, npuDeviceIds has {len(backend['npuDeviceIds'][0])}")
     if schedule["distributedEnable"] and world != 1:
         raise ValueError(f"worldSize of a distributed server must be 1, not {world}")
     if model["moe_ep"] * model["moe_tp"] != ranks:
@@ -58,8 +58,8 @@ def configured(config: Json, role: str, devices: int, files: Mapping[str, str]) 
         redundant=replicas,
         drafts=drafting.get("num_speculative_tokens", 0),
         microbatches=2 if model.get("stream_options", {}).get("micro_batch") else 1,
-        sequences=schedule["maxPrefillBatchSize" if role == "prefill" else "maxBatchSize"],
-        tokens=schedule.get("maxPrefillTokens"),
+        sequences=schedule["maxBatchSize"],
+        tokens=schedule["maxPrefillTokens"],
         longest=backend["ModelDeployConfig"]["maxSeqLen"],
         memory_frac=0.0,
         kv_role=role if mode == "dmi" else None,

@@ -214,14 +214,21 @@ def _experts(profile: EngineProfile, setup: Setup) -> Broken | None:
 
 
 def _kernels(profile: EngineProfile, setup: Setup) -> Broken | None:
-    """The library of the exchange has kernels for as many EP ranks."""
+    """The library of the exchange has kernels for as many EP ranks, and for nodes as large."""
     fact, ranks = profile.parallelism.exchange_ranks, setup.strategy.moe_ep
-    known = fact.value.get(setup.role) if fact else None
-    if fact is None or known is None or setup.strategy.attention_dp == 1 or ranks in (1, *known):
+    known, node = fact.value.get(setup.role) if fact else None, profile.parallelism.exchange_node
+    small = node is not None and setup.devices_per_node < min(node.value, setup.strategy.devices_per_stage)
+    if fact is None or known is None or setup.strategy.attention_dp == 1 or ranks in ((1,) if small else (1, *known)):
         return None
     modes = _grid_modes(profile, setup)
     if not modes or modes[0].exchange != "all_to_all":
         return None
+    if small and node is not None:
+        sentence = (
+            f"{profile.title} exchanges prompts by DeepEP, whose kernels take {node.value} devices of every node over "
+            f"several nodes, not {setup.devices_per_node}; use EP={setup.devices_per_node} inside a node"
+        )
+        return Broken("exchange-node", sentence, node.source)
     sentence = (
         f"{profile.title} exchanges prompts by DeepEP, which has kernels for EP={' or '.join(map(str, known))}, "
         f"not for {ranks}"

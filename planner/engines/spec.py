@@ -70,6 +70,9 @@ class Parallelism(Strict):
     exchange_ranks: Fact[dict[RoleName, list[int]]] | None = Field(
         default=None, description="role -> EP that the all-to-all has kernels for; other roles and null: any"
     )
+    exchange_node: Fact[int] | None = Field(
+        default=None, description="devices that nodes must have where those kernels span nodes; null: any number"
+    )
 
 
 class Redundancy(Strict):

@@ -37,6 +37,13 @@ def plan(name: str) -> Manifest:
                 "weights": "fp8",
             },
         )
+    if name == "r1-gb200":  # decode over three trays of a rack, whose NVLink joins them
+        return deployed(
+            "deepseek-r1",
+            "gb200",
+            prefill={"strategy": "DP=4, EP=4", "instances": 2, "tokens": 4096, "weights": "fp8"},
+            decode={"strategy": "DP=16, EP=16", "drafts": 1, "requests": 64, "weights": "fp8"},
+        )
     if name == "qwen-h800":  # prefill instances that share a node, on 2 nodes
         return deployed(
             "qwen3-235b-a22b",
@@ -51,7 +58,7 @@ def plan(name: str) -> Manifest:
     return deployed("deepseek-r1", "910c", mixed={"strategy": "DP=16, EP=16", "drafts": 1, "weights": "int8"})
 
 
-PLANS = ("r1-cm384", "r1-h800", "qwen-h800", "dense-mixed", "r1-mixed")
+PLANS = ("r1-cm384", "r1-h800", "r1-gb200", "qwen-h800", "dense-mixed", "r1-mixed")
 
 
 def pairs() -> list[tuple[str, str, PlatformKind]]:
@@ -64,6 +71,7 @@ def pairs() -> list[tuple[str, str, PlatformKind]]:
             for kind, entry in profile.kinds.items():
                 motor = profile.engine == "mindie" and (kind == "motor") != (manifest.kv_transfer is not None)
                 again = kind == "slurm" and name not in ("qwen-h800", "r1-mixed")  # its scripts are those of bare
+                again |= name == "r1-gb200" and kind not in ("lws", "dynamo")  # what is its own is in every pod
                 if accelerator in entry.accelerators and not motor and not again:
                     found.append((name, profile.engine, kind))
     return found

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -175,6 +176,12 @@ def test_pools_that_cannot_be_told_apart_are_refused() -> None:
         render(twice, load_engine("vllm"), "llm-d", Site(), DIGEST)
     files = render(twice, load_engine("vllm"), "lws", Site(), DIGEST).files
     assert {"decode-1.yaml", "decode-2.yaml", "prefill.yaml"} <= files.keys()
+    ascend = plan("r1-cm384")
+    one, other = ascend.pools[1], ascend.pools[0].model_copy(update={"role": "decode"})
+    for pool, why in ((one, None), (other, "connector tells one TP degree")):
+        staged = ascend.model_copy(update={"pools": [ascend.pools[0], one, pool]})
+        with pytest.raises(BadInput, match=why) if why else nullcontext():
+            render(staged, load_engine("vllm-ascend"), "lws", Site(), DIGEST)
     mixed = manifest.model_copy(update={"pools": [prefill, decode, decode.model_copy(update={"role": "mixed"})]})
     with pytest.raises(BadInput, match="a router each"):
         render(mixed, load_engine("sglang"), "bare", Site(), DIGEST)

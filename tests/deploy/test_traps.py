@@ -277,6 +277,16 @@ def test_xllm_s_defaults_that_cap_a_plan_are_raised() -> None:
     assert held["--acl_graph_decode_batch_size_limit"] == "48"
 
 
+def test_xllm_cuts_no_prompts_and_keeps_no_prefixes_where_prefill_is_apart() -> None:
+    """Its guide turns both off, so that whole prompts must fit a step; a plan that counts on reuse is refused."""
+    held = flags_of("r1-cm384", "xllm", "bare", "prefill")
+    assert (held["--enable_chunked_prefill"], held["--enable_prefix_cache"]) == ("false", "false")
+    assert int(held["--max_tokens_per_batch"] or 0) >= 4096 and "--enable_schedule_overlap" not in held
+    workload = plan("r1-cm384").workload.model_copy(update={"prefix_reuse": 0.5})
+    with pytest.raises(Infeasible, match="xLLM caches no prefixes"):
+        render(plan("r1-cm384").model_copy(update={"workload": workload}), load_engine("xllm"), "bare", Site(), DIGEST)
+
+
 def test_instances_that_share_a_host_share_neither_devices_nor_ports() -> None:
     """Two prefill instances of 4 GPUs on one node of 8."""
     held = [node for node in read_nodes("bare", made("qwen-h800", "vllm", "bare").files) if node.role == "prefill"]
@@ -310,7 +320,7 @@ def test_the_mode_of_two_microbatches_is_an_exchange() -> None:
         microbatches=2,
         architecture="deepseek_v3",
     )
-    for engine in ("vllm", "sglang", "xllm", "mindie"):
+    for engine in ("vllm", "sglang", "mindie"):
         mode = expert_mode(load_engine(engine), asked)
         assert mode is not None and mode.exchange != "none"
         assert broken_rule(load_engine(engine), replace(asked, microbatches=1)) is None
@@ -371,6 +381,31 @@ def test_motor_s_reader_finds_every_key_it_asks_for() -> None:
         assert set(items) == {"ca_cert", "tls_cert", "tls_key", "tls_passwd", "tls_crl"}
     environment = json.loads(files["mindie_env.json"])
     assert environment["mindie_server_decode_env"]["HCCL_BUFFSIZE"] > 500
+    assert deploy["mindie_container_log_path"] == environment["mindie_common_env"]["MINDIE_LOG_PATH"]
+
+
+SERVER = "ipAddress port maxLinkNum httpsEnabled inferMode allowAllZeroIpListening metricsPort tokenTimeout e2eTimeout"
+BACKEND = "backendName tokenizerProcessNumber modelInstanceNumber npuDeviceIds interNodeTLSEnabled ScheduleConfig"
+SCHEDULE = (
+    "templateName templateType cacheBlockSize decodePolicyType decodeTimeMsPerReq maxBatchSize maxPreemptCount "
+    "maxPrefillTokens maxIterTimes maxPrefillBatchSize maxQueueDelayMicroseconds prefillPolicyType "
+    "prefillTimeMsPerReq supportSelectBatch"
+)
+
+
+def test_mindie_s_reader_finds_its_compulsory_keys() -> None:
+    """MindIE-LLM's src/config_manager at 0695772 ends the server without them, on a host that merges no defaults."""
+    own = json.loads(made("r1-mixed", "mindie", "bare").files["config-mixed.json"])
+    assert set(SERVER.split()) <= set(own["ServerConfig"]) and own["ServerConfig"]["httpsEnabled"] is False
+    motor = json.loads(made("r1-cm384", "mindie", "motor").files["user_config.json"])
+    for config in (own, motor["mindie_server_prefill_config"], motor["mindie_server_decode_config"]):
+        backend = config["BackendConfig"]
+        schedule, deployed = backend["ScheduleConfig"], backend["ModelDeployConfig"]
+        assert set(BACKEND.split()) <= set(backend) and set(SCHEDULE.split()) <= set(schedule)
+        assert 0 < schedule["maxPrefillBatchSize"] <= schedule["maxBatchSize"]
+        assert schedule["maxPrefillTokens"] >= deployed["maxInputTokenLen"]
+        assert 0 < schedule["maxIterTimes"] <= deployed["maxSeqLen"]
+        assert len(backend["npuDeviceIds"][0]) == deployed["ModelConfig"][0]["worldSize"]
 
 
 def test_a_plan_that_mixes_is_told_to_mix() -> None:
@@ -411,6 +446,22 @@ def test_buffers_follow_batch_and_layout() -> None:
     decode = made("r1-h800", "vllm", "lws").files["decode.yaml"]
     assert "export NVSHMEM_REMOTE_TRANSPORT=ibgda" in decode and "export NVSHMEM_SYMMETRIC_SIZE=2G" in decode
     assert "SYS_RAWIO" in decode and "rdma/ib: '1'" in decode
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("kind", ["lws", "dynamo"])
+def test_nvlink_over_trays_takes_a_claimed_channel(engine: str, kind: PlatformKind) -> None:
+    """IMEX joins the trays of decode; prefill, inside one, claims none; no adapter's registers are mapped."""
+    files = made("r1-gb200", engine, kind).files
+    assert "kind: ComputeDomain" in files["nvlink.yaml"]
+    text = files["decode.yaml"] if kind == "lws" else files["graph.yaml"]
+    assert text.count("resourceClaimTemplateName: deepseek-r1-nvlink") == text.count(" claims:\n") > 0
+    assert "NCCL_MNNVL_ENABLE" in text and "FABRIC" in text and "ibgda" not in text and "SYS_RAWIO" not in text
+    assert ("VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL" in text) == (engine == "vllm")
+    assert (
+        "resourceClaims" not in files.get("prefill.yaml", "")
+        and "nvlink.yaml" not in made("r1-h800", engine, kind).files
+    )
 
 
 def test_memory_shares_leave_room_for_buffers_and_graphs() -> None:
