@@ -34,7 +34,7 @@ WORDS = {
     "pair-device": "two kinds of machines",
     "pair-instances": "more instances",
     "pair-kv-dtype": "two KV formats",
-    "pair-pipeline": "pipeline stages",
+    "pair-pipeline": "pipeline stages of separate pools",
     "pair-tensor": "this pair of TP degrees",
     "pipeline": "pipeline stages",
     "pipeline-drafts": "MTP over pipeline stages",
