@@ -209,7 +209,8 @@ def _role(
         computed = max(workload.input_tokens * (1 - workload.prefix_reuse), 1.0)
         prompts = math.ceil(pool.limits.tokens_per_device * per_rank / computed)
         sequences = int(smaller(sequences, prefill_prompts(prompts)))
-    tokens = sequences * (1 + own_drafts) if decodes else pool.limits.tokens_per_device * per_rank
+    part = pool.limits.tokens_per_device * setup.strategy.attention_tp  # each pipeline stage has a part of a step
+    tokens = sequences * (1 + own_drafts) if decodes else part
     return RolePlan(
         name=name,
         role=pool.role,

@@ -43,6 +43,11 @@ class ImportedSide:
     row: Row
     batch: int
 
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of a step on one DP rank, of all parts that pipeline stages hold: an engine is told those of one."""
+        return None if self.counted.tokens is None else self.counted.tokens * self.row.strategy.pp
+
 
 def side_of(question: Question, found: Found, counted: Counted) -> ImportedSide:
     """Return a role's row of the planner's space, with what its memory and its limits let in.
@@ -73,7 +78,7 @@ def _room(question: Question, side: ImportedSide) -> int:
     """Return the requests of a DP rank that memory holds, by the plan's own reservation; 0 where it holds none."""
     group, kv = _group(question, side), reserved_kv_tokens(question.workload)
     if side.found.role == "mixed":
-        budget = np.array([float(side.counted.tokens or 1)])
+        budget = np.array([float(side.tokens or 1)])
         return int(
             aggregated_room(row_deployment(group.deployment, side.row), budget, kv, np.array([MOST_REQUESTS]))[0]
         )
@@ -112,7 +117,7 @@ def prefill_candidate(question: Question, side: ImportedSide) -> PrefillCandidat
     """Return a prefill instance: whole prompts in a pass, or parts of one where its tokens hold less."""
     workload, strategy = question.workload, side.row.strategy
     prompt = workload.input_tokens.mean * (1 - workload.prefix_reuse)
-    tokens = float(side.counted.tokens or prompt)
+    tokens = float(side.tokens or prompt)
     prompts, chunks = max(int(min(tokens // prompt, side.counted.sequences)), 1), max(-(-prompt // tokens), 1)
     candidate = PrefillCandidate(
         row=side.row,
@@ -156,7 +161,7 @@ def plan_at(question: Question, sides: Sequence[ImportedSide], rate: float) -> P
             drafts=side.counted.drafts,
             microbatches=side.row.microbatches,
             batch=side.batch,
-            batched_tokens=side.counted.tokens or 1,
+            batched_tokens=side.tokens or 1,
         )
         return make_aggregated(question, AggregatedServer(question, candidate), side.found.instances, carried, rate)
     first, second = prefill_candidate(question, sides[0]), decode_candidate(question, sides[1])

@@ -38,7 +38,10 @@ class AggregatedCandidate(Candidate):
     batch: int
     """Requests that a DP rank runs at most, prompts in progress included."""
     batched_tokens: int
-    """Of a step on one DP rank: a token for each running request and its drafts, and parts of prompts."""
+    """Of a step on one DP rank: a token for each running request and its drafts, and parts of prompts.
+
+    Pipeline stages hold a part of it each; vLLM puts consecutive chunks of one prompt into consecutive parts.
+    """
     most_open: int | None = None
     """Requests that an instance has open within the limits at most, where that is known."""
 
@@ -73,6 +76,10 @@ def aggregated_room(
     return largest(used, capacity, np.ones_like(most), most)
 
 
-def most_held(budget_tokens: NDArray[np.float64], drafts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the requests of a rank whose tokens fill a step: more would leave no room for prompts."""
-    return np.minimum(budget_tokens // (1 + drafts), float(MOST_BATCH))
+def most_held(budget_tokens: NDArray[np.float64], drafts: NDArray[np.int64], stages: Number) -> NDArray[np.float64]:
+    """Return the requests of a rank whose tokens fill a step: more would leave no room for prompts.
+
+    Of pipeline ``stages``, what an engine is told is one's part of a step; vLLM wants it to hold a token of every
+    request (``SchedulerConfig``: max_num_batched_tokens at least max_num_seqs).
+    """
+    return np.minimum(budget_tokens // ((1 + drafts) * stages), float(MOST_BATCH))

@@ -64,7 +64,8 @@ class BatchLimits(Strict):
         description="decode: running requests per DP rank, all microbatches together"
     )
     tokens_per_device: Positive = Field(
-        description="prefill: prompt tokens of one pass per device of a DP rank; mixed: all tokens of a step"
+        description="prefill: prompt tokens of one pass per device of a DP rank; mixed: all tokens of a step; "
+        "of both, each pipeline stage holds a part at a time"
     )
 
 

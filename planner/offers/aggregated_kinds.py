@@ -236,7 +236,7 @@ class AggregatedKind:
             tried = [math.ceil(new / each) + taken for each in steps]
         able = {budget for budget in tried if BUDGETS[0] <= budget <= BUDGETS[-1]} - set(BUDGETS)
         budgets = np.array(sorted(able, key=lambda budget: abs(math.log(budget / listed)))[:_NEAREST], dtype=float)
-        held = most_held(budgets, np.array(drafts))
+        held = most_held(budgets, np.array(drafts), self.row.strategy.pp)
         room = aggregated_room(self.deployment, budgets, reserved_kv_tokens(workload), held)
         room = with_given_batch(self.question, room)
         return [self._server(int(budget), own) for budget, own in zip(budgets, room, strict=True) if own >= 1]

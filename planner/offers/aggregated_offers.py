@@ -74,7 +74,7 @@ def largest_room(question: Question, group: Group) -> Floats:
 
 
 def _room(question: Question, group: Group, budget: Floats) -> Floats:
-    held = most_held(budget, group.drafts)
+    held = most_held(budget, group.drafts, group.deployment.strategy.pp)
     room = aggregated_room(group.deployment, budget, reserved_kv_tokens(question.workload), held)
     return with_given_batch(question, room)
 
@@ -163,7 +163,7 @@ def _kind(
     steps = sorts()[:, :, number]
     deployment = replace(row_deployment(group.deployment, row), drafts=int(group.drafts[number]))
     budgets = np.array(budgets_of(question), dtype=np.float64)
-    held = most_held(budgets, np.array(int(group.drafts[number])))
+    held = most_held(budgets, np.array(int(group.drafts[number])), int(deployment.strategy.pp))
     room = with_given_batch(question, aggregated_room(deployment, budgets, reserved_kv_tokens(question.workload), held))
     ranks = int(deployment.strategy.attention_groups)
     ample = np.minimum(ranks * room, 2.0 * FEWEST).astype(np.int64).tolist()  # more than so few requests ever need

@@ -425,6 +425,15 @@ def test_a_plan_that_mixes_is_told_to_mix() -> None:
     assert "--enable-mixed-chunk" not in made("r1-cm384", "sglang", "bare").files["prefill.sh"]
 
 
+def test_an_engine_is_told_the_tokens_of_one_stage_s_part() -> None:
+    """Four stages have four parts of a step of 2,048 tokens under way; a scheduler forms one of them at a time."""
+    staged = deployed(
+        "qwen3-8b", "h100", mixed={"strategy": "TP=1 [PP=4]", "tokens": 512, "requests": 128, "instances": 2}
+    )
+    for engine, flag in (("vllm", "--max-num-batched-tokens 512"), ("sglang", "--chunked-prefill-size 512")):
+        assert flag in render(staged, load_engine(engine), "bare", Site(), DIGEST).files["mixed.sh"]
+
+
 def test_releases_have_their_own_flags_of_attention_dp() -> None:
     """0.5.23 on GPUs; 0.5.21 inside Dynamo 1.6.1 and 0.5.18 in the images for Ascend know the older pair alone."""
     assert "--attn-dp-size" in made("qwen-h800", "sglang", "bare").files["decode.sh"]

@@ -197,6 +197,15 @@ def test_a_plan_that_was_deployed_carries_its_rate_again(tmp_path: Path) -> None
     }
 
 
+def test_the_parts_of_pipeline_stages_make_a_step(tmp_path: Path) -> None:
+    """vLLM is told the tokens of one part; all stages are full at once."""
+    command = "vllm serve Qwen/Qwen3-8B --pipeline-parallel-size 4 --max-num-batched-tokens 512 --max-num-seqs 64"
+    import_deployment(command, hw="h100", rate="1/s", out=tmp_path / "plan")
+    (pool,) = read_manifest(tmp_path / "plan" / "manifest.yaml").pools
+    assert pool.degrees.pp == 4
+    assert pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp == 4 * 512
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
