@@ -1,17 +1,16 @@
 """`plan accuracy`."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from cli.main import main
+from tests.shell import answered, refused
 
 
 def test_json_counts_every_row(capsys: pytest.CaptureFixture[str]) -> None:
     """Cases by falling |error| within their tier, groups, and what is left out."""
-    assert main(["accuracy", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, "accuracy")
     compared = [abs(case["relative_error"]) for case in data["cases"] if case["tier"] == "A"]
     assert compared == sorted(compared, reverse=True)
     assert data["overall"]["cases"] == len(compared)
@@ -30,10 +29,7 @@ def test_a_limit_that_is_passed_is_exit_code_3(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("arguments", [["--kind", "decoed"], ["--max-mape", "little"], ["--max-mape", "-1"]])
 def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     """Exit code 2 and one sentence that names the flag."""
-    assert main(["accuracy", *arguments]) == 2
-    shown = capsys.readouterr()
-    assert arguments[0] in shown.err
-    assert shown.err.count("\n") == 1
+    refused(capsys, arguments[0], "accuracy", *arguments)
 
 
 def test_the_page_in_docs_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +45,6 @@ def test_components_have_a_table_and_json_of_their_own(capsys: pytest.CaptureFix
     """Parts of a step beside what was published of them."""
     assert main(["accuracy", "--components"]) == 0
     assert "stream of attention" in capsys.readouterr().out
-    assert main(["accuracy", "--components", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, "accuracy", "--components")
     assert {"xds-d288", "cm384-d-50-4k", "ds-d128-profile"} == {part["case"] for part in data["components"]}
     assert 0 < data["median_absolute_relative_error"] < 0.15

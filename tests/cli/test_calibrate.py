@@ -8,6 +8,7 @@ import pytest
 
 from cli.main import main
 from hardware.fits import CALIBRATION
+from tests.shell import answered, refused
 
 MATMUL = str(CALIBRATION / "matmul.csv")
 Capture = pytest.CaptureFixture[str]
@@ -16,15 +17,13 @@ Capture = pytest.CaptureFixture[str]
 def test_measurements_become_an_overlay_that_predict_takes(tmp_path: Path, capsys: Capture) -> None:
     """The written entry is a machine like any other; without --force it is not written twice."""
     out = str(tmp_path / "mine.yaml")
-    assert main(["calibrate", MATMUL, "--hw", "h800", "--out", out, "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered(capsys, "calibrate", MATMUL, "--hw", "h800", "--out", out)
     assert {fit["family"] for fit in answer["fits"]} == {"gemm fp8", "grouped_gemm fp8", "gemm bf16"}
     assert all(0 <= fit["median_error_after"] <= 0.08 for fit in answer["fits"])
     asked = ["deepseek-r1", "--hw", out, "--phase", "decode", "--strategy", "DP=32, EP=32", "--batch", "8", "--json"]
     assert main(["predict", *asked]) == 0
     assert json.loads(capsys.readouterr().out)["hardware"] == "h800-calibrated"
-    assert main(["calibrate", MATMUL, "--hw", "h800", "--out", out]) == 2
-    assert "--force" in capsys.readouterr().err
+    refused(capsys, "--force", "calibrate", MATMUL, "--hw", "h800", "--out", out)
 
 
 def test_the_report_names_every_family_and_its_error(capsys: Capture) -> None:
@@ -61,8 +60,7 @@ def test_a_source_that_no_entry_may_have_is_refused(tmp_path: Path, capsys: Capt
 @pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is installed")
 def test_measure_says_what_it_needs(tmp_path: Path, capsys: Capture) -> None:
     """Without PyTorch: one sentence with the command that installs it, and no file."""
-    assert main(["measure", "--out", str(tmp_path / "mine.csv")]) == 2
-    assert "podplan[measure]" in capsys.readouterr().err
+    refused(capsys, "podplan[measure]", "measure", "--out", str(tmp_path / "mine.csv"))
     assert not list(tmp_path.iterdir())
 
 

@@ -1,6 +1,5 @@
 """`--rate-profile`: how a day is read, what its windows see of the plan, and one sentence for each bad input."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from ground.errors import BadInput
 from planner.plans.day import mean_rate, over_the_day, peak_rate
 from podplan.day import read_rate_profile
 from tests.plans import small_plan
+from tests.shell import answered, refused
 
 SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "2", "--shape", "disaggregated"]
 DAY = "0:00=5/s,08:30=40/s,18:00=0"
@@ -46,10 +46,8 @@ def test_every_window_sees_the_plan_at_its_own_rate() -> None:
 
 def test_a_plan_is_sized_for_the_worst_window(capsys: pytest.CaptureFixture[str]) -> None:
     """The plan is that of the largest rate, and the answer tells what the other windows see."""
-    assert main.main([*SMALL, "--rate-profile", DAY, "--json"]) == ExitCode.DONE
-    found = json.loads(capsys.readouterr().out)
-    assert main.main([*SMALL, "--rate", "40/s", "--json"]) == ExitCode.DONE
-    alone = json.loads(capsys.readouterr().out)
+    found = answered(capsys, *SMALL, "--rate-profile", DAY)
+    alone = answered(capsys, *SMALL, "--rate", "40/s")
     assert found["best"] == alone["best"]
     assert alone["day"] is None
     assert found["question"]["rate_profile"] == {"00:00": 5, "08:30": 40, "18:00": 0}
@@ -112,5 +110,4 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, told: str) -> Non
 @pytest.mark.parametrize("other", [["--rate", "5/s"], ["--objective", "throughput"]])
 def test_a_day_and_what_contradicts_it(other: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A second rate, or a search for the largest one."""
-    assert main.main([*SMALL, "--rate-profile", DAY, *other]) == ExitCode.BAD_INPUT
-    assert "--rate-profile" in capsys.readouterr().err
+    refused(capsys, "--rate-profile", *SMALL, "--rate-profile", DAY, *other)

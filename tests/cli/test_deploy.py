@@ -9,6 +9,7 @@ from cli.exit_codes import ExitCode
 from cli.main import main
 from planner.manifest.document import dump_manifest
 from tests.deploy.cases import plan
+from tests.shell import answered, refused
 
 
 @pytest.fixture
@@ -43,8 +44,7 @@ def test_files_are_written_into_a_new_folder(
     }
     before = (out / "decode.sh").read_bytes()
     (out / "decode.sh").write_text("mine\n", encoding="utf-8")
-    assert main(arguments) == ExitCode.BAD_INPUT
-    assert "has files in it" in capsys.readouterr().err
+    refused(capsys, "has files in it", *arguments)
     assert (out / "decode.sh").read_text(encoding="utf-8") == "mine\n"
     assert main([*arguments, "--force"]) == ExitCode.DONE
     assert (out / "decode.sh").read_bytes() == before
@@ -56,8 +56,7 @@ def test_a_dry_run_writes_nothing(manifest: Path, tmp_path: Path, capsys: pytest
     arguments = ["deploy", str(manifest), "--engine", "sglang", "--platform", "kubernetes", "--kind", "volcano"]
     assert main([*arguments, "--out", str(out), "--dry-run"]) == ExitCode.DONE
     assert "Would write 10 files" in capsys.readouterr().out
-    assert main([*arguments, "--dry-run", "--json"]) == ExitCode.DONE
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, *arguments, "--dry-run")
     assert data["devices"] == 128 and data["written_to"] is None
     assert data["roles"][1]["requests_per_dp_rank"] == 48
     assert not out.exists()
@@ -80,11 +79,18 @@ def test_differences_are_told(manifest: Path, tmp_path: Path, capsys: pytest.Cap
     assert capsys.readouterr().out == "Nothing changes.\n"
     text = manifest.read_text(encoding="utf-8").replace("requests_per_dp_rank: 48", "requests_per_dp_rank: 40")
     manifest.write_text(text, encoding="utf-8")
-    assert main(["deploy", str(manifest), "--engine", "sglang", "--diff", str(out), "--json"]) == ExitCode.DONE
-    changes = json.loads(capsys.readouterr().out)["changes"]
+    changes = answered(capsys, "deploy", str(manifest), "--engine", "sglang", "--diff", str(out))["changes"]
     assert "decode: requests per DP rank 48 -> 40" in changes
-    assert main(["deploy", str(manifest), "--engine", "sglang", "--diff", str(tmp_path)]) == ExitCode.BAD_INPUT
-    assert "has no README.md of plan deploy" in capsys.readouterr().err
+    refused(
+        capsys,
+        "has no README.md of plan deploy",
+        "deploy",
+        str(manifest),
+        "--engine",
+        "sglang",
+        "--diff",
+        str(tmp_path),
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,8 +121,7 @@ def test_bad_input_is_one_sentence(
 
 def test_there_must_be_somewhere_to_write(manifest: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without --out, --dry-run or --diff nothing is meant."""
-    assert main(["deploy", str(manifest), "--engine", "sglang"]) == ExitCode.BAD_INPUT
-    assert "--out: give the folder" in capsys.readouterr().err
+    refused(capsys, "--out: give the folder", "deploy", str(manifest), "--engine", "sglang")
 
 
 @pytest.mark.parametrize(
@@ -136,6 +141,4 @@ def test_values_of_another_form_are_told_in_words(
     """The key, what is right in words and not as a regular expression, and what was given."""
     site = tmp_path / "site.yaml"
     site.write_text(values, encoding="utf-8")
-    assert main(["deploy", str(manifest), "--engine", "sglang", "--values", str(site), "--dry-run"]) == 2
-    said = capsys.readouterr().err
-    assert told in said and said.count("\n") == 1
+    refused(capsys, told, "deploy", str(manifest), "--engine", "sglang", "--values", str(site), "--dry-run")

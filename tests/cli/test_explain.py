@@ -1,32 +1,22 @@
 """`plan explain`: arithmetic and resources where there is a plan, nearest changes where there is none."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from cli.exit_codes import ExitCode
 from cli.main import main
+from tests.shell import answered, refused
 
 SMALL = [
-    "qwen3-30b-a3b",
-    "--engine",
-    "reference",
-    "--hw",
-    "h800",
-    "--devices",
-    "2",
-    "--microbatches",
-    "1",
-    "--shape",
+    "qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--devices", "2", "--microbatches", "1", "--shape",
     "disaggregated",
-]
+]  # fmt: skip
 
 
 def test_a_plan_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     """Terms of both pools and a row for every resource, in JSON with units in the names."""
-    assert main(["explain", *SMALL, "--json"]) == ExitCode.DONE
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, "explain", *SMALL)
     assert data["feasible"] is True
     assert [pool["role"] for pool in data["pools"]] == ["prefill", "decode"]
     assert {"compute", "memory bandwidth", "memory size", "chips"} <= {row["resource"] for row in data["resources"]}
@@ -61,7 +51,4 @@ def test_bad_input_is_one_sentence(
     """Exit code 2 and one line that names what would be right."""
     monkeypatch.chdir(tmp_path)
     Path("two.yaml").write_text("model: x\nhw: h800\nquestions: [{name: a}, {name: b}]\n", encoding="utf-8")
-    assert main(["explain", *arguments]) == ExitCode.BAD_INPUT
-    shown = capsys.readouterr()
-    assert told in shown.err
-    assert shown.err.count("\n") == 1
+    refused(capsys, told, "explain", *arguments)

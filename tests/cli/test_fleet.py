@@ -8,6 +8,7 @@ import pytest
 from cli.exit_codes import ExitCode
 from cli.main import main
 from planner.manifest.document import read_manifest
+from tests.shell import answered, refused
 
 FILE = """
 hw: h100
@@ -55,11 +56,7 @@ def test_a_fleet_that_is_too_large_is_refused(tmp_path: Path, capsys: pytest.Cap
 )
 def test_bad_files_are_one_sentence(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, the place in the file, and nothing on stdout."""
-    assert main(["fleet", _written(tmp_path, text)]) == ExitCode.BAD_INPUT
-    shown = capsys.readouterr()
-    assert told in shown.err
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
+    refused(capsys, told, "fleet", _written(tmp_path, text))
 
 
 POOLS = """
@@ -72,20 +69,14 @@ models:
 """
 
 
-def _answered(path: str, capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, object]:
-    assert main(["fleet", path, "--json", *more]) == ExitCode.DONE
-    answer: dict[str, object] = json.loads(capsys.readouterr().out)
-    return answer
-
-
 def test_models_stand_on_pools_and_their_manifests_beside_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Named pools hold; manifests read back, overlap nowhere and survive a lost node; files are not replaced."""
     path, out = _written(tmp_path, POOLS), tmp_path / "out"
-    data = _answered(path, capsys, "--survive", "instance", "--out", str(out))
+    data = answered(capsys, "fleet", path, "--survive", "instance", "--out", str(out))
 
-    small, large = data["models"]  # type: ignore[misc]
+    small, large = data["models"]
     assert large["pools"] == {"prefill": "h100", "decode": "old"}
     assert all(model["after_loss"]["feasible"] for model in (small, large))
     assert small["best"]["power_watts"] > 0 and data["devices"] == {"h100": 8, "old": 8}
@@ -98,9 +89,8 @@ def test_models_stand_on_pools_and_their_manifests_beside_each_other(
                 mine = {(pool.hardware, first + number) for number in range(pool.devices_per_instance)}
                 assert not mine & taken
                 taken |= mine
-    assert len(taken) == sum(data["devices_used"].values())  # type: ignore[attr-defined]
-    assert main(["fleet", path, "--out", str(out)]) == ExitCode.BAD_INPUT
-    assert "give --force" in capsys.readouterr().err
+    assert len(taken) == sum(data["devices_used"].values())
+    refused(capsys, "give --force", "fleet", path, "--out", str(out))
 
 
 SHAPES = """
@@ -119,14 +109,14 @@ def test_models_state_their_shape_and_aggregated_ones_have_manifests(
 ) -> None:
     """As asked, or the shape with fewer chips; JSON, table and manifest tell, and the loss is survived by either."""
     path, out = _written(tmp_path, SHAPES), tmp_path / "out"
-    data = _answered(path, capsys, "--out", str(out))
+    data = answered(capsys, "fleet", path, "--out", str(out))
 
-    either, apart, both = data["models"]  # type: ignore[misc]
+    either, apart, both = data["models"]
     assert either["pools"] == both["pools"] == {"mixed": "h200"}
     assert apart["pools"] == {"prefill": "h200", "decode": "h200"}
     assert either["best"]["devices"] < apart["best"]["devices"]
     assert all(model["after_loss"]["feasible"] for model in (either, apart, both))
-    assert any("aggregated instances of auto" in each["what"] for each in data["bound"]["pruned"])  # type: ignore[index]
+    assert any("aggregated instances of auto" in each["what"] for each in data["bound"]["pruned"])
     assert [pool.role for pool in read_manifest(out / "both" / "manifest.yaml").pools] == ["mixed"]
     assert main(["fleet", path]) == ExitCode.DONE
     heads = capsys.readouterr().out.splitlines()[0].split()
@@ -138,31 +128,30 @@ def test_aggregated_instances_of_a_model_with_two_pools_stand_on_either(
 ) -> None:
     """As `plan --shape aggregated` does: on one of the pools that the roles name."""
     path = _written(tmp_path, POOLS.replace('decode=old"', 'decode=old", shape: aggregated'))
-    assert _answered(path, capsys)["models"][1]["pools"] in ({"mixed": "h100"}, {"mixed": "old"})  # type: ignore[index]
+    assert answered(capsys, "fleet", path)["models"][1]["pools"] in ({"mixed": "h100"}, {"mixed": "old"})
 
 
 def test_confidence_takes_more_or_as_many_chips_and_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every limit holds with the asked confidence; what is asked as predicted needs no more chips."""
     path = _written(tmp_path, FILE.replace("2/s", "40/s").replace("1/s", "6/s"))
-    bare, sure = _answered(path, capsys), _answered(path, capsys, "--confidence", "0.95")
+    bare, sure = answered(capsys, "fleet", path), answered(capsys, "fleet", path, "--confidence", "0.95")
 
-    assert sum(bare["devices_used"].values()) <= sum(sure["devices_used"].values())  # type: ignore[attr-defined]
-    assert [model["best"]["requests_per_second"] for model in sure["models"]] == [40, 6]  # type: ignore[attr-defined]
-    assert all(model["held_confidence"] >= 0.94 for model in sure["models"])  # type: ignore[attr-defined]
+    assert sum(bare["devices_used"].values()) <= sum(sure["devices_used"].values())
+    assert [model["best"]["requests_per_second"] for model in sure["models"]] == [40, 6]
+    assert all(model["held_confidence"] >= 0.94 for model in sure["models"])
 
 
 def test_growth_is_common_and_a_refusal_names_changes_that_hold(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The largest multiple of all rates fits when asked for; a little more is refused, with nodes that carry it."""
-    grown = _answered(_written(tmp_path, FILE), capsys, "--objective", "throughput")
-    factor = float(grown["growth"])  # type: ignore[arg-type]
-    rates = [model["best"]["requests_per_second"] for model in grown["models"]]  # type: ignore[attr-defined]
+    grown = answered(capsys, "fleet", _written(tmp_path, FILE), "--objective", "throughput")
+    factor = float(grown["growth"])
+    rates = [model["best"]["requests_per_second"] for model in grown["models"]]
     assert rates == pytest.approx([2 * factor, factor])
 
     over = FILE.replace("rate: 1/s", f"rate: {1.05 * factor:.4f}/s").replace("rate: 2/s", f"rate: {2.1 * factor:.4f}/s")
-    assert main(["fleet", _written(tmp_path, over), "--json"]) == ExitCode.INFEASIBLE
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, "fleet", _written(tmp_path, over), code=3)
     assert data["binding_limit"] == "devices of h100"
     told = {change["direction"]: change["told"] for change in data["changes"]}
     assert told["nodes"].startswith("2 nodes of h100 instead of 1")
@@ -178,7 +167,7 @@ def test_models_that_share_no_node(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "models that share nodes" in told and "2 nodes of h100" in told
 
     path = _written(tmp_path, FILE.replace("nodes: 1", "nodes: 2\nshare_nodes: no"))
-    first, second = (set(model["nodes"]["h100"]) for model in _answered(path, capsys)["models"])  # type: ignore[attr-defined]
+    first, second = (set(model["nodes"]["h100"]) for model in answered(capsys, "fleet", path)["models"])
     assert not first & second
 
 
@@ -205,9 +194,7 @@ def test_models_that_share_no_node(tmp_path: Path, capsys: pytest.CaptureFixture
 )
 def test_bad_pools_are_one_sentence(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, and nothing on stdout."""
-    assert main(["fleet", _written(tmp_path, text)]) == ExitCode.BAD_INPUT
-    shown = capsys.readouterr()
-    assert told in shown.err and not shown.out
+    refused(capsys, told, "fleet", _written(tmp_path, text))
 
 
 def test_models_that_are_called_alike_are_all_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from cli import commands, main
 from cli.commands import COMMANDS
 from cli.exit_codes import ExitCode
 from ground.errors import BadInput, Fault, Infeasible
+from tests.shell import refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,10 +106,7 @@ def test_a_flag_that_would_do_nothing_is_refused(
     arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before any file is looked for: who gives it expects something of it."""
-    assert main.main(arguments) == ExitCode.BAD_INPUT
-    shown = capsys.readouterr()
-    assert told in shown.err
-    assert shown.err.count("\n") == 1
+    refused(capsys, told, *arguments)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,10 +166,7 @@ def test_a_file_that_resembles_a_command_is_a_model(tmp_path: Path, monkeypatch:
 )
 def test_wrong_usage_is_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What is wrong and where help stands; exit code 2."""
-    assert main.main(arguments) == ExitCode.BAD_INPUT
-    shown = capsys.readouterr()
-    assert told in shown.err
-    assert shown.err.count("\n") == 1
+    refused(capsys, told, *arguments)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from cli.main import main
 from planner.manifest.document import dump_manifest
 from tests.manifests import manifest
+from tests.shell import refused
 
 
 def test_a_valid_manifest_is_told_with_its_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,10 +25,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[st
     """Exit 2 and one sentence with file and path."""
     path = tmp_path / "manifest.yaml"
     path.write_text(dump_manifest(manifest()).replace("microbatches: 2", "microbatches: 3", 1))
-    assert main(["manifest", "validate", str(path)]) == 2
-    said = capsys.readouterr()
-    assert "pools[0].microbatches" in said.err
-    assert len(said.err.splitlines()) == 1 and not said.out
+    refused(capsys, "pools[0].microbatches", "manifest", "validate", str(path))
 
 
 def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:

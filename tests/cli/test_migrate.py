@@ -1,9 +1,7 @@
 """`plan migrate`, and what plays and writes its steps."""
 
-import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,6 +10,7 @@ from planner.manifest.document import dump_manifest, read_manifest
 from planner.manifest.migration import read_migration
 from tests.changes import tight
 from tests.deploy.plans import deployed
+from tests.shell import answered, refused
 
 
 @pytest.fixture
@@ -22,19 +21,12 @@ def both(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "old.yaml"), str(tmp_path / "new.yaml")
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """Return what a command prints with --json."""
-    assert main([*arguments, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
 def test_steps_are_found_written_and_played(
     both: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The JSON says steps and bound, the folder holds every stage, and the simulator keeps what was promised."""
     out = tmp_path / "change"
-    found = told(capsys, "migrate", *both, "--rate", "15/s", "--startup", "1s", "--out", str(out))
+    found = answered(capsys, "migrate", *both, "--rate", "15/s", "--startup", "1s", "--out", str(out))
     assert found["bound"]["proven"]
     assert found["kept_instances"] == 4
     assert found["promise"]["below_seconds"] == 0
@@ -42,7 +34,7 @@ def test_steps_are_found_written_and_played(
     assert sorted(path.name for path in out.iterdir()) == ["migration.yaml", "stage-00.yaml", *stages]
     assert len(read_manifest(out / stages[-1]).pools) == 2
     change = str(out / "migration.yaml")
-    run = told(capsys, "simulate", both[0], "--migration", change, "--rate", "15/s", "--requests", "400")
+    run = answered(capsys, "simulate", both[0], "--migration", change, "--rate", "15/s", "--requests", "400")
     assert run["migration"]["kept_promise"]
     assert run["migration"]["steps_ended"] == len(stages)
     assert run["completed"] == run["requests"]
@@ -64,40 +56,26 @@ def test_the_table_says_what_is_promised(both: tuple[str, str], capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    ("flags", "sentence"),
+    ("command", "flags", "sentence"),
     [
-        (["--max-concurrent", "none"], "--max-concurrent"),
-        (["--load-from", "air"], "--load-from: 'air' is not peers"),
-        (["--load-from", "storage=fast"], "--load-from: 'fast' is not a rate"),
-        (["--confidence", "2"], "--confidence"),
-        (["--traffic", "theirs"], "--traffic: 'theirs' is not old, new or both"),
-        (["--spare-nodes", "-1"], "--spare-nodes"),
-        (["--startup", "soon"], "--startup"),
+        ("migrate", ["--max-concurrent", "none"], "--max-concurrent"),
+        ("migrate", ["--load-from", "air"], "--load-from: 'air' is not peers"),
+        ("migrate", ["--load-from", "storage=fast"], "--load-from: 'fast' is not a rate"),
+        ("migrate", ["--confidence", "2"], "--confidence"),
+        ("migrate", ["--traffic", "theirs"], "--traffic: 'theirs' is not old, new or both"),
+        ("migrate", ["--spare-nodes", "-1"], "--spare-nodes"),
+        ("migrate", ["--startup", "soon"], "--startup"),
+        ("simulate", ["--migration", "nowhere.yaml"], "nowhere.yaml"),
+        ("simulate", ["--migrate-at", "3s"], "--migrate-at: belongs to --migration"),
+        ("simulate", ["--autoscale", "most=3"], "--autoscale: 'most=3' is not keda"),
+        ("simulate", ["--autoscale", "fill=2"], "--autoscale: fill"),
     ],
 )
 def test_bad_flags_are_named(
-    both: tuple[str, str], flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+    both: tuple[str, str], command: str, flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 2 and one sentence."""
-    assert main(["migrate", *both, *flags]) == 2
-    assert sentence in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "sentence"),
-    [
-        (["--migration", "nowhere.yaml"], "nowhere.yaml"),
-        (["--migrate-at", "3s"], "--migrate-at: belongs to --migration"),
-        (["--autoscale", "most=3"], "--autoscale: 'most=3' is not keda"),
-        (["--autoscale", "fill=2"], "--autoscale: fill"),
-    ],
-)
-def test_bad_runs_are_named(
-    both: tuple[str, str], flags: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 2 and one sentence."""
-    assert main(["simulate", both[0], *flags]) == 2
-    assert sentence in capsys.readouterr().err
+    refused(capsys, sentence, command, *(both if command == "migrate" else both[:1]), *flags)
 
 
 def test_steps_of_another_manifest_are_refused(
@@ -105,8 +83,14 @@ def test_steps_of_another_manifest_are_refused(
 ) -> None:
     """A migration begins at its own manifest."""
     assert main(["migrate", *both, "--rate", "15/s", "--out", str(tmp_path / "out")]) == 0
-    assert main(["simulate", both[1], "--migration", str(tmp_path / "out" / "migration.yaml")]) == 2
-    assert "begin at another manifest" in capsys.readouterr().err
+    refused(
+        capsys,
+        "begin at another manifest",
+        "simulate",
+        both[1],
+        "--migration",
+        str(tmp_path / "out" / "migration.yaml"),
+    )
 
 
 def test_an_autoscaler_is_told(both: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,8 +119,7 @@ def test_every_stage_is_deployed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     old, new, change, files = (str(tmp_path / name) for name in ("old.yaml", "new.yaml", "change", "files"))
     assert main(["migrate", old, new, "--spare-nodes", "2", "--out", change]) == 0
     asked = ["deploy", old, "--migration", f"{change}/migration.yaml", "--engine", "vllm", "--out", files]
-    assert main(asked) == 2
-    assert "none of; deploy each stage" in capsys.readouterr().err
+    refused(capsys, "none of; deploy each stage", *asked)
     assert main([*asked, "--platform", "kubernetes"]) == 0
     steps = read_migration(Path(change) / "migration.yaml").migration.steps
     for number in range(len(steps) + 1):

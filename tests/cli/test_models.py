@@ -1,11 +1,10 @@
 """`plan models`."""
 
-import json
-
 import pytest
 
 from cli.main import main
 from models.loader import model_names
+from tests.shell import answered, refused
 
 
 def test_the_table_lists_every_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,16 +35,13 @@ def test_one_model_shows_its_parameters_beside_the_published_ones(capsys: pytest
 
 def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     """Only JSON on stdout, for the list and for one model."""
-    assert main(["models", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
+    listed = answered(capsys, "models")
     assert [entry["name"] for entry in listed["models"]] == model_names()
-    assert main(["models", "deepseek-v3", "--json"]) == 0
-    one = json.loads(capsys.readouterr().out)
+    one = answered(capsys, "models", "deepseek-v3")
     assert one["spec"]["layers"] == 61
     assert one["parameters"] == pytest.approx(671e9, rel=0.005)
 
 
 def test_a_mistyped_model_suggests_models(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and the name that was meant."""
-    assert main(["models", "depseek-r1"]) == 2
-    assert "did you mean deepseek-r1" in capsys.readouterr().err
+    refused(capsys, "did you mean deepseek-r1", "models", "depseek-r1")

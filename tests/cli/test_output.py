@@ -1,20 +1,24 @@
 """Tables and sentences at any width: no digit, no pool and no word is cut."""
 
 import io
+import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import planner.engines.rules as rules
 from cli.output import Screen, short_duration
+from cli.plan_parts import WORDS, engine_text
 from cli.plan_view import shape_cells, show_front, show_plan, show_pools, work_cells
 from cli.rows_view import show_rows
 from podplan.options import QuestionFlags
 from podplan.plan_data import plan_row
 from podplan.planning import PlanResult
 from podplan.question import read_question
-from tests.questions import small_answer
+from tests.questions import small_answer, small_question
 
 WIDTHS = [80, 100, 120, 200]
 
@@ -116,3 +120,17 @@ def test_a_cell_of_words_folds_where_the_width_is_unknown() -> None:
     words = " ".join(f"word-{number:02d}" for number in range(30))
     text = shown(1000, lambda screen: screen.table(["engine", "does not run"], [["one", words], ["two", "nothing"]]))
     assert max(map(len, text.splitlines())) <= 100 and all(word in text for word in words.split())
+
+
+def test_every_rule_of_an_engine_has_words() -> None:
+    """The names of rules are for manifests and JSON; a table says in words what an engine does not run."""
+    named = set(re.findall(r'Broken\(\s*"([a-z-]+)"', Path(rules.__file__).read_text(encoding="utf-8")))
+    assert named - {"accelerator"} == WORDS.keys()
+    assert not any("-" in told and told == rule for rule, told in WORDS.items())
+
+
+def test_machines_that_no_engine_runs_on_say_so() -> None:
+    """The headline of such a plan names the reference runtime and why it is that one."""
+    assert engine_text(small_question(model="qwen3-8b", hardware="h100")) == "the reference runtime"
+    told = engine_text(small_question(model="qwen3-8b", hardware="mi300x"))
+    assert "no engine of the catalogue runs on mi300x" in told

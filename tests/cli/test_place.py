@@ -8,6 +8,7 @@ import pytest
 from cli.main import main
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from tests.expert_loads import power_law
+from tests.shell import answered, refused
 
 
 @pytest.fixture
@@ -20,8 +21,7 @@ def loads(tmp_path):
 
 def test_the_json_has_the_fixed_keys(loads, capsys):
     """Keys as the command line promises; the map has the imbalance that is told."""
-    assert main(["place", str(loads), "--devices", "8", "--nodes", "2", "--redundant-experts", "8", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered(capsys, "place", str(loads), "--devices", "8", "--nodes", "2", "--redundant-experts", "8")
     slots = np.array(answer["placement"]["physical_to_logical"])
     check_expert_map(slots, 32, 8)
     reached = imbalance(rank_loads(power_law(3, 32, 0.8), slots, 8))
@@ -58,13 +58,16 @@ def test_the_table_sets_baselines_beside_the_placement(loads, capsys):
         (["--devices", "8", "--kv-len", "0"], "--kv-len is for timing the experts"),
         (["--devices", "8", "--certify", "--traffic-weight", "1"], "leave it or --traffic-weight out"),
         (["--devices", "8", "--model", "deepseek-r1"], "58 layers of 256 experts, the loads 3 of 32"),
+        (["--devices", "8", "--redundant-experts", "auto"], "needs --model and --hw"),
+        (["--devices", "8", "--objective", "seconds"], "needs --model and --hw"),
+        (["--devices", "8", "--hw", "h800"], "--hw: needs --model"),
+        (["--devices", "8", "--objective", "slices"], "needs loads of several time slices"),
+        (["--devices", "8", "--holdout", "half"], "--holdout"),
     ],
 )
 def test_what_does_not_fit_is_one_sentence(loads, capsys, flags, message):
     """Exit 2, nothing on stdout, the flag named."""
-    assert main(["place", str(loads), *flags]) == 2
-    said = capsys.readouterr()
-    assert message in said.err and len(said.err.splitlines()) == 1 and not said.out
+    refused(capsys, message, "place", str(loads), *flags)
 
 
 def test_files_of_every_engine_are_written_once(loads, tmp_path, capsys):
@@ -77,8 +80,7 @@ def test_files_of_every_engine_are_written_once(loads, tmp_path, capsys):
     assert {path.name for path in out.iterdir()} == names
     kept = json.loads((out / "placement.json").read_text())["placement"]["physical_to_logical"]
     assert json.loads((out / "sglang.json").read_text()) == {"physical_to_logical_map": kept}
-    assert main(command) == 2
-    assert "--force" in capsys.readouterr().err
+    refused(capsys, "--force", *command)
     assert main([*command, "--force"]) == 0
 
 
@@ -91,20 +93,17 @@ def test_the_model_says_how_many_dense_layers_come_first(tmp_path, capsys):
     assert len(json.loads((out / "sglang.json").read_text())["physical_to_logical_map"]) == 61
     assert "\n  3: [" in (out / "tensorrt_llm.yaml").read_text()
     np.save(path, power_law(4, 256, 0.6))
-    assert main(["place", str(path), *flags, "--force"]) == 2
-    assert "has 58 layers of 256 experts, the loads 4 of 256" in capsys.readouterr().err
+    refused(capsys, "has 58 layers of 256 experts, the loads 4 of 256", "place", str(path), *flags, "--force")
 
 
 def test_slices_are_held_out(tmp_path, capsys):
     """Time slices are the default objective where there are some; half of them judge the method."""
     path = tmp_path / "loads.npy"
     np.save(path, np.stack([power_law(2, 16, 0.8, seed) for seed in range(4)], axis=2))
-    assert main(["place", str(path), "--devices", "4", "--redundant-experts", "4", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered(capsys, "place", str(path), "--devices", "4", "--redundant-experts", "4")
     assert answer["objective"] == "slices"
     assert answer["held_out"]["split"] == "alternate"
-    assert main(["place", str(path), "--devices", "4", "--objective", "mean", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered(capsys, "place", str(path), "--devices", "4", "--objective", "mean")
     assert answer["objective"] == "mean" and answer["held_out"] is None
 
 
@@ -122,22 +121,6 @@ def test_the_planner_chooses_the_redundancy_and_gives_a_verdict(tmp_path, capsys
     assert answer["expert_seconds"]["placement"]["mean"] > 0
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--redundant-experts", "auto"], "needs --model and --hw"),
-        (["--objective", "seconds"], "needs --model and --hw"),
-        (["--hw", "h800"], "--hw: needs --model"),
-        (["--objective", "slices"], "needs loads of several time slices"),
-        (["--holdout", "half"], "--holdout"),
-    ],
-)
-def test_what_decisions_need_is_said(loads, capsys, flags, message):
-    """Exit 2 and the flag that is missing."""
-    assert main(["place", str(loads), "--devices", "8", *flags]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_running_map_is_changed_within_a_limit(loads, tmp_path, capsys):
     """--current reads any written format; --max-moves holds on every layer."""
     out = tmp_path / "out"
@@ -145,26 +128,21 @@ def test_a_running_map_is_changed_within_a_limit(loads, tmp_path, capsys):
     assert main([*place, "--method", "trivial", "--out", str(out)]) == 0
     for name in ("sglang.json", "vllm_ascend.json", "tensorrt_llm.yaml", "eplb.json", "expert_map.yaml"):
         capsys.readouterr()
-        assert main([*place, "--current", str(out / name), "--max-moves", "3", "--json"]) == 0
-        answer = json.loads(capsys.readouterr().out)
+        answer = answered(capsys, *place, "--current", str(out / name), "--max-moves", "3")
         assert max(answer["migration"]["experts_to_load"]) <= 3
         assert answer["imbalance"]["mean"] < answer["migration"]["current_imbalance"]["mean"]
-    assert main([*place, "--max-moves", "3"]) == 2
-    assert "needs --current" in capsys.readouterr().err
-    assert main([*place[:2], "--devices", "4", "--current", str(out / "eplb.json")]) == 2
-    assert "eplb.json" in capsys.readouterr().err
+    refused(capsys, "needs --current", *place, "--max-moves", "3")
+    refused(capsys, "eplb.json", *place[:2], "--devices", "4", "--current", str(out / "eplb.json"))
 
 
 def test_traffic_between_nodes_has_a_price(loads, capsys):
     """The share that leaves, and the bound on the sum, are in the answer; without groups it is refused."""
     place = ["place", str(loads), "--devices", "8", "--nodes", "2", "--redundant-experts", "8"]
-    assert main([*place, "--groups", "4", "--traffic-weight", "0.5", "--json"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = answered(capsys, *place, "--groups", "4", "--traffic-weight", "0.5")
     total = answer["imbalance"]["mean"] + 0.5 * answer["traffic"]["leaving_share"]["mean"]
     assert total >= answer["traffic"]["objective_bound"]["mean"] * (1 - 1e-9)
     for flags in (["--traffic-weight", "1"], ["--groups", "4", "--traffic-weight", "x"]):
-        assert main([*place, *flags]) == 2
-        assert "--traffic-weight" in capsys.readouterr().err
+        refused(capsys, "--traffic-weight", *place, *flags)
 
 
 def test_plots_are_an_extra(loads, tmp_path, capsys, monkeypatch):

@@ -1,11 +1,9 @@
 """`plan predict`: the keys of its JSON, its text, and one sentence for every bad input."""
 
-import json
-from typing import Any
-
 import pytest
 
 from cli.main import main
+from tests.shell import answered
 
 DECODE = ["predict", "deepseek-r1", "--hw", "cm384", "--phase", "decode", "--strategy", "DP=32, EP=32", "--batch", "8"]
 PREFILL = [
@@ -25,15 +23,6 @@ COMMON = {
 OPERATOR = {"name", "stream", "count", "seconds", "exposed_seconds", "flops", "bytes", "message_bytes", "bound"}
 
 
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    """Return the JSON that a run prints."""
-    assert main([*arguments, "--json"]) == 0
-    shown = capsys.readouterr()
-    assert shown.err == ""
-    data: dict[str, Any] = json.loads(shown.out)
-    return data
-
-
 @pytest.mark.parametrize(
     ("arguments", "more"),
     [
@@ -46,7 +35,7 @@ def test_json_has_exactly_the_documented_keys(
     capsys: pytest.CaptureFixture[str], arguments: list[str], more: set[str]
 ) -> None:
     """Keys of the object, of every operator, of the memory and of the interval."""
-    data = answer(capsys, *arguments)
+    data = answered(capsys, *arguments)
     assert set(data) == COMMON | more
     assert all(set(row) == OPERATOR for row in data["operators"])
     kinds = {"weights", "kv_cache", "activations", "buffers", "reserve", "capacity"}
@@ -57,7 +46,7 @@ def test_json_has_exactly_the_documented_keys(
 
 def test_what_was_asked_is_echoed(capsys: pytest.CaptureFixture[str]) -> None:
     """Strategy, layout of the experts and size as given; a 910C chip is two devices."""
-    data = answer(
+    data = answered(
         capsys, "predict", "DeepSeek-R1", "--hw", "CM384", "--phase", "decode", "--strategy", "dp=320,ep=320",
         "--batch", "48", "--kv-len", "4k", "--mtp", "1", "--redundant-experts", "32", "--shared-experts",
         "dedicated=32", "--microbatches", "2", "--devices", "320",
@@ -71,20 +60,20 @@ def test_what_was_asked_is_echoed(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_assumptions_name_the_defaults_and_not_what_was_given(capsys: pytest.CaptureFixture[str]) -> None:
     """A flag that is given leaves the assumptions; the load distribution is named while it matters."""
-    bare = answer(capsys, *DECODE)["assumptions"]
+    bare = answered(capsys, *DECODE)["assumptions"]
     assert bare["kv_len"] == 4096
     assert bare["mtp"] == 0
     assert bare["weights"] == "int8"
     assert bare["expert_balance"] == "measured"
     assert bare["expert_load_distribution"].startswith("mixed-domains")
-    given = answer(capsys, *DECODE, "--kv-len", "2048", "--weights", "bf16", "--expert-balance", "perfect")
+    given = answered(capsys, *DECODE, "--kv-len", "2048", "--weights", "bf16", "--expert-balance", "perfect")
     assert not {"kv_len", "weights", "expert_balance", "expert_load_distribution"} & set(given["assumptions"])
 
 
 def test_what_does_not_fit_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
     """``fits`` is false with exit code 0, and the text says by how much."""
     huge = [*DECODE[:-1], "2000"]
-    assert answer(capsys, *huge)["fits"] is False
+    assert answered(capsys, *huge)["fits"] is False
     assert main(huge) == 0
     assert "DOES NOT FIT" in capsys.readouterr().out
 
@@ -101,7 +90,7 @@ def test_text_starts_with_the_answer(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_computed_throughput_leaves_reused_tokens_out(capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the prompts reused: half of the throughput is computed."""
-    data = answer(capsys, *PREFILL, "--prefix-reuse", "50%")
+    data = answered(capsys, *PREFILL, "--prefix-reuse", "50%")
     assert data["computed_tokens_per_second_per_chip"] == pytest.approx(data["tokens_per_second_per_chip"] / 2)
 
 

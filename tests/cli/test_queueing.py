@@ -1,38 +1,21 @@
 """`--queueing`: which model a plan is made with, and what the other says of the same pools."""
 
-import json
-from typing import Any
-
 import pytest
 
 from cli import main
 from cli.exit_codes import ExitCode
+from tests.shell import answered
 
 SMALL = [
-    "qwen3-30b-a3b",
-    "--engine",
-    "reference",
-    "--hw",
-    "h800",
-    "--nodes",
-    "2",
-    "--rate",
-    "30/s",
-    "--shape",
+    "qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "2", "--rate", "30/s", "--shape",
     "disaggregated",
-]
-
-
-def _json(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
-    assert main.main([*SMALL, *flags, "--json"]) == ExitCode.DONE
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+]  # fmt: skip
 
 
 def test_either_model_plans_and_stands_beside_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     """The used one's figures are the plan's; the other's are of the same pools at the same rate."""
     for flags, used, other in (((), "bulk", "mixserve"), (("--queueing", "mixserve"), "mixserve", "bulk")):
-        data = _json(capsys, *flags)
+        data = answered(capsys, *SMALL, *flags)
         told = data["queueing"]
         assert data["question"]["queueing"] == told["used"] == used
         for key in ("ttft_seconds", "tpot_seconds"):

@@ -1,12 +1,12 @@
 """`plan MODEL --scenarios FILE`."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from cli.main import main
 from planner.manifest.document import read_manifest
+from tests.shell import answered, refused
 
 ASKED = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--osl", "128", "--isl", "512", "--shape", "disaggregated"]
 
@@ -21,8 +21,7 @@ def written(tmp_path: Path, text: str) -> str:
 def test_windows_have_one_plan_and_a_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The one plan is the peak's, the policy lies between the bound and the peak."""
     day = "scenarios:\n- {name: night, rate: 5/s, lasts: 8h}\n- {name: day, rate: 60/s, lasts: 16h}\n"
-    assert main([*ASKED, "--scenarios", written(tmp_path, day), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(capsys, *ASKED, "--scenarios", written(tmp_path, day))
     night, busy = found["scenarios"]
     assert night["one_plan_holds"]
     assert busy["one_plan_holds"]
@@ -40,8 +39,7 @@ def test_two_models_share_the_devices_and_are_written(tmp_path: Path, capsys: py
     )
     nodes = ["3" if each == "1" else each for each in ASKED]
     asked = [*nodes, "--scenarios", written(tmp_path, day), "--out", str(tmp_path / "out")]
-    assert main([*asked, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = answered(capsys, *asked)
     names = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert "02-day-qwen3-32b.yaml" in names
     assert "01-night-qwen3-32b.yaml" not in names
@@ -52,8 +50,7 @@ def test_two_models_share_the_devices_and_are_written(tmp_path: Path, capsys: py
     assert manifests[0].workload.requests_per_second == 60.0
     night = str(tmp_path / "out" / "01-night-qwen3-8b.yaml")
     assert main(["migrate", night, str(tmp_path / "out" / "02-day-qwen3-8b.yaml"), "--json"]) == 0
-    assert main(asked) == 2
-    assert "exists" in capsys.readouterr().err
+    refused(capsys, "exists", *asked)
 
 
 def test_a_window_that_nothing_serves_is_planned_for_the_nearest(
@@ -61,8 +58,7 @@ def test_a_window_that_nothing_serves_is_planned_for_the_nearest(
 ) -> None:
     """A TTFT that no layout keeps: the answer says which one it plans for instead."""
     day = "scenarios:\n- {name: calm, rate: 5/s}\n- {name: hard, rate: 5/s, ttft: 5ms}\n"
-    assert main([*ASKED, "--scenarios", written(tmp_path, day), "--json"]) == 0
-    calm, hard = json.loads(capsys.readouterr().out)["scenarios"]
+    calm, hard = answered(capsys, *ASKED, "--scenarios", written(tmp_path, day))["scenarios"]
     assert calm["relaxed"] is None
     assert hard["relaxed"].startswith("TTFT ")
     assert "instead of 5 ms" in hard["relaxed"]
@@ -85,12 +81,10 @@ def test_a_window_that_nothing_serves_is_planned_for_the_nearest(
 )
 def test_bad_files_are_named(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and one sentence."""
-    assert main([*ASKED, "--scenarios", written(tmp_path, text)]) == 2
-    assert told in capsys.readouterr().err
+    refused(capsys, told, *ASKED, "--scenarios", written(tmp_path, text))
 
 
 def test_other_outputs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What scenarios do not write."""
     day = written(tmp_path, "scenarios:\n- {rate: 5/s}\n")
-    assert main([*ASKED, "--scenarios", day, "--pareto", "3"]) == 2
-    assert "--scenarios: goes with MODEL" in capsys.readouterr().err
+    refused(capsys, "--scenarios: goes with MODEL", *ASKED, "--scenarios", day, "--pareto", "3")

@@ -3,7 +3,6 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from planner.manifest.document import read_manifest
 from planner.plans.plan import DisaggregatedPlan
 from podplan.plan_data import plan_json
 from tests.questions import small_answer
+from tests.shell import answered, refused
 
 SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 MIXED = ["qwen3-30b-a3b", "--hw", "prefill=910b,decode=h800", "--nodes", "prefill=1,decode=1"]
@@ -28,15 +28,9 @@ AZURE = (
 )
 
 
-def _json(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = ExitCode.DONE) -> dict[str, Any]:
-    assert main.main([*arguments, "--json"]) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
-
-
 def test_the_answer_has_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
     """Scripts depend on the keys of the object, of the best plan and of its pools."""
-    data = _json(capsys, *SMALL)
+    data = answered(capsys, *SMALL)
     assert {
         "question",
         "assumptions",
@@ -72,7 +66,7 @@ def test_the_answer_has_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_defaults_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     """What was not given and moved the answer stands under assumptions; what was given does not."""
-    named = _json(capsys, *SMALL, "--isl", "2048", "--weights", "bf16")["assumptions"]
+    named = answered(capsys, *SMALL, "--isl", "2048", "--weights", "bf16")["assumptions"]
     assert named["lengths"] == "fixed"
     assert named["arrivals"] == "Poisson"
     assert named["prefix_reuse"] == 0
@@ -86,20 +80,10 @@ def test_defaults_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_head_that_drafts_is_searched_with_and_without(capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSeek-R1 ships an MTP layer; its weights are INT8 where the chip has no FP8."""
-    data = _json(
-        capsys,
-        "deepseek-r1",
-        "--hw",
-        "910b",
-        "--rate",
-        "1/s",
-        "--tpot",
-        "100ms",
-        "--osl",
-        "256",
-        "--shape",
-        "disaggregated",
-    )
+    data = answered(
+        capsys, "deepseek-r1", "--hw", "910b", "--rate", "1/s", "--tpot", "100ms", "--osl", "256",
+        "--shape", "disaggregated",
+    )  # fmt: skip
     assert data["question"]["mtp"] == [0, 1]
     assert data["question"]["objective"] == "chips"
     assert data["assumptions"]["mtp"].endswith("best of 0 and 1")
@@ -110,27 +94,17 @@ def test_a_head_that_drafts_is_searched_with_and_without(capsys: pytest.CaptureF
 
 def test_a_range_of_drafts_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
     """Every depth from the first to the last, of which the plan has one."""
-    data = _json(
-        capsys,
-        "deepseek-r1",
-        "--hw",
-        "h200",
-        "--nodes",
-        "2",
-        "--mtp",
-        "1..2",
-        "--osl",
-        "256",
-        "--shape",
-        "disaggregated",
-    )
+    data = answered(
+        capsys, "deepseek-r1", "--hw", "h200", "--nodes", "2", "--mtp", "1..2", "--osl", "256",
+        "--shape", "disaggregated",
+    )  # fmt: skip
     assert data["question"]["mtp"] == [1, 2]
     assert {pool["mtp"] for pool in data["best"]["pools"] if pool["role"] == "decode"} <= {1, 2}
 
 
 def test_pools_on_different_machines_keep_to_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     """`--hw` and `--nodes` per role: neither pool takes devices of the other."""
-    data = _json(capsys, *MIXED)
+    data = answered(capsys, *MIXED)
     assert data["question"]["devices"] == {"prefill": 8, "decode": 8}
     assert [pool["hardware"] for pool in data["best"]["pools"]] == ["910b", "h800"]
     assert all(pool["instances"] * pool["devices_per_instance"] <= 8 for pool in data["best"]["pools"])
@@ -140,7 +114,7 @@ def test_a_trace_gives_lengths_and_rate(tmp_path: Path, capsys: pytest.CaptureFi
     """Moments and mean rate of the rows; the default objective is then chips."""
     path = tmp_path / "azure.csv"
     path.write_text(AZURE, encoding="utf-8")
-    data = _json(capsys, *SMALL, "--trace", str(path))
+    data = answered(capsys, *SMALL, "--trace", str(path))
     assert data["question"]["objective"] == "chips"
     assert data["question"]["input_tokens"]["mean"] == pytest.approx((374 + 396 + 879) / 3)
     assert data["question"]["rate_per_second"] == pytest.approx(2 / 4.541977)
@@ -152,7 +126,7 @@ def test_requests_without_positions_are_left_out_and_told(tmp_path: Path, capsys
     """The plan is for the others."""
     path = tmp_path / "azure.csv"
     path.write_text(AZURE + "2023-11-16 18:17:09.9799600,999999,44\n", encoding="utf-8")
-    data = _json(capsys, *SMALL, "--trace", str(path))
+    data = answered(capsys, *SMALL, "--trace", str(path))
     assert data["question"]["trace"]["requests"] == 3
     assert "1 of 4 requests of azure.csv are longer than the" in data["assumptions"]["requests"]
 
@@ -163,13 +137,13 @@ def test_a_plan_is_played_on_its_trace(tmp_path: Path, capsys: pytest.CaptureFix
     rows = (f"2023-11-16 18:17:{second:02d}.9799600,{300 + 40 * second},44\n" for second in range(3, 59))
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
     apart, mixed_only = SMALL, [*SMALL[:-1], "aggregated"]
-    found = _json(capsys, *apart, "--trace", str(path))["on_trace"]
+    found = answered(capsys, *apart, "--trace", str(path))["on_trace"]
     assert found["played_times"] == pytest.approx(1.0)
     assert (found["requests"], found["keeps_limits"], found["slo_attainment"]) == (56, True, 1.0)
     assert found["ttft_seconds"]["mean"] < found["ttft_seconds"]["p99"] < found["e2e_seconds"]["p99"]
     assert main.main([*apart, "--trace", str(path)]) == ExitCode.DONE
     assert "The trace itself, played as it came" in " ".join(capsys.readouterr().out.split())
-    mixed = _json(capsys, *mixed_only, "--trace", str(path))["on_trace"]
+    mixed = answered(capsys, *mixed_only, "--trace", str(path))["on_trace"]
     assert mixed["requests"] == 56 and mixed["keeps_limits"]
     assert main.main([*apart, "--trace", str(path), "--prefix-reuse", "0.5"]) == ExitCode.DONE
     assert "cannot be played (a stated reuse" in " ".join(capsys.readouterr().out.split())
@@ -187,12 +161,9 @@ def test_an_aggregated_answer_to_a_trace_is_what_the_runtime_plays(
     rows = [f"2023-11-16 18:{17 + int(at // 60):02d}:{at % 60:010.7f},1024,128" for at in seconds]
     path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
     asked = ["qwen3-8b", "--hw", "h100", "--devices", "1", "--shape", "aggregated", "--engine", "reference"]
-    told = _json(capsys, *asked, "--trace", str(path), "--ttft", "1s", "--out", str(out))["on_trace"]
+    told = answered(capsys, *asked, "--trace", str(path), "--ttft", "1s", "--out", str(out))["on_trace"]
     scale = f"{told['played_times']:.9g}"
-    assert (
-        main.main(["simulate", str(out / "manifest.yaml"), "--trace", str(path), "--scale-rate", scale, "--json"]) == 0
-    )
-    played = json.loads(capsys.readouterr().out)
+    played = answered(capsys, "simulate", str(out / "manifest.yaml"), "--trace", str(path), "--scale-rate", scale)
     assert told["requests"] == played["completed"] == 700
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
         assert told[name]["mean"] == pytest.approx(played[name]["mean"], rel=0.03)
@@ -294,22 +265,15 @@ def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFi
 )
 def test_bad_input_is_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, nothing on stdout, one line that names the flag and what would be right."""
-    assert main.main(["search", *arguments]) == ExitCode.BAD_INPUT
-    shown = capsys.readouterr()
-    assert told in shown.err
-    assert shown.err.startswith("plan: ")
-    assert shown.err.count("\n") == 1
-    assert shown.out == ""
+    refused(capsys, told, "search", *arguments)
 
 
 def test_a_broken_trace_is_told_with_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first wrong field is named; lengths may not come from two places."""
     path = tmp_path / "azure.csv"
     path.write_text(AZURE.replace("396", "many"), encoding="utf-8")
-    assert main.main([*SMALL, "--trace", str(path)]) == ExitCode.BAD_INPUT
-    assert f"{path}, line 3: ContextTokens: 'many'" in capsys.readouterr().err
-    assert main.main([*SMALL, "--trace", str(path), "--isl", "9"]) == ExitCode.BAD_INPUT
-    assert "--isl and --trace both give lengths" in capsys.readouterr().err
+    refused(capsys, f"{path}, line 3: ContextTokens: 'many'", *SMALL, "--trace", str(path))
+    refused(capsys, "--isl and --trace both give lengths", *SMALL, "--trace", str(path), "--isl", "9")
 
 
 def test_out_writes_its_files_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,12 +287,10 @@ def test_out_writes_its_files_once(tmp_path: Path, capsys: pytest.CaptureFixture
     report = (folder / "report.txt").read_text(encoding="utf-8")
     assert report.splitlines()[0].split() == printed.splitlines()[0].split()
     assert "\x1b" not in report
-    assert main.main([*SMALL, "--out", str(folder)]) == ExitCode.BAD_INPUT
-    assert "give --force to replace it" in capsys.readouterr().err
+    refused(capsys, "give --force to replace it", *SMALL, "--out", str(folder))
     assert main.main([*SMALL, "--out", str(folder), "--force"]) == ExitCode.DONE
     write_files({tmp_path / "file": ""}, force=False)
-    assert main.main([*SMALL, "--out", str(tmp_path / "file")]) == ExitCode.BAD_INPUT
-    assert "is a file, or a link to nothing; give a folder" in capsys.readouterr().err
+    refused(capsys, "is a file, or a link to nothing; give a folder", *SMALL, "--out", str(tmp_path / "file"))
 
 
 def test_a_wide_front_goes_to_a_table_and_to_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -336,8 +298,7 @@ def test_a_wide_front_goes_to_a_table_and_to_csv(tmp_path: Path, capsys: pytest.
     path = tmp_path / "front.csv"
     shape = ["--shape", "disaggregated"]
     asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", *shape, "--pareto", "2", "--csv", str(path)]
-    assert main.main([*asked, "--json"]) == ExitCode.DONE
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, *asked)
     rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
     assert len(rows) == len(data["pareto"]) > 2
@@ -346,8 +307,7 @@ def test_a_wide_front_goes_to_a_table_and_to_csv(tmp_path: Path, capsys: pytest.
         watts, tokens = float(row["power_watts"]), float(row["output_tokens_per_second"])
         assert watts == 1730.0 * float(row["chips"])
         assert float(row["energy_joules_per_million_tokens"]) == pytest.approx(watts / tokens * 1e6)
-    assert main.main(asked) == ExitCode.BAD_INPUT
-    assert "give --force" in capsys.readouterr().err
+    refused(capsys, "give --force", *asked)
     assert main.main([*asked, "--force"]) == ExitCode.DONE
     assert "Pareto front" in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ import pytest
 
 from cli import main
 from cli.exit_codes import ExitCode
+from tests.shell import answered, refused
 
 SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "1", "--isl", "512", "--osl", "64"]
 
@@ -17,15 +18,13 @@ def test_an_aggregated_plan_is_written_simulated_and_deployed(
 ) -> None:
     """One device: the plan has a mixed pool, its manifest runs as predicted, and vLLM files come out of it."""
     folder = tmp_path / "plan"
-    assert main.main([*SMALL, "--out", str(folder), "--json"]) == ExitCode.DONE
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, *SMALL, "--out", str(folder))
     (pool,) = data["best"]["pools"]
     assert pool["role"] == "mixed"
     assert pool["max_batched_tokens"] >= 256 and pool["batch_per_dp_rank"] >= 1
     assert "tokens a step" in (folder / "report.txt").read_text()
     manifest, rate = str(folder / "manifest.yaml"), f"{0.7 * data['best']['requests_per_second']:.3f}/s"
-    assert main.main(["simulate", manifest, "--rate", rate, "--requests", "3000", "--json"]) == ExitCode.DONE
-    found = json.loads(capsys.readouterr().out)
+    found = answered(capsys, "simulate", manifest, "--rate", rate, "--requests", "3000")
     assert found["relative_error"]["tpot_seconds"]["mean"] == pytest.approx(0, abs=0.05)
     assert found["relative_error"]["ttft_seconds"]["mean"] == pytest.approx(0, abs=0.1)
     out = tmp_path / "files"
@@ -38,8 +37,9 @@ def test_aggregated_instances_take_the_better_of_two_pools(capsys: pytest.Captur
     """Machines of each role: as good as the better one alone; left out, and said so, where no shape is named."""
     alone, shape = {}, ["--shape", "aggregated"]
     for name in ("h100", "h200"):
-        assert main.main(["qwen3-8b", "--hw", name, "--devices", "2", *shape, "--json"]) == ExitCode.DONE
-        alone[name] = json.loads(capsys.readouterr().out)["best"]["requests_per_second"]
+        alone[name] = answered(capsys, "qwen3-8b", "--hw", name, "--devices", "2", *shape)["best"][
+            "requests_per_second"
+        ]
     apart = ["qwen3-8b", "--hw", "prefill=h200,decode=h100", "--devices", "prefill=2,decode=2", "--json"]
     out = tmp_path / "plan"
     assert main.main([*apart, *shape, "--out", str(out)]) == ExitCode.DONE
@@ -66,7 +66,5 @@ def test_rows_of_a_front_name_the_pools_of_their_own_plan(tmp_path: Path, capsys
 
 def test_shapes_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A word that is no shape, and aggregated instances in MixServe's queue."""
-    assert main.main([*SMALL, "--shape", "round"]) == ExitCode.BAD_INPUT
-    assert "--shape" in capsys.readouterr().err
-    assert main.main([*SMALL, "--shape", "aggregated", "--queueing", "mixserve"]) == ExitCode.BAD_INPUT
-    assert "--queueing mixserve knows" in capsys.readouterr().err
+    refused(capsys, "--shape", *SMALL, "--shape", "round")
+    refused(capsys, "--queueing mixserve knows", *SMALL, "--shape", "aggregated", "--queueing", "mixserve")

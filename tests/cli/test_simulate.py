@@ -11,25 +11,13 @@ from planner.manifest.document import dump_manifest
 from podplan.simulation import relative_error
 from tests.manifests import manifest
 from tests.plans import small_manifest
+from tests.shell import answered, refused
 
 KEYS = {
-    "requests",
-    "completed",
-    "failed",
-    "running",
-    "duration_seconds",
-    "requests_per_second",
-    "output_tokens_per_second",
-    "ttft_seconds",
-    "tpot_seconds",
-    "e2e_seconds",
-    "slo_attainment",
-    "goodput_requests_per_second",
-    "utilisation",
-    "predicted",
-    "relative_error",
-    "wall_seconds",
-}
+    "requests", "completed", "failed", "running", "duration_seconds", "requests_per_second",
+    "output_tokens_per_second", "ttft_seconds", "tpot_seconds", "e2e_seconds", "slo_attainment",
+    "goodput_requests_per_second", "utilisation", "predicted", "relative_error", "wall_seconds",
+}  # fmt: skip
 
 
 def trace_of(tmp_path: Path, rows: list[str]) -> Path:
@@ -49,8 +37,7 @@ def planned(tmp_path: Path) -> str:
 
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     """Run the command and return its JSON."""
-    assert main(["simulate", *arguments, "--json"]) == 0
-    data: dict[str, Any] = json.loads(capsys.readouterr().out)
+    data = answered(capsys, "simulate", *arguments)
     assert set(data) >= KEYS
     assert data["requests"] == data["completed"] + data["failed"] + data["running"]
     return data
@@ -100,10 +87,11 @@ def test_requests_without_positions_are_left_out(
     assert data["requests"] == 49 and "1 of 50 requests" in " ".join(data["notes"])
     monkeypatch.setattr("podplan.offered.LONG_TRACE_BYTES", 10)
     parts = simulated(capsys, planned, "--trace", str(trace))
-    assert parts["requests"] == 49 and parts["ttft_seconds"] == data["ttft_seconds"]
+    assert parts["requests"] == 49
+    assert all(parts[name] == data[name] for name in ("ttft_seconds", "e2e_seconds", "completed"))
+    refused(capsys, "too long for it", "simulate", planned, "--trace", str(trace), "--repeat", "2")
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01.5,999999,20")
-    assert main(["simulate", planned, "--trace", str(trace)]) == 2
-    assert "no request of" in capsys.readouterr().err
+    refused(capsys, "no request of", "simulate", planned, "--trace", str(trace))
 
 
 def test_the_table_tells_what_was_cut(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,10 +145,7 @@ def test_a_wrong_flag_is_named(
     """Exit 2 and one sentence on stderr."""
     path = tmp_path / "manifest.yaml"
     path.write_text(dump_manifest(manifest()))
-    assert main(["simulate", str(path), *arguments]) == 2
-    said = capsys.readouterr()
-    assert told in said.err
-    assert len(said.err.splitlines()) == 1 and not said.out
+    refused(capsys, told, "simulate", str(path), *arguments)
 
 
 def test_files_tell_the_run(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,16 +162,14 @@ def test_files_tell_the_run(planned: str, tmp_path: Path, capsys: pytest.Capture
     assert {event["name"] for event in spans} == {"prefill", "decode"}
     busy = sum(event["dur"] for event in spans if event["name"] == "prefill") * 1e-6
     assert busy > 0 and data["utilisation"]["prefill"] > 0
-    assert main(["simulate", planned, *run, *flags]) == 2
-    assert "give --force" in capsys.readouterr().err
+    refused(capsys, "give --force", "simulate", planned, *run, *flags)
     assert not list(tmp_path.glob(".*tmp"))
 
 
 def test_policies_are_compared_on_the_same_requests(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Figures of each, and differences to the first with intervals."""
     run = ["simulate", planned, "--rate", "300/s", "--requests", "600", "--policies", "round_robin,least_load"]
-    assert main([*run, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, *run)
     assert set(data["policies"]) == {"round_robin", "least_load"} and set(data["policies"]["least_load"]) >= KEYS
     spread = data["differences"]["least_load"]["ttft_seconds"]
     means = [data["policies"][name]["ttft_seconds"]["mean"] for name in ("least_load", "round_robin")]
@@ -215,22 +198,16 @@ def test_lengths_without_times_need_a_rate(planned: str, tmp_path: Path, capsys:
     data = simulated(capsys, planned, "--trace", str(trace), "--rate", "50/s", "--skip-bad-rows", "1", "--repeat", "2")
     assert data["completed"] == 80
     assert any("bad rows are left out" in note for note in data["notes"])
-    assert main(["simulate", planned, "--trace", str(trace), "--skip-bad-rows", "1"]) == 2
-    assert "--rate: lengths.csv has lengths only" in capsys.readouterr().err
-
-
-def test_a_long_trace_is_read_in_parts(
-    planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same run as at once; what needs the whole file is refused."""
-    rows = [f"2024-01-01 00:00:{second:02d}.5,500,{20 + second}" for second in range(50)]
-    trace = trace_of(tmp_path, rows)
-    whole = simulated(capsys, planned, "--trace", str(trace))
-    monkeypatch.setattr("podplan.offered.LONG_TRACE_BYTES", 10)
-    parts = simulated(capsys, planned, "--trace", str(trace))
-    assert parts["e2e_seconds"] == whole["e2e_seconds"] and parts["completed"] == 50
-    assert main(["simulate", planned, "--trace", str(trace), "--repeat", "2"]) == 2
-    assert "too long for it" in capsys.readouterr().err
+    refused(
+        capsys,
+        "--rate: lengths.csv has lengths only",
+        "simulate",
+        planned,
+        "--trace",
+        str(trace),
+        "--skip-bad-rows",
+        "1",
+    )
 
 
 def test_answers_of_one_token_are_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,6 +225,5 @@ def test_a_series_without_end_is_refused(
     monkeypatch.setattr("runtime.simulate.observe.MOST_ROWS", 100)
     series = tmp_path / "series.csv"
     asked = ["--requests", "20", "--timeseries", str(series), "--timeseries-step", "1us"]
-    assert main(["simulate", planned, *asked]) == 2
-    assert "--timeseries-step: makes more than 100 rows" in capsys.readouterr().err
+    refused(capsys, "--timeseries-step: makes more than 100 rows", "simulate", planned, *asked)
     assert [path.name for path in tmp_path.iterdir()] == ["manifest.yaml"]

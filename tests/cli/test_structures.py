@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
+from tests.shell import answered
 
 
 @pytest.mark.parametrize(
@@ -25,12 +26,10 @@ def test_a_plan_is_simulated_and_executed(
         == 0
     )
     capsys.readouterr()
-    assert main(["simulate", manifest, "--requests", "300", "--json"]) == 0
-    simulated = json.loads(capsys.readouterr().out)
+    simulated = answered(capsys, "simulate", manifest, "--requests", "300")
     assert (simulated["failed"], simulated["completed"] > 0) == (0, True)
     assert abs(simulated["relative_error"]["tpot_seconds"]["mean"]) < 0.1
-    assert main(["execute", manifest, "--iterations", "2", "--json"]) == 0
-    executed = json.loads(capsys.readouterr().out)
+    executed = answered(capsys, "execute", manifest, "--iterations", "2")
     assert executed["equal"]
     assert any(left_out in told for told in executed["left_out"])
 

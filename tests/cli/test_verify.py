@@ -9,6 +9,7 @@ from cli.main import main
 from planner.manifest.document import dump_manifest
 from podplan.verification import verify
 from tests.manifests import manifest
+from tests.shell import refused
 
 HEADER = "id,model,hardware,engine,weights,strategy,isl,osl,concurrency,ttft_seconds,tpot_seconds\n"
 ENGINE_RUNS = Path(__file__).parents[2].parent / "shared" / "data" / "published" / "engine_runs.csv"
@@ -68,8 +69,7 @@ def test_bad_input_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     _table(tmp_path / "runs.csv", "a,qwen3-8b,h100,vllm,bf16,TP=1,1024,128,8,,0.01")
     (tmp_path / "report.json").write_text('{"mean_ttft_ms": 3.0}', encoding="utf-8")
-    assert main(["verify", *arguments]) == 2
-    assert told in capsys.readouterr().err
+    refused(capsys, told, "verify", *arguments)
 
 
 @pytest.mark.skipif(not ENGINE_RUNS.exists(), reason="the released runs are not here")

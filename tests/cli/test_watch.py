@@ -13,6 +13,7 @@ import pytest
 from cli.main import main
 from planner.manifest.document import dump_manifest
 from tests.plans import small_manifest
+from tests.shell import refused
 
 NAMES = {
     "vllm": (
@@ -194,8 +195,7 @@ def test_sources_that_tell_nothing_are_named(
     """Exit code 2 and one sentence."""
     path = tmp_path / "x.prom"
     path.write_text(text)
-    assert main(["watch", str(path), "--manifest", planned, "--window", "10min", "--once"]) == 2
-    assert told in capsys.readouterr().err
+    refused(capsys, told, "watch", str(path), "--manifest", planned, "--window", "10min", "--once")
 
 
 @pytest.mark.parametrize(
@@ -208,13 +208,19 @@ def test_sources_that_tell_nothing_are_named(
 )
 def test_missing_sources_are_named(source: str, told: str, planned: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2 and one sentence."""
-    assert main(["watch", source, "--manifest", planned, "--window", "1ms", "--once"]) == 2
-    assert told in capsys.readouterr().err
+    refused(capsys, told, "watch", source, "--manifest", planned, "--window", "1ms", "--once")
 
 
 def test_a_folder_without_results_is_named(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And what would be read."""
     folder = tmp_path / "results"
     folder.mkdir()
-    assert main(["watch", str(folder), "--manifest", planned, "--once"]) == 2
-    assert f"{folder}: holds no results; CSV and JSON files are read" in capsys.readouterr().err
+    refused(
+        capsys,
+        f"{folder}: holds no results; CSV and JSON files are read",
+        "watch",
+        str(folder),
+        "--manifest",
+        planned,
+        "--once",
+    )

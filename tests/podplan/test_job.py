@@ -10,6 +10,7 @@ from cli import main
 from cli.exit_codes import ExitCode
 from podplan.job import Job, job_seconds, last_seconds, read_job
 from podplan.options import QuestionFlags
+from tests.shell import refused
 
 SMALL: dict[str, Any] = {"hw": "h100", "nodes": 1, "isl": 1024, "osl": 256, "engine": "vllm", "shape": "disaggregated"}
 LINE = ["qwen3-8b", *(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))]
@@ -96,6 +97,4 @@ def test_words_of_a_job() -> None:
 )
 def test_what_is_no_job_is_told_in_one_line(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Naming the flag."""
-    assert main.main([*LINE, *flags]) == ExitCode.BAD_INPUT
-    error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 1
+    refused(capsys, told, *LINE, *flags)

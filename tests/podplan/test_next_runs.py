@@ -13,6 +13,7 @@ from ground.errors import BadInput
 from planner.verification.residuals import Residual
 from planner.verification.runs import METRICS
 from podplan.next_runs import next_runs
+from tests.shell import answered
 
 
 def _plan(rate: float, strategy: str, devices: int) -> dict[str, Any]:
@@ -72,8 +73,7 @@ def test_commands_plan_that_layout(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["qwen3-8b", "--hw", "h100", "--devices", "2", "--engine", "vllm", "--out", str(tmp_path / "a")]) == 0
     capsys.readouterr()
     manifest = str(tmp_path / "a" / "manifest.yaml")
-    assert main(["verify", "--manifest", manifest, "--next", "3", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["next"]
+    found = answered(capsys, "verify", "--manifest", manifest, "--next", "3")["next"]
     assert found[0].keys() == {"layout", "picked", "chance", "gain", "commands"}
     others = [run for run in found if not run["picked"]]
     assert others

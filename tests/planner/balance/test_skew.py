@@ -1,11 +1,8 @@
 """Stated and measured distributions of expert loads, and that every command rests on the same one."""
 
-import json
-
 import numpy as np
 import pytest
 
-from cli.main import main
 from ground.errors import BadInput
 from planner.balance.counts import longest_first, replica_counts
 from planner.balance.imbalance import static_factor
@@ -18,6 +15,7 @@ from planner.balance.skew import (
     sample_expert_loads,
 )
 from tests.expert_loads import power_law
+from tests.shell import answered, refused
 
 DECODE = ["--hw", "cm384", "--phase", "decode", "--batch", "32", "--kv-len", "4k"]
 
@@ -74,8 +72,7 @@ def test_predict_takes_the_flag_and_says_so(tmp_path, capsys):
 
     def tpot(*flags):
         command = ["predict", "deepseek-r1", *DECODE, "--strategy", "DP=64, EP=64", "--expert-balance", "none"]
-        assert main([*command, *flags, "--json"]) == 0
-        answer = json.loads(capsys.readouterr().out)
+        answer = answered(capsys, *command, *flags)
         return answer["tpot_seconds"], answer["assumptions"]["expert_load_distribution"]
 
     usual, told = tpot()
@@ -89,5 +86,4 @@ def test_predict_takes_the_flag_and_says_so(tmp_path, capsys):
 def test_a_factor_and_a_skew_contradict_each_other(capsys):
     """A factor is what was observed; no distribution stands behind it."""
     command = ["predict", "deepseek-r1", *DECODE, "--strategy", "DP=64, EP=64", "--expert-balance", "1.2"]
-    assert main([*command, "--expert-skew", "power-law=1"]) == 2
-    assert "leave one out" in capsys.readouterr().err
+    refused(capsys, "leave one out", *command, "--expert-skew", "power-law=1")

@@ -1,6 +1,5 @@
 """Every strategy computes the unsharded model: prompts, hand-over, decoding, pairs and messages."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from planner.strategy import Strategy
 from runtime.execute.check import TOLERANCE, Report, execute
 from runtime.execute.run import Settings
 from tests.runtime.execute.deployments import deployed, slim
+from tests.shell import answered, refused
 
 DECODE_DRAFTS = {"decode_drafts": 1}
 CATALOGUE: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
@@ -166,8 +166,7 @@ def test_the_command_prints_what_was_checked(tmp_path: Path, capsys: pytest.Capt
     """As text and as JSON, exit 0."""
     path = tmp_path / "manifest.yaml"
     path.write_text(dump_manifest(deployed(slim("deepseek-r1"), "TP=2 + DP=2, EP=4", "DP=4, EP=4", **DECODE_DRAFTS)))
-    assert main(["execute", str(path), "--iterations", "2", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, "execute", str(path), "--iterations", "2")
     assert data["equal"] and data["wrong_tokens"] == 0
     assert data["decode_groups_with_four_lengths"] == data["decode_groups"] == 4
     assert data["largest_logit_difference"] <= data["tolerance"]
@@ -187,5 +186,4 @@ def test_wrong_flags_are_named(
     """Exit 2 and one sentence."""
     path = tmp_path / "manifest.yaml"
     path.write_text(dump_manifest(deployed("qwen3-8b", "TP=2")))
-    assert main(["execute", str(path), *arguments]) == 2
-    assert told in capsys.readouterr().err
+    refused(capsys, told, "execute", str(path), *arguments)

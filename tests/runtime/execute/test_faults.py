@@ -1,6 +1,5 @@
 """Losing a rank: the answers stay the model's after shrinking and after rolling back."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from planner.manifest.schema import Manifest
 from runtime.execute.faults import Drop, execute_with_drop, parse_drop
 from runtime.execute.run import Settings
 from tests.runtime.execute.deployments import deployed, slim
+from tests.shell import answered, refused
 
 
 @pytest.fixture(scope="module")
@@ -82,10 +82,8 @@ def test_the_command_recovers(replicated: Manifest, tmp_path: Path, capsys: pyte
     path = tmp_path / "manifest.yaml"
     path.write_text(dump_manifest(replicated))
     flags = ["execute", str(path), "--iterations", "3", "--drop", "4@1", "--recover", "shrink"]
-    assert main([*flags, "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, *flags)
     assert data["equal"] and data["lost_ranks"] == [4] and data["ranks_after"] == 9
     assert main([*flags[:-1], "rollback"]) == 0
     assert "rolled back" in capsys.readouterr().out
-    assert main([*flags[:4], "--drop", "99@1"]) == 2
-    assert "must name a decode rank below 10" in capsys.readouterr().err
+    refused(capsys, "must name a decode rank below 10", *flags[:4], "--drop", "99@1")

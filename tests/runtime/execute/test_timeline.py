@@ -16,6 +16,7 @@ from runtime.execute.clock import Transfer
 from runtime.execute.run import Settings
 from runtime.execute.timeline import Iteration, chrome_trace, clocked_iteration, purpose_of
 from tests.runtime.execute.deployments import deployed, slim
+from tests.shell import answered, refused
 
 
 def on_910b(manifest: Manifest) -> Manifest:
@@ -88,12 +89,10 @@ def test_the_command_writes_it_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     path, trace = tmp_path / "manifest.yaml", tmp_path / "trace.json"
     path.write_text(dump_manifest(deployed(slim("qwen3-235b-a22b"), "TP=2 + DP=4, EP=8")))
     flags = ["execute", str(path), "--iterations", "1", "--timeline", str(trace)]
-    assert main([*flags, "--clock", "--json"]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, *flags, "--clock")
     assert data["iteration"]["seconds"] > 0
     assert {"operation", "ranks", "bytes", "clock_seconds", "form_seconds", "gap", "why"} <= set(data["clock"][0])
     assert json.loads(trace.read_text())["traceEvents"]
-    assert main(flags) == 2
-    assert "give --force" in capsys.readouterr().err
+    refused(capsys, "give --force", *flags)
     assert main([*flags, "--clock", "--force"]) == 0
     assert "closed form" in capsys.readouterr().out

@@ -1,0 +1,24 @@
+"""What commands print: one JSON object, or one sentence that refuses."""
+
+import json
+from typing import Any
+
+import pytest
+
+from cli.exit_codes import ExitCode
+from cli.main import main
+
+
+def answered(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = ExitCode.DONE) -> Any:
+    """Return the JSON that a command prints, which ends with a code."""
+    capsys.readouterr()
+    assert main([*arguments, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys: pytest.CaptureFixture[str], told: str, *arguments: str) -> None:
+    """Hold that a command ends with exit code 2, nothing on stdout and one line on stderr that tells this."""
+    capsys.readouterr()
+    assert main([*arguments]) == ExitCode.BAD_INPUT
+    shown = capsys.readouterr()
+    assert told in shown.err and shown.err.count("\n") == 1 and not shown.out
