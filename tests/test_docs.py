@@ -58,6 +58,7 @@ def test_the_examples_of_every_help_are_commands() -> None:
         parsed(command)
 
 
+@pytest.mark.usefixtures("long_streams")
 @pytest.mark.parametrize("page", [page for page in PAGES if any(shown(page.read_text("utf-8")))], ids=_named)
 def test_commands_print_what_is_shown(page: Path) -> None:
     """`python -m scripts.refresh_docs` brings the pages up to date."""

@@ -12,6 +12,7 @@ from podplan.fleets import read_fleet
 from podplan.planning import solved
 from podplan.question_files import Entry, asked_of, read_questions
 
+pytestmark = pytest.mark.usefixtures("long_streams")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 

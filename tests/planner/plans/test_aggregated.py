@@ -71,6 +71,7 @@ def test_a_bound_below_what_is_needed_need_not_be_close() -> None:
         np.testing.assert_array_equal(found[close >= needed], close[close >= needed])
 
 
+@pytest.mark.usefixtures("long_streams")
 @pytest.mark.parametrize("ttft_seconds", [1.0, 0.04])
 def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
     """Brute force over every row and token budget on few devices reaches the search's rate and no more."""
@@ -100,6 +101,7 @@ def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
     assert reached
 
 
+@pytest.mark.usefixtures("long_streams")
 def test_a_budget_between_those_listed_carries_more() -> None:
     """Prompts that are all alike take a step less where the budget leaves a part of one beside those that run."""
     question = small_question("gpt-oss-120b", "h100", 4, lengths=(2048.0, 512.0), ttft_seconds=2.0, shape="aggregated")
@@ -124,6 +126,7 @@ def kinds(question: Any) -> list[AggregatedKind]:
 LIGHT = {"lengths": (512.0, 64.0), "ttft_seconds": 30.0, "tpot_seconds": 1.0}
 
 
+@pytest.mark.usefixtures("long_streams")
 @pytest.mark.parametrize(
     ("model", "devices", "squared_cv", "asked"),
     [
@@ -145,6 +148,7 @@ def test_nothing_played_is_above_its_bound(model: str, devices: int, squared_cv:
             assert capacity <= 1.01 * bound, (kind.row, server.candidate.batched_tokens)
 
 
+@pytest.mark.usefixtures("long_streams")
 def test_budgets_that_are_left_out_are_late_even_unloaded() -> None:
     """The longest prompt that has to be in time is late in small steps, as those are tabulated (within 1 %)."""
     question = small_question("qwen3-8b", "h100", 1, squared_cv=1.0, shape="aggregated", ttft_seconds=0.15)
@@ -172,6 +176,7 @@ def test_reuse_of_nearly_all_is_served() -> None:
     assert search(replace(question, workload=workload)).best is not None
 
 
+@pytest.mark.usefixtures("long_streams")
 def test_few_places_wait_as_they_are_played() -> None:
     """96 places, 512 + 128 tokens, a budget of 1,024 and 85 % load: p99 TTFT lies where independent plays have it."""
     question = small_question("qwen3-8b", "h100", 1, lengths=(512.0, 128.0), shape="aggregated")
@@ -195,9 +200,10 @@ def test_the_better_shape_wins() -> None:
     assert "aggregated" in bound.covers
 
 
+@pytest.mark.usefixtures("long_streams")
 def test_the_manifest_expects_what_the_plan_says() -> None:
     """A manifest of the plan is valid, and its queue gives the plan's latencies again."""
-    plan = answer(devices=1).best
+    plan = search(small_question(**{**DENSE, "devices": 1})).best
     assert plan is not None
     manifest = assemble(plan, {"model": "small"})
     check_manifest(manifest)

@@ -138,27 +138,6 @@ def test_each_model_takes_the_shape_with_fewer_devices() -> None:
     assert [len(plan.pools()) for plan in answer.plans] == [1, 2]
 
 
-def test_both_shapes_never_carry_less_than_one() -> None:
-    """The largest common growth of both is that of the better where one suits all, and it fits when asked for."""
-
-    def grown(shape: str, factor: float | None = None) -> Answer:
-        rates = [each * (factor or 1.0) for each in (2.0, 30.0)]
-        members = (
-            member("small", rates[0], shape=shape),
-            member("large", rates[1], shape=shape, tpot_seconds=0.02, lengths=(2048.0, 64.0)),
-        )
-        objective = "chips" if factor else "throughput"
-        return plan_cluster(Fleet(members=members, devices={POOL: 3}, objective=objective))  # type: ignore[arg-type]
-
-    both, apart, single = (grown(shape) for shape in ("auto", "disaggregated", "aggregated"))
-
-    assert not apart.feasible or both.growth >= apart.growth * (1 - 1e-6)
-    assert both.growth >= single.growth * (1 - 1e-6) and single.feasible
-    assert grown("auto", both.growth * 0.998).feasible
-    over = grown("auto", both.growth * 1.03)
-    assert not over.feasible and 0.95 < over.growth < 1
-
-
 def test_too_small_a_cluster_is_told_with_the_share_that_fits() -> None:
     """One device for two models holds neither; few carry a share of the rates."""
     none = plan_cluster(fleet(devices=1))

@@ -141,28 +141,8 @@ def test_pools_of_two_kinds_are_divided_for_the_least_time() -> None:
     assert answer.bound.value == pytest.approx(quickest_by_trying(asked), rel=1e-3)
 
 
-def test_more_devices_are_never_slower_and_whole_nodes_never_quicker() -> None:
-    """And the plans on the fewest chips are not quicker either."""
-    times = [mean_seconds(both(count).plans) for count in (3, 4, 6)]
-    apart, mixed = both(16, share_nodes=False), both(16)
-    fewest = both(objective="chips")
-
-    assert times == sorted(times, reverse=True)
+def test_whole_nodes_are_never_quicker() -> None:
+    """Models that share no node, on two of them; and the plans on the fewest chips are not quicker either."""
+    apart, mixed, fewest = both(16, share_nodes=False), both(16), both(objective="chips")
     assert mean_seconds(apart.plans) >= mean_seconds(mixed.plans) * (1 - 1e-9)
-    assert mean_seconds(fewest.plans) >= times[1] * (1 - 1e-9)
-
-
-def test_rates_that_no_devices_carry_are_refused() -> None:
-    """With the share of the rates that fits."""
-    answer = plan_cluster(fleet(member("chat", 400.0), CODE))
-
-    assert not answer.feasible and 0 < answer.growth < 1 and answer.binding_limit == f"devices of {POOL}"
-
-
-def test_with_confidence_the_plans_are_those_of_longer_times() -> None:
-    """A fleet that holds with 0.95 takes no less time than as predicted."""
-    sure = plan_cluster(
-        fleet(*(replace(each, question=replace(each.question, confidence=0.95)) for each in (CHAT, CODE)))
-    )
-
-    assert sure.feasible and mean_seconds(sure.plans) >= mean_seconds(both().plans) * (1 - 1e-9)
+    assert mean_seconds(fewest.plans) >= mean_seconds(both().plans) * (1 - 1e-9)

@@ -96,11 +96,9 @@ def test_what_is_made_small_needs_a_rate(objective: str) -> None:
         small_answer(model="qwen3-8b", devices=2, objective=objective)
 
 
-@pytest.mark.parametrize(("model", "hardware"), [("qwen3-8b", "h100"), ("deepseek-v2-lite", "cm384")])
-def test_more_devices_never_serve_less(model: str, hardware: str) -> None:
+def test_more_devices_never_serve_less() -> None:
     """From a device to several nodes, one limit and one traffic."""
-    rates = [rate_of(model=model, hardware=hardware, devices=count) for count in (1, 2, 4, 8, 16, 24)]
-
+    rates = [rate_of(model="qwen3-8b", devices=count) for count in (1, 2, 4, 8, 16)]
     assert rates[0] == 0 and rates[-1] > 0
     for fewer, more in pairwise(rates):
         assert more >= fewer * (1 - 1e-9)
