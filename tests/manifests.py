@@ -126,15 +126,21 @@ def cost(degrees: Degrees, slots_per_rank: float, queries: int = 1) -> StepCost:
     )
 
 
+def phases(degrees: Degrees, slots_per_rank: float, drafts: int) -> dict[str, StepCostModel]:
+    """Return that step cost of every phase."""
+    queries = {"prefill": 1, "decode": 1 + drafts, "mixed": 1 + drafts}
+    return {each: StepCostModel.from_step_cost(cost(degrees, slots_per_rank, count)) for each, count in queries.items()}
+
+
 def pool(role: str, degrees: Degrees, instances: list[Instance], **changes: Any) -> dict[str, Any]:
-    """Return the fields of a pool; ``changes`` replace some."""
-    model, drafts = small_model(), int(changes.pop("drafts", 0))
-    slots = changes.pop("slots", [expert for expert in range(16)])
-    per_rank = len(slots) / degrees.moe_ep
-    phases = {
-        phase: StepCostModel.from_step_cost(cost(degrees, per_rank, 1 if phase == "prefill" else 1 + drafts))
-        for phase in ("prefill", "decode", "mixed")
-    }
+    """Return the fields of a pool of the small model, or of ``model``; ``changes`` replace some."""
+    model, drafts, per_node = changes.pop("model", None), int(changes.pop("drafts", 0)), changes.pop("per_node", 8)
+    slots = changes.pop("slots", list(range(16)))
+    if model is None:
+        model, layers = small_model(), [ExpertLayers(layers=[1, 2, 3], slots=slots)]
+        changes = {"expert_map": ExpertMap(expert_ranks=list(range(degrees.moe_ep)), placements=layers)} | changes
+    mapping = changes["expert_map"]
+    per_rank = len(mapping.placements[0].slots) / len(mapping.expert_ranks) if mapping else 1.0
     return {
         "role": role,
         "hardware": "toy",
@@ -143,13 +149,10 @@ def pool(role: str, degrees: Degrees, instances: list[Instance], **changes: Any)
         "devices_per_instance": degrees.devices,
         "chips_per_instance": degrees.devices,
         "instances": instances,
-        "rank_table": rank_table(degrees, 8),
+        "rank_table": rank_table(degrees, per_node),
         "groups": group_rules(degrees),
         "layers_per_stage": layers_per_stage(model.layers, degrees.pp),
-        "weight_shards": shard_rules(model, degrees, "bf16", role),
-        "expert_map": ExpertMap(
-            expert_ranks=list(range(degrees.moe_ep)), placements=[ExpertLayers(layers=[1, 2, 3], slots=slots)]
-        ),
+        "weight_shards": shard_rules(model, degrees, changes.get("weights_dtype", "bf16"), role),
         "limits": {"requests_per_dp_rank": 8, "tokens_per_device": 2048},
         "microbatches": 2,
         "mtp": {"drafts": drafts, "acceptance": 0.7},
@@ -159,7 +162,7 @@ def pool(role: str, degrees: Degrees, instances: list[Instance], **changes: Any)
             weights=1e9, kv_cache=1e9, activations=1e8, buffers=1e8, reserve=1e9, capacity=64e9
         ),
         "kv": {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 100_000},
-        "step_costs": phases,
+        "step_costs": phases(degrees, per_rank, drafts),
     } | changes
 
 
@@ -185,8 +188,17 @@ def manifest(*, prefill: int = 1, decode: int = 1, workload: dict[str, Any] | No
     return build(pools, workload or {})
 
 
-def build(pools: list[dict[str, Any]], workload: dict[str, Any]) -> Manifest:
-    """Return a manifest of ``pools``."""
+LINK: dict[str, Any] = {
+    "plane": "fabric",
+    "bandwidth_bytes_per_second": 1e10,
+    "latency_seconds": 1e-4,
+    "bytes_per_token": 160.0,
+    "mapping": {"ratio": 1.0, "group_size": 8.0},
+}
+
+
+def build(pools: list[dict[str, Any]], workload: dict[str, Any], **changes: Any) -> Manifest:
+    """Return a manifest of ``pools``, of the small model on the made-up machine; ``changes`` replace fields."""
     spec, model = machine(), small_model()
     return Manifest.model_validate(
         {
@@ -198,12 +210,7 @@ def build(pools: list[dict[str, Any]], workload: dict[str, Any]) -> Manifest:
             "workload": ManifestWorkload.model_validate({"input_tokens": 512, "output_tokens": 64, **workload}),
             "service_levels": {"ttft_seconds": 2.0, "tpot_seconds": 0.05},
             "pools": pools,
-            "kv_transfer": {
-                "plane": "fabric",
-                "bandwidth_bytes_per_second": 1e10,
-                "latency_seconds": 1e-4,
-                "bytes_per_token": 160.0,
-                "mapping": {"ratio": 1.0, "group_size": 8.0},
-            },
+            "kv_transfer": LINK,
         }
+        | changes
     )

@@ -12,12 +12,9 @@ from planner.engines.spec import PlatformKind
 from tests.deploy.cases import made, pairs
 
 PROGRAMMES = {
-    "vllm-router": "vllm-router",
-    "sglang_router.launch_router": "sglang-router",
-    "vllm bench serve": "vllm-bench",
-    "sglang.bench_serving": "sglang-bench",
-    "aiperf profile": "aiperf",
-}
+    "vllm-router": "vllm-router", "sglang_router.launch_router": "sglang-router", "vllm bench serve": "vllm-bench",
+    "sglang.bench_serving": "sglang-bench", "aiperf profile": "aiperf",
+}  # fmt: skip
 
 
 def possible() -> list[tuple[str, str, PlatformKind]]:

@@ -7,12 +7,10 @@ from hardware.loader import load_hardware
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.manifest.checks import check_manifest, spec_hash
-from planner.manifest.costs import StepCostModel
 from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
-from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
 from planner.manifest.schema import Cluster, EmbeddedModel, Manifest
 from planner.strategy import Strategy, format_strategy, parse_strategy
-from tests.manifests import cost
+from tests import manifests
 
 
 def expert_map(model: ModelSpec, ranks: int, redundant: int, seed: int) -> ExpertMap:
@@ -35,41 +33,29 @@ def _pool(model: ModelSpec, hardware: str, role: str, asked: dict[str, Any]) -> 
     degrees = Degrees(**{name: getattr(strategy, name) for name in Degrees.model_fields})
     drafts, redundant = asked.get("drafts", 0), asked.get("redundant", 0)
     mapping = expert_map(model, degrees.moe_ep, redundant, asked.get("seed", 0)) if model.moe else None
-    slots = (model.moe.experts + redundant) / degrees.moe_ep if model.moe else 1.0
-    step = {
-        phase: StepCostModel.from_step_cost(cost(degrees, slots, 1 if phase == "prefill" else 1 + drafts))
-        for phase in ("prefill", "decode", "mixed")
-    }
-    capacity = spec.device.memory_bytes.value
-    per_node = int(spec.devices_per_node.value)
-    return {
-        "role": role,
-        "hardware": hardware,
-        "strategy": format_strategy(strategy, moe=model.moe is not None),
-        "degrees": degrees,
-        "devices_per_instance": degrees.devices,
-        "chips_per_instance": degrees.devices / spec.devices_per_chip.value,
-        "rank_table": rank_table(degrees, per_node),
-        "groups": group_rules(degrees),
-        "layers_per_stage": layers_per_stage(model.layers, degrees.pp),
-        "weight_shards": shard_rules(model, degrees, asked.get("weights", "bf16"), role),
-        "expert_map": mapping,
-        "limits": {"requests_per_dp_rank": asked.get("requests", 24), "tokens_per_device": asked.get("tokens", 4096)},
-        "microbatches": asked.get("microbatches", 1),
-        "mtp": {"drafts": drafts, "acceptance": 0.7},
-        "weights_dtype": asked.get("weights", "bf16"),
-        "kv_dtype": asked.get("kv_dtype", "bf16"),
-        "memory_bytes_per_device": {
-            "weights": capacity * 0.3,
-            "kv_cache": capacity * 0.4,
-            "activations": capacity * 0.05,
-            "buffers": capacity * 0.02,
-            "reserve": capacity * 0.05,
-            "capacity": capacity,
+    capacity, per_node = spec.device.memory_bytes.value, int(spec.devices_per_node.value)
+    shares = {"weights": 0.3, "kv_cache": 0.4, "activations": 0.05, "buffers": 0.02, "reserve": 0.05, "capacity": 1.0}
+    return manifests.pool(
+        role,
+        degrees,
+        [],
+        model=model,
+        per_node=per_node,
+        drafts=drafts,
+        expert_map=mapping,
+        hardware=hardware,
+        strategy=format_strategy(strategy, moe=model.moe is not None),
+        chips_per_instance=degrees.devices / spec.devices_per_chip.value,
+        limits={
+            "requests_per_dp_rank": asked.get("requests", 24),
+            "tokens_per_device": asked.get("tokens", 4096),
         },
-        "kv": {"block_tokens": 128, "bytes_per_token_per_device": 70000.0, "capacity_tokens_per_rank": 400_000},
-        "step_costs": step,
-    }
+        microbatches=asked.get("microbatches", 1),
+        weights_dtype=asked.get("weights", "bf16"),
+        kv_dtype=asked.get("kv_dtype", "bf16"),
+        memory_bytes_per_device={name: capacity * share for name, share in shares.items()},
+        kv={"block_tokens": 128, "bytes_per_token_per_device": 70000.0, "capacity_tokens_per_rank": 400_000},
+    )
 
 
 @cache
@@ -95,27 +81,14 @@ def deployed(model: str, hardware: str, workload: dict[str, Any] | None = None, 
             instances.append(Instance(name=f"{role}-{number}", nodes=nodes, first_device=free % per_node))
             free += devices
         pools.append(pool | {"instances": instances})
-    disaggregated = "decode" in roles
-    manifest = Manifest.model_validate(
-        {
-            "manifest_version": 1,
-            "made_by": {"podplan": "0.1.0", "question": {"model": model}},
-            "clusters": {hardware: _clusters(hardware, -(-free // per_node))},
-            "model": EmbeddedModel(sha256=spec_hash(spec), spec=spec),
-            "engine": {"id": "reference", "version": "1"},
-            "workload": {"input_tokens": 4096, "output_tokens": 1024} | (workload or {}),
-            "service_levels": {"ttft_seconds": 2.0, "tpot_seconds": 0.05},
-            "pools": pools,
-            "kv_transfer": {
-                "plane": load_hardware(hardware).kv_plane,
-                "bandwidth_bytes_per_second": 1e10,
-                "latency_seconds": 1e-4,
-                "bytes_per_token": 70272.0,
-                "mapping": {"ratio": 1.0, "group_size": 8.0},
-            }
-            if disaggregated
-            else None,
-        }
+    link = {"plane": load_hardware(hardware).kv_plane, "bytes_per_token": 70272.0}
+    manifest = manifests.build(
+        pools,
+        {"input_tokens": 4096, "output_tokens": 1024} | (workload or {}),
+        made_by={"podplan": "0.1.0", "question": {"model": model}},
+        clusters={hardware: _clusters(hardware, -(-free // per_node))},
+        model=EmbeddedModel(sha256=spec_hash(spec), spec=spec),
+        kv_transfer=manifests.LINK | link if "decode" in roles else None,
     )
     check_manifest(manifest)
     return manifest

@@ -11,7 +11,7 @@ from hardware import fits
 from hardware.calibrate import errors
 from hardware.loader import hardware_names, load_hardware
 from hardware.measurements import read_measurements
-from hardware.spec import AttentionFit, ExchangeFit, ExchangePoint, HardwareSpec, MatmulFit, Protocol
+from hardware.spec import ExchangeFit, ExchangePoint, HardwareSpec, MatmulFit
 
 WORST_MEDIAN = 0.15
 
@@ -99,10 +99,6 @@ MATMUL = MatmulFit(
     kind="assumed", source="test", version="1", peak_fraction=0.7, half_rows=100, half_depth=400,
     memory_fraction=0.8, serial_fraction=0.3, floor_seconds=3e-6,
 )  # fmt: skip
-ATTENTION = AttentionFit(
-    kind="assumed", source="test", version="1", peak_fraction=0.6, half_length=900, memory_fraction=0.9,
-    floor_seconds=1e-5,
-)  # fmt: skip
 EXCHANGE = ExchangeFit(
     kind="assumed", source="test", version="1", direction="dispatch", mode="low_latency", payload="per_expert",
     message_bytes_per_hidden=1, message_bytes_fixed=224,
@@ -122,25 +118,6 @@ def test_more_rows_never_take_less_time(rows: int, columns: int, depth: int) -> 
     shapes = fits.Product(1.0, np.array([rows, rows + 1.0]), float(columns), float(depth))
     small, large = np.asarray(fits.matmul_seconds(DEVICE, "bf16", MATMUL, shapes))
     assert MATMUL.floor_seconds <= small <= large
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.floats(1e6, 1e15), st.floats(1e3, 1e12), st.floats(1, 1e5))
-def test_attention_grows_with_its_work(flops: float, moved_bytes: float, keys: float) -> None:
-    """Twice the work is not faster, and at most twice as slow."""
-    once = fits.attention_seconds(DEVICE, ATTENTION, flops, moved_bytes, keys)
-    twice = fits.attention_seconds(DEVICE, ATTENTION, 2 * flops, 2 * moved_bytes, keys)
-    assert once <= twice <= 2 * once
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.floats(0, 1e9), st.integers(2, 1024))
-def test_protocols_grow_with_bytes_and_ranks(sent_bytes: float, ranks: int) -> None:
-    """More bytes or more ranks never take less time."""
-    protocol = Protocol(name="p", latency_seconds=5e-6, latency_per_rank_seconds=1e-6, bandwidth_bytes_per_second=1e11)
-    base = fits.protocol_seconds(protocol, sent_bytes, ranks)
-    assert base <= fits.protocol_seconds(protocol, sent_bytes + 1e6, ranks)
-    assert base < fits.protocol_seconds(protocol, sent_bytes, ranks + 1)
 
 
 def test_exchange_interpolates_and_holds_its_ends() -> None:

@@ -18,19 +18,9 @@ from tests.plans import small_manifest
 ROOT = Path(__file__).parents[2]
 SMALL = {"hw": "h100", "devices": 2, "shape": "disaggregated", "isl": 1024, "osl": 64, "engine": "reference"}
 TYPED = [
-    "--hw",
-    "h100",
-    "--devices",
-    "2",
-    "--shape",
-    "disaggregated",
-    "--isl",
-    "1024",
-    "--osl",
-    "64",
-    "--engine",
+    "--hw", "h100", "--devices", "2", "--shape", "disaggregated", "--isl", "1024", "--osl", "64", "--engine",
     "reference",
-]
+]  # fmt: skip
 CLOCKED = ("search_seconds", "wall_seconds")
 
 

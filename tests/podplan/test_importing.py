@@ -226,15 +226,8 @@ def test_what_cannot_be_read_says_why(source: str, said: str) -> None:
 def test_the_command_prints_headroom_and_findings(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 0 where it runs and keeps the limits."""
     arguments = [
-        "import",
-        "vllm serve Qwen/Qwen3-8B --max-num-seqs 256",
-        "--hw",
-        "h100",
-        "--isl",
-        "512",
-        "--osl",
-        "128",
-    ]
+        "import", "vllm serve Qwen/Qwen3-8B --max-num-seqs 256", "--hw", "h100", "--isl", "512", "--osl", "128",
+    ]  # fmt: skip
     assert main([*arguments, "--rate", "5/s"]) == 0
     shown = capsys.readouterr().out
     assert "headroom over 5/s: +" in shown and "within the limits; 0 things must be mended" in shown

@@ -14,14 +14,9 @@ from podplan.planning import PlanResult, solved
 from podplan.question import read_question
 
 SMALL = {
-    "model": "qwen3-30b-a3b",
-    "hw": "h100",
-    "devices": "16",
-    "isl": "1024",
-    "osl": "128",
-    "ttft": "1s",
+    "model": "qwen3-30b-a3b", "hw": "h100", "devices": "16", "isl": "1024", "osl": "128", "ttft": "1s",
     "engine": "reference",
-}
+}  # fmt: skip
 
 
 @cache

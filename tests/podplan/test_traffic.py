@@ -1,6 +1,5 @@
 """Lengths of requests: means, CVs, distributions and histograms, on every question and on manifests."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,13 @@ from planner.plans.expectation import expect, workload_of
 from planner.search.changes.nearest import scaled_prompts
 from planner.serving.prompts import prompts_of
 from planner.workload import Workload
-from podplan.options import QuestionFlags
+from podplan.offered import read_offered
+from podplan.options import QuestionFlags, SimulateFlags, flags_of
 from podplan.question_files import read_questions
 from podplan.traffic import read_histogram, read_traffic
 from runtime.simulate.workload import open_loop
+from tests.manifests import manifest
+from tests.shell import answered
 
 MODEL = load_model("qwen3-30b-a3b")
 SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
@@ -75,8 +77,7 @@ def test_a_plan_is_made_for_a_histogram(tmp_path: Path, capsys: pytest.CaptureFi
     """One length with all the weight plans as that length; a spread of the same mean serves less."""
 
     def planned(*flags: str) -> dict[str, Any]:
-        assert main.main([*SMALL, "--osl", "256", "--ttft", "1s", *flags, "--json"]) == ExitCode.DONE
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
+        found = answered(capsys, *SMALL, "--osl", "256", "--ttft", "1s", *flags)
         return found
 
     rate = planned("--isl", "2375")["best"]["requests_per_second"]
@@ -194,3 +195,12 @@ def test_reused_prompts_of_kinds_are_drawn_together() -> None:
     workload = ManifestWorkload(input_tokens=1525, output_tokens=5, prefix_reuse=0.5, prompt_kinds=kinds)
     drawn = open_loop(workload, 1.0, 1000)
     assert set(zip(drawn.input_tokens.tolist(), drawn.reused_tokens.tolist(), strict=True)) == {(100, 0), (2000, 1999)}
+
+
+def test_requests_end_at_the_context_of_the_model() -> None:
+    """Of lengths that vary widely some would be longer; a plan's own end there, too."""
+    made = manifest(workload={"input_tokens": 1500, "output_tokens": 800, "input_cv2": 4.0, "output_cv2": 4.0})
+    offered = read_offered(flags_of(SimulateFlags, {"concurrency": "8", "requests": "3k"}), made, 0)
+    (part,) = offered.requests()
+    assert (part.input_tokens + part.output_tokens).max() == made.model.spec.max_position
+    assert part.output_tokens.min() >= 1 and (part.reused_tokens < part.input_tokens).all()

@@ -46,16 +46,6 @@ def test_the_mean_rate_is_the_plans():
     assert slow.recorded.ttft_seconds == pytest.approx(fast.recorded.ttft_seconds)
 
 
-def test_bursts_lower_the_rate_at_which_the_limits_hold():
-    """The same plan carries less of a stream that comes five times as fast for a quarter of its requests."""
-    plan = _plan()
-    even, bursty = (on_trace(plan, _trace(1.0, burst=burst)) for burst in (1.0, 5.0))
-    assert even.most_per_second is not None
-    assert bursty.most_per_second is not None
-    assert bursty.most_per_second < 0.9 * even.most_per_second
-    assert even.attainment >= bursty.attainment
-
-
 @pytest.mark.parametrize("burst", [1.0, 5.0])
 def test_rates_that_are_told_keep_the_limits(burst):
     """Played at the rate that was found, the percentiles are within the limits; well beyond it they are not."""

@@ -5,10 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ground.errors import BadInput
 from hardware.loader import load_hardware
 from models.loader import load_model
 from planner.balance.imbalance import Balance
 from planner.costs.deployment import Deployment, Host, Phase
+from planner.costs.hostcosts import REQUEST_SECONDS, HostCosts, host_costs
 from planner.costs.latency import balanced_cost, decode_load
 from planner.costs.memory import memory
 from planner.manifest.stepcost import evaluate, launches
@@ -98,3 +100,15 @@ def test_prompts_of_tensorrt_llm_are_launched_kernel_by_kernel() -> None:
     assert seconds("trtllm", "qwen3-32b", "b200", 16384.0) > 2 * 64 * 5e-4
     newer, older = (seconds(f"trtllm@{at}", "qwen3-235b-a22b", "h200", 16384.0) for at in ("1.1.0", "1.0.0"))
     assert newer - older == pytest.approx(94 * 1.4e-3, rel=1e-3)
+
+
+def test_host_costs_come_from_profiles_and_measured_systems() -> None:
+    """An engine's profile says its gap, a measured system stands in the table, and no other name is known."""
+    assert host_costs(None) == HostCosts()
+    assert host_costs("xdeepserve").step_seconds == 2e-3
+    assert host_costs("sglang").step_seconds == 0.0
+    assert host_costs("trtllm").step_seconds == 0.0
+    assert host_costs("reference").step_seconds is None
+    assert host_costs("mindie").request_seconds == REQUEST_SECONDS
+    with pytest.raises(BadInput, match="cloudmatrix-infer"):
+        host_costs("no such system")

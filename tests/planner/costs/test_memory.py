@@ -123,23 +123,6 @@ def test_staged_devices_hold_their_share_of_the_tokens():
     assert extra == pytest.approx(32 * 8192 * 2112 * 2)
 
 
-def test_many_instances_at_once():
-    """Arrays of TP and PP equal the loop over them."""
-    tp, pp, one = np.array([1, 4, 16]), np.array([2, 1, 4]), np.ones(3, dtype=int)
-    array = StrategyArray(attention_tp=tp, attention_dp=one, moe_tp=tp, moe_ep=one, staged=False, pp=pp)
-    together = memory(
-        instance("qwen3-32b", "h200", "decode", "bf16", strategy=array),
-        kv_tokens=1e5,
-        sequences=1.0,
-        tokens=np.array([8.0, 64.0, 1.0]),
-    )
-    for number, tokens in enumerate([8.0, 64.0, 1.0]):
-        degree = int(tp[number])
-        alone = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=degree, moe_tp=degree, pp=int(pp[number]))
-        expected = memory(alone, kv_tokens=1e5, sequences=1.0, tokens=tokens)
-        assert np.asarray(together.used)[number] == pytest.approx(float(expected.used))
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 @pytest.mark.parametrize("phase", ["prefill", "decode", "mixed"])
 def test_engines_keep_what_their_rules_say(engine: str, phase: str):

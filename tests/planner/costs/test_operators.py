@@ -3,10 +3,12 @@
 import numpy as np
 import pytest
 
+from hardware.spec import Dtype
 from models.parameters import count_parameters
 from planner.costs.breakdown import Operator
 from planner.costs.deployment import Deployment, StrategyArray
 from planner.costs.latency import causal_pairs, decode_load
+from planner.costs.memory import memory
 from planner.costs.operators import build_step_cost
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad, form, variables
@@ -189,35 +191,6 @@ def test_vocabulary_over_tp_needs_two_collectives():
     assert not any(row.message_bytes for row in whole)
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize(("hardware", "weights"), [("cm384", "int8"), ("h200", "fp8")])
-def test_many_expert_parallel_instances_at_once(hardware: str, weights: str, microbatches: int):
-    """EP32, 64 and 128 side by side with arrays of loads equal the loop over them."""
-    degrees, batches = np.array([32, 64, 128]), np.array([8.0, 48.0, 128.0])
-    one = np.ones(3, dtype=int)
-    array = StrategyArray(attention_tp=one, attention_dp=degrees, moe_tp=one, moe_ep=degrees, staged=False, pp=one)
-    fields = {"strategy": array, "redundant": degrees, "drafts": 1}
-    together = instance("deepseek-r1", hardware, "decode", weights, **fields)
-    seconds = evaluate(build_step_cost(together), decode_load(together, batches, 4096.0), microbatches).seconds
-    for number, (degree, batch) in enumerate(zip(degrees.tolist(), batches.tolist(), strict=True)):
-        fields = {"attention_dp": degree, "moe_ep": degree, "redundant": degree, "drafts": 1}
-        alone = instance("deepseek-r1", hardware, "decode", weights, **fields)
-        expected = evaluate(build_step_cost(alone), decode_load(alone, batch, 4096.0), microbatches).seconds
-        assert np.asarray(seconds)[number] == pytest.approx(float(expected), rel=1e-12)
-
-
-def test_many_tensor_parallel_instances_at_once():
-    """TP1, 2 and 8 with PP1, 4 and 2 side by side equal the loop; a group of one device sends nothing."""
-    tp, pp, one = np.array([1, 2, 8]), np.array([1, 4, 2]), np.ones(3, dtype=int)
-    array = StrategyArray(attention_tp=tp, attention_dp=one, moe_tp=tp, moe_ep=one, staged=False, pp=pp)
-    together = instance("qwen3-32b", "h200", "decode", "bf16", strategy=array)
-    seconds = evaluate(build_step_cost(together), decode_load(together, 64.0, 2048.0), 1).seconds
-    for number, (width, stages) in enumerate(zip(tp.tolist(), pp.tolist(), strict=True)):
-        alone = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=width, moe_tp=width, pp=stages)
-        expected = evaluate(build_step_cost(alone), decode_load(alone, 64.0, 2048.0), 1).seconds
-        assert np.asarray(seconds)[number] == pytest.approx(float(expected), rel=1e-12)
-
-
 def test_prefill_with_drafts_fills_the_draft_layers_cache():
     """With MTP a prompt's tokens also pass the draft layer and its projection of two hidden states to one."""
     deployment = instance("deepseek-r1", "h200", "prefill", "fp8", drafts=1)
@@ -225,3 +198,40 @@ def test_prefill_with_drafts_fills_the_draft_layers_cache():
     projection = next(term for term in cost.draft_terms if term.name == "draft_projection")
     values = variables(cost, prompt(1000.0), 1)
     assert form(projection.flops, values) == pytest.approx(1000 * 2 * 7168 * 14336)
+
+
+EXPERTS = {"attention_dp": [32, 64, 128], "moe_ep": [32, 64, 128], "redundant": [32, 64, 128]}
+TENSORS = {"attention_tp": [1, 2, 8], "moe_tp": [1, 2, 8], "pp": [1, 4, 2]}
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "weights", "degrees", "drafts"),
+    [
+        ("deepseek-r1", "cm384", "int8", EXPERTS, 1),
+        ("deepseek-r1", "h200", "fp8", EXPERTS, 1),
+        ("qwen3-32b", "h200", "bf16", TENSORS, 0),
+        ("llama-4-scout", "h200", "bf16", TENSORS | {"pp": [1, 1, 1]}, 0),
+    ],
+)
+def test_many_instances_at_once(model: str, hardware: str, weights: Dtype, degrees: dict[str, list[int]], drafts: int):
+    """Arrays of degrees and loads give each instance's seconds and bytes; a group of one device sends nothing."""
+    one = {name: np.ones(3, dtype=int) for name in ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp")}
+    array = {name: np.array(values) for name, values in degrees.items()}
+    fields = {"redundant": array.pop("redundant", 0), "drafts": drafts}
+    batches, keys = np.array([128.0, 48.0, 8.0]), np.array([500.0, 9000.0, 100_000.0])
+    strategy = StrategyArray(**one | array, staged=False)
+    together = instance(model, hardware, "decode", weights, strategy=strategy, **fields)
+    for number, (batch, kv) in enumerate(zip(batches.tolist(), keys.tolist(), strict=True)):
+        own = {name: values[number] for name, values in degrees.items()}
+        alone = instance(model, hardware, "decode", weights, drafts=drafts, **own)
+        for microbatches in (1, 2):
+            found, expected = (
+                np.asarray(evaluate(build_step_cost(each), decode_load(each, *load), microbatches).seconds)
+                for each, load in ((together, (batches, keys)), (alone, (batch, kv)))
+            )
+            assert found[number] == pytest.approx(float(expected), rel=1e-12)
+        used, own_used = (
+            np.asarray(memory(each, kv_tokens=1e5, sequences=1.0, tokens=tokens).used)
+            for each, tokens in ((together, batches), (alone, batch))
+        )
+        assert used[number] == pytest.approx(float(own_used))

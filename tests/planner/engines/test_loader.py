@@ -55,18 +55,9 @@ def _sources(value: object, key: str = "") -> Iterator[str]:
 def test_a_source_that_is_short_is_explained(profile: EngineProfile) -> None:
     """What stands before a colon is a key of `sources` or names a public project by itself."""
     public = (
-        "ai-dynamo ",
-        "llm-d/",
-        "volcano ",
-        "lws ",
-        "slurm:",
-        "vllm-project/",
-        "jd-opensource/",
-        "hiascend.com:",
-        "arXiv ",
-        "kubernetes:",
-        "https://",
-    )
+        "ai-dynamo ", "llm-d/", "volcano ", "lws ", "slurm:", "vllm-project/", "jd-opensource/", "hiascend.com:",
+        "arXiv ", "kubernetes:", "https://",
+    )  # fmt: skip
     for source in _sources(profile.model_dump()):
         assert source.partition(":")[0] in profile.sources or source.startswith(public), source
 

@@ -72,10 +72,3 @@ def test_the_filler_bound_is_what_closes_part_of_the_gap_at_two_slots():
     bounds = simple_bounds(loads, 144, 288)
     assert (bounds.filler > bounds.water_level * 1.01).any()
     assert (bounds.filler >= bounds.mean).all()
-
-
-def test_bounds_scale_with_the_loads():
-    """The unit does not matter."""
-    loads = power_law(2, 64, 0.8)
-    small, large = simple_bounds(loads, 16, 80).best, simple_bounds(loads * 1000, 16, 80).best
-    assert np.allclose(small * 1000, large, rtol=1e-12)

@@ -64,13 +64,6 @@ def test_every_method_makes_a_valid_map(seed, experts, ranks, more, zeros, metho
     assert (placed.lower_bound >= 1 - 1e-9).all()
 
 
-def test_place_does_not_depend_on_the_unit_of_loads():
-    """Token counts and shares give the same map."""
-    loads = power_law(2, 64, 0.8)
-    first, second = (place(Problem(loads=rows, ranks=8, redundant=8)).slots for rows in (loads, loads * 2.0**20))
-    assert (first == second).all()
-
-
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
 def test_the_expert_with_an_impossible_load_is_named(bad):
     """Negative and non-finite loads are refused with their place."""

@@ -4,10 +4,16 @@ from planner.manifest.terms import ComputeTerm, StepCost
 
 
 def linear_cost(
-    fixed: float, per_token: float, per_request: float = 0.0, *, per_kv: float = 0.0, ranks: int = 1
+    fixed: float,
+    per_token: float,
+    per_request: float = 0.0,
+    *,
+    per_kv: float = 0.0,
+    per_pair: float = 0.0,
+    ranks: int = 1,
 ) -> StepCost:
-    """Return fixed + per_token · prompt tokens + per_request · running requests + per_kv · cached tokens seconds."""
-    work = {"chunk": per_token, "decode": per_request, "kv": per_kv}
+    """Return fixed seconds, and more for each prompt token, running request, cached token and causal pair."""
+    work = {"chunk": per_token, "decode": per_request, "kv": per_kv, "pairs": per_pair}
     term = ComputeTerm(
         name="step",
         stage="dense",

@@ -10,10 +10,11 @@ import pytest
 from planner.balance.imbalance import parse_balance
 from planner.costs.latency import balanced_cost
 from planner.manifest.stepcost import evaluate
-from planner.manifest.terms import ComputeTerm, StepCost, StepLoad
+from planner.manifest.terms import StepCost, StepLoad
 from planner.serving import tables_loop
 from planner.serving.tables import Loads, step_table
 from tests.instances import instance
+from tests.planner.serving.costs import linear_cost
 
 LONGEST, BUDGET, KV = 40_000.0, 8_192.0, 2_000.0
 PLACES = 256
@@ -123,29 +124,9 @@ def test_decode_iterations_are_those_of_the_step_cost(model, degrees, microbatch
     assert np.abs(errors).max() < 0.015
 
 
-def linear_cost(step: float, token: float, request: float, kv: float = 0.0, pair: float = 0.0) -> StepCost:
-    """Return a step of so many seconds, and so many more for each prompt token, request in decode, ..."""
-    each = {"chunk": token, "decode": request, "kv": kv, "pairs": pair}
-    term = ComputeTerm("all", "attention", {}, {}, 1.0, {"one": 1e-30} | each, 1.0, 0.0)
-    return StepCost(
-        terms=(term,),
-        dense_layers=1,
-        moe_layers=0,
-        queries_per_sequence=1,
-        attention_ranks=1,
-        expert_ranks=1,
-        shared_ranks=0,
-        experts=0,
-        experts_per_token=0,
-        slots_per_rank=0,
-        rule="compute_communication",
-        host_seconds=step,
-    )
-
-
 def test_a_linear_cost_is_met_exactly():
     """With and without prompts, at any load."""
-    cost = linear_cost(5e-3, 20e-6, 1e-4, kv=1e-8, pair=1e-10)
+    cost = linear_cost(5e-3, 20e-6, 1e-4, per_kv=1e-8, per_pair=1e-10)
     table = step_table(
         cost, Loads(ranks=1, budget_tokens=2048, longest_prompt=9000, most_running=100, kv_tokens_per_request=500)
     )

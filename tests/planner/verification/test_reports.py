@@ -11,15 +11,9 @@ from ground.errors import BadInput
 from planner.verification.reports import read_reports
 
 VLLM = {
-    "mean_ttft_ms": 120.0,
-    "mean_tpot_ms": 25.0,
-    "request_throughput": 4.0,
-    "output_throughput": 800.0,
-    "max_concurrency": 32,
-    "total_input_tokens": 100_000,
-    "total_output_tokens": 20_000,
-    "completed": 100,
-}
+    "mean_ttft_ms": 120.0, "mean_tpot_ms": 25.0, "request_throughput": 4.0, "output_throughput": 800.0,
+    "max_concurrency": 32, "total_input_tokens": 100_000, "total_output_tokens": 20_000, "completed": 100,
+}  # fmt: skip
 AIPERF = {
     "time_to_first_token": {"unit": "ms", "avg": 120.0},
     "inter_token_latency": {"unit": "ms", "avg": 25.0},
@@ -30,15 +24,10 @@ AIPERF = {
     "input_config": {"loadgen": {"concurrency": 32}},
 }
 METRICS = {
-    "time_to_first_token_ms": 120.0,
-    "inter_token_latency_ms": 25.0,
-    "time_per_output_token_ms": 99.0,
-    "requests_per_second": 4.0,
-    "output_tokens_per_second": 800.0,
-    "request_concurrency": 32,
-    "prompt_token_count": 1000,
-    "output_token_count": 200,
-}
+    "time_to_first_token_ms": 120.0, "inter_token_latency_ms": 25.0, "time_per_output_token_ms": 99.0,
+    "requests_per_second": 4.0, "output_tokens_per_second": 800.0, "request_concurrency": 32,
+    "prompt_token_count": 1000, "output_token_count": 200,
+}  # fmt: skip
 GUIDELLM = {
     "metadata": {"version": 2},
     "benchmarks": [{"metrics": {name: {"successful": {"mean": value}} for name, value in METRICS.items()}}],

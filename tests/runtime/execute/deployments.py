@@ -6,12 +6,10 @@ from typing import Any
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.manifest.checks import check_manifest, spec_hash
-from planner.manifest.costs import StepCostModel
 from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
-from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
-from planner.manifest.schema import Cluster, EmbeddedModel, LinkMapping, Manifest, ManifestWorkload
+from planner.manifest.schema import Cluster, EmbeddedModel, LinkMapping, Manifest
 from planner.strategy import Strategy, parse_strategy
-from tests.manifests import cost, machine
+from tests import manifests
 
 
 def slim(name: str, experts: int = 32) -> ModelSpec:
@@ -56,36 +54,16 @@ def pool(  # noqa: PLR0913
     parsed = parse_strategy(strategy, moe=model.moe is not None) if isinstance(strategy, str) else strategy
     degrees = Degrees(**{name: getattr(parsed, name) for name in Degrees.model_fields})
     mapping = expert_map(model, degrees.moe_ep, redundant, dedicated)
-    per_rank = len(mapping.placements[0].slots) / len(mapping.expert_ranks) if mapping else 1
-    phases = {
-        phase: StepCostModel.from_step_cost(cost(degrees, per_rank, 1 if phase == "prefill" else 1 + drafts))
-        for phase in ("prefill", "decode", "mixed")
-    }
-    nodes = -(-degrees.devices // 8)
-    return {
-        "role": role,
-        "hardware": "toy",
-        "strategy": str(strategy),
-        "degrees": degrees,
-        "devices_per_instance": degrees.devices,
-        "chips_per_instance": degrees.devices,
-        "instances": [Instance(name=f"{role}-0", nodes=list(range(first_node, first_node + nodes)))],
-        "rank_table": rank_table(degrees, 8),
-        "groups": group_rules(degrees),
-        "layers_per_stage": layers_per_stage(model.layers, degrees.pp),
-        "weight_shards": shard_rules(model, degrees, weights, role),  # type: ignore[arg-type]
-        "expert_map": mapping,
-        "limits": {"requests_per_dp_rank": 8, "tokens_per_device": 2048},
+    nodes = list(range(first_node, first_node + -(-degrees.devices // 8)))
+    fields = {
+        "drafts": drafts,
         "microbatches": microbatches,
-        "mtp": {"drafts": drafts, "acceptance": 0.7},
         "weights_dtype": weights,
-        "kv_dtype": "bf16",
-        "memory_bytes_per_device": dict(
-            weights=1e9, kv_cache=1e9, activations=1e8, buffers=1e8, reserve=1e9, capacity=64e9
-        ),
-        "kv": {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 100_000},
-        "step_costs": phases,
+        "strategy": str(strategy),
     } | changes
+    return manifests.pool(
+        role, degrees, [Instance(name=f"{role}-0", nodes=nodes)], model=model, expert_map=mapping, **fields
+    )
 
 
 def deployed(
@@ -113,27 +91,16 @@ def deployed(
     first, last = pools[0]["degrees"], pools[-1]["degrees"]
     ratio = first.attention_tp / last.attention_tp
     groups = last.attention_dp * max(last.domains, 1)
-    hardware = machine(nodes=256)
-    made_manifest = Manifest.model_validate(
-        {
-            "manifest_version": 1,
-            "made_by": {"podplan": "0.1.0"},
-            "clusters": {"toy": Cluster(nodes=256, sha256=spec_hash(hardware), spec=hardware)},
-            "model": EmbeddedModel(sha256=spec_hash(spec), spec=spec),
-            "engine": {"id": "reference", "version": "1"},
-            "workload": ManifestWorkload(input_tokens=512, output_tokens=64),
-            "service_levels": {},
-            "pools": pools,
-            "kv_transfer": None
-            if decode is None
-            else {
-                "plane": "fabric",
-                "bandwidth_bytes_per_second": 1e10,
-                "latency_seconds": 1e-4,
-                "bytes_per_token": 160.0,
-                "mapping": LinkMapping(ratio=ratio, group_size=groups / ratio),
-            },
-        }
+    hardware = manifests.machine(nodes=256)
+    link = None if decode is None else {"mapping": LinkMapping(ratio=ratio, group_size=groups / ratio)}
+    made_manifest = manifests.build(
+        pools,
+        {},
+        made_by={"podplan": "0.1.0"},
+        clusters={"toy": Cluster(nodes=256, sha256=spec_hash(hardware), spec=hardware)},
+        model=EmbeddedModel(sha256=spec_hash(spec), spec=spec),
+        service_levels={},
+        kv_transfer=link and manifests.LINK | link,
     )
     if checked:
         check_manifest(made_manifest)

@@ -59,15 +59,6 @@ def test_devices_are_counted_while_they_are_held() -> None:
     assert 4 * 8 * end < found.changes["device_seconds"] < 6 * 8 * end
 
 
-def test_the_same_change_gives_the_same_run() -> None:
-    """Two runs agree to the last bit."""
-    old = tight(3, 2)
-    made = staged(old, tight(2, 2, nodes=6, decode_degrees=WIDE), spare=1)
-    first, second = (played(made, requests_of(old)) for _ in range(2))
-    assert first.ttft_seconds == second.ttft_seconds
-    assert first.changes == second.changes
-
-
 FAULTS = st.lists(
     st.builds(
         lambda node, at, length: Fault(kind="node", target=str(node), at_seconds=at, for_seconds=length),

@@ -1,7 +1,6 @@
 """Degenerate manifests are queues with closed forms: M/M/1, M/D/1, M/G/1, M/M/c; the fast mode is the stepped one."""
 
 import io
-import math
 from typing import Any
 
 import numpy as np
@@ -10,13 +9,14 @@ import pytest
 from planner.manifest.costs import StepCostModel
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Routing
-from planner.manifest.terms import ComputeTerm, StepCost
 from runtime.simulate.observe import Observer
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import Modulation, Requests, closed_loop, modulated, open_loop, open_stream
 from tests.manifests import build, manifest, pool
+from tests.planner.serving.closed_forms.waits import erlang_c
+from tests.planner.serving.costs import linear_cost
 
 ITERATION_SECONDS = 1e-3
 COUNT = 8_000
@@ -25,23 +25,7 @@ CACHE = {"block_tokens": 1, "bytes_per_token_per_device": 1e-9, "capacity_tokens
 
 def constant(seconds: float, ranks: int) -> StepCostModel:
     """Return a step that always takes as long."""
-    term = ComputeTerm("step", "head", {"rows": 1e-12}, {"one": 1.0}, 1.0 / seconds, {}, 1.0, 0.0)
-    return StepCostModel.from_step_cost(
-        StepCost(
-            terms=(),
-            head_terms=(term,),
-            dense_layers=1,
-            moe_layers=0,
-            queries_per_sequence=1,
-            attention_ranks=ranks,
-            expert_ranks=1,
-            shared_ranks=0,
-            experts=0,
-            experts_per_token=0,
-            slots_per_rank=0,
-            rule="compute_communication",
-        )
-    )
+    return StepCostModel.from_step_cost(linear_cost(seconds, 0.0, ranks=ranks))
 
 
 def servers(count: int) -> Manifest:
@@ -61,13 +45,6 @@ def servers(count: int) -> Manifest:
     links = made.kv_transfer
     assert links is not None
     return made.model_copy(update={"kv_transfer": links.model_copy(update={"latency_seconds": 0.0})})
-
-
-def erlang_c(servers: int, load: float) -> float:
-    """Return the chance to wait in M/M/c at an offered load (L. Kleinrock, Queueing Systems I, section 3.5)."""
-    terms = [load**k / math.factorial(k) for k in range(servers)]
-    last = load**servers / math.factorial(servers) * servers / (servers - load)
-    return last / (sum(terms) + last)
 
 
 def offered(services: np.ndarray, rate: float, seed: int) -> Requests:

@@ -1,0 +1,250 @@
+"""Sparse attention, windows, keys that are parameters, and delta-net layers: by hand and as measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from hardware.engines import with_engine
+from models.loader import load_model
+from models.parameters import count_parameters
+from planner.costs.attention_operators import attention_terms
+from planner.costs.cache import device_cache, model_cache
+from planner.costs.deployment import Phase
+from planner.costs.linear_attention import chunk_flops
+from planner.instances.grid import strategy_grid
+from planner.manifest.terms import StepLoad
+from planner.strategy import Strategy, model_conflicts
+from tests.instances import broken_down, even_cost, instance
+
+KEYS = 65536
+
+
+def decode(requests: float, keys: float) -> StepLoad:
+    """Return running requests of ``keys`` cached tokens each."""
+    return StepLoad(decode_sequences=requests, decode_kv_tokens=requests * keys, mean_tokens=requests)
+
+
+def prompt(tokens: float) -> StepLoad:
+    """Return one whole prompt."""
+    pairs = tokens * (tokens + 1) / 2
+    return StepLoad(prefill_tokens=tokens, prefill_pairs=pairs, finishing_prompts=1.0, mean_tokens=tokens)
+
+
+def flops(model: str, load: StepLoad, phase: str = "decode") -> dict[str, float]:
+    """Return the FLOP of every operator on one H200."""
+    deployment = instance(model, "h200", phase, "fp8")  # type: ignore[arg-type]
+    return {row.name: row.flops for row in broken_down(even_cost(deployment), load, 1)}
+
+
+def test_decode_flops_by_hand() -> None:
+    """One request of 65,536 tokens: scores 2·64·128 per key, attention 2·128·(512 + 64 + 512) for 2,048 keys."""
+    work = flops("deepseek-v3.2", decode(1.0, KEYS))
+    assert work["index_scores"] == 61 * KEYS * 2 * 64 * 128
+    assert work["attention"] == 61 * 2048 * 2 * 128 * 1088
+    count = count_parameters(load_model("deepseek-v3.2"))
+    assert sum(work.values()) == pytest.approx(2 * count.active + work["index_scores"] + work["attention"], rel=1e-9)
+
+
+def test_short_requests_attend_to_all_they_have() -> None:
+    """Below 2,048 tokens attention proper is that of DeepSeek-V3.1."""
+    sparse, dense = (flops(name, decode(4.0, 1500.0)) for name in ("deepseek-v3.2", "deepseek-v3.1"))
+    assert sparse["attention"] == pytest.approx(dense["attention"])
+
+
+def test_prompts_are_scored_in_full_and_read_in_part() -> None:
+    """A prompt of 8,192: every causal pair is scored, a query attends to at most 2,048 keys on latents."""
+    tokens = 8192.0
+    load = prompt(tokens)
+    work = flops("deepseek-v3.2", load, "prefill")
+    pairs = 2048 * 2049 / 2 + (8192 - 2048) * 2048
+    assert work["prefill_index_scores"] == pytest.approx(61 * tokens * (tokens + 1) / 2 * 2 * 64 * 128)
+    assert work["prefill_attention"] == pytest.approx(61 * pairs * 2 * 128 * 1088)
+    assert "kv_up" not in work
+
+
+def test_index_keys_are_cached_beside_the_latents() -> None:
+    """128 FP8 elements and a scale per token and layer: 576·2 + 132 bytes, on every TP device and in the transfer."""
+    one, eight = (instance("deepseek-v3.2", "h200", "decode", "fp8", attention_tp=n, moe_tp=n) for n in (1, 8))
+    assert device_cache(one).token_bytes == device_cache(eight).token_bytes == 61 * (1152 + 132)
+    assert model_cache(eight).bytes(1000.0, 1.0) == 1000 * 61 * 1284
+
+
+def test_layers_that_share_a_choice_neither_score_nor_cache_keys() -> None:
+    """GLM-5.2: 20 of 78 layers score, all attend to 2,048 keys; the parameters that remain give the projections."""
+    work, count = flops("glm-5.2", decode(1.0, KEYS)), count_parameters(load_model("glm-5.2"))
+    assert work["index_scores"] == pytest.approx(20 * KEYS * 2 * 32 * 128)
+    assert work["attention"] == 78 * 2048 * 2 * 64 * 1088
+    assert sum(work.values()) == pytest.approx(2 * count.active + work["index_scores"] + work["attention"], rel=1e-9)
+    cached = device_cache(instance("glm-5.2", "h200", "decode", "fp8", attention_tp=8, moe_tp=8)).token_bytes
+    assert cached == pytest.approx(78 * 1152 + 20 * 132)
+
+
+def test_staged_prefill_is_for_dense_attention() -> None:
+    """SP expands keys of the whole context; the search does not try it on sparse attention."""
+    model = load_model("deepseek-v3.2")
+    assert any("SP" in said for said in model_conflicts(Strategy(attention_tp=8, staged=True, moe_ep=8), model))
+    assert not any(strategy.staged for strategy in strategy_grid(model, [16], 8, role="prefill").strategies)
+
+
+def test_block_attention_flops_by_hand() -> None:
+    """DeepSeek-V4-Pro at 65,536 keys: 30 layers score 16,384 blocks and read 1,024; 31 read 512; all read 128 more."""
+    deployment = instance("deepseek-v4-pro", "b200", "decode", "mxfp4")
+    work = {row.name: row.flops for row in broken_down(even_cost(deployment), decode(1.0, KEYS), 1)}
+    assert work["index_scores"] == pytest.approx(30 * KEYS / 4 * 2 * 64 * 128)
+    assert work["attention"] == pytest.approx((30 * 1024 + 31 * KEYS / 128 + 61 * 128) * 2 * 128 * 1024)
+    assert deployment.attention_weights == "fp8"
+    count = count_parameters(load_model("deepseek-v4-pro"))
+    assert sum(work.values()) == pytest.approx(2 * count.active + work["index_scores"] + work["attention"], rel=1e-6)
+
+
+def test_blocks_are_cached_in_place_of_tokens() -> None:
+    """A token keeps a quarter of a key in 30 layers and 1/128 in 31; a request its window and unfinished blocks."""
+    cache = model_cache(instance("deepseek-v4-pro", "b200", "decode", "mxfp4"))
+    assert cache.token_bytes == pytest.approx(30 * (1024 + 132) / 4 + 31 * 1024 / 128)
+    assert cache.sequence_bytes == pytest.approx(512 * (61 * 128 * 2 + (30 * 8 + 31 * 128) * 8))
+
+
+@pytest.mark.parametrize(
+    ("machine", "tp", "requests", "keys", "microseconds"),
+    [("b200", 8, 1, 8192, 70), ("b200", 8, 32, 8192, 86), ("b200", 1, 128, 1024, 171), ("h200", 1, 32, 8192, 177)],
+)
+def test_block_attention_takes_about_what_was_measured(
+    machine: str, tp: int, requests: float, keys: float, microseconds: float
+) -> None:
+    """vLLM 0.24's modules, the mean of both kinds by their layers (aiconfigurator-core 0.12.0): within a fifth."""
+    degrees = {"attention_tp": tp, "moe_tp": tp}
+    deployment = instance("deepseek-v4-pro", machine, "decode", "mxfp4", kv_dtype="fp8", engine="vllm", **degrees)
+    deployment = replace(deployment, hardware=with_engine(deployment.hardware, "vllm"))
+    terms = [term.name for term in attention_terms(deployment) if not term.name.startswith(("attention_", "hyper_"))]
+    rows = broken_down(even_cost(deployment), decode(requests, keys), 1)
+    found = sum(row.seconds for row in rows if row.name in [*terms, "attention_quantise"])
+    assert found / 61 == pytest.approx(microseconds * 1e-6, rel=0.2)
+
+
+def rows(model: str, load: StepLoad, phase: str = "decode") -> dict[str, tuple[int, float, float]]:
+    """Return count, FLOP and bytes of every operator on one H200."""
+    cost = even_cost(instance(model, "h200", phase, "bf16"))  # type: ignore[arg-type]
+    return {row.name: (row.count, row.flops, row.bytes) for row in broken_down(cost, load, 1)}
+
+
+def test_decode_by_hand() -> None:
+    """Llama-4-Scout: 12 layers attend to 50,000 tokens, 36 to 8,192; 4·40·128 FLOP and 4,096 bytes per key."""
+    found = rows("llama-4-scout", decode(2.0, 50_000.0))
+    queries = 2 * 2 * 40 * 128 * 2
+    for name, layers, keys in (("attention", 12, 100_000), ("window_attention", 36, 2 * 8192)):
+        assert found[name] == (layers, layers * keys * 4 * 40 * 128, layers * (keys * 4096 + queries))
+
+
+def test_prompts_by_hand() -> None:
+    """A prompt of 20,000: the windowed layers have 8192·8193/2 + 11808·8192 pairs each."""
+    tokens = 20_000.0
+    load = prompt(tokens)
+    count, flops, _ = rows("llama-4-scout", load, "prefill")["prefill_window_attention"]
+    pairs = 8192 * 8193 / 2 + (20_000 - 8192) * 8192
+    assert (count, flops) == (36, pytest.approx(36 * pairs * 4 * 40 * 128))
+
+
+def test_short_contexts_know_no_window() -> None:
+    """Below the window all 48 layers together do what 48 layers of full attention would."""
+    found = rows("llama-4-scout", decode(3.0, 1000.0))
+    together = found["attention"][1] + found["window_attention"][1]
+    assert together == pytest.approx(48 * 3000 * 4 * 40 * 128)
+
+
+def test_windows_bound_the_memory() -> None:
+    """Three requests of 100,000 tokens: 12 layers keep all of them, 36 the last 8,192 of each."""
+    cache = device_cache(instance("llama-4-scout", "h200", "decode", "bf16"))
+    assert cache.bytes(300_000.0, 3.0) == pytest.approx((12 * 300_000 + 36 * 3 * 8192) * 4096)
+    assert cache.bytes(3000.0, 3.0) == pytest.approx(48 * 3000 * 4096)
+
+
+def test_keys_that_are_parameters_are_seen_by_every_query() -> None:
+    """openPangu-R: 128 further keys per query of 2·64·(192 + 128) FLOP, read once per layer and step."""
+    found = rows("openpangu-r-72b", decode(2.0, 1000.0))
+    assert found["attention"][1] == pytest.approx(50 * (2000 + 2 * 128) * 2 * 64 * 320)
+    moved = (2000 + 128) * 4 * 320 * 2 + 2 * 64 * 320 * 2
+    assert found["attention"][2] == pytest.approx(50 * moved)
+
+
+STATE = 32 * 128 * 128 * 4
+CONVOLUTION = 3 * (2 * 2048 + 4096) * 2
+
+
+def test_state_by_hand() -> None:
+    """Qwen3-Next keeps 36 matrices of 128 x 128 per value head in FP32, 75.5 MB, and 1.8 MB of inputs per request."""
+    cache = model_cache(instance("qwen3-next-80b-a3b", "h200", "decode", "bf16"))
+    assert cache.sequence_bytes == 36 * (STATE + CONVOLUTION)
+    assert pytest.approx(75.5e6, rel=1e-3) == 36 * STATE
+    assert cache.token_bytes == 12 * 2 * 2 * 256 * 2
+
+
+def test_memory_is_linear_in_tokens_on_top_of_the_state() -> None:
+    """A request of no length holds the state, each further token 12 layers' keys and values; TP splits both."""
+    for tp in (1, 2):
+        cache = device_cache(instance("qwen3-next-80b-a3b", "h200", "decode", "bf16", attention_tp=tp, moe_tp=tp))
+        assert cache.bytes(0.0, 5.0) == pytest.approx(5 * 36 * (STATE + CONVOLUTION) / tp)
+        assert cache.bytes(5000.0, 5.0) - cache.bytes(0.0, 5.0) == pytest.approx(5000 * 24576 / tp)
+
+
+def test_decode_reads_and_writes_the_state_once() -> None:
+    """Bytes of the recurrence do not depend on the context: 36 layers, state in and out, operands beside it."""
+    cost = even_cost(instance("qwen3-next-80b-a3b", "h200", "decode", "bf16"))
+    moved = []
+    for keys in (100.0, 100_000.0):
+        (row,) = (row for row in broken_down(cost, decode(8.0, keys), 1) if row.name == "recurrent_state")
+        moved.append(row.bytes)
+        assert row.count == 36
+    assert moved[0] == moved[1] == pytest.approx(8 * 36 * (2 * STATE + 2 * (2 * 2048 + 2 * 4096)))
+
+
+def test_decode_flops_are_twice_the_active_parameters() -> None:
+    """Full attention runs in 12 of 48 layers: 4·16·256 per key and layer. The short convolution is element-wise."""
+    deployment = instance("qwen3-next-80b-a3b", "h200", "decode", "bf16")
+    rows = broken_down(even_cost(deployment), decode(1.0, 1000.0), 1)
+    convolution = 36 * 4 * (2 * 2048 + 4096)
+    expected = 2 * (count_parameters(deployment.model).active - convolution) + 1000 * 12 * 4 * 16 * 256
+    assert sum(row.flops for row in rows) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("phase", "kernel", "measured"),
+    [
+        ("decode", "recurrent_state", 613e-6),
+        ("decode", "short_convolution", 48e-6),
+        ("prefill", "chunkwise_state", 892e-6),
+        ("prefill", "short_convolution", 203e-6),
+    ],
+)
+def test_kernels_take_what_was_measured(phase: Phase, kernel: str, measured: float) -> None:
+    """A layer on an H20: 256 running requests, or a prompt of 4,096 tokens (InferSim, bench_data/gdn)."""
+    deployment = instance("qwen3-next-80b-a3b", "h20", phase, "fp8")
+    load = decode(256.0, 1000.0) if phase == "decode" else StepLoad(prefill_tokens=4096.0, mean_tokens=4096.0)
+    (row,) = (row for row in broken_down(even_cost(deployment), load, 1) if row.name == kernel)
+    assert row.seconds / 36 == pytest.approx(measured, rel=0.12)
+
+
+def test_prompts_run_in_chunks() -> None:
+    """FLOP of the chunkwise form, by hand for 128-wide heads: 6·64·128 + 4·64·128 + 2/3·64² + 6·128² per head."""
+    assert chunk_flops(128, 128) == pytest.approx(49152 + 32768 + 2730.67 + 98304, rel=1e-6)
+    tokens = 4096.0
+    load = prompt(tokens)
+    cost = even_cost(instance("qwen3-next-80b-a3b", "h200", "prefill", "bf16"))
+    work = {row.name: row.flops for row in broken_down(cost, load, 1)}
+    assert work["chunkwise_state"] == pytest.approx(36 * tokens * 32 * chunk_flops(128, 128))
+
+
+def test_drafts_of_a_hybrid_write_the_state_after_each_token() -> None:
+    """Verifying one draft reads the state once and writes it twice, so a rejected draft can be undone."""
+    moved = {}
+    for drafts in (0, 1):
+        cost = even_cost(instance("qwen3.5-397b-a17b", "h200", "decode", "bf16", drafts=drafts))
+        load = StepLoad(decode_sequences=1.0, decode_kv_tokens=0.0, mean_tokens=1.0 + drafts)
+        moved[drafts] = next(row.bytes for row in broken_down(cost, load, 1) if row.name == "recurrent_state")
+    state, operands = 45 * 64 * 128 * 128 * 4, 45 * 2 * (2 * 2048 + 2 * 8192)
+    assert moved[1] - moved[0] == pytest.approx(state + operands)
+
+
+def test_heads_limit_tensor_parallelism() -> None:
+    """Sixteen key heads do not divide over 32 devices."""
+    said = list(model_conflicts(Strategy(attention_tp=32, moe_ep=32), load_model("qwen3.5-397b-a17b")))
+    assert any("16 key heads of linear attention" in sentence for sentence in said)
