@@ -12,6 +12,8 @@ from cli.plan_view import bound_text
 from cli.rows_view import show_keys
 from ground.errors import Infeasible
 from ground.files import check_folder
+from ground.units import format_duration
+from podplan.day import clock_text
 from podplan.fleets import SUMMARY, FleetResult, manifest_names, placed_on, read_fleet
 from podplan.machines import basis_lines
 from podplan.options import FleetFlags, argument, flag
@@ -97,6 +99,12 @@ def _lines(found: FleetResult) -> list[str]:
     lines += basis_lines([plan.question for plan in answer.plans])
     lines += [f"Not tried: {note}." for note in found.asked.notes]
     lines += [f"{each.name}: {day_text(each.day)}" for each in found.placed if each.day]
+    ahead = format_duration(max((each.ahead_seconds for each in found.placed), default=0.0))
+    lines += [
+        f"Models that switch, loading up to {ahead} ahead of each window, need at most {devices} of the "
+        f"{answer.devices_used.get(pool, 0)} {pool} at once, at {clock_text(when)}."
+        for pool, (devices, when) in found.switching.items()
+    ]
     costed = f"{answer.candidates_evaluated:,} candidates costed in {found.seconds:.2g} s."
     return [*lines, f"{bound_text(answer.bound, 'times every rate')} {costed}" if answer.bound else ""]
 

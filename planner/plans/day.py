@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ground.units import DAY_SECONDS
 from planner.instances.space import Role
 from planner.plans.plan import Plan
 from planner.plans.servers import needed_instances
@@ -69,6 +70,39 @@ def _needed(plan: Plan, rate_per_second: float) -> dict[Role, int]:
         )
         for role, pool in plan.pools()
     }
+
+
+def switched_devices(fleet: Sequence[tuple[Plan, Sequence[Seen], float]]) -> dict[str, tuple[int, float]]:
+    """Return how many devices of each pool models need at most at once, and when in seconds after midnight.
+
+    Instances stand as long as a window needs them and give their devices to those of others (CloudMatrix384 section
+    4.4, model switching).
+
+    Args:
+        fleet: of each model its plan, what the windows see of it (nothing: all instances stand all day), and the
+            seconds ahead of a window in which its instances start and load.
+    """
+    begins = {each.window.begin_seconds - ahead for _, seen, ahead in fleet for each in seen}
+    moments = {begin % DAY_SECONDS for begin in begins} | {
+        each.window.begin_seconds for _, seen, _ in fleet for each in seen
+    }
+    most: dict[str, tuple[int, float]] = {}
+    for moment in sorted(moments):
+        taken: dict[str, int] = {}
+        for plan, seen, ahead in fleet:
+            now, soon = _needed_at(seen, moment), _needed_at(seen, moment + ahead)
+            for role, pool in plan.pools():
+                count = max(now[role], soon[role]) if seen else pool.instances
+                taken[pool.machines.budget] = taken.get(pool.machines.budget, 0) + count * pool.candidate.devices
+        for name, devices in taken.items():
+            most[name] = max(most.get(name, (0, 0.0)), (devices, moment), key=lambda found: found[0])
+    return most
+
+
+def _needed_at(seen: Sequence[Seen], seconds: float) -> dict[Role, int]:
+    """Return the instances that a time of the day needs; nothing without windows."""
+    into = [((seconds - each.window.begin_seconds) % DAY_SECONDS, each.needed) for each in seen]
+    return min(into, key=lambda found: found[0])[1] if into else {}
 
 
 def busy_share(plan: Plan, seen: Sequence[Seen]) -> float:
