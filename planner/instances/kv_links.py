@@ -12,7 +12,7 @@ as with the mean number of running requests; the play is plain Python, for it is
 import heapq
 import math
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -200,6 +200,7 @@ def _waits(links: KvLinks, rate_per_second: float, workload: Workload, source: S
 def _ended(arrivals: Array, prompt_tokens: Ints, source: Source, groups: int) -> tuple[Array, Ints]:
     """Return when prompts end and the group that holds each: a pass takes who waits, its groups in turn."""
     passes, ranks = source.passes, groups // source.instances
+    prompts, seconds = passes.prompts.tolist(), passes.seconds.tolist()
     ready, group = np.empty(arrivals.size), np.empty(arrivals.size, dtype=np.int64)
     mean = float(prompt_tokens.mean())
     for instance in range(source.instances):
@@ -213,11 +214,20 @@ def _ended(arrivals: Array, prompt_tokens: Ints, source: Source, groups: int) ->
             here = bisect_right(come, begin, first)
             fit = bisect_right(total, total[first] + passes.most * (1 + 1e-9), first) - 1
             last = max(min(here, fit), first + 1)
-            free = begin + float(np.interp(total[last] - total[first], passes.prompts, passes.seconds))
+            free = begin + _between(total[last] - total[first], prompts, seconds)
             ends += [free] * (last - first)
             first = last
         ready[own], group[own] = ends, instance * ranks + np.arange(len(come)) % ranks
     return ready, group
+
+
+def _between(value: float, axis: Sequence[float], values: Sequence[float]) -> float:
+    """Return what ``np.interp`` does of one number, at a tenth of its time."""
+    place = bisect_right(axis, value)
+    if place in (0, len(axis)):
+        return values[max(place - 1, 0)]
+    slope = (values[place] - values[place - 1]) / (axis[place] - axis[place - 1])
+    return slope * (value - axis[place - 1]) + values[place - 1]
 
 
 class _Room:

@@ -45,6 +45,8 @@ class Reach:
             return self._unpaired or self._broken(strategy, (0, 0, 1), STRATEGY_CHECKS, self._drafts)
         if strategy not in self._known:
             self._known[strategy] = self._broken(strategy, (0, 0, 1), SHARED_CHECKS, (0,))
+        if self._profile.parallelism.exchange_ranks is None:  # what alone depends on the role
+            return self._known[strategy]
         return self._known[strategy] or self._broken(strategy, (0, 0, 1), ROLE_CHECKS, (0,))
 
     @cached_property
@@ -88,20 +90,18 @@ class Reach:
         self, strategy: Strategy, experts: tuple[int, int, int], checks: Sequence[Check], depths: Sequence[int]
     ) -> Broken | None:
         """Return the first rule that (redundant, dedicated, microbatches) breaks at some depth of drafts."""
-        for drafts in depths:
-            redundant, dedicated, parts = experts
-            setup = Setup(
-                strategy=strategy,
-                redundant=redundant,
-                dedicated=dedicated,
-                drafts=drafts,
-                microbatches=parts,
-                **self._asked,
-            )
+        setup = self._setup
+        setup.strategy, (setup.redundant, setup.dedicated, setup.microbatches) = strategy, experts
+        for setup.drafts in depths:
             broken = broken_rule(self._profile, setup, checks)
             if broken is not None:
                 return broken
         return None
+
+    @cached_property
+    def _setup(self) -> Setup:
+        """One for all, which each takes its degrees into: a search asks of thousands."""
+        return Setup(strategy=Strategy(), **self._asked)
 
     @cached_property
     def _asked(self) -> dict[str, Any]:

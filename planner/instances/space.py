@@ -146,7 +146,8 @@ def _role_space(question: Question, role: Role) -> RoleSpace:
             run[*degrees, several] = _layouts_run(strategy, known[degrees], reach)
         own = run[*degrees, several]
         rows += [Row(strategy, *layout) for layout in own.layouts]
-        broken_by.update(own.cut)
+        if own.cut:
+            broken_by.update(own.cut)
     cut.update({f"{question.engine}: {rule}": count for rule, count in broken_by.items()})
     return RoleSpace(rows, dict(sorted(cut.items())))
 

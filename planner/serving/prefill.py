@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Policy = Literal["round_robin", "least_load"]
 
+_LOOK = 1250
+"""Prompts that are played while one looks whether enough is known."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PrefillPool:
@@ -124,7 +127,7 @@ class PrefillRun:
         """Play a stream from an idle pool to its end, or until ``enough`` is known; see ``play_prefill``."""
         prompts, count = self._arriving(stream), len(stream)
         first, ended = prompts.first, False
-        for begin, end in parts_of(count) if enough else [(0, count)]:
+        for begin, end in parts_of(count, _LOOK) if enough else [(0, count)]:
             until = prompts.arrival[end] if end < count else np.inf
             self._loop.play(prompts, self._held, self._rule, self.pool.times, (begin, end), begin, until)
             if enough and end < count and enough(np.where(np.isinf(first[:end]), until, first[:end])):

@@ -113,10 +113,12 @@ def _fill(i: int, begin: float, budget: int, room: Ints, load: Floats, prompts: 
     while pool.head[i] >= 0 and prompts.arrival[pool.head[i]] <= begin:
         p = pool.head[i]
         best = pool.turn[i] % ranks
-        for k in range(1, ranks):
+        k = 1
+        while k < ranks and room[best] < budget:
             r = (pool.turn[i] + k) % ranks
             if room[r] > room[best]:
                 best = r
+            k += 1
         start = prompts.reused[p] // budget * budget
         left = prompts.length[p] - start
         if room[best] < (left if left <= budget else 1):

@@ -114,9 +114,13 @@ def stationary(
     )
 
 
-def parts_of(requests: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a stream after which a play may look whether enough is known, first and past the last each."""
-    edges = [requests * part // PARTS for part in range(PARTS + 1)]
+def parts_of(requests: int, least: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield the parts of a stream after which a play may look whether enough is known, first and past the last each.
+
+    Args: ``least`` requests of a part, where a look takes as long as so many.
+    """
+    parts = min(max(requests // least, 1), PARTS)
+    edges = [requests * part // parts for part in range(parts + 1)]
     return pairwise(edges)
 
 
