@@ -18,12 +18,14 @@ from planner.serving.streams import PARTS, Floats, Stream
 
 _AIM, _BEYOND = 0.995, 1.02
 """Of a limit, where root finding aims; of the largest rate asked for, where waits are taken to be endless."""
-_WIDEN, _WIDER, _FALL = 0.01, 3, 0.6
-"""How much further a rate is tried at least, how that grows, and how far down the first time at most."""
+_WIDEN, _WIDER, _FALL, _STEEP = 0.01, 3, 0.6, 0.05
+"""How much further a rate is tried at least, how that grows, and how far down the first time at most: latency grows
+about as the 20th power of the rate where it is late.
+"""
 STEP, _ROUNDING = 9e-4, 1e-6
 """How far apart the rates are that capacities are told apart by, and the part of a step that is rounding."""
 _SLOW = 3
-"""Rates in turn that did not halve what is left, after which the middle is taken."""
+"""Rates in turn that did not halve what is left, after which the middle is taken, and from then on after each."""
 _BATCHES, _TINY = 10, 1e-12
 _LEAST_PART = 0.2
 """Of those who count: so many tell of all at least."""
@@ -285,10 +287,10 @@ def capacity(
         return trials[rate].excess
 
     about = max(kept, about or 0.0) or None
-
-    rate = largest_rate(excess, 1.0, upper, about)
+    rate = largest_rate(excess, 1.0, upper, about, kept)
     if rate is None:
         return None
+    excess(rate)  # on the grid just below what was played before it is not played yet
     found, slope = trials[rate], _slope(trials, rate)
     low, high = (rate * (max(end, _TINY) / max(found.excess, _TINY)) ** (-1 / slope) for end in found.interval()[::-1])
     # Where the limit does not bind below the bound, the rate is the bound as far as the interval keeps the limit.
@@ -309,17 +311,22 @@ def _slope(trials: dict[float, Trial], rate: float) -> float:
 
 
 def largest_rate(
-    seconds: Callable[[float], float], limit_seconds: float, upper: float, about: float | None = None
+    seconds: Callable[[float], float],
+    limit_seconds: float,
+    upper: float,
+    about: float | None = None,
+    known: float = 0.0,
 ) -> float | None:
     """Largest rate up to ``upper`` whose ``seconds``, rising in the rate, keep the limit; None where none does.
 
     It is ``upper`` or the largest of the rates ``STEP`` apart (``on_grid``): which one does not depend on where the
     search began, so that a looser limit never has a smaller one. ``upper`` is tried first, or where the rate may lie.
-    From there a rate on the other side of the limit is sought, and the answer closed in on: some 6 calls. Every rate
-    answered with was evaluated and keeps the limit; rates below ``LEAST_PART`` of ``upper`` are not told apart.
+    From there a rate on the other side of the limit is sought, or one that is ``known`` to keep it is taken, and the
+    answer closed in on: some 6 calls. Every rate answered with keeps the limit; rates below ``LEAST_PART`` of ``upper``
+    are not told apart.
     """
     least, full, aim = on_grid(upper * LEAST_PART), _BEYOND * upper, _AIM * limit_seconds
-    kept: tuple[float, float] | None = None
+    kept = (on_grid(known), seconds(known)) if known else None
     missed: tuple[float, float] | None = None
     rate, step = upper if about is None or about >= upper else max(on_grid(about), least), _WIDEN
     while kept is None or missed is None:
@@ -334,7 +341,9 @@ def largest_rate(
             if rate <= least:
                 return None
             further = _further_down(missed or (full, math.inf), (rate, value), limit_seconds)
-            further = max(further, _FALL * rate) if missed is None and about is not None else further
+            if missed is None and about is not None:
+                steep = min((value / limit_seconds) ** -_STEEP, 1 - 3 * _WIDEN)
+                further = max(further, rate * max(steep, _FALL))
             missed = rate, value
             rate = max(on_grid(further) if about is not None or rate < upper else least, least)
         step *= _WIDER
@@ -385,7 +394,7 @@ def _between(
         else:
             below *= _nearer(found, above) if moved == "high" else 1.0
             high, above, moved = rate, found, "high"
-        slow = slow + 1 if high - low > width / 2 else 0
+        slow = slow + 1 if high - low > width / 2 else min(slow, _SLOW - 1)
     return low
 
 
