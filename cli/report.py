@@ -143,13 +143,18 @@ def _load_curves(plan: Plan) -> Iterator[tuple[Plot, str]]:
         )
 
 
+def _of_user(plan: Plan) -> float:
+    """Return the tokens per second of a user, whose only token comes at the end where answers have one."""
+    return 1 / (plan.tpot.mean or plan.e2e_mean_seconds)
+
+
 def front_plot(found: PlanResult) -> Plot:
     """Return each plan as a point: what a user gets against what a chip gives, the frontier as a line through it."""
     best = found.best
     assert best is not None, "only a plan has a front"
     question = best.question
-    points = [(1 / plan.tpot.mean, plan.output_tokens_per_second / plan.chips, plan) for plan in found.pareto]
-    chosen = (1 / best.tpot.mean, best.output_tokens_per_second / best.chips)
+    points = [(_of_user(plan), plan.output_tokens_per_second / plan.chips, plan) for plan in found.pareto]
+    chosen = (_of_user(best), best.output_tokens_per_second / best.chips)
     frontier: list[tuple[float, float]] = []
     for user, chip, _ in sorted([*points, (*chosen, best)], key=lambda each: (-each[0], -each[1])):
         if not frontier or chip > frontier[-1][1]:

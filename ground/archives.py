@@ -36,8 +36,10 @@ def unbroken(what: str, *more: type[Exception]) -> Iterator[None]:
         raise BadInput(what) from None
 
 
+GZIP = b"\x1f\x8b"
+"""What a file packed by gzip begins with."""
 _PACKINGS: dict[bytes, Literal["r:gz", "r:bz2", "r:xz", "r:"]] = {
-    b"\x1f\x8b": "r:gz",
+    GZIP: "r:gz",
     b"BZh": "r:bz2",
     b"\xfd7zXZ\0": "r:xz",
     b"": "r:",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ground.archives import unbroken
+from ground.archives import GZIP, unbroken
 from ground.errors import BadInput
 from ground.files import checking
 from ground.tables import csv_cells
@@ -144,5 +144,4 @@ def _numbered_lines(path: Path, most_rows: int) -> Iterator[tuple[int, str]]:
 
 def _unpacked(raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
     """Return a reader of the content: unpacked where the file starts like gzip."""
-    packed = raw.peek(2)[:2] == b"\x1f\x8b"
-    return gzip.GzipFile(fileobj=raw) if packed else raw
+    return gzip.GzipFile(fileobj=raw) if raw.peek(len(GZIP)).startswith(GZIP) else raw

@@ -109,6 +109,11 @@ class Workload:
         """Mean tokens of an answer after the first, which prefill gives; at least 1."""
         return max(self.output_tokens.mean - 1, 1.0)
 
+    @property
+    def decodes(self) -> bool:
+        """Whether any answer goes on after the token that prefill gives: else no KV is sent, and there is no TPOT."""
+        return self.output_tokens.mean > 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLoad:

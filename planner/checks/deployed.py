@@ -4,8 +4,9 @@ All service times of a pool times f at a rate R make the queue of the predicted 
 clock that runs f times as slow. So nothing is costed again: latency(R; f) = f · latency(f·R; 1).
 """
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from planner.instances.aggregated import AggregatedServer, AggregatedState
@@ -14,6 +15,8 @@ from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.servers import deviation, deviation_of
+from planner.serving.closed_forms.birth_death import DecodeState
+from planner.serving.closed_forms.crowding import Crowding
 from planner.serving.latency import Latency
 from planner.survival import Loss, lost_instances
 
@@ -41,6 +44,8 @@ class Standing:
 
     ttft: Latency | None = None
     tpot: Latency | None = None
+    line: DecodeState | None = None
+    """Who waits for decode, where they may fill prefill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,8 @@ class DeployedPool:
     """What one of so many instances does, by its own rate."""
     deviation: float
     """Relative standard deviation of the predicted step time."""
+    room_prompts: float = math.inf
+    """Whose KV a prefill instance holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +83,7 @@ def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5
     Service times are taken as normal, so those of every pool are 1 + z·deviation times the predicted ones; 0.5 takes
     them as predicted.
     """
-    score, found = NormalDist().inv_cdf(confidence), Standing()
+    score, found, room = NormalDist().inv_cdf(confidence), Standing(), math.inf
     for pool in deployed.pools:
         slow = max(1 + score * pool.deviation, 0.05)
         left = pool.instances - (lost.counts.get(pool.role, 0) if lost else 0)
@@ -86,8 +93,12 @@ def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5
         found = Standing(
             ttft=own.ttft.scaled(slow) if own.ttft else found.ttft,
             tpot=own.tpot.scaled(slow) if own.tpot else found.tpot,
+            line=replace(own.line, mean_wait_seconds=slow * own.line.mean_wait_seconds) if own.line else None,
         )
-    return found
+        room = min(room, left * pool.room_prompts)
+    if found.ttft is None or found.line is None:
+        return found
+    return replace(found, ttft=Crowding.before(found.line, rate_per_second, room, found.ttft).delayed(found.ttft))
 
 
 def from_plan(plan: Plan) -> Deployed:
@@ -110,7 +121,7 @@ def from_plan(plan: Plan) -> Deployed:
 
     def decode_at(rate_per_second: float, count: int) -> Standing:
         state = decoder.state(rate_per_second, count)
-        return Standing(tpot=state.tpot if state else None)
+        return Standing(tpot=state.tpot if state else None, line=state)
 
     return Deployed(
         pools=(
@@ -119,6 +130,7 @@ def from_plan(plan: Plan) -> Deployed:
                 instances=prefill.instances,
                 at=lambda rate, count: Standing(ttft=server.ttft(rate, count)),
                 deviation=deviation(prefill.prediction, prefill.prediction.ttft_seconds),
+                room_prompts=prefill.room_prompts,
             ),
             DeployedPool(
                 role="decode", instances=decode.instances, at=decode_at, deviation=deviation(decode.prediction)

@@ -20,6 +20,7 @@ from planner.plans.expectation import (
     pool_mixed,
     pool_pair,
     pool_ttft,
+    room_prompts,
 )
 from planner.plans.recorded_manifest import pools_on
 from planner.serving.deployed import AggregatedPools
@@ -74,7 +75,7 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
     def decode_at(rate_per_second: float, count: int) -> Standing:
         links = pool_links(manifest, pools, workload, rate_per_second * count)
         found = links and pool_decode(decode, workload, rate_per_second, links.seconds, filled_alike(manifest, count))
-        return Standing(tpot=found[0].tpot if found else None)
+        return Standing(tpot=found[0].tpot, line=found[0]) if found else Standing()
 
     return Deployed(
         pools=(
@@ -83,6 +84,7 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
                 instances=len(prefill.instances),
                 at=lambda rate, count: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count)),
                 deviation=_step_deviation(prefill, full_pass),
+                room_prompts=room_prompts(prefill, workload),
             ),
             DeployedPool(
                 role="decode",

@@ -115,7 +115,7 @@ class LinkState:
     utilisation: "dict[Role, float]"
     """Share of time in which a link of each role carries KV."""
     most_per_second: "dict[Role, float]"
-    """Requests that the links of each role carry at ``MOST_LINK_UTILISATION``."""
+    """Requests that the links of each role carry at ``MOST_LINK_UTILISATION``; none where no KV is sent."""
     sent_bytes: float
     """Of one prompt."""
     width: int
@@ -152,16 +152,16 @@ def link_state(
 ) -> LinkState | None:
     """Return transfer and wait at a rate of requests; None where a side's links cannot keep up."""
     prompts = prompts_of(workload)
-    mean = float(links.held_seconds(prompts.tokens) @ prompts.weights)
+    mean = float(links.held_seconds(prompts.tokens) @ prompts.weights) if workload.decodes else 0.0
     servers = {role: links.servers(side) for role, side in links.sides}
     loads = {role: rate_per_second * mean / count for role, count in servers.items()}
     if max(loads.values()) >= 1:
         return None
     return LinkState(
-        transfer_seconds=mean + links.latency_seconds,
-        wait_seconds=float(_waits(links, rate_per_second, workload, source, sink).mean()),
+        transfer_seconds=mean + links.latency_seconds if mean else 0.0,
+        wait_seconds=float(_waits(links, rate_per_second, workload, source, sink).mean()) if mean else 0.0,
         utilisation=loads,
-        most_per_second={role: MOST_LINK_UTILISATION * count / mean for role, count in servers.items()},
+        most_per_second={role: MOST_LINK_UTILISATION * count / mean for role, count in servers.items() if mean},
         sent_bytes=mean * links.width * links.link_bytes_per_second,
         width=links.width,
         link_bytes_per_second=links.link_bytes_per_second,

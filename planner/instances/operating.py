@@ -388,6 +388,8 @@ class DecodeServer:
         if self.question.queueing == "mixserve":
             full = (self.candidate.requests_per_second, self.candidate.iteration_seconds)
             return full_batch_state(rate_per_second, self.iterations, full, self.transfer_seconds, self.accepted)
+        if not self.question.workload.decodes:
+            return DecodeState.idle(rate_per_second)
         if self.player is not None:
             return self.player.state(rate_per_second, instances)
         return self.queue.state(rate_per_second, instances)

@@ -24,6 +24,8 @@ def transfer_seconds(question: Question, deployment: Deployment) -> Number:
 
     Each device of the prompt's DP group sends its share over its own link (CloudMatrix384 section 4.3.3).
     """
+    if not question.workload.decodes:
+        return 0.0
     rate, latency = kv_plane(question)
     sent = float(model_cache(deployment).bytes(question.workload.input_tokens.mean, 1.0))
     return sent / (rate * deployment.strategy.attention_tp) + latency
@@ -53,4 +55,4 @@ def most_linked(question: Question, deployment: Deployment) -> Array:
     prompts, strategy = prompts_of(question.workload), deployment.strategy
     sent = float(np.asarray(model_cache(deployment).bytes(prompts.tokens, 1.0)) @ prompts.weights)
     links = np.asarray(strategy.attention_groups * strategy.attention_tp * strategy.pp, dtype=np.float64)
-    return links * (MOST_LINK_UTILISATION * kv_plane(question)[0] / sent)
+    return links * (MOST_LINK_UTILISATION * kv_plane(question)[0] / sent if question.workload.decodes else np.inf)

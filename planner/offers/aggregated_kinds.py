@@ -209,10 +209,12 @@ class AggregatedKind:
             return []
         servers += self._beside(best, rate)
         while True:
-            first = next(iter(self._quickest_first(servers, instances, (1 + _MORE) * rate)), best)
-            if first is best or first.player.verdict((1 + _MORE) * rate, instances).excess > 1:
+            more = (1 + _MORE) * rate
+            able = (each for each in self._quickest_first(servers, instances, more) if each.most_per_second >= more)
+            first = next(able, best)
+            if first is best or first.player.verdict(more, instances).excess > 1:
                 return [best, *(each for each in self._near(servers, instances, rate) if each is not best)]
-            rate, best = max(first.pool_capacity(instances, FEW) / instances, (1 + _MORE) * rate), first
+            rate, best = max(first.pool_capacity(instances, FEW) / instances, more), first
 
     def _quickest_first(
         self, servers: Sequence[AggregatedServer], instances: int, rate: float

@@ -275,6 +275,8 @@ def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
             "decode": busy_share(
                 server.iteration_table(), server.iterations.mean, plan.requests_per_second / decode.instances
             )
+            if question.workload.decodes
+            else 0.0
         },
         links=plan.links,
     )

@@ -92,8 +92,7 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
     if decoded is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
     state, busy = decoded
-    capacity = prefill.degrees.attention_dp * prefill.kv.capacity_tokens_per_rank
-    room = count * (capacity // workload.input_tokens.mean)
+    room = count * room_prompts(prefill, workload)
     ttft = Crowding.before(state, requests_per_second, room, ttft).delayed(ttft)
     return Expectation(
         prediction=open_prediction(
@@ -321,6 +320,11 @@ def pool_links(
     return link_state(links, requests_per_second, workload, source, sink)
 
 
+def room_prompts(prefill: Pool, workload: Workload) -> float:
+    """Return the prompts of mean length whose KV one prefill instance holds."""
+    return prefill.degrees.attention_dp * prefill.kv.capacity_tokens_per_rank // workload.input_tokens.mean
+
+
 def iteration_dealing(pool: Pool, workload: Workload) -> Dealing:
     """Return what an iteration of a decode pool's instance costs under a workload."""
     cost = pool.step_costs["decode"].to_step_cost()
@@ -336,10 +340,11 @@ def pool_decode(
     pool: Pool, workload: Workload, rate_per_second: float, transfer_seconds: float, instances: int = 1
 ) -> tuple[DecodeState, float] | None:
     """State and busy share of one of so many decode instances filled alike, at its rate; None if it cannot keep up."""
-    answer = workload.output_tokens
+    if not workload.decodes:
+        return DecodeState.idle(rate_per_second), 0.0
     dealing = iteration_dealing(pool, workload)
     accepted = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
-    iterations = Lengths(mean=max(answer.mean - 1, 1.0) / accepted, squared_cv=answer.squared_cv)
+    iterations = Lengths(mean=workload.decoded_tokens / accepted, squared_cv=workload.output_tokens.squared_cv)
     most = pool.limits.requests_per_dp_rank * pool.degrees.attention_groups
     queue = DecodeQueue(
         iterations_per_request=iterations,

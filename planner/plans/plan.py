@@ -10,7 +10,6 @@ from ground.sourced import Sourced
 from ground.units import format_duration
 from hardware.spec import HardwareSpec
 from planner.costs.cache import model_cache
-from planner.costs.memory import kv_capacity_tokens
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState, Sink, Source, link_state
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
@@ -199,7 +198,7 @@ class DisaggregatedPlan(Plan):
         tighter_decode = decode.capacity_per_second <= prefill.capacity_per_second
         limit = decode.candidate.limited_by if tighter_decode else "utilisation" if prefill.saturated else "ttft"
         tighter = decode if tighter_decode else prefill
-        if tighter.capacity_per_second >= self.links.most_per_second[tighter.role] * (1 - 1e-6):
+        if tighter.capacity_per_second >= self.links.most_per_second.get(tighter.role, math.inf) * (1 - 1e-6):
             limit = "kv_links"
         held = "devices" if question.pin(tighter.role).instances is None else "instances"
         return f"{held}, {tighter.role} {limit}"
@@ -318,10 +317,7 @@ def make_plan(
         utilisation=state.utilisation,
         state=state,
     )
-    ranks = first.candidate.row.strategy.attention_dp
-    capacity = ranks * kv_capacity_tokens(first.candidate.deployment, prefill_pool.memory)
-    room = first_count * (capacity // question.workload.input_tokens.mean)
-    crowding = Crowding.before(state, rate_per_second, room, ttft)
+    crowding = Crowding.before(state, rate_per_second, first_count * prefill_pool.room_prompts, ttft)
     return DisaggregatedPlan(
         question=question,
         prefill=prefill_pool,

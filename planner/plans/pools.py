@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from planner.costs.hostcosts import HostCosts, host_costs
-from planner.costs.memory import Memory, memory
+from planner.costs.memory import Memory, kv_capacity_tokens, memory
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.instances.candidates import Candidate
 from planner.instances.decode_candidates import DecodeCandidate
@@ -82,6 +82,12 @@ class PrefillPool(PlannedPool):
     def memory(self) -> Memory:
         """Bytes per device with the KV of a running pass and of one that is being sent."""
         return prefill_memory(self.question, self.candidate)
+
+    @property
+    def room_prompts(self) -> float:
+        """Prompts of mean length whose KV one instance holds."""
+        capacity = kv_capacity_tokens(self.candidate.deployment, self.memory)
+        return self.candidate.row.strategy.attention_dp * capacity // self.question.workload.input_tokens.mean
 
 
 @dataclass(frozen=True, kw_only=True)

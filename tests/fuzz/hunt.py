@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from cli import main
 from cli.commands import COMMANDS, app_of
+from cli.exit_codes import ExitCode
 from ground.files import to_yaml
 from ground.units import GIBI
 from tests.fuzz.cases import SMALL, Case, drawn, read_case
@@ -189,7 +190,8 @@ def _wrong(case: Case, code: int, out: str, err: str) -> list[str]:
     """Return what is wrong with an exit code and with what was said."""
     found = []
     by_signal = {-case.signal, 130, 128 + case.signal} if case.signal else set()
-    if code not in USUAL | by_signal:
+    left = {ExitCode.PIPE_CLOSED} if 3 in case.closed else set()
+    if code not in USUAL | by_signal | left:
         found.append(f"ended with {code}: {err.strip()[-300:]!r}")
     noise = _NOISE.search(err + out)
     if noise:

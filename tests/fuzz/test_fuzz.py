@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz.cases import WEIGHTS, Case, drawn, read_case
 from tests.fuzz.hunt import faults
-from tests.fuzz.truths import TRUTHS, Asking, alike, contradictions, explained, looser, most, repeated, sized
+from tests.fuzz.truths import TRUTHS, Asking, Truth, alike, contradictions, explained, looser, most, repeated, sized
 from tests.fuzz.truths import drawn as drawn_question
 
 QUICK = [name for name, share in WEIGHTS.items() if share > 2 and name != "import"]  # which plans, in seconds
@@ -50,9 +50,10 @@ def test_every_door_tells_the_same_figures(number: int) -> None:
     assert found == [], flags
 
 
-def test_sizing_serves_what_planning_serves_near_saturation() -> None:
+@pytest.mark.parametrize(("number", "seed", "truth"), [(33, 2, sized), (85, 41, looser)])
+def test_budgets_are_told_apart_near_saturation(number: int, seed: int, truth: Truth) -> None:
     """Where TTFT may be long few requests hardly wait, and tell which budget is the least late, not which saturates."""
-    assert contradictions(33, 2, [sized])[1] == []
+    assert contradictions(number, seed, [truth])[1] == []
 
 
 def test_contradictions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ depends on the mean length only, F. P. Kelly, Reversibility and Stochastic Netwo
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -52,6 +53,21 @@ class DecodeState:
     """(transfer + wait + residence) / tokens after the first, of each request."""
     span: Latency
     """transfer + wait + residence, from the first token to the last, of each request."""
+
+    @classmethod
+    def idle(cls, rate_per_second: float) -> Self:
+        """Return an instance whose requests end with the token that prefill gives, and are never its own."""
+        none = Latency.from_samples(np.zeros(0))
+        return cls(
+            rate_per_second=rate_per_second,
+            mean_requests=0.0,
+            utilisation=0.0,
+            waiting_probability=0.0,
+            mean_wait_seconds=0.0,
+            residence_seconds=0.0,
+            tpot=none,
+            span=none,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from planner.checks.check import Limits, Margin, check_deployed, check_question, held_confidence, worst_loss
-from planner.checks.deployed import Lost, from_plan, standing
+from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, from_plan, standing
 from planner.checks.deployed_trace import plan_on
 from planner.checks.manifests import from_manifest
 from planner.checks.on_trace import held_at
@@ -15,6 +15,8 @@ from planner.instances.operating import PrefillServer
 from planner.plans.expectation import workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question
+from planner.serving.closed_forms.birth_death import DecodeState
+from planner.serving.latency import Latency
 from planner.survival import lost_instances
 from planner.workload import Trace
 from tests.plans import small_manifest, small_plan
@@ -37,6 +39,20 @@ def test_predicted_figures_are_the_plans_own() -> None:
     assert found.tpot is not None
     assert found.ttft.p99 == pytest.approx(plan.ttft.p99)
     assert found.tpot.p99 == pytest.approx(plan.tpot.p99)
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9])
+def test_who_waits_for_decode_fills_prefill(confidence: float) -> None:
+    """A pool without room is as full as a plan says, and with longer times waits are as much longer: 0.8 of them."""
+    line = replace(DecodeState.idle(10.0), waiting_probability=0.8, mean_wait_seconds=4.0)
+    alone, deviation = Latency.from_samples(np.full(9, 0.5)), 0.1
+    prefill = DeployedPool(
+        role="prefill", instances=2, at=lambda *_: Standing(ttft=alone), deviation=deviation, room_prompts=0.0
+    )
+    decode = DeployedPool(role="decode", instances=1, at=lambda *_: Standing(line=line), deviation=deviation)
+    slow = 1 + deviation * NormalDist().inv_cdf(confidence)
+    ttft = standing(Deployed(pools=(prefill, decode), losses={}), 10.0, confidence).ttft
+    assert ttft is not None and ttft.mean == pytest.approx(slow * (0.5 + 0.8 * 4.0 / 0.8))
 
 
 def test_more_confidence_is_more_time() -> None:

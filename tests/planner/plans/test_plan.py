@@ -4,9 +4,11 @@ import math
 
 import pytest
 
+from planner.checks.deployed import from_plan, standing
 from planner.instances.kv_links import MOST_LINK_UTILISATION
 from planner.instances.transfers import transfer_seconds
-from planner.plans.plan import Plan
+from planner.plans.assemble import predicted, stated_levels
+from planner.plans.plan import DisaggregatedPlan, Plan
 from tests.questions import small_answer
 
 ASKED = [
@@ -97,7 +99,10 @@ def test_end_to_end_follows_the_lengths() -> None:
 
 
 def test_no_decode_after_a_single_token() -> None:
-    """A request of one output token ends with its first."""
+    """A request of one output token ends with its first: no KV is sent, decode is idle, and there is no TPOT."""
     plan = plan_of({"lengths": (1024.0, 1.0)})
 
-    assert plan.e2e is plan.ttft
+    assert isinstance(plan, DisaggregatedPlan) and plan.e2e is plan.ttft
+    assert plan.tpot.at(99) == plan.decode.utilisation == plan.links.seconds == plan.links.sent_bytes == 0
+    assert predicted(plan, stated_levels(plan.question)).utilisation == {"decode": 0}
+    assert standing(from_plan(plan), plan.requests_per_second).tpot == plan.tpot
