@@ -14,6 +14,7 @@ from ground.units import format_bytes
 from planner.engines.ascend import exchange_of, mc2_capacity
 from planner.engines.memory import hccl_mebibytes
 
+OWN_CODE = ("kimi_k2",)  # tokenization_kimi.py
 XLLM_BUFFER_MEBIBYTES = 512
 FETCH = (
     "kubectl apply -f weights.yaml, and kubectl wait --for=condition=complete --timeout=-1s job/{name}-weights: "
@@ -187,6 +188,8 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
         yield f"The claim {target.site.model_claim} with the folder {target.model_path.rpartition('/')[2]} in it."
     yield from _weights(target, files)
     yield from _images(target)
+    if target.roles[0].model.architecture in OWN_CODE and not target.site.trust_remote_code:
+        yield "Trust: the tokenizer is code of the model's repository, which engines run with trust_remote_code: true."
     if target.profile.engine == "xllm" and any(role.drafts for role in target.roles):
         drafted = " and ".join(dict.fromkeys(target.draft_model_path(role) for role in target.roles if role.drafts))
         yield f"The draft model, made with xLLM's tools/export_mtp.py, at {drafted}."

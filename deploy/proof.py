@@ -147,6 +147,7 @@ def _vllm(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
     spread = {"input": round(_spread(load.input_cv2), 3), "output": round(_spread(load.output_cv2), 3)}
     if any(spread.values()):  # lengths are drawn evenly from (1 - ratio) to (1 + ratio) of the mean
         flags.append(("--random-range-ratio", compact_json(spread)))
+    flags += [("--trust-remote-code", None)] * target.site.trust_remote_code
     flags += [("--num-prompts", load.requests), *_rate(load), ("--max-concurrency", load.concurrency)]
     if load.rate_per_second and load.arrival_cv2 > 0:
         flags.append(("--burstiness", f"{1 / load.arrival_cv2:.4g}"))  # gamma gaps: shape 1 / squared variation

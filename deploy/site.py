@@ -70,6 +70,7 @@ class Site(Strict):
         description="weights on every node; where roles differ in format, in its folders fp8, int4 [/models/MODEL]",
     )
     model_source: Word | None = Field(default=None, description="repository that the weights come from [the model's]")
+    trust_remote_code: bool = Field(default=False, description="let engines run the code in the model's repository")
     draft_model_path: Absolute | None = Field(default=None, description="xLLM: the exported draft [MODEL_PATH/mtp]")
     model_claim: DnsName | None = Field(default=None, description="a claim that holds the weights [one is written]")
     model_host_path: Absolute | None = Field(default=None, description="folder of every node that holds the weights")

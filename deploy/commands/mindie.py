@@ -118,7 +118,7 @@ def _model(target: Target, role: RolePlan, devices: int) -> Json:
         "cpuMemSize": 5,
         "npuMemSize": -1,
         "backendType": "atb",
-        "trustRemoteCode": False,
+        "trustRemoteCode": target.site.trust_remote_code,
         "dp": strategy.attention_dp,
         "cp": 1,
         "tp": strategy.attention_tp,

@@ -33,6 +33,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         flags += _ranks(target, role)
         if strategy.attention_tp == 1:
             flags += [("--enable-dp-lm-head", None), *_dense(role)]
+    flags += [("--trust-remote-code", None)] * target.site.trust_remote_code
     flags += [*_experts(role), *_nodes(target, role), *_limits(target, role), *_drafts(role)]
     if role.setup.microbatches > 1:
         flags.append(("--enable-two-batch-overlap", None))

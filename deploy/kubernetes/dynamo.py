@@ -8,6 +8,7 @@ from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, annotations
 from deploy.kubernetes.pods import address_variable, common, weights_mount, weights_volume
 from deploy.kubernetes.templates import LOCKED, objects, plain_pod, template
+from deploy.roles import RolePlan
 from deploy.templates import Object, filled
 from deploy.words import Shell, plain
 from planner.engines.loader import load_orchestrator
@@ -17,6 +18,11 @@ MODES = {"prefill": "prefill", "decode": "decode", "mixed": "agg"}
 WORKER_TYPES = {"prefill": "prefill", "decode": "decode", "mixed": "worker"}
 # The worker serves Dynamo's own endpoint, not HTTP.
 OWN = frozenset({"--host", "--port", "--disaggregation-mode", "--model-path", "--backend", "--extra_llm_api_options"})
+
+
+def scaled(target: Target, role: RolePlan) -> bool:
+    """Whether an autoscaler sets a role's instances: by the engine's metrics, where there are several."""
+    return bool(target.site.prometheus and target.metrics) and len(role.instances) > 1
 
 
 def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Object:
@@ -62,6 +68,7 @@ def _worker(target: Target, launch: Launch, image: str, dropped: frozenset[str],
     values |= {
         "worker": WORKER_TYPES[role.role],
         "instances": len(role.instances),
+        "scaling": {} if scaled(target, role) else None,
         "shared_memory": target.site.shared_memory,
         "settings": _known(values["settings"]),
         "image": image,

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance
-from deploy.kubernetes.dynamo import FRONTEND_PORT
+from deploy.kubernetes.dynamo import FRONTEND_PORT, scaled
 from deploy.kubernetes.templates import objects
 from deploy.templates import Object
 from planner.engines.spec import Metrics
 
+SET = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
+SCALERS = {"lws": SET, "llm-d": SET, "dynamo": ("nvidia.com/v1beta1", "DynamoGraphDeploymentScalingAdapter")}
 FILL_SHARE = 0.85  # of an instance's planned requests, past which another is started
 
 
@@ -43,8 +45,10 @@ def monitoring(target: Target, origin: Provenance) -> Iterator[Object]:
     names = target.metrics
     if names is None:
         return
+    dynamo = target.kind == "dynamo"  # whose operator serves the engine's series at a port of its own
+    place = {"port": "system", "path": "/metrics"} if dynamo else {"port": "http", "path": names.path}
     for role in target.roles:
-        yield from objects("monitor", target, origin, pool=role.name, path=names.path)
+        yield from objects("monitor", target, origin, pool=role.name, **place)
     text = json.dumps(dashboard(target, names), indent=1) + "\n"
     yield from objects("dashboard", target, origin, dashboard=text)
 
@@ -100,16 +104,17 @@ def autoscaler(target: Target, launches: dict[str, Launch], origin: Provenance) 
 
     An instance is added where those there are hold most of the requests that the plan gives one of them.
     """
-    names = target.metrics
-    if not target.site.prometheus or names is None or target.kind not in ("lws", "llm-d"):
-        return
-    for role in (launch.role for launch in launches.values() if len(launch.role.instances) > 1):
-        label = f'namespace="{target.site.namespace}",pod=~"{target.name}-{role.name}-.*"'
+    names, scaler = target.metrics, SCALERS.get(target.kind)
+    for role in (launch.role for launch in launches.values() if scaler and scaled(target, launch.role)):
+        assert names is not None and scaler is not None
+        label = f'namespace="{target.site.namespace}",pod=~"{target.name}-(0-)?{role.name}-.*"'  # 0: of Dynamo's Grove
         yield from objects(
             "scaled",
             target,
             origin,
             pool=role.name,
+            api=scaler[0],
+            kind=scaler[1],
             most=len(role.instances),
             prometheus=target.site.prometheus,
             query=f"sum({names.running}{{{label}}}) + sum({names.waiting}{{{label}}})",

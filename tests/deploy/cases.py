@@ -78,6 +78,6 @@ def pairs() -> list[tuple[str, str, PlatformKind]]:
 
 
 @cache
-def made(name: str, engine: str, kind: PlatformKind, site: Site | None = None) -> Deployment:
+def made(name: str, engine: str, kind: PlatformKind) -> Deployment:
     """Return the deployment of a plan."""
-    return render(plan(name), load_engine(engine), kind, site or Site(), DIGEST)
+    return render(plan(name), load_engine(engine), kind, Site(), DIGEST)

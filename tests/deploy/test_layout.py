@@ -3,8 +3,10 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from deploy.layout import laid_out
 from deploy.render import render
@@ -125,6 +127,22 @@ def test_the_site_s_keys_reach_the_pods(tmp_path: Path) -> None:
     claim = held["PersistentVolumeClaim", "qwen3-235b-a22b-weights"]["spec"]
     assert claim["storageClassName"] == "fast"
     assert not any(kind == "PriorityClass" for kind, _ in held)
+
+
+def test_dynamo_scales_by_its_operator_s_adapter() -> None:
+    """The operator makes an adapter for each component that asks, by the names of the graph and the component."""
+    site = Site(prometheus="http://p:9090")
+    files = render(plan("qwen-h800"), load_engine("vllm"), "dynamo", site, DIGEST).files
+    (graph,) = yaml.safe_load_all(files["graph.yaml"])
+    asked = [held["name"] for held in graph["spec"]["components"] if held.get("scalingAdapter") == {}]
+    (scaled,) = yaml.safe_load_all(files["autoscaler.yaml"])
+    assert asked == ["prefill"] and scaled["spec"]["scaleTargetRef"]["name"] == f"{graph['metadata']['name']}-prefill"
+    ports = {held["port"] for item in yaml.safe_load_all(files["monitoring.yaml"]) for held in _endpoints(item)}
+    assert ports == {"system"}
+
+
+def _endpoints(item: dict[str, Any]) -> list[dict[str, str]]:
+    return list(item["spec"]["podMetricsEndpoints"]) if item["kind"] == "PodMonitor" else []
 
 
 def _export(script: str) -> str:

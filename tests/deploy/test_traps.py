@@ -277,6 +277,18 @@ def test_xllm_s_defaults_that_cap_a_plan_are_raised() -> None:
     assert held["--acl_graph_decode_batch_size_limit"] == "48"
 
 
+@pytest.mark.parametrize(
+    ("name", "engine"), [("qwen-h800", "vllm"), ("r1-cm384", "sglang"), ("r1-cm384", "vllm-ascend")]
+)
+def test_a_repository_s_code_runs_where_the_site_says_so(name: str, engine: str) -> None:
+    """Kimi's tokenizer is code; and vLLM gives engines up after ten minutes, while weights may load for longer."""
+    trusted = render(plan(name), load_engine(engine), "bare", Site(trust_remote_code=True), DIGEST).files["decode.sh"]
+    assert (
+        "--trust-remote-code" in trusted and "--trust-remote-code" not in made(name, engine, "bare").files["decode.sh"]
+    )
+    assert ("VLLM_ENGINE_READY_TIMEOUT_S=3600" in trusted) == engine.startswith("vllm")
+
+
 def test_xllm_cuts_no_prompts_and_keeps_no_prefixes_where_prefill_is_apart() -> None:
     """Its guide turns both off, so that whole prompts must fit a step; a plan that counts on reuse is refused."""
     held = flags_of("r1-cm384", "xllm", "bare", "prefill")
