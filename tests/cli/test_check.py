@@ -20,9 +20,11 @@ from tests.shell import answered, refused
 
 SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 FILE = """
-model: qwen3-30b-a3b
+model: qwen3-8b
 hw: h800
 nodes: 1
+engine: reference
+shape: disaggregated
 questions:
   - {name: little, rate: 1/s}
   - {name: much, rate: 5000/s}
@@ -81,7 +83,8 @@ def test_a_manifest_keeps_its_histograms(tmp_path: Path, capsys: pytest.CaptureF
     """A deployment is weighed on the lengths that it was planned for; those that are given take their place."""
     rows = tmp_path / "rows.csv"
     rows.write_text("tokens,weight\n200,50\n1000,30\n6000,20\n", encoding="utf-8")
-    asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--rate", "20/s", "--shape", "disaggregated"]
+    asked = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--nodes", "1", "--rate", "20/s"]
+    asked += ["--shape", "disaggregated"]
     planned = answered(capsys, *asked, "--isl-histogram", str(rows), "--out", str(tmp_path / "out"))["best"][
         "ttft_seconds"
     ]["p99"]
@@ -146,7 +149,8 @@ def test_windows_of_a_day_stand_beside_the_worst(tmp_path: Path, capsys: pytest.
     """Of a searched plan and of a manifest: the limits hold in every window where they hold in the worst; JUnit too."""
     profile = "0:00=2/s,8:00=12/s,20:00=0"
     folder = tmp_path / "plan"
-    size = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--isl", "512", "--osl", "64", "--shape", "disaggregated"]
+    size = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--nodes", "1", "--isl", "512", "--osl", "64"]
+    size += ["--shape", "disaggregated"]
     assert main([*size, "--rate", "12/s", "--out", str(folder)]) == ExitCode.DONE
     capsys.readouterr()
     asked = [size, ["--manifest", str(folder / "manifest.yaml")]]

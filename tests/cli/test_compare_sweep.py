@@ -16,18 +16,8 @@ SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "2", 
 def test_models_and_machines_are_crossed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row for each pair; a model that does not fit stays, without a plan; the CSV holds the same figures."""
     path = tmp_path / "c.csv"
-    arguments = [
-        "compare",
-        "qwen3-8b,llama-3.1-70b",
-        "--hw",
-        "h100,h200",
-        "--devices",
-        "2",
-        "--shape",
-        "disaggregated",
-        "--csv",
-        str(path),
-    ]
+    arguments = ["compare", "qwen3-8b,llama-3.1-70b", "--engine", "reference", "--hw", "h100,h200", "--devices", "2"]
+    arguments += ["--shape", "disaggregated", "--csv", str(path)]
     rows = answered(capsys, *arguments)["rows"]
     assert [(row["model"], row["hardware"]) for row in rows] == [
         (model, machine) for model in ("qwen3-8b", "llama-3.1-70b") for machine in ("h100", "h200")

@@ -26,7 +26,9 @@ def test_a_plan_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_refusal_is_explained_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 3, and for each direction a flag that would do or a no."""
     path = tmp_path / "q.yaml"
-    path.write_text("model: qwen3-8b\nhw: h800\ndevices: 2\ntpot: 1ms\n", encoding="utf-8")
+    path.write_text(
+        "model: qwen3-8b\nhw: h800\ndevices: 2\nengine: reference\nshape: disaggregated\ntpot: 1ms\n", encoding="utf-8"
+    )
     assert main(["explain", str(path)]) == ExitCode.INFEASIBLE
     shown = capsys.readouterr().out
     assert shown.startswith("No plan (binding limit: tpot)")

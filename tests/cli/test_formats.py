@@ -89,7 +89,7 @@ def test_models_of_a_fleet_choose_their_format(capsys: pytest.CaptureFixture[str
     chips = {}
     for weights in ("bf16", "fp8", "bf16,fp8"):
         model = f"{{model: qwen3-32b, hw: h200, devices: 8, rate: 5/s, osl: 100, weights: '{weights}'}}"
-        file.write_text(f"models:\n- {model}\n")
+        file.write_text(f"engine: reference\nmodels:\n- {model}\n")
         chips[weights] = answered(capsys, "fleet", str(file))["models"][0]["best"]["chips"]
     assert chips["bf16,fp8"] == min(chips["bf16"], chips["fp8"])
 

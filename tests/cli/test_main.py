@@ -277,7 +277,7 @@ def test_no_color_and_a_narrow_encoding() -> None:
     assert "\x1b" not in done.stdout
 
 
-@pytest.mark.parametrize("command", [["qwen3-8b", "--hw", "h100", "--devices", "2"], ["models"]], ids=["rich", "plain"])
+@pytest.mark.parametrize("command", [SMALL, ["models"]], ids=["rich", "plain"])
 def test_a_reader_that_went_away_ends_a_command_quietly(command: list[str]) -> None:
     """Tables and lines end alike: 141, and nothing on stderr."""
     with subprocess.Popen(

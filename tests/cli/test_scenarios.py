@@ -8,7 +8,21 @@ from cli.main import main
 from planner.manifest.document import read_manifest
 from tests.shell import answered, refused
 
-ASKED = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--osl", "128", "--isl", "512", "--shape", "disaggregated"]
+ASKED = [
+    "qwen3-8b",
+    "--engine",
+    "reference",
+    "--hw",
+    "h100",
+    "--nodes",
+    "1",
+    "--osl",
+    "128",
+    "--isl",
+    "512",
+    "--shape",
+    "disaggregated",
+]
 
 
 def written(tmp_path: Path, text: str) -> str:

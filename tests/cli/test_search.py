@@ -81,8 +81,8 @@ def test_defaults_are_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_head_that_drafts_is_searched_with_and_without(capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSeek-R1 ships an MTP layer; its weights are INT8 where the chip has no FP8."""
     data = answered(
-        capsys, "deepseek-r1", "--hw", "910b", "--rate", "1/s", "--tpot", "100ms", "--osl", "256",
-        "--shape", "disaggregated",
+        capsys, "deepseek-r1", "--engine", "reference", "--hw", "910b", "--rate", "1/s", "--tpot", "100ms",
+        "--osl", "256", "--shape", "disaggregated",
     )  # fmt: skip
     assert data["question"]["mtp"] == [0, 1]
     assert data["question"]["objective"] == "chips"
@@ -95,7 +95,7 @@ def test_a_head_that_drafts_is_searched_with_and_without(capsys: pytest.CaptureF
 def test_a_range_of_drafts_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
     """Every depth from the first to the last, of which the plan has one."""
     data = answered(
-        capsys, "deepseek-r1", "--hw", "h200", "--nodes", "2", "--mtp", "1..2", "--osl", "256",
+        capsys, "deepseek-r1", "--engine", "reference", "--hw", "h200", "--nodes", "2", "--mtp", "1..2", "--osl", "256",
         "--shape", "disaggregated",
     )  # fmt: skip
     assert data["question"]["mtp"] == [1, 2]
@@ -297,7 +297,8 @@ def test_a_wide_front_goes_to_a_table_and_to_csv(tmp_path: Path, capsys: pytest.
     """The same plans as rows in SI units, with cost, power and energy; the best plan first."""
     path = tmp_path / "front.csv"
     shape = ["--shape", "disaggregated"]
-    asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", *shape, "--pareto", "2", "--csv", str(path)]
+    asked = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--nodes", "1", *shape, "--pareto", "2"]
+    asked += ["--csv", str(path)]
     data = answered(capsys, *asked)
     rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
 
@@ -314,11 +315,8 @@ def test_a_wide_front_goes_to_a_table_and_to_csv(tmp_path: Path, capsys: pytest.
 
 def test_prices_and_power_of_the_user_replace_the_catalogues(capsys: pytest.CaptureFixture[str]) -> None:
     """Cost and energy follow; the catalogue's note on what was assumed goes with its figures."""
-    asked = ["qwen3-8b", "--hw", "h100", "--nodes", "1", "--shape", "disaggregated", "--json"]
-    answers = []
-    for more in ([], ["--price", "2.6", "--power", "3.46kW"]):
-        assert main.main([*asked, *more]) == ExitCode.DONE
-        answers.append(json.loads(capsys.readouterr().out))
+    asked = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--nodes", "1", "--shape", "disaggregated"]
+    answers = [answered(capsys, *asked, *more) for more in ([], ["--price", "2.6", "--power", "3.46kW"])]
     stated, given = (answer["best"] for answer in answers)
     assert given["cost_per_million_tokens"] == pytest.approx(2 * stated["cost_per_million_tokens"])
     assert given["energy_joules_per_million_tokens"] == pytest.approx(2 * stated["energy_joules_per_million_tokens"])

@@ -1,7 +1,6 @@
 """`--shape`: which deployments are searched, from the command line to a simulated manifest."""
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
@@ -35,23 +34,18 @@ def test_an_aggregated_plan_is_written_simulated_and_deployed(
 
 def test_aggregated_instances_take_the_better_of_two_pools(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Machines of each role: as good as the better one alone; left out, and said so, where no shape is named."""
-    alone, shape = {}, ["--shape", "aggregated"]
+    alone, shape, asked = {}, ["--shape", "aggregated"], [*SMALL[:3], "--hw"]
     for name in ("h100", "h200"):
-        alone[name] = answered(capsys, "qwen3-8b", "--hw", name, "--devices", "2", *shape)["best"][
-            "requests_per_second"
-        ]
-    apart = ["qwen3-8b", "--hw", "prefill=h200,decode=h100", "--devices", "prefill=2,decode=2", "--json"]
+        found = answered(capsys, *asked, name, "--devices", "2", *shape)
+        alone[name] = found["best"]["requests_per_second"]
+    apart = [*asked, "prefill=h200,decode=h100", "--devices", "prefill=2,decode=2"]
     out = tmp_path / "plan"
-    assert main.main([*apart, *shape, "--out", str(out)]) == ExitCode.DONE
-    data = json.loads(capsys.readouterr().out)
-
+    data = answered(capsys, *apart, *shape, "--out", str(out))
     assert data["best"]["requests_per_second"] == pytest.approx(max(alone.values()), rel=0.01)
     assert [pool["hardware"] for pool in data["best"]["pools"]] == ["h200"] and alone["h200"] > alone["h100"]
     assert data["bound"]["gap"] < 1e-6 and data["best"]["devices"] == 2
     assert main.main(["simulate", str(out / "manifest.yaml"), "--requests", "200", "--json"]) == ExitCode.DONE
-    capsys.readouterr()
-    assert main.main(apart) == ExitCode.DONE
-    assert "--shape aggregated searches either pool" in str(json.loads(capsys.readouterr().out)["cut"]["mixed"])
+    assert "--shape aggregated searches either pool" in str(answered(capsys, *apart)["cut"]["mixed"])
 
 
 def test_rows_of_a_front_name_the_pools_of_their_own_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

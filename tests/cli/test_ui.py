@@ -12,7 +12,6 @@ from importlib.util import find_spec
 
 import pytest
 
-import podplan
 from cli.exit_codes import ExitCode
 from cli.main import main
 from cli.ui import Desk, show
@@ -37,10 +36,7 @@ def test_the_command_beside_the_plan_gives_the_same_answer(capsys: pytest.Captur
     assert desk.found is not None
     assert desk.command.startswith("plan qwen3-8b --hw h100 --nodes 1 --isl 4k --osl 256 --rate 5/s")
     assert main([*desk.command.split()[1:], "--json"]) == ExitCode.DONE
-    told = podplan.plan("qwen3-8b", **{key: each for key, each in desk.given.items() if key != "model"})
-    assert told.best is not None and desk.found.best is not None
-    assert f'"chips": {told.best.chips:g}' in capsys.readouterr().out
-    assert told.best.chips == desk.found.best.chips
+    assert desk.found.best is not None and f'"chips": {desk.found.best.chips:g}' in capsys.readouterr().out
     assert html.count("<svg") == 3 and "Deploy" in html
     assert desk.manifest().startswith("manifest_version") and desk.report().startswith("<!DOCTYPE html>")
 
