@@ -24,8 +24,8 @@ about as the 20th power of the rate where it is late.
 """
 STEP, _ROUNDING = 9e-4, 1e-6
 """How far apart the rates are that capacities are told apart by, and the part of a step that is rounding."""
-_SLOW = 3
-"""Rates in turn that did not halve what is left, after which the middle is taken, and from then on after each."""
+_SLOW = 4
+"""Rates in turn that did not halve what is left, after which the middle is taken to the end."""
 _BATCHES, _TINY = 10, 1e-12
 _LEAST_PART = 0.2
 """Of those who count: so many tell of all at least."""
@@ -394,7 +394,7 @@ def _between(
         else:
             below *= _nearer(found, above) if moved == "high" else 1.0
             high, above, moved = rate, found, "high"
-        slow = slow + 1 if high - low > width / 2 else min(slow, _SLOW - 1)
+        slow = slow + 1 if high - low > width / 2 else slow * (slow >= _SLOW)
     return low
 
 
