@@ -23,6 +23,8 @@ DAEMON = "mindie_llm_server"  # docs/zh/user_guide/quick_start of MindIE-LLM 8b4
 LEAST_BUFFER_MEBIBYTES = 512  # MindIE-LLM's validator takes no less
 MEMORY_SHARE = 0.92  # NPU_MEMORY_FRACTION of its samples
 TEMPLATES = Path(__file__).with_name("templates")
+CERTIFICATES = {"ca_cert": "ca.pem", "tls_cert": "cert.pem", "tls_key": "cert.key.pem", "tls_passwd": "key_pwd.txt"}
+UNUSED = {name: f"./security/{file}" for name, file in CERTIFICATES.items()} | {"tls_crl": ""}
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 
 
@@ -174,6 +176,7 @@ def motor(target: Target) -> Json:
         "tpot": tpot,
         "several": max(prefill.nodes, decode.nodes) > 1,
         "node_requests": decode.sequences * max(decode.ranks_per_node, 1),
+        "unused": UNUSED,
         "requests": decode.sequences * decode.strategy.attention_dp * len(decode.instances),
     }
     for role in (prefill, decode):
