@@ -211,6 +211,10 @@ class Routing(Strict):
         default="shared", description="where blocks of prompts are found: in one cache of all, or in each instance too"
     )
     decode: Literal["least_kv", "least_requests", "round_robin"] = "least_kv"
+    ranks: Literal["placed", "even"] = Field(
+        default="placed",
+        description="even: running requests move between the DP ranks of an instance (xLLM section 4.4)",
+    )
     decode_reservation: Literal["whole", "prompt"] = Field(
         default="whole", description="KV set aside at admission: prompt and whole answer, or prompt and some of it"
     )

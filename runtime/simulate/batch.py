@@ -110,6 +110,19 @@ class RunningBatch:
         self._forget(request, group.pop(request))
         return request.slope * (self.iteration - request.joined) >> FIXED_POINT_BITS
 
+    def move(self, request: Request, rank: int) -> None:
+        """Let a request run on on another rank, with its KV."""
+        group = self._leaving[request.joined + request.iterations]
+        slope = request.slope
+        line = (request.kv << FIXED_POINT_BITS) - slope * request.joined
+        self._change(group[request], -line, -slope, -1)
+        self._change(rank, line, slope, 1)
+        group[request] = rank
+
+    def held_by(self, request: Request) -> int:
+        """Return the cached tokens of a running request at the last iteration's end."""
+        return request.kv + (request.slope * (self.iteration - request.joined) >> FIXED_POINT_BITS)
+
     def requests(self) -> list[tuple[Request, int]]:
         """Return running requests and their ranks, those that joined first first."""
         found = [pair for end in sorted(self._leaving) for pair in self._leaving[end].items()]

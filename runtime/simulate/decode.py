@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from runtime.simulate.prefill import PrefillInstance
 
 
+_EVERY_SECONDS, _UNEVEN_SHARE = 0.5, 0.01
+"""Between two looks at how even ranks are, and what the fullest one may hold beyond the mean."""
+
 Lost = Callable[["DecodeInstance", Request, int], None]
 """Called with the instance, a request that it gives up and the tokens that it got there."""
 
@@ -60,6 +63,7 @@ class DecodeInstance:
         self.resumes_seconds = 0.0
         self.busy_seconds = self.busy_until_seconds = 0.0
         self.steps = 0
+        self._evens, self._evens_at = shared.manifest.routing.ranks == "even", 0.0
 
     def _register(self, opened: bool) -> int:
         return self._placement.register(self, self.pool, self.ranks, opened)
@@ -122,6 +126,9 @@ class DecodeInstance:
             self._make_room()
         if not self.batch.total:
             return
+        if self._evens and now >= self._evens_at:
+            self._evens_at = now + _EVERY_SECONDS
+            self._even_out()
         if self.beside is not None and self.beside.due:
             self.devices.after(self)
             return
@@ -149,6 +156,29 @@ class DecodeInstance:
         self._joining.clear()
         if len(evicting) > len(self._evicting):
             self._placement.admit()
+
+    def _even_out(self) -> None:
+        """Move requests from the fullest rank to the emptiest one while a rank holds much more than the mean.
+
+        Of those that half the gap holds the longest goes to the emptiest rank that does not run most requests, as long
+        as that has room; its KV moves beside the projections of an iteration (xLLM section 4.4), which takes no time
+        here. So neither the most KV nor the most requests of a rank grow.
+        """
+        batch, held = self.batch, self.batch.kv_tokens()
+        on: list[list[Request]] = [[] for _ in range(self.ranks)]
+        for request, rank in batch.requests():
+            on[rank].append(request)
+        while held.max() > (1 + _UNEVEN_SHARE) * held.mean():
+            few = batch.sequences < batch.sequences.max()
+            top, low = int(held.argmax()), int(np.where(few, held, np.inf).argmin())
+            half = (held[top] - held[low]) / 2
+            longest = max((each for each in on[top] if batch.held_by(each) <= half), key=batch.held_by, default=None)
+            if longest is None or not few[low] or not self._placement.move(longest, self.first_rank + low):
+                return
+            batch.move(longest, low)
+            on[top].remove(longest)
+            on[low].append(longest)
+            held = batch.kv_tokens()
 
     def _end(self, epoch: int) -> None:
         if epoch != self._epoch or self._running is None:

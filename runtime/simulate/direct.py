@@ -53,7 +53,7 @@ def plain(manifest: Manifest, options: SimulationOptions, first: Requests, watch
         and not (options.faults or options.offline or options.stepping or options.migrating or options.autoscale)
         and not options.rebalances
         and options.until_seconds == NEVER
-        and (routing.roles, routing.decode_reservation) == ("fixed", "whole")
+        and (routing.roles, routing.decode_reservation, routing.ranks) == ("fixed", "whole", "placed")
         and routing.prefill in ("least_load", "round_robin")
         and (manifest.caching is None or _loads(manifest))
         and not first.concurrency

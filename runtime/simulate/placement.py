@@ -178,6 +178,18 @@ class Placement:
         if self._policy != "round_robin" or self._key[rank] == FULL:
             self._rank_key(rank)
 
+    def move(self, request: Request, rank: int) -> bool:
+        """Give a request its slot and KV on another rank, if that has room; whether it has."""
+        full = not self.open[rank] or self.occupied[rank] >= self.limit[rank]
+        if full or self.reserved[rank] + request.need > self.capacity[rank]:
+            return False
+        for place, sign in ((request.place, -1), (rank, 1)):
+            self.reserved[place] += sign * request.need
+            self.occupied[place] += sign
+            self._rank_key(place)
+        request.place = rank
+        return True
+
     def set_open(self, first: int, count: int, opened: bool) -> None:
         """Open or close ranks for new requests; those on them stay."""
         self.open[first : first + count] = [opened] * count

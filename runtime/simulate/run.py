@@ -195,6 +195,7 @@ POLICIES: dict[str, tuple[str, ...]] = {
     "prefill": ("least_load", "round_robin", "collaborative", "prefix_aware"),
     "prefixes": ("shared", "instance"),
     "decode": ("least_kv", "least_requests", "round_robin"),
+    "ranks": ("placed", "even"),
     "decode_reservation": ("whole", "prompt"),
     "chunks": ("decode_first", "prefill_first"),
     "roles": ("fixed", "dynamic"),

@@ -23,6 +23,7 @@ ROUTINGS = st.fixed_dictionaries(
         "decode_reservation": st.sampled_from(["whole", "prompt"]),
         "chunks": st.sampled_from(["decode_first", "prefill_first"]),
         "roles": st.sampled_from(["fixed", "dynamic"]),
+        "ranks": st.sampled_from(["placed", "even"]),
         "offline": st.sampled_from(["equal", "priority", "slo"]),
     }
 )

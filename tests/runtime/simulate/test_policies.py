@@ -243,6 +243,19 @@ def test_prompts_go_where_their_head_stands() -> None:
     assert some(near.ttft_seconds).mean < some(far.ttft_seconds).mean
 
 
+def test_requests_move_off_the_fullest_rank() -> None:
+    """xLLM section 4.4: dealt in turn, ranks differ; with moves they do not, and iterations are shorter."""
+    made, numbers = manifest(prefill=1, decode=1), np.arange(32)
+    lengths = np.where(numbers % 4, 64, 4096)
+    offered = replace(all_at_once(32, 64, 4000), arrival_seconds=0.05 * numbers, input_tokens=lengths)
+    options = SimulationOptions(offline=backlog(made.workload, 1, 1))
+    dealt, moved = (
+        simulate(with_policies(made, ["decode=round_robin", name]), offered, options) for name in ("placed", "even")
+    )
+    assert moved.completed == dealt.completed == 32
+    assert some(moved.tpot_seconds).mean < 0.99 * some(dealt.tpot_seconds).mean
+
+
 def test_drafts_are_accepted_one_by_one() -> None:
     """Iterations follow 1 + a + a² for two drafts: from acceptance 0 to 1 a third of them is left."""
     iterations = []
