@@ -112,7 +112,7 @@ class Workload:
     @property
     def decodes(self) -> bool:
         """Whether any answer goes on after the token that prefill gives: else no KV is sent, and there is no TPOT."""
-        return self.output_tokens.mean > 1
+        return self.output_tokens.mean > 1 or self.output_tokens.squared_cv > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

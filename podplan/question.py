@@ -101,10 +101,11 @@ def read_question(typed: QuestionFlags) -> Asked:
 
 def _of_job(flags: QuestionFlags, job: Job, tokens: float) -> QuestionFlags:
     """Return the flags with what a job takes for limits that are not given."""
+    least = readers.SHORTEST_LIMIT_SECONDS
     return replace(
         flags,
-        ttft=flags.ttft or f"{job.limit_seconds!r}s",
-        tpot=flags.tpot or f"{job.limit_seconds / max(tokens, 1.0)!r}s",
+        ttft=flags.ttft or f"{max(job.limit_seconds, least)!r}s",
+        tpot=flags.tpot or f"{max(job.limit_seconds / max(tokens, 1.0), least)!r}s",
         max_utilisation=flags.max_utilisation or UTILISATION,
     )
 

@@ -96,7 +96,7 @@ def bounds_of(question: Question, own: Built, count: Count) -> Bounds:
 
 def step_limit(question: Question, accepted: Number) -> Number:
     """Return the longest step that keeps both limits: TTFT holds one step at least."""
-    tpot = question.tpot_seconds * accepted if question.workload.output_tokens.mean > 1 else np.inf
+    tpot = question.tpot_seconds * accepted if question.workload.decodes else np.inf
     return np.minimum(tpot, question.ttft_seconds)
 
 

@@ -68,6 +68,7 @@ def test_a_job_is_printed_without_latencies_and_checked(capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["feasible"]
     assert main.main([*LINE, "--job", "99M requests in 1h"]) == ExitCode.INFEASIBLE
     assert "--job without a time tells how long" in capsys.readouterr().err
+    assert main.main([*LINE, "--job", "1 request in 1us"]) == ExitCode.INFEASIBLE  # whose share is no limit of ours
 
 
 def test_words_of_a_job() -> None:

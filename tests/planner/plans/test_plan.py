@@ -1,6 +1,7 @@
 """A plan's figures: memory by kind, nodes, cost, percentiles, sentences."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from planner.instances.kv_links import MOST_LINK_UTILISATION
 from planner.instances.transfers import transfer_seconds
 from planner.plans.assemble import predicted, stated_levels
 from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.workload import Lengths
 from tests.questions import small_answer
 
 ASKED = [
@@ -106,3 +108,5 @@ def test_no_decode_after_a_single_token() -> None:
     assert plan.tpot.at(99) == plan.decode.utilisation == plan.links.seconds == plan.links.sent_bytes == 0
     assert predicted(plan, stated_levels(plan.question)).utilisation == {"decode": 0}
     assert standing(from_plan(plan), plan.requests_per_second).tpot == plan.tpot
+    varied = replace(plan.question.workload, output_tokens=Lengths(mean=1.0, squared_cv=1.0))
+    assert not plan.question.workload.decodes and varied.decodes
