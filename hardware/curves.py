@@ -2,7 +2,9 @@
 
 A row is one kernel for one shape of experts; its curves are seconds of the whole expert block of one rank at 1, 2, 4,
 ... tokens, at TP degrees with all experts on the rank and at EP degrees with whole experts. Both cut: the product of
-the two ratios, for experts of a rank have as many rows each at the same tokens however they are spread.
+the two ratios, for experts of a rank have as many rows each at the same tokens however they are spread. Where one of
+the two was measured alone, it stands for the other: half the columns of all experts are as much work as half the
+experts. Where both were (553 kernels, shapes and degrees on H100, H200 and B200), they are 13 % apart in the median.
 """
 
 import math
@@ -130,6 +132,8 @@ def _curves(engine: str, line: str) -> ExpertCurves:
             tensor[int(tp)] = logarithms
         if tp == "1":
             expert[int(ep)] = logarithms
+    if 1 in (len(tensor), len(expert)):
+        tensor = expert = max(tensor, expert, key=len)
     hidden, intermediate, chosen, experts = map(int, shape)
     measured = hidden, intermediate, chosen, experts
     return ExpertCurves(kernel, version, float(residual), version.split()[0] != engine, measured, tensor, expert)

@@ -106,11 +106,14 @@ def users(machine: str, engine: str, dtype: str) -> list[str]:
     """Engines that run an engine's kernel for a dtype, or whose own was not measured and is closest to it.
 
     TensorRT-LLM's kernels on Blackwell are those that FlashInfer brings to SGLang and vLLM. On Hopper it runs MXFP4 by
-    OpenAI's Triton kernels, as vLLM does, and block-scaled FP8 by CUTLASS, as vLLM through FlashInfer. vLLM runs MXFP4
+    OpenAI's Triton kernels, as vLLM and SGLang do (its server_args.py takes `triton_kernel`, where the one measured
+    multiplies weights made BF16 before), and block-scaled FP8 by CUTLASS, as vLLM through FlashInfer. vLLM runs MXFP4
     with MXFP8 activations on Blackwell, which was measured under SGLang alone.
     """
     if engine == "trtllm":
         return ["trtllm"]
+    if machine in ("h100", "h200") and dtype.endswith("mxfp4"):
+        return ["vllm", "trtllm", "sglang"] if engine == "vllm" else []
     if machine in BLACKWELL and dtype.endswith("mxfp8"):
         return [engine, *({"sglang": ["vllm", "trtllm"], "vllm": ["trtllm"]}[engine])]
     lender = "sglang" if machine in BLACKWELL else "vllm"

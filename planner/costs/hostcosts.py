@@ -5,7 +5,7 @@ but have no profile stand here, with the source of each figure. None of them dep
 or the machine.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ground.errors import BadInput
 from planner.engines.behaviour import behaviour, behaviour_names
@@ -64,7 +64,4 @@ def host_costs(system: str | None) -> HostCosts:
     gap = own.step_seconds if own is not None else None
     if gap is None:
         gap = load_engine(name).host.decode_gap_seconds
-    costs = HostCosts(engine=system) if gap is None else HostCosts(gap.value, engine=system, source=gap.source)
-    if own is None or own.request_seconds is None:
-        return costs
-    return replace(costs, request_seconds=own.request_seconds.value)
+    return HostCosts(engine=system) if gap is None else HostCosts(gap.value, engine=system, source=gap.source)

@@ -78,7 +78,9 @@ def prompt_seconds(deployment: Deployment) -> float:
     own, model = behaviour(deployment.engine), deployment.model
     if own is None or deployment.phase == "decode":
         return 0.0
-    return own.prompt_layer_seconds.value * model.layers if own.prompt_layer_seconds else 0.0
+    layer, experts = own.prompt_layer_seconds, own.prompt_expert_launch_seconds
+    launched = layer.value * model.layers if layer else 0.0
+    return launched + (experts.value * model.moe_layers if experts else 0.0)
 
 
 def pipeline_hop(deployment: Deployment) -> CommunicationTerm:

@@ -28,21 +28,21 @@ class Versions(Stated):
 class Behaviour(Stated):
     """One engine over a range of versions.
 
-    ``step_seconds`` the device waits for the host in every step (none: what its profile says); ``request_seconds`` a
-    request spends outside all steps; ``prompt_layer_seconds`` the host takes per layer to launch a step that carries
-    prompts, which no captured graph replays: such a step takes no less; ``prompt_moe_layer_seconds`` a layer's experts
-    take in it beyond their kernels, by machine; ``replay_seconds`` the device waits in every layer of a decode step,
-    whose graphs are replayed layer by layer. ``quantises_in_norms``: model types whose norms write quantised
-    activations. ``sends_duplicates``: every device of a DP rank sends all its tokens to the experts.
-    ``expert_start_up_seconds``: what a block of routed experts takes beyond the curve of a kernel that another engine
-    lends, by machine and dtype.
+    ``step_seconds`` the device waits for the host in every step (none: what its profile says);
+    ``prompt_layer_seconds`` the host takes per layer to launch a step that carries prompts, which no captured graph
+    replays, and ``prompt_expert_launch_seconds`` per layer of experts besides: such a step takes no less;
+    ``prompt_moe_layer_seconds`` a layer's experts take in it beyond their kernels, by machine; ``replay_seconds`` the
+    device waits in every layer of a decode step, whose graphs are replayed layer by layer. ``quantises_in_norms``:
+    model types whose norms write quantised activations. ``sends_duplicates``: every device of a DP rank sends all its
+    tokens to the experts. ``expert_start_up_seconds``: what a block of routed experts takes beyond the curve of a
+    kernel that another engine lends, by machine and dtype.
     ``sources`` has an address for each choice that is no number.
     """
 
     versions: Versions
     step_seconds: Sourced | None = None
-    request_seconds: Sourced | None = None
     prompt_layer_seconds: Sourced | None = None
+    prompt_expert_launch_seconds: Sourced | None = None
     prompt_moe_layer_seconds: dict[str, Sourced] = field(default_factory=dict)
     replay_seconds: Sourced | None = None
     quantises_in_norms: list[str] | None = None

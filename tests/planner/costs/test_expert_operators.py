@@ -67,3 +67,13 @@ def test_degrees_of_many_instances_at_once():
     both = replace(own, strategy=replace(own.strategy, moe_tp=tp))  # type: ignore[arg-type]
     columns = [curve_of(replace(own, strategy=replace(own.strategy, moe_tp=each)), found, 1.0) for each in (1, 4)]
     assert np.array(curve_of(both, found, np.ones(2))) == pytest.approx(np.array(columns).T)
+
+
+def test_experts_spread_over_ranks_where_they_were_measured_cut():
+    """The curve of as many ways cut, and beyond those measured one that goes on falling."""
+    own = experts((4096, 1536, 8, 128), "h100", "vllm", "fp8")
+    found = measured_experts(own)
+    assert found is not None and max(found.expert) == 4
+    four, eight = (np.array(curve_of(own, found, float(ranks))) for ranks in (4, 8))
+    assert four == pytest.approx(np.exp(found.tensor[4]))
+    assert np.all(eight < four) and np.all(eight > four / 2.5)
