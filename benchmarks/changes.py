@@ -22,7 +22,7 @@ from planner.changeover.robust import Scenario, stood
 from planner.checks.traced import least_chips
 from planner.manifest.migration import Staged, union
 from planner.manifest.schema import Manifest
-from planner.search.proof import Bound
+from planner.programme.proof import Bound
 from planner.workload import Traffic
 from podplan.on_trace import rows_of
 from podplan.options import QuestionFlags

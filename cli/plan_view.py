@@ -26,10 +26,10 @@ from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
 from planner.plans.servers import spare_instances
 from planner.plans.worked import expert_devices_lines, short_form
+from planner.programme.proof import Bound
 from planner.question import Queueing
 from planner.search.answer import Answer
 from planner.search.papers import Beside
-from planner.search.proof import Bound
 from planner.serving.capacity import LEVEL
 from planner.serving.played import Played
 from podplan.assumptions import assumptions

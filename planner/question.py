@@ -134,7 +134,7 @@ class Question:
     engines: tuple[str, ...] = ()
     """Alternatives to choose from; none: ``engine`` alone."""
     queueing: Queueing = "bulk"
-    """``mixserve``: the queues of ``serving.closed_forms.mixserve``."""
+    """``mixserve``: the queues of ``closed_forms.mixserve``."""
     survive: Loss | None = None
     most_utilisation: float = 0.98
     """Of saturation, the most that is planned with: beyond, any error of the service times makes queues grow."""

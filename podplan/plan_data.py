@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from ground.units import HOUR_SECONDS, MONTH_SECONDS
+from planner.closed_forms.mixserve import stream_tokens_per_second
 from planner.costs.memory import Memory
 from planner.costs.prefixes import pool_rate
 from planner.instances.reachable import REFERENCE
@@ -14,12 +15,11 @@ from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
 from planner.plans.servers import spare_instances
+from planner.programme.proof import Bound
 from planner.question import Question, Queueing
 from planner.search.answer import Answer
 from planner.search.growth import Month
 from planner.search.papers import Beside
-from planner.search.proof import Bound
-from planner.serving.closed_forms.mixserve import stream_tokens_per_second
 from planner.serving.latency import Latency
 from planner.strategy import format_strategy
 from podplan.day import clock_text

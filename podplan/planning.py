@@ -10,10 +10,10 @@ from ground.errors import BadInput, Infeasible
 from ground.units import carried_rate, counted, format_duration
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
+from planner.programme.proof import Bound
 from planner.search.answer import Answer
 from planner.search.growth import Month, by_month
 from planner.search.pareto import MOST_LEVELS, wide_front
-from planner.search.proof import Bound
 from planner.search.search import Aside, at_need, search
 from podplan.assumptions import assumptions
 from podplan.day import day_json

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from planner.closed_forms.birth_death import DecodeState
+from planner.closed_forms.crowding import Crowding
 from planner.instances.aggregated import AggregatedServer, AggregatedState
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.servers import deviation, deviation_of
-from planner.serving.closed_forms.birth_death import DecodeState
-from planner.serving.closed_forms.crowding import Crowding
 from planner.serving.latency import Latency
 from planner.survival import Loss, lost_instances
 

@@ -16,12 +16,12 @@ from planner.instances.space import Role
 from planner.objective import Aim
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.recorded import play
+from planner.programme.columns import RELATIVE
+from planner.programme.programme import Programme
+from planner.programme.proof import Bound
 from planner.question import Question
 from planner.search.answer import Answer
-from planner.search.columns import RELATIVE
 from planner.search.gather import gather
-from planner.search.programme import Programme
-from planner.search.proof import Bound
 from planner.serving.capacity import Limits, Outcome, excess_of
 from planner.serving.latency import Latency
 from planner.workload import Trace

@@ -10,6 +10,7 @@ from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate
 from planner.instances.decode_candidates import MOST_BATCH
+from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
@@ -22,7 +23,7 @@ from planner.serving.played import FEW, MANY, SURE, Player
 from planner.serving.played import Played as Sample
 from planner.serving.rules import engine_rule
 from planner.serving.streams import Floats, Ints, Stream, longest_prompt
-from planner.serving.tables import Loads, TableArrays, step_table
+from planner.serving.tables import Loads, step_table
 from planner.workload import Workload, running_kv_tokens
 
 _LIKELY = 0.8

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from planner.closed_forms.birth_death import DecodeState
 from planner.serving.capacity import Limits, Outcome, Play
-from planner.serving.closed_forms.birth_death import DecodeState
 from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_decode
 from planner.serving.latency import Latency
 from planner.serving.played import Player

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from planner.closed_forms.pass_seconds import Passes
 from planner.costs.cache import Cache
-from planner.serving.closed_forms.pass_seconds import Passes
 from planner.serving.latency import Array
 from planner.serving.prompts import prompts_of
 from planner.serving.streams import Ints, stationary

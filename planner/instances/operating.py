@@ -8,30 +8,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.balance.imbalance import expected_maximum_normal
+from planner.closed_forms.birth_death import DecodeQueue, DecodeState
+from planner.closed_forms.bulk_lattice import most_waiting
+from planner.closed_forms.bulk_service import latency_of, thinned_squared_cv
+from planner.closed_forms.mixserve import full_batch_state, memoryless_ttft
+from planner.closed_forms.pass_seconds import Passes
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.candidates import row_microbatches
 from planner.instances.decode_candidates import DecodeCandidate, kv_of_busiest
 from planner.instances.decode_played import PlayedDecode
 from planner.instances.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
+from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
 from planner.serving.capacity import Limits, largest_rate
-from planner.serving.closed_forms.birth_death import DecodeQueue, DecodeState
-from planner.serving.closed_forms.bulk_lattice import most_waiting
-from planner.serving.closed_forms.bulk_service import latency_of, thinned_squared_cv
-from planner.serving.closed_forms.mixserve import full_batch_state, memoryless_ttft
-from planner.serving.closed_forms.pass_seconds import Passes
 from planner.serving.decode import DecodePool
 from planner.serving.latency import Latency
 from planner.serving.played import Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.serving.separate import DecodeSide
 from planner.serving.streams import longest_prompt
-from planner.serving.tables import Loads, TableArrays, step_table
+from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload, running_kv_tokens
 
 Array = NDArray[np.float64]

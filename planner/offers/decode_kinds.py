@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.balance.imbalance import expected_maximum_normal
+from planner.closed_forms.batch_caps import Batches
 from planner.instances.decode_candidates import DecodeCandidate, iteration, request_rate
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Row
 from planner.offers.integers import largest_carried
-from planner.serving.closed_forms.batch_caps import Batches
 from planner.workload import running_kv_tokens
 
 Floats = NDArray[np.float64]

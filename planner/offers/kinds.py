@@ -30,12 +30,12 @@ from planner.instances.prefill_candidates import (
 )
 from planner.instances.space import Row
 from planner.instances.transfers import transfer_seconds
+from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost
 from planner.offers.integers import largest_carried, least_of
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.serving.played import EVENLY, FEW, SURE, PlayedPrefill
-from planner.serving.tables import TableArrays
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -1,6 +1,6 @@
 """What a manifest is expected to do under some traffic, from the manifest alone.
 
-Prompts that are equal and decode have closed forms (``serving.closed_forms``), all else is played, with the step costs
+Prompts that are equal and decode have closed forms (``closed_forms``), all else is played, with the step costs
 that the manifest carries. One request at a time needs no queue (``plans.alone``).
 """
 
@@ -12,6 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
+from planner.closed_forms.birth_death import DecodeQueue, DecodeState
+from planner.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
+from planner.closed_forms.crowding import Crowding
+from planner.closed_forms.pass_seconds import Passes
 from planner.instances.aggregated import AggregatedState, aggregated_times, player_of
 from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state
 from planner.instances.operating import (
@@ -34,10 +38,6 @@ from planner.manifest.schema import (
 )
 from planner.plans.plan import end_to_end
 from planner.serving.capacity import Limits
-from planner.serving.closed_forms.birth_death import DecodeQueue, DecodeState
-from planner.serving.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
-from planner.serving.closed_forms.crowding import Crowding
-from planner.serving.closed_forms.pass_seconds import Passes
 from planner.serving.deployed import aggregated_pools
 from planner.serving.latency import Latency
 from planner.serving.played import PlayedPrefill
@@ -236,7 +236,7 @@ def attainment(latency: Latency, limit_seconds: float | None) -> float:
 
 
 def busy_share(iteration_seconds: Floats, iterations: float, rate_per_second: float) -> float:
-    """Return the share of time in which at least one request runs: 1 - pi(0) of ``serving.closed_forms.birth_death``.
+    """Return the share of time in which at least one request runs: 1 - pi(0) of ``closed_forms.birth_death``.
 
     Args: ``iteration_seconds`` [requests] with 1.. running; the rate is that of one instance. Beyond the most
     that run, requests wait: a geometric tail.

@@ -9,6 +9,8 @@ from functools import cache, cached_property
 from ground.sourced import Sourced
 from ground.units import format_duration
 from hardware.spec import HardwareSpec
+from planner.closed_forms.birth_death import DecodeState
+from planner.closed_forms.crowding import Crowding
 from planner.costs.cache import model_cache
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState, Sink, Source, link_state
 from planner.instances.operating import DecodeServer, PrefillServer
@@ -17,8 +19,6 @@ from planner.instances.transfers import links_of
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Machines, Question
 from planner.serving.capacity import largest_rate
-from planner.serving.closed_forms.birth_death import DecodeState
-from planner.serving.closed_forms.crowding import Crowding
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
+from planner.closed_forms.birth_death import DecodeState
 from planner.costs.hostcosts import HostCosts, host_costs
 from planner.costs.memory import Memory, kv_capacity_tokens, memory
 from planner.costs.predict import Configuration, Prediction, predict
@@ -12,9 +13,8 @@ from planner.instances.decode_candidates import DecodeCandidate
 from planner.instances.operating import PrefillServer
 from planner.instances.prefill_candidates import PrefillCandidate
 from planner.instances.space import Role, Row, machines_of
+from planner.loops.arrays import TableArrays
 from planner.question import Machines, Question
-from planner.serving.closed_forms.birth_death import DecodeState
-from planner.serving.tables import TableArrays
 from planner.workload import running_kv_tokens
 
 

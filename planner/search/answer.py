@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from planner.plans.plan import Plan, cost_of
 from planner.plans.quantised import Tried
+from planner.programme.proof import Bound
 from planner.question import Question
 from planner.search.fleet import Fleet
 from planner.search.gather import Cut
 from planner.search.papers import Beside
-from planner.search.proof import Bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,8 @@ from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.offers.slower import Slower
+from planner.programme.columns import Side
 from planner.question import Question
-from planner.search.columns import Side
 from planner.search.shapes import needed_rates
 
 Cut = dict[Role, dict[str, int]]

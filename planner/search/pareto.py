@@ -19,11 +19,11 @@ from planner.instances.space import Row, role_space
 from planner.objective import Aim, Incumbent
 from planner.offers.aggregated_offers import aggregated_offers
 from planner.plans.plan import Plan, in_time
+from planner.programme.columns import BELOW
+from planner.programme.programme import Picks, Programme, solve_open
 from planner.question import Question
-from planner.search.columns import BELOW
 from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing, Option, Pools, gather, know_balance, make_side
-from planner.search.programme import Picks, Programme, solve_open
 from planner.search.shapes import TINY, Floats, Ints, limited, needed_rates, not_aggregated, on_each_pool, on_machines
 from planner.search.solve import plan_at
 

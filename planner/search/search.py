@@ -14,15 +14,15 @@ from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
 from planner.plans.plan import Plan, in_time
 from planner.plans.quantised import Tried, alternatives, check_some, own_formats
+from planner.programme.columns import Side
+from planner.programme.programme import Programme
+from planner.programme.proof import over_parts
 from planner.question import Question
 from planner.search.answer import Answer
-from planner.search.columns import Side
 from planner.search.fleet import Fleet
 from planner.search.gather import Costing, Option, aggregated, make_side
 from planner.search.papers import Beside, Published, as_deployed, matching
 from planner.search.pareto import front_of
-from planner.search.programme import Programme
-from planner.search.proof import over_parts
 from planner.search.solve import Choice, Found, chosen_of, find, plan_of
 from planner.search.sure import in_own_terms, is_plain, surely
 from planner.search.ways import gather_fleet

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from planner.instances.reachable import REFERENCE
 from planner.objective import SLACK, Aim, Incumbent
+from planner.programme.columns import Side
+from planner.programme.programme import Programme
 from planner.question import Machines, Question
-from planner.search.columns import Side
-from planner.search.programme import Programme
 from planner.survival import lost_of_sizes
 
 Floats = NDArray[np.float64]

@@ -11,11 +11,11 @@ from planner.objective import SLACK, Aim
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, cost_of, make_plan, paid_devices, slowed_down
-from planner.search.columns import Side
+from planner.programme.columns import Side
+from planner.programme.programme import Picks, Programme
+from planner.programme.proof import Bound, proven
 from planner.search.fleet import aim_of
 from planner.search.gather import Cut, Option
-from planner.search.programme import Picks, Programme
-from planner.search.proof import Bound, proven
 from planner.search.ways import Gathered, Rows, Ways, every_way, gather_fleet
 
 # Transfers that made a plan late are counted so much longer in the next search, which carries a little less.

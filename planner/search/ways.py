@@ -18,12 +18,12 @@ from planner.instances.space import Role, Row
 from planner.objective import Aim, Incumbent
 from planner.offers.decode_offers import decode_offers
 from planner.plans.quantised import alternatives
+from planner.programme.columns import Side
+from planner.programme.programme import Picks, Programme
+from planner.programme.proof import Pruned, late_alone, never_costed, never_queued
 from planner.question import Machines, Question
-from planner.search.columns import Side
 from planner.search.fleet import Fleet, Member, on_pools, shares
 from planner.search.gather import Aggregated, Costing, Cut, Option, Pools, aggregated, gather, slowest_transfer
-from planner.search.programme import Picks, Programme
-from planner.search.proof import Pruned, late_alone, never_costed, never_queued
 from planner.search.shapes import needed_beside, not_aggregated, why_not_apart
 
 Rows = dict[Role, list[Row]]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.loops.arrays import TableArrays
 from planner.serving.prefill import Policy
 from planner.serving.rules import REFERENCE_RULE, SchedulingRule
 from planner.serving.streams import Floats, Ints, Stream, parts_of
-from planner.serving.tables import TableArrays
 
 if TYPE_CHECKING:
-    from planner.serving.batch_loop import Instances, Records, Rule
+    from planner.loops.batch_loop import Instances, Records, Rule
 
 Enough = Callable[[Floats, Floats], bool]
 
@@ -104,7 +104,7 @@ def play_closed(pool: AggregatedPool, stream: Stream, concurrency: int) -> Playe
 def _play(
     pool: AggregatedPool, stream: Stream, reserved: Floats | None, first: int, enough: Enough | None = None
 ) -> Played:
-    from planner.serving import aggregated_loop as loop
+    from planner.loops import aggregated_loop as loop
 
     rule = rule_of(pool, int(stream.answer_tokens.max(initial=0)))
     requests = requests_of(pool, stream, reserved)
@@ -141,7 +141,7 @@ def _so_far(requests: "Records", now: float) -> tuple[Floats, Floats]:
 
 def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
     """Return the rule and the limits of a pool as compiled loops take them."""
-    from planner.serving import batch_loop as batch
+    from planner.loops import batch_loop as batch
 
     rule, estimate = pool.rule, pool.rule.estimate
     reserve = rule.admission == "reserve"
@@ -183,7 +183,7 @@ def requests_of(
     pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None, iterations: Ints | None = None
 ) -> "Records":
     """Return a record for each of a stream's requests; ``iterations`` that each takes after its first token."""
-    from planner.serving import batch_loop as batch
+    from planner.loops import batch_loop as batch
 
     after = np.maximum(stream.answer_tokens - 1, 0)
     if iterations is None:
@@ -202,7 +202,7 @@ def requests_of(
 
 def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: int) -> "Instances":
     """Return idle instances, for requests of which ``arriving`` ones do not wait for others to leave."""
-    from planner.serving import batch_loop as batch
+    from planner.loops import batch_loop as batch
 
     each, shape = pool.instances, (pool.instances, pool.ranks)
     heads = np.zeros(each, batch.HEAD).view(np.recarray)

@@ -8,7 +8,7 @@ from planner.serving.aggregated import AggregatedPool, instances_of, requests_of
 from planner.serving.streams import Floats, Ints, Stream
 
 if TYPE_CHECKING:
-    from planner.serving.batch_loop import Records
+    from planner.loops.batch_loop import Records
 
 _LINKS = ("behind", "chain", "later", "sooner", "newer", "older")
 
@@ -29,7 +29,7 @@ class AggregatedRun:
 
     def __init__(self, pool: AggregatedPool) -> None:
         """Begin with idle instances."""
-        from planner.serving import aggregated_loop as loop
+        from planner.loops import aggregated_loop as loop
 
         self.pool, self._play = pool, loop.play
         self._policy = loop.IN_TURN if pool.policy == "round_robin" else loop.LEAST_LOAD

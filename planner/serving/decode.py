@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from planner.loops.arrays import TableArrays
 from planner.serving.streams import Floats, Ints
-from planner.serving.tables import TableArrays
 
 if TYPE_CHECKING:
-    from planner.serving import decode_loop as loop_types
+    from planner.loops import decode_loop as loop_types
 
 RankPolicy = Literal["least_kv", "least_requests", "round_robin"]
 _ROUNDING = 1e-9
@@ -127,7 +127,7 @@ class DecodeRun:
 
     def __init__(self, pool: DecodePool) -> None:
         """Begin with empty instances."""
-        from planner.serving import decode_loop as loop
+        from planner.loops import decode_loop as loop
 
         self.pool, self._loop = pool, loop
         each, shape = pool.instances, (pool.instances, pool.ranks)

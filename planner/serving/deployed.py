@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
@@ -15,7 +16,7 @@ from planner.serving.prefill import PrefillPool
 from planner.serving.rules import manifest_rule
 from planner.serving.separate import DecodeSide, PrefillSide, SeparatePools
 from planner.serving.streams import Floats
-from planner.serving.tables import Loads, TableArrays, step_table
+from planner.serving.tables import Loads, step_table
 
 if TYPE_CHECKING:
     from planner.manifest.schema import Manifest, PhaseName, Pool

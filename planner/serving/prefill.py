@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from planner.loops.arrays import TableArrays
 from planner.serving.streams import Floats, Ints, Stream, parts_of
-from planner.serving.tables import TableArrays
 
 if TYPE_CHECKING:
-    from planner.serving import prefill_loop as loop_types
+    from planner.loops import prefill_loop as loop_types
 
 Policy = Literal["round_robin", "least_load"]
 
@@ -78,7 +78,7 @@ class PrefillRun:
 
     def __init__(self, pool: PrefillPool) -> None:
         """Begin with empty instances."""
-        from planner.serving import prefill_loop as loop
+        from planner.loops import prefill_loop as loop
 
         self.pool, self._loop = pool, loop
         each, shape = pool.instances, (pool.instances, pool.ranks)

@@ -1,19 +1,18 @@
-"""How long the steps of an instance take: one table of the step cost, read off by every loop of ``planner.serving``.
+"""How long the steps of an instance take: one table of the step cost, read off by ``planner.loops``.
 
 A step cost at numbers takes tens of microseconds, on arrays a fraction of one per load. So ``step_table`` evaluates it
-once on a grid of loads, and loops interpolate linearly between its knots (``planner.serving.tables_loop``). At a fixed
+once on a grid of loads, and loops interpolate linearly between its knots (``planner.loops.tables_loop``). At a fixed
 number of tokens the cost is piecewise linear in pairs and in context (kernels take the longer of compute and memory
 traffic), so few knots do; a cost that is linear in everything is met exactly.
 """
 
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import distinct
+from planner.loops.arrays import TableArrays
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 
@@ -27,51 +26,6 @@ _EXACT_COUNTS, _COUNTS_PER_OCTAVE, _MEANS = 8, 6, 14
 _MORE_ROWS = 9.0
 _BLOCK = 8192
 """Loads that are evaluated at once: few calls, and temporary arrays that stay in the processor's cache."""
-
-
-class TableArrays(NamedTuple):
-    """A step table as compiled loops take it; axes rise strictly and have at least two knots, but ``shares`` may have
-    one.
-    """
-
-    levels: Floats
-    """Running requests of all ranks that ``loaded`` stands for; 0 alone in prefill."""
-    shares: Floats
-    """Prompt tokens of the mean rank over those of the rank in question."""
-    tokens: Floats
-    """Prompt tokens of the rank."""
-    lengths: Floats
-    """Query-key pairs per prompt token."""
-    prefixes: Floats
-    """Cached tokens that the prompts attend to over ``lengths``: about how many of the prompts have some. A kernel that
-    goes over from compute to memory does so along this axis and ``tokens`` alone."""
-    loaded: Floats
-    """Seconds of a rank with prompts of which one ends, [levels, shares, tokens, lengths, prefixes]."""
-    running: Floats
-    """Running requests of all ranks that what follows stands for."""
-    means: Floats
-    """Prompt tokens of the mean rank."""
-    alone: Floats
-    """Seconds of a rank without prompts, [running, means]."""
-    first_row_seconds: Floats
-    """What a first prompt that ends adds to a step, [running]; a step without is shorter by it than ``loaded``."""
-    row_seconds: Floats
-    """What each further one adds, [running]."""
-    usual_kv: Floats
-    """Cached tokens of the running requests of a rank that ``loaded`` and ``alone`` stand for, [running]."""
-
-    kv_seconds: Floats
-    """What one more of them adds, [running]."""
-    sequence_seconds: Floats
-    """What a running request beyond those of the mean rank adds to a rank, its cached tokens apart, [running]."""
-    ranks: float
-    loading_seconds: float
-    """What a cached token takes to come from the pool of prefixes, before the pass."""
-
-    @property
-    def content(self) -> bytes:
-        """A digest by which equal tables are told."""
-        return blake2b(b"".join(np.asarray(each).tobytes() for each in self)).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ground.errors import BadInput
-from planner.serving.tables import TableArrays
+from planner.loops.arrays import TableArrays
 from runtime.simulate.request import Request
 
 MOST_REMEMBERED = 100_000
@@ -19,7 +19,7 @@ FIXED_POINT_BITS = 16
 
 
 class RankLoad(NamedTuple):
-    """What a step carries on one DP rank; ``planner.serving.tables_loop.step_seconds`` takes these columns."""
+    """What a step carries on one DP rank; ``planner.loops.tables_loop.step_seconds`` takes these columns."""
 
     decode_sequences: float = 0.0
     decode_kv_tokens: float = 0.0
@@ -58,7 +58,7 @@ class StepTimer:
 
     @cached_property
     def _loop(self) -> ModuleType:
-        from planner.serving import tables_loop  # numba: half a second
+        from planner.loops import tables_loop  # numba: half a second
 
         return tables_loop
 

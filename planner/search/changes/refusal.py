@@ -6,6 +6,8 @@ from dataclasses import replace
 
 from ground.units import rounded_down
 from planner.objective import Aim
+from planner.programme.columns import Side
+from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.answer import Answer, Change
 from planner.search.changes.missing import (
@@ -16,9 +18,7 @@ from planner.search.changes.missing import (
     unsurvivable,
 )
 from planner.search.changes.shortage import helped, shortage
-from planner.search.columns import Side
 from planner.search.gather import Pools
-from planner.search.programme import Programme
 from planner.search.shapes import not_aggregated
 from planner.search.solve import Choice, choose
 from planner.search.ways import Gathered, every_way, gather_fleet

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from ground.units import counted, format_rate, rounded_down
 from planner.objective import Aim
+from planner.programme.columns import Side
+from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.answer import Answer, Change
 from planner.search.changes.nearest import Try, limit_change, limits_change, rate_change, size_change
 from planner.search.changes.variations import has_plan, most_carried
-from planner.search.columns import Side
 from planner.search.gather import Option
-from planner.search.programme import Programme
 
 
 def shortage(option: Option, most_per_second: float) -> tuple[str, str]:

@@ -11,11 +11,11 @@ from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, from
 from planner.checks.deployed_trace import plan_on
 from planner.checks.manifests import from_manifest
 from planner.checks.on_trace import held_at
+from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer
 from planner.plans.expectation import workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question
-from planner.serving.closed_forms.birth_death import DecodeState
 from planner.serving.latency import Latency
 from planner.survival import lost_instances
 from planner.workload import Trace

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from planner.closed_forms.pass_seconds import Passes
 from planner.costs.cache import Cache
 from planner.instances.kv_links import KvLinks, LinkSide, Sink, Source, link_state
-from planner.serving.closed_forms.pass_seconds import Passes
 from planner.workload import Lengths, Workload
-from tests.planner.serving.closed_forms.waits import pollaczek_khinchine_wait
+from tests.planner.closed_forms.waits import pollaczek_khinchine_wait
 
 
 def _links(groups=(4, 8), devices=(1, 1), rate=1e9) -> KvLinks:

@@ -14,9 +14,9 @@ from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.kinds import PrefillKind
+from planner.programme.columns import Side
 from planner.search.answer import Answer
 from planner.search.cluster import plan_cluster
-from planner.search.columns import Side
 from planner.search.fleet import Fleet, Member, on_pools
 from planner.search.gather import aggregated, gather
 from planner.search.solve import mean_seconds

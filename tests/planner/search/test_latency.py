@@ -16,11 +16,11 @@ from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.kinds import PrefillKind
 from planner.offers.offer import Offers
+from planner.programme.columns import Side
+from planner.programme.programme import Programme
 from planner.question import Question
-from planner.search.columns import Side
 from planner.search.gather import Pools, gather
 from planner.search.gather import aggregated as aggregate
-from planner.search.programme import Programme
 from tests.questions import machines, small_answer, small_question
 
 SMALL: list[dict[str, Any]] = [

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
+from planner.programme.programme import Programme
 from planner.search.fleet import Fleet, aim_of
 from planner.search.pareto import dominates
-from planner.search.programme import Programme
 from planner.search.search import search
 from planner.search.ways import gather_fleet
-from tests.planner.search.test_programme import by_enumeration
+from tests.planner.programme.test_programme import by_enumeration
 from tests.questions import rate_of, small_answer, small_question
 
 ASKED: list[dict[str, Any]] = [

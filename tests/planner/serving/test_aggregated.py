@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.serving import admission_loop, aggregated_loop
+from planner.loops import admission_loop, aggregated_loop
 from planner.serving.aggregated import AggregatedPool, play_aggregated, play_closed
 from planner.serving.aggregated_run import AggregatedRun
 from planner.serving.rules import Estimate, SchedulingRule

@@ -9,9 +9,9 @@ import pytest
 
 from planner.balance.imbalance import parse_balance
 from planner.costs.latency import balanced_cost
+from planner.loops import tables_loop
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad
-from planner.serving import tables_loop
 from planner.serving.tables import Loads, step_table
 from tests.instances import instance
 from tests.planner.serving.costs import linear_cost

@@ -15,7 +15,7 @@ from runtime.simulate.quantiles import interval
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import Modulation, Requests, closed_loop, modulated, open_loop, open_stream
 from tests.manifests import build, manifest, pool
-from tests.planner.serving.closed_forms.waits import erlang_c
+from tests.planner.closed_forms.waits import erlang_c
 from tests.planner.serving.costs import linear_cost
 
 ITERATION_SECONDS = 1e-3

@@ -1,0 +1,284 @@
+"""Occupancy of a decode instance and time per output token: processor sharing that slows as it fills.
+
+Requests that run advance together, one iteration at a time, and an iteration lasts the longer the more of them run;
+past the most that fit they wait in line. Occupancy, iteration time and time per output token are one fixed point.
+
+Ref: birth-death processes with state-dependent rates, L. Kleinrock, Queueing Systems I, chapter 3; that the occupancy
+depends on the mean length only, F. P. Kelly, Reversibility and Stochastic Networks, chapter 3.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from ground.arrays import distinct
+from ground.errors import BadInput
+from planner.serving.capacity import largest_rate
+from planner.serving.latency import Array, Latency
+from planner.serving.streams import gamma_quantiles
+from planner.workload import Lengths
+
+IterationSeconds = Callable[[Array], Array]
+
+_TABLE_NODES = 257
+_LENGTH_EDGES = np.concatenate(
+    [[0.0], np.geomspace(1e-3, 0.1, 9), np.linspace(0.175, 0.925, 11), [0.96, 0.98, 0.99, 0.996, 1.0]]
+)
+"""Levels between which lengths are taken as one: fine at the short end, where a wait weighs most per token, and at the
+long one, which is the tail of the answer's whole time."""
+_WAIT_NODES = 32
+_MOST_TOGETHER = 50_000
+"""Requests of instances that are followed together; more of them hardly vary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeState:
+    """A decode instance at one arrival rate, over time and over requests."""
+
+    rate_per_second: float
+    mean_requests: float
+    """Running, on average over time."""
+    utilisation: float
+    """Rate over the rate at which a full instance finishes requests."""
+    waiting_probability: float
+    """Share of requests that find the instance full."""
+    mean_wait_seconds: float
+    """For admission, over all requests."""
+    residence_seconds: float
+    """Mean time in decode, without waiting and transfer."""
+    tpot: Latency
+    """(transfer + wait + residence) / tokens after the first, of each request."""
+    span: Latency
+    """transfer + wait + residence, from the first token to the last, of each request."""
+
+    @classmethod
+    def idle(cls, rate_per_second: float) -> Self:
+        """Return an instance whose requests end with the token that prefill gives, and are never its own."""
+        none = Latency.from_samples(np.zeros(0))
+        return cls(
+            rate_per_second=rate_per_second,
+            mean_requests=0.0,
+            utilisation=0.0,
+            waiting_probability=0.0,
+            mean_wait_seconds=0.0,
+            residence_seconds=0.0,
+            tpot=none,
+            span=none,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iterating:
+    """Requests that advance together, tabulated once for all rates; those of all ranks."""
+
+    iteration_seconds: Array
+    """[requests], with 1, 2, ... running up to the largest batch; not falling."""
+    iterations: Lengths
+    """Of a request."""
+    tokens_per_iteration: float
+    transfer_seconds: float
+
+    @property
+    def running(self) -> Array:
+        """1, 2, ... requests."""
+        return np.arange(1.0, self.iteration_seconds.size + 1)
+
+    @property
+    def finished_per_second(self) -> Array:
+        """Requests finished per second with 1, 2, ... running: n / (I tau(n)); [requests]."""
+        return np.asarray(self.running / (self.iterations.mean * self.iteration_seconds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Server(Iterating):
+    """Instances that are filled alike; requests are those of all of them."""
+
+    instances: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeQueue:
+    """A decode instance and what it is asked.
+
+    Attributes:
+        iterations_per_request: of one request, from admission to its last token.
+        iteration_seconds: duration of an iteration with n running requests, array to array, not falling in n.
+        most_requests: that memory and engine allow to run at once.
+        transfer_seconds: from the end of prefill to readiness for admission (KV transfer).
+        tokens_per_iteration: accepted tokens per request and iteration, above 1 with MTP.
+    """
+
+    iterations_per_request: Lengths
+    iteration_seconds: IterationSeconds
+    most_requests: int
+    transfer_seconds: float = 0.0
+    tokens_per_iteration: float = 1.0
+
+    def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
+        """Return its state under Poisson arrivals; None where a full instance cannot keep up.
+
+            pi(n) / pi(n-1) = rate * I * tau(min(n, most)) / min(n, most)
+
+        Mean occupancy does not depend on the length distribution, as long as few wait. Beyond ``most_requests`` they
+        wait in line; a wait is exponential with the mean of Allen and Cunneen. ``tpot`` is over per-request averages:
+        the occupancy that a request sees is averaged over its residence, see ``residence_variance``.
+
+        Args:
+            rate_per_second: requests at this instance.
+            instances: that requests are placed on so that all are filled alike (least KV, fewest requests). They fill
+                up together, with the spread of what all of them hold: tau(N / c) with N requests on c instances, and
+                one line.
+
+        Raises:
+            BadInput: a rate not above 0 or no room for one request.
+        """
+        alike = max(min(instances, _MOST_TOGETHER // max(self.most_requests, 1)), 1)
+        return _state(self._tabulated(alike), rate_per_second * alike)
+
+    def capacity(self, limit_seconds: float, percentile: float, most_utilisation: float = 0.98) -> DecodeState | None:
+        """Return the state at the largest rate at which TPOT at ``percentile`` keeps the limit; None where none does.
+
+        At most ``most_utilisation`` of what a full instance finishes. The largest of ``serving.capacity.on_grid``.
+
+        Raises:
+            BadInput: no room for one request.
+        """
+        server = self._tabulated()
+        found: dict[float, DecodeState | None] = {}
+
+        def seconds(rate: float) -> float:
+            state = found[rate] = found[rate] if rate in found else _state(server, rate)
+            return state.tpot.at(percentile) if state else math.inf
+
+        rate = largest_rate(seconds, limit_seconds, most_utilisation * float(server.finished_per_second[-1]))
+        return None if rate is None else found[rate]
+
+    def _tabulated(self, instances: int = 1) -> _Server:
+        most = self.most_requests
+        if most < 1:
+            raise BadInput(f"A decode instance with room for {most} requests must have room for at least 1.")
+        nodes = distinct(np.round(np.geomspace(1, most, _TABLE_NODES)))
+        seconds = np.asarray(self.iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
+        each = np.arange(1.0, most * instances + 1) / instances
+        return _Server(
+            iteration_seconds=np.interp(each, nodes, np.maximum.accumulate(seconds)),
+            iterations=self.iterations_per_request,
+            tokens_per_iteration=self.tokens_per_iteration,
+            transfer_seconds=self.transfer_seconds,
+            instances=instances,
+        )
+
+
+def _state(server: _Server, rate: float) -> DecodeState | None:
+    if rate <= 0:
+        raise BadInput(f"An arrival rate of {rate:g} requests per second must be above 0.")
+    finished = server.finished_per_second
+    utilisation = rate / float(finished[-1])
+    if utilisation >= 1:
+        return None
+    logs = np.append(0.0, np.cumsum(np.log(rate / finished)))  # [0..most]
+    masses = np.exp(logs - logs.max())
+    in_line = float(masses[-1]) / (1 - utilisation)  # full, with 0, 1, ... waiting
+    total = float(masses[:-1].sum()) + in_line
+    occupancy = np.append(masses[:-1], in_line) / total
+    waiting = in_line / total
+    mean_requests = float(occupancy[1:] @ server.running)
+    mean_wait, residence = waiting * _wait_scale(server, rate), mean_requests / rate
+    iterations, paces, masses = _paces(server, rate, occupancy[1:], waiting)
+    # Little's law knows the mean better than lengths that are taken as one between levels; fixed ones need no help.
+    known = server.transfer_seconds + mean_wait + residence if server.iterations.squared_cv else None
+    return DecodeState(
+        rate_per_second=rate / server.instances,
+        mean_requests=mean_requests / server.instances,
+        utilisation=utilisation,
+        waiting_probability=waiting,
+        mean_wait_seconds=mean_wait,
+        residence_seconds=residence,
+        tpot=_ordered(paces / server.tokens_per_iteration, masses),
+        span=_ordered(paces * iterations, masses, known),
+    )
+
+
+def residence_variance(elasticity: Array, residence: Array, squared_cv: float) -> Array:
+    """Variance of the occupancy averaged over a residence, as a share of its variance in time.
+
+    Count iterations instead of seconds. With exponential lengths the occupancy forgets at 1 - e per mean residence, e
+    the elasticity of the iteration time in the occupancy, so over x mean residences
+
+        r = 2 / y^2 * (y - 1 + exp(-y)),  y = (1 - e) x.
+
+    Fixed lengths: the occupancy counts the arrivals of the last residence, and its variance over its own window is 2/3
+    at e = 0 (a triangular autocovariance) where exponential lengths have 2/e = 0.736. In between the two are mixed by
+    the squared CV; the same share is kept for e > 0.
+
+    Args:
+        elasticity: d log tau / d log n, from 0 to below 1, any shape.
+        residence: length of the request over the mean length; broadcasts.
+        squared_cv: of the lengths.
+
+    Ref: derived here, linear in the fluctuations.
+    """
+    window = np.maximum((1 - elasticity) * residence, 1e-3)
+    forgetting = 2 / window**2 * (window - 1 + np.exp(-window))
+    fixed = (2 / 3) / (2 / math.e)
+    return np.asarray(forgetting * (fixed + (1 - fixed) * min(squared_cv, 1.0)), dtype=np.float64)
+
+
+def _paces(server: _Server, rate: float, occupancy: Array, waiting: float) -> tuple[Array, Array, Array]:
+    """Requests as point masses: iterations, seconds per iteration with transfer and wait spread over them, mass.
+
+    Iteration times are shrunk to their mean as far as a residence averages them; iterations see the occupancy weighted
+    by n / tau(n). A request of x mean lengths waits and transfers for 1/x times as long per token.
+    """
+    running, seconds = server.running, server.iteration_seconds
+    seen = occupancy * running / seconds
+    seen /= seen.sum()
+    kept = np.flatnonzero(seen > 1e-9)
+    seen, seconds = seen[kept], seconds[kept]
+    mean = float(seen @ seconds)
+    busy = float(seen @ running[kept])
+    slope = float(np.interp(busy + 0.5, running, server.iteration_seconds)) - float(
+        np.interp(busy - 0.5, running, server.iteration_seconds)
+    )
+    elasticity = np.array(min(max(slope * busy / mean, 0.0), 0.999))
+    spread = server.iterations.squared_cv
+    likely, lengths = length_levels(server.iterations)
+    shrink = np.sqrt(residence_variance(elasticity, lengths, spread))[:, None]  # [lengths, 1]
+    averages = mean + shrink * (seconds - mean)[None, :]  # [lengths, states]
+    iterations = (server.iterations.mean * lengths)[:, None]
+    fixed = server.transfer_seconds / iterations
+    direct = (averages + fixed).ravel()
+    direct_masses = (likely[:, None] * seen[None, :]).ravel() * (1 - waiting)
+    levels = (np.arange(_WAIT_NODES) + 0.5) / _WAIT_NODES
+    waits = -np.log1p(-levels) * _wait_scale(server, rate)  # [waits], given that one waits
+    late = server.iteration_seconds[-1] + fixed + waits[None, :] / iterations
+    late_masses = np.repeat(likely, _WAIT_NODES) * waiting / _WAIT_NODES
+    return (
+        np.concatenate([np.broadcast_to(iterations, part.shape).ravel() for part in (averages, late)]),
+        np.concatenate([direct, late.ravel()]),
+        np.concatenate([direct_masses, late_masses]),
+    )
+
+
+def length_levels(iterations: Lengths) -> tuple[Array, Array]:
+    """Return how likely lengths are that stand for all of a request's, [lengths], and them over the mean, [lengths]."""
+    edges = _LENGTH_EDGES if iterations.squared_cv else np.array([0.0, 1.0])
+    lengths = gamma_quantiles(iterations.squared_cv, (edges[1:] + edges[:-1]) / 2)
+    return np.diff(edges), np.maximum(lengths, 1 / iterations.mean)  # none is shorter than one iteration
+
+
+def _wait_scale(server: _Server, rate: float) -> float:
+    """Mean wait of a request that waits, in seconds: a full instance is c servers of equal speed, (1 + c^2)/2 of M/M/c.
+
+    Ref: Allen and Cunneen, as tests/planner/closed_forms/waits.py has it.
+    """
+    return (1 + server.iterations.squared_cv) / 2 / (float(server.finished_per_second[-1]) - rate)
+
+
+def _ordered(seconds: Array, masses: Array, mean: float | None = None) -> Latency:
+    order = np.argsort(seconds, kind="stable")
+    known = float(seconds @ masses / masses.sum()) if mean is None else mean
+    return Latency.from_masses(seconds[order], masses[order], known)

@@ -1,0 +1,366 @@
+"""Compiled: aggregated instances, step by step; ``rules`` states the rule, and ``aggregated`` sets the arrays up.
+
+A step is scheduled, launched and resolved. Without overlap the three follow one another; with it the next step is
+scheduled when the last one begins, so it does not know who ends with that one, and arrivals wait a step longer. Steps
+without prompts are added up until somebody leaves, arrives or lacks memory.
+"""
+
+import math
+
+import numpy as np
+
+from planner.loops.admission_loop import deal, fill, hold, lacking
+from planner.loops.arrays import TableArrays
+from planner.loops.batch_loop import (
+    BUCKETS,
+    ESTIMATE,
+    INBOX,
+    NOBODY,
+    RESERVE,
+    RUNS,
+    SEEN,
+    WAITS,
+    Instances,
+    Records,
+    Rule,
+    append,
+    blocks_of,
+    join,
+    leave,
+    part,
+)
+from planner.loops.compiled import called, njit, outermost
+from planner.loops.tables_loop import alone_seconds, kv_slope, loaded_seconds
+
+IN_TURN, LEAST_LOAD = 0, 1
+_ROUNDING = 1e-9
+_NEVER = 1 << 60
+_STEP, _NO_STEP = 1, 2
+
+
+@outermost
+def play(
+    requests: Records,
+    pool: Instances,
+    policy: int,
+    rule: Rule,
+    times: TableArrays,
+    part: tuple[int, int],
+    until: float,
+) -> None:
+    """Deal a ``part`` of the requests, from one on up to another, to the instances, and play them all until ``until``.
+
+    In turn, or to the instance that holds fewest prompt tokens. Of a closed loop on one instance, those that follow
+    arrive once whom they follow has left.
+    """
+    instances = pool.heads.size
+    for p in range(part[0], part[1]):
+        now = requests[p].arrival
+        i = p % instances
+        if policy == LEAST_LOAD:
+            i = 0
+            for k in range(instances):
+                advance(k, now, requests, pool, rule, times)
+                if pool.heads[k].prompt_tokens < pool.heads[i].prompt_tokens:
+                    i = k
+        else:
+            advance(i, now, requests, pool, rule, times)
+        add(i, p, now, requests, pool, rule)
+    for i in range(instances):
+        advance(i, until, requests, pool, rule, times)
+    while pool.following[2] < pool.following[0]:
+        p = int(pool.following[2])
+        i = p % instances  # the only one: numba compiles all anew for a literal 0
+        advance(i, requests[p].arrival, requests, pool, rule, times)
+        add(i, p, requests[p].arrival, requests, pool, rule)
+        pool.following[2] += 1
+        advance(i, until, requests, pool, rule, times)
+
+
+@njit
+def add(i: int, p: int, now: float, requests: Records, pool: Instances, rule: Rule) -> None:
+    """Let a request arrive at instance ``i``, which has advanced to that moment."""
+    if not pool.heads[i].launched and not pool.heads[i].planned:
+        pool.heads[i].clock = max(pool.heads[i].clock, now)
+    pool.heads[i].prompt_tokens += requests[p].length
+    append(i, INBOX, p, requests, pool)
+    if rule.interval == 1:
+        deal(i, requests, pool, rule)
+
+
+@called
+def advance(i: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays) -> None:
+    """Schedule every step of instance ``i`` that is due before ``until``, and resolve those that end by then.
+
+    Without end: until it idles or, in a closed loop, somebody follows.
+    """
+    head = pool.heads[i]
+    while True:
+        a = head.current
+        if head.launched and (head.planned or not rule.overlapped):
+            if pool.steps[i, a].end > until:
+                return
+            _resolve(i, a, requests, pool, rule)
+        if until == np.inf and pool.following[2] < pool.following[0]:
+            return
+        if head.planned:
+            if head.planned == _STEP:
+                head.current, head.launched = 1 - a, 1
+                head.clock = max(head.clock, pool.steps[i, 1 - a].begin)
+            head.planned = 0
+        elif head.clock >= until:
+            return
+        else:
+            step = pool.steps[i, 1 - a]
+            seconds, last = _schedule(i, 1 - a, until, requests, pool, rule, times)
+            if seconds > 0.0:
+                step.end = max(head.clock, pool.steps[i, a].end) + seconds
+                step.begin = step.end - last
+                head.busy += seconds
+                head.planned = _STEP
+            elif head.launched:
+                head.planned = _NO_STEP
+            else:
+                return
+
+
+@njit
+def _resolve(i: int, s: int, requests: Records, pool: Instances, rule: Rule) -> None:
+    """End a step: who has all tokens leaves, and who has the first one runs."""
+    now = pool.steps[i, s].end
+    pool.heads[i].clock, pool.heads[i].launched = now, 0
+    for r in range(pool.ranks.shape[1]):
+        count = pool.marks[i, s, r].counted
+        p = pool.buckets[i, r, count % BUCKETS] if count >= 0 else NOBODY
+        while p >= 0:
+            later = requests[p].later
+            if requests[p].ends == count:
+                part(i, p, requests, pool, rule)
+                pool.ranks[i, r].ghosts += rule.admission == ESTIMATE
+                leave(i, p, now, requests, pool, rule)
+            p = later
+    p = pool.steps[i, s].head
+    while p >= 0:
+        following = requests[p].chain
+        if requests[p].state != WAITS:
+            _first_token(i, p, now, requests, pool, rule)
+        p = following
+    if rule.interval == 1:
+        deal(i, requests, pool, rule)
+
+
+@njit
+def _first_token(i: int, p: int, now: float, requests: Records, pool: Instances, rule: Rule) -> None:
+    r = requests[p].rank
+    if requests[p].first < 0.0:
+        requests[p].first = now
+        pool.heads[i].prompt_tokens -= requests[p].length
+    if requests[p].after > 0:
+        if requests[p].state != RUNS:
+            join(i, p, requests, pool, rule)
+        requests[p].state = SEEN
+        return
+    if requests[p].state == RUNS:
+        part(i, p, requests, pool, rule)
+        pool.ranks[i, r].ghosts += rule.admission == ESTIMATE
+    elif rule.admission != RESERVE:
+        pool.ranks[i, r].free += blocks_of(requests[p].todo, rule)
+    leave(i, p, now, requests, pool, rule)
+
+
+@called
+def _schedule(
+    i: int, s: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
+) -> tuple[float, float]:
+    """Form step ``s``, or as many without prompts as are alike; return its seconds and those of the last of them.
+
+    Both are 0 where there is nothing to do.
+    """
+    head = pool.heads[i]
+    if head.launched:
+        p = pool.steps[i, head.current].head
+        while p >= 0:
+            join(i, p, requests, pool, rule)
+            p = requests[p].chain
+    prompts, decoding, opened = _form(i, s, requests, pool, rule)
+    if not decoding and prompts == 0.0 and not head.launched:
+        prompts, decoding, opened = _form(i, s, requests, pool, rule)  # an idle engine looks again at once
+    steps = 1
+    if prompts > 0.0:
+        seconds = last = _loaded(i, s, decoding, prompts, pool, times)
+        head.received = rule.interval
+    elif decoding > 0:
+        now = -np.inf if opened else until  # one step where the next may take others
+        steps, seconds, last = _stretch(i, s, decoding, now, requests, pool, rule, times)
+        head.received = (head.received + steps - 1) % rule.interval + 1
+    else:
+        return 0.0, 0.0
+    head.steps += steps
+    for r in range(pool.ranks.shape[1]):
+        if pool.marks[i, s, r].counted >= 0:
+            _pass(i, s, r, steps, pool, rule)
+    return seconds, last
+
+
+@njit
+def _form(i: int, s: int, requests: Records, pool: Instances, rule: Rule) -> tuple[float, int, bool]:
+    """Fill a step on every rank.
+
+    Returns:
+        Prompt tokens, requests in decode, and whether the step after it may take others though nobody leaves.
+    """
+    if rule.interval > 1 and (pool.heads[i].received >= rule.interval or not _busy(i, pool)):
+        pool.heads[i].received = 0
+        deal(i, requests, pool, rule)
+    pool.steps[i, s].head = pool.steps[i, s].tail = NOBODY
+    pool.heads[i].held = rule.balance_steps > 0 and hold(i, pool, rule)
+    prompts, decoding, open_ = 0.0, 0, False
+    for r in range(pool.ranks.shape[1]):
+        decodes, opened = fill(i, s, r, requests, pool, rule)
+        mark, load = pool.marks[i, s, r], pool.loads[r]
+        mark.prompted = load.tokens > 0.0
+        mark.counted = pool.ranks[i, r].count + 1 if decodes else -1 - int(load.ended)
+        prompts += load.tokens
+        decoding += pool.ranks[i, r].running if decodes else 0
+        open_ = open_ or opened
+    return prompts, decoding, open_
+
+
+@njit
+def _busy(i: int, pool: Instances) -> bool:
+    for r in range(pool.ranks.shape[1]):
+        if pool.ranks[i, r].running > 0 or pool.lines[i, r].head >= 0:
+            return True
+    return bool(pool.heads[i].launched)
+
+
+@njit
+def _pass(i: int, s: int, r: int, steps: int, pool: Instances, rule: Rule) -> None:
+    """Count the iterations of a step; memory of the first of them is taken already."""
+    at = (i, r)
+    pool.ranks[at].count += 1
+    more = steps - 1
+    if more and rule.admission != RESERVE:
+        pool.ranks[at].ratio = max(pool.ranks[at].ratio - more * rule.ratio_step, rule.least_ratio)
+        if rule.whole_blocks:
+            pool.ranks[at].free -= pool.ranks[at].running * (more // rule.block)
+            for k in range(more % rule.block):
+                pool.ranks[at].free -= pool.phases[i, r, -(pool.ranks[at].count + k) % rule.block]
+        else:
+            pool.ranks[at].free -= more * lacking(i, r, pool, rule)
+    pool.ranks[at].count += more
+    pool.marks[i, s, r].counted = pool.ranks[at].count
+    pool.ranks[at].cached += steps * pool.ranks[at].grows
+    pool.ranks[at].spare -= steps * pool.ranks[at].grows
+
+
+@njit
+def _loaded(i: int, s: int, decoding: int, prompts: float, pool: Instances, times: TableArrays) -> float:
+    """Seconds of a step with prompts, which lasts as long as its slowest rank."""
+    ranks = pool.ranks.shape[1]
+    most, mean, seconds = 0, prompts / ranks, 0.0
+    for r in range(1, ranks):
+        if pool.loads[r].tokens > pool.loads[most].tokens:
+            most = r
+    for r in range(ranks):
+        if pool.loads[r].tokens > 0.0 and (r == most or not _dominated(i, s, r, most, pool)):
+            load, rank = pool.loads[r], pool.ranks[i, r]
+            prompt = (load.tokens, load.context, load.pairs, load.ended)
+            sequences, kv = 0.0, 0.0
+            if pool.marks[i, s, r].counted >= 0:
+                sequences, kv = float(rank.running), rank.cached
+            seconds = max(seconds, loaded_seconds(times, decoding, prompt, mean, sequences, kv))
+    head = pool.heads[i]
+    head.prompt_steps += 1
+    head.beside += decoding
+    head.chunks += pool.loads[most].tokens
+    if ranks > 1 and decoding:
+        seconds = max(seconds, _alone(i, s, decoding, mean, pool, times)[0])
+    return seconds
+
+
+@njit
+def _dominated(i: int, s: int, r: int, most: int, pool: Instances) -> bool:
+    """Whether a rank has no more of anything than the one with most prompt tokens: it cannot be the slowest."""
+    one, other, rank, first = pool.loads[r], pool.loads[most], pool.ranks[i, r], pool.ranks[i, most]
+    if one.pairs > other.pairs or one.context > other.context or one.ended > other.ended:
+        return False
+    if pool.marks[i, s, r].counted < 0:
+        return True
+    return bool(pool.marks[i, s, most].counted >= 0 and rank.running <= first.running and rank.cached <= first.cached)
+
+
+@njit
+def _alone(i: int, s: int, decoding: int, mean: float, pool: Instances, times: TableArrays) -> tuple[float, int]:
+    """Seconds of the slowest rank without prompts, and which it is: that with most cached tokens, or most requests."""
+    top = wide = -1
+    for r in range(pool.ranks.shape[1]):
+        if pool.marks[i, s, r].counted < 0 or (mean > 0.0 and pool.loads[r].tokens > 0.0):
+            continue
+        if top < 0 or pool.ranks[i, r].cached > pool.ranks[i, top].cached:
+            top = r
+        if wide < 0 or pool.ranks[i, r].running > pool.ranks[i, wide].running:
+            wide = r
+    if top < 0:
+        return 0.0, top
+    rank = pool.ranks[i, top]
+    seconds = alone_seconds(times, decoding, mean, float(rank.running), rank.cached)
+    if pool.ranks[i, wide].running > rank.running:
+        rank = pool.ranks[i, wide]
+        other = alone_seconds(times, decoding, mean, float(rank.running), rank.cached)
+        if other > seconds:
+            return other, wide
+    return seconds, top
+
+
+@njit
+def _stretch(
+    i: int, s: int, decoding: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
+) -> tuple[int, float, float]:
+    """Return how many steps without prompts follow one another alike, their seconds, and those of the last.
+
+    They end when somebody leaves, lacks memory or arrives; the last begins before ``until``.
+    """
+    a, steps = pool.heads[i].current, _NEVER
+    for r in range(pool.ranks.shape[1]):
+        rank = pool.ranks[i, r]
+        if pool.marks[i, s, r].counted >= 0 and rule.admission != RESERVE:
+            spare = rank.free / rank.running - 1.0  # each takes at most one block more than its tokens fill
+            steps = min(steps, max(int(spare * rule.block), 1))
+        if rule.overlapped and pool.heads[i].launched and pool.marks[i, a, r].prompted:
+            steps = 1
+    if pool.lines[i, INBOX].head >= 0 and pool.heads[i].received < rule.interval:
+        steps = min(steps, max(rule.interval - pool.heads[i].received, 1))
+    first, slowest = _alone(i, s, decoding, 0.0, pool, times)
+    more = kv_slope(times, decoding) * pool.ranks[i, slowest].grows
+    begin = max(pool.heads[i].clock, pool.steps[i, a].end)
+    if steps > 1 and until < np.inf:
+        steps = _reached(until - begin, first, more, steps)
+    steps = _leaving(i, s, steps, requests, pool, rule)
+    return steps, first * steps + more * steps * (steps - 1) / 2, first + more * (steps - 1)
+
+
+@njit
+def _leaving(i: int, s: int, most: int, requests: Records, pool: Instances, rule: Rule) -> int:
+    """Return the steps until somebody leaves, at most so many; one where the step under way may end somebody."""
+    steps = 0 if rule.overlapped else 1
+    while steps < most:
+        for r in range(pool.ranks.shape[1]):
+            if pool.marks[i, s, r].counted < 0:
+                continue
+            count = pool.ranks[i, r].count + steps
+            p = pool.buckets[i, r, count % BUCKETS]
+            while p >= 0:
+                if requests[p].ends == count:
+                    return max(steps, 1)
+                p = requests[p].later
+        steps += 1
+    return max(steps, 1)
+
+
+@njit
+def _reached(seconds: float, first: float, more: float, most: int) -> int:
+    """Return the least number of steps that take ``seconds``: the first so long, each next one so much longer."""
+    slope, seconds = first - more / 2, max(seconds, 0.0)
+    root = (math.sqrt(slope * slope + 2 * more * seconds) - slope) / more if more > 0 else seconds / first
+    return int(min(max(math.ceil(root * (1 - _ROUNDING)), 1), most))

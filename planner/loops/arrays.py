@@ -1,0 +1,54 @@
+"""A step table as compiled loops read it; apart from them, for they take half a second to import."""
+
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+class TableArrays(NamedTuple):
+    """A step table as compiled loops take it; axes rise strictly and have at least two knots, but ``shares`` may have
+    one.
+    """
+
+    levels: Floats
+    """Running requests of all ranks that ``loaded`` stands for; 0 alone in prefill."""
+    shares: Floats
+    """Prompt tokens of the mean rank over those of the rank in question."""
+    tokens: Floats
+    """Prompt tokens of the rank."""
+    lengths: Floats
+    """Query-key pairs per prompt token."""
+    prefixes: Floats
+    """Cached tokens that the prompts attend to over ``lengths``: about how many of the prompts have some. A kernel that
+    goes over from compute to memory does so along this axis and ``tokens`` alone."""
+    loaded: Floats
+    """Seconds of a rank with prompts of which one ends, [levels, shares, tokens, lengths, prefixes]."""
+    running: Floats
+    """Running requests of all ranks that what follows stands for."""
+    means: Floats
+    """Prompt tokens of the mean rank."""
+    alone: Floats
+    """Seconds of a rank without prompts, [running, means]."""
+    first_row_seconds: Floats
+    """What a first prompt that ends adds to a step, [running]; a step without is shorter by it than ``loaded``."""
+    row_seconds: Floats
+    """What each further one adds, [running]."""
+    usual_kv: Floats
+    """Cached tokens of the running requests of a rank that ``loaded`` and ``alone`` stand for, [running]."""
+
+    kv_seconds: Floats
+    """What one more of them adds, [running]."""
+    sequence_seconds: Floats
+    """What a running request beyond those of the mean rank adds to a rank, its cached tokens apart, [running]."""
+    ranks: float
+    loading_seconds: float
+    """What a cached token takes to come from the pool of prefixes, before the pass."""
+
+    @property
+    def content(self) -> bytes:
+        """A digest by which equal tables are told."""
+        return blake2b(b"".join(np.asarray(each).tobytes() for each in self)).digest()

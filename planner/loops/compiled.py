@@ -1,0 +1,64 @@
+"""numba, imported when a loop is first played: its cache folder, and a sentence while loops are compiled.
+
+Modules whose names end in ``_loop`` import ``njit`` from here. They are imported inside the functions that play them,
+for numba takes half a second to import, which questions with closed-form answers need not wait for.
+"""
+
+import os
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+
+def _cache_folder() -> Path:
+    """Return a folder of the user's that can be written, or a temporary one where the home folder is read-only.
+
+    It is another one for other loops: numba looks at the file of a function alone, not at those of what it calls.
+    """
+    sources = 0
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        sources = zlib.crc32(path.read_bytes(), sources)
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        folder = Path(home) / "podplan" / "compiled" / f"{sources:08x}"
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # a user without a home folder, as containers have
+        return Path(tempfile.mkdtemp(prefix="podplan-compiled-"))
+    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="podplan-compiled-"))
+
+
+if "numba" not in sys.modules:
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder()))
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and not any(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi")):
+        sys.stderr.write("plan: compiling the serving core, once on this machine (a quarter of a minute)\n")
+
+from numba import njit as _njit  # noqa: E402 - numba reads the cache folder when it is imported
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Decorator(Protocol):
+    """What compiles a function and leaves its type."""
+
+    def __call__(self, function: Function, /) -> Function:
+        """Return the function, compiled when it is first called."""
+        ...
+
+
+# Without reference counts (``_nrt``): loops borrow the arrays of their caller. Counting took three quarters of a step.
+_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "_nrt": False}
+
+_INNER = _OPTIONS | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""What Python calls unpacks every record and array first: that code takes a fifth of the time to compile."""
+
+njit: Decorator = _njit(**_INNER, forceinline=True)
+"""Decorator of compiled functions that others call, and are inlined in."""
+called: Decorator = _njit(**_INNER)
+"""Decorator of large ones, which are not inlined: that halves the time to compile and costs no speed."""
+making: Decorator = _njit(**_INNER | {"_nrt": True})
+"""Decorator of those that make arrays, which are counted."""
+outermost: Decorator = _njit(**_OPTIONS)
+"""Decorator of those that Python calls: machine code is kept on disk; NUMBA_DISABLE_JIT=1 leaves plain Python."""

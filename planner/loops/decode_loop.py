@@ -1,0 +1,275 @@
+"""Compiled: a pool of decode instances and the links that bring KV. ``planner.serving.decode`` states the rule."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.loops.arrays import TableArrays
+from planner.loops.compiled import njit, outermost
+from planner.loops.tables_loop import alone_seconds
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LEAST_KV, LEAST_REQUESTS, IN_TURN = 0, 1, 2
+_NOBODY = -1
+_ROUNDING = 1e-9
+
+
+class Jobs(NamedTuple):
+    """Requests in the order in which they are placed: as their prompts end, [requests] each."""
+
+    ready: Floats
+    """Seconds at which the first token is out."""
+    kv: Floats
+    """Cached tokens with which a request begins."""
+    need: Floats
+    """KV tokens that are set aside for it."""
+    steps: Ints
+    """Iterations that it takes, at least 1."""
+    growth: Floats
+    """Cached tokens that each of them adds."""
+    held: Floats
+    """Seconds for which its transfer keeps its links."""
+    source: Ints
+    """Attention group of the prefill pool that holds its KV."""
+    behind: Ints
+    """Next in a list: of the line, of those whose KV is on its way, or of those who leave together."""
+    rank: Ints
+    there: Floats
+    """Seconds at which its KV is there."""
+    left: Floats
+    waited: Floats
+    """Seconds from room in decode until its links were free."""
+    placed: Floats
+    """Seconds at which it has room in decode."""
+
+
+class Ranks(NamedTuple):
+    """What the ranks hold, [instances, ranks]."""
+
+    taken: Ints
+    reserved: Floats
+    running: Ints
+    cached: Floats
+    growth: Floats
+    turns: Ints
+
+
+class Clocks(NamedTuple):
+    """Where the instances are, [instances], and who leaves them when."""
+
+    free: Floats
+    """End of the iterations under way; infinite where none is."""
+    start: Floats
+    first: Floats
+    """Seconds of the first of the iterations under way."""
+    more: Floats
+    """Seconds by which each is longer than the one before it."""
+    steps: Ints
+    """Iterations under way."""
+    done: Ints
+    """Iterations so far."""
+    total: Ints
+    """Running requests."""
+    coming: Ints
+    """First of the requests whose KV is on its way or there, by ``there``."""
+    leaving: Ints
+    """[instances, span]: first of those who leave with an iteration, by its number modulo the span."""
+    busy: Floats
+    turn: Ints
+    """[1]: requests that were placed."""
+
+
+class Links(NamedTuple):
+    """When the channels of each attention group are free, [groups, channels]."""
+
+    source: Floats
+    target: Floats
+    latency: Floats
+    """[1] seconds."""
+
+
+@njit
+def _reached(seconds: float, first: float, more: float, most: int) -> int:
+    """Return the least number of iterations that take ``seconds``."""
+    slope = first - more / 2
+    root = (np.sqrt(slope * slope + 2 * more * seconds) - slope) / more if more > 1e-15 else seconds / first
+    return min(max(int(np.ceil(root * (1 - _ROUNDING))), 1), most)
+
+
+@njit
+def _lasting(first: float, more: float, steps: int) -> float:
+    return first * steps + more * steps * (steps - 1) / 2
+
+
+@njit
+def _begin(i: int, begin: float, jobs: Jobs, ranks: Ranks, clocks: Clocks, times: TableArrays) -> None:
+    """Let in whose KV is there at ``begin`` and start iterations, up to those with which somebody leaves or joins."""
+    span = clocks.leaving.shape[1]
+    clocks.free[i] = np.inf
+    if clocks.total[i] == 0:
+        if clocks.coming[i] < 0:
+            return
+        begin = max(begin, jobs.there[clocks.coming[i]])
+    while clocks.coming[i] >= 0 and jobs.there[clocks.coming[i]] <= begin:
+        p = clocks.coming[i]
+        clocks.coming[i] = jobs.behind[p]
+        r = jobs.rank[p] % ranks.running.shape[1]
+        ranks.running[i, r] += 1
+        ranks.cached[i, r] += jobs.kv[p]
+        ranks.growth[i, r] += jobs.growth[p]
+        clocks.total[i] += 1
+        slot = (clocks.done[i] + jobs.steps[p]) % span
+        jobs.behind[p] = clocks.leaving[i, slot]
+        clocks.leaving[i, slot] = p
+    steps = 1
+    while clocks.leaving[i, (clocks.done[i] + steps) % span] < 0:
+        steps += 1
+    top, most = 0, 0
+    for r in range(ranks.running.shape[1]):
+        if ranks.cached[i, r] > ranks.cached[i, top]:
+            top = r
+        most = max(most, ranks.running[i, r])
+    total, kv = clocks.total[i], ranks.cached[i, top]
+    first = alone_seconds(times, total, 0.0, float(most), kv)
+    last = alone_seconds(times, total, 0.0, float(most), kv + ranks.growth[i, top] * (steps - 1))
+    more = max((last - first) / (steps - 1), 0.0) if steps > 1 else 0.0
+    if clocks.coming[i] >= 0:
+        steps = _reached(jobs.there[clocks.coming[i]] - begin, first, more, steps)
+    clocks.start[i], clocks.first[i], clocks.more[i], clocks.steps[i] = begin, first, more, steps
+    clocks.free[i] = begin + _lasting(first, more, steps)
+
+
+@njit
+def _end(i: int, jobs: Jobs, ranks: Ranks, clocks: Clocks) -> None:
+    """End the iterations under way: whoever has all tokens leaves."""
+    steps, now = clocks.steps[i], clocks.free[i]
+    clocks.busy[i] += now - clocks.start[i]
+    clocks.done[i] += steps
+    for r in range(ranks.running.shape[1]):
+        ranks.cached[i, r] += ranks.growth[i, r] * steps
+    slot = clocks.done[i] % clocks.leaving.shape[1]
+    p = clocks.leaving[i, slot]
+    clocks.leaving[i, slot] = _NOBODY
+    while p >= 0:
+        r = jobs.rank[p] % ranks.running.shape[1]
+        ranks.running[i, r] -= 1
+        ranks.taken[i, r] -= 1
+        ranks.reserved[i, r] -= jobs.need[p]
+        ranks.cached[i, r] -= jobs.kv[p] + jobs.growth[p] * jobs.steps[p]
+        ranks.growth[i, r] -= jobs.growth[p]
+        clocks.total[i] -= 1
+        jobs.left[p] = now
+        p = jobs.behind[p]
+
+
+@njit
+def _choose(p: int, policy: int, slots: int, capacity: float, jobs: Jobs, ranks: Ranks) -> int:
+    """Return the rank, of all instances, that takes a request; -1 where none has room. An empty one always has."""
+    taken, reserved, turns = ranks.taken, ranks.reserved, ranks.turns
+    instances, width = taken.shape
+    first = best = _NOBODY
+    for i in range(instances):
+        for r in range(width):
+            if taken[i, r] >= slots or (taken[i, r] > 0 and reserved[i, r] + jobs.need[p] > capacity):
+                continue
+            if policy == LEAST_KV:
+                sooner = best >= 0 and reserved[i, r] < reserved[first, best]
+            elif policy == LEAST_REQUESTS:
+                sooner = best >= 0 and taken[i, r] < taken[first, best]
+            else:
+                sooner = best >= 0 and turns[i, r] < turns[first, best]
+            if best < 0 or sooner:
+                first, best = i, r
+    return first * width + best if best >= 0 else _NOBODY
+
+
+@njit
+def _place(p: int, chosen: int, now: float, jobs: Jobs, ranks: Ranks, clocks: Clocks, links: Links) -> None:
+    """Set room aside on a rank, pull the KV over both ends' links, and let the request join when it is there."""
+    width = ranks.taken.shape[1]
+    i, r = chosen // width, chosen % width
+    ranks.taken[i, r] += 1
+    ranks.reserved[i, r] += jobs.need[p]
+    clocks.turn[0] += 1
+    ranks.turns[i, r] = clocks.turn[0]
+    jobs.rank[p], jobs.placed[p] = chosen, now
+    sends, gets = links.source[jobs.source[p]], links.target[chosen]
+    out, into = int(np.argmin(sends)), int(np.argmin(gets))
+    leaves, comes = max(now, sends[out]), max(now, gets[into])
+    sends[out], gets[into] = leaves + jobs.held[p], comes + jobs.held[p]
+    begun = max(leaves, comes)
+    jobs.waited[p] = begun - now
+    there = begun + jobs.held[p] + links.latency[0]
+    jobs.there[p] = there
+    before, after = _NOBODY, clocks.coming[i]
+    while after >= 0 and jobs.there[after] <= there:
+        before, after = after, jobs.behind[after]
+    jobs.behind[p] = after
+    if before >= 0:
+        jobs.behind[before] = p
+    else:
+        clocks.coming[i] = p
+
+
+@njit
+def _shorten(i: int, p: int, jobs: Jobs, ranks: Ranks, clocks: Clocks, times: TableArrays) -> None:
+    """Let the iterations under way end with the one in which the KV of a request arrives; wake an idle instance."""
+    there = jobs.there[p]
+    if np.isinf(clocks.free[i]):
+        _begin(i, there, jobs, ranks, clocks, times)
+    elif clocks.free[i] > there and clocks.steps[i] > 1:
+        steps = _reached(max(there - clocks.start[i], 0.0), clocks.first[i], clocks.more[i], clocks.steps[i])
+        clocks.steps[i] = steps
+        clocks.free[i] = clocks.start[i] + _lasting(clocks.first[i], clocks.more[i], steps)
+
+
+@outermost
+def play(
+    jobs: Jobs,
+    ranks: Ranks,
+    clocks: Clocks,
+    links: Links,
+    rule: tuple[int, int, float],
+    times: TableArrays,
+    until: float,
+) -> int:
+    """Serve jobs until ``until``, first come, first served; return how many of them have been placed.
+
+    Each goes to the rank that the policy names among those with room: ``rule`` is (policy, slots, KV tokens) of a rank.
+    Those with a rank already when it begins come first and are not placed again.
+    """
+    policy, slots, capacity = rule
+    n = jobs.ready.size
+    head = 0
+    while head < n and jobs.rank[head] >= 0:
+        head += 1
+    come = head
+    while True:
+        i = int(np.argmin(clocks.free))
+        now = clocks.free[i]
+        ended = _NOBODY
+        if come < n and jobs.ready[come] < now:
+            now = jobs.ready[come]
+            if now > until:
+                break
+            come += 1
+        elif np.isinf(now) or now > until:
+            break
+        else:
+            ended = i
+            _end(i, jobs, ranks, clocks)
+        while head < come:
+            chosen = _choose(head, policy, slots, capacity, jobs, ranks)
+            if chosen < 0:
+                break
+            _place(head, chosen, now, jobs, ranks, clocks, links)
+            i = chosen // ranks.taken.shape[1]
+            if i != ended:
+                _shorten(i, head, jobs, ranks, clocks, times)
+            head += 1
+        if ended >= 0:
+            _begin(ended, now, jobs, ranks, clocks, times)
+    return head

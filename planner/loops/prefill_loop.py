@@ -1,0 +1,219 @@
+"""Compiled: prefill instances, pass by pass. ``planner.serving.prefill`` states the rule and sets the arrays up."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.loops.arrays import TableArrays
+from planner.loops.compiled import njit, outermost
+from planner.loops.tables_loop import keep_worth_loading, pass_seconds
+
+__all__ = ["IN_TURN", "LEAST_LOAD", "Instances", "Prompts", "keep_worth_loading", "play"]
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+IN_TURN, LEAST_LOAD = 0, 1
+_NOBODY = -1
+
+
+class Prompts(NamedTuple):
+    """The stream and what becomes of it, [requests] each."""
+
+    arrival: Floats
+    length: Ints
+    reused: Ints
+    behind: Ints
+    """Next in the line of its instance, or in the list of those whose last pass runs."""
+    first: Floats
+    """Seconds at which its last pass ends."""
+    origin: Ints
+    """DP rank that holds its KV, counted over all instances."""
+    started: Floats
+    """Seconds at which its first pass begins."""
+
+
+class Instances(NamedTuple):
+    """What instances hold, [instances] or [instances, ranks]."""
+
+    head: Ints
+    tail: Ints
+    """Of the line of prompts that wait."""
+    under: Ints
+    """[instances, ranks]: the prompt that a rank is in the middle of."""
+    done: Ints
+    """[instances, ranks]: tokens of it that are there."""
+    ended: Ints
+    """First of those whose last pass runs."""
+    free: Floats
+    """When the pass under way ends, or the last one did."""
+    held: Ints
+    """Prompt tokens that wait or run."""
+    turn: Ints
+    busy: Floats
+    passes: Ints
+    room: Ints
+    """[ranks]: tokens that the pass which is made up has left."""
+    load: Floats
+    """[ranks, 5]: what it carries."""
+
+
+@njit
+def advance(i: int, until: float, prompts: Prompts, pool: Instances, budget: int, times: TableArrays) -> None:
+    """Run every pass of instance ``i`` that begins before ``until``; who comes at its very begin is in the pass."""
+    ranks = pool.under.shape[1]
+    room, load = pool.room, pool.load
+    while True:
+        carried = False
+        for r in range(ranks):
+            carried = carried or pool.under[i, r] >= 0
+        if not carried and pool.head[i] < 0:
+            break
+        begin = pool.free[i]
+        if not carried:
+            begin = max(begin, prompts.arrival[pool.head[i]])
+        if begin >= until:
+            break
+        _let_go(i, prompts, pool)
+        room[:] = budget
+        load[:] = 0.0
+        for r in range(ranks):
+            if pool.under[i, r] >= 0:
+                _take(i, r, pool.under[i, r], pool.done[i, r], room, load, prompts, pool)
+        _fill(i, begin, budget, room, load, prompts, pool)
+        seconds = _slowest(load, times)
+        pool.free[i] = begin + seconds
+        pool.busy[i] += seconds
+        pool.passes[i] += 1
+        p = pool.ended[i]
+        while p >= 0:
+            prompts.first[p] = pool.free[i]
+            p = prompts.behind[p]
+    if pool.free[i] <= until:
+        _let_go(i, prompts, pool)
+
+
+@njit
+def _let_go(i: int, prompts: Prompts, pool: Instances) -> None:
+    """Count out the prompts whose last pass has ended."""
+    p = pool.ended[i]
+    while p >= 0:
+        pool.held[i] -= prompts.length[p]
+        p = prompts.behind[p]
+    pool.ended[i] = _NOBODY
+
+
+@njit
+def _fill(i: int, begin: float, budget: int, room: Ints, load: Floats, prompts: Prompts, pool: Instances) -> None:
+    """Take who waits, first come first served, each to the rank with most room, until one does not fit.
+
+    A prompt within the budget is not split; of a longer one, whole budgets that are reused take no pass.
+    """
+    ranks = room.size
+    while pool.head[i] >= 0 and prompts.arrival[pool.head[i]] <= begin:
+        p = pool.head[i]
+        best = pool.turn[i] % ranks
+        k = 1
+        while k < ranks and room[best] < budget:
+            r = (pool.turn[i] + k) % ranks
+            if room[r] > room[best]:
+                best = r
+            k += 1
+        start = prompts.reused[p] // budget * budget
+        left = prompts.length[p] - start
+        if room[best] < (left if left <= budget else 1):
+            break
+        pool.head[i] = prompts.behind[p]
+        if pool.head[i] < 0:
+            pool.tail[i] = _NOBODY
+        pool.turn[i] += 1
+        prompts.started[p] = begin
+        load[best, 4] += prompts.reused[p]
+        _take(i, best, p, start, room, load, prompts, pool)
+
+
+@njit
+def _take(i: int, r: int, p: int, done: int, room: Ints, load: Floats, prompts: Prompts, pool: Instances) -> None:
+    """Put what fits of a prompt, reused tokens included, into the room of a rank."""
+    length = prompts.length[p]
+    end = min(done + room[r], length)
+    room[r] -= end - done
+    cached = min(max(done, prompts.reused[p]), end)
+    new = end - cached
+    if new > 0:
+        load[r, 0] += new
+        load[r, 1] += cached
+        load[r, 2] += new * cached + new * (new + 1) / 2
+        load[r, 3] += end == length
+    if end < length:
+        pool.under[i, r] = p
+        pool.done[i, r] = end
+        return
+    pool.under[i, r] = _NOBODY
+    prompts.origin[p] = i * room.size + r
+    prompts.behind[p] = pool.ended[i]
+    pool.ended[i] = p
+
+
+@njit
+def _slowest(load: Floats, times: TableArrays) -> float:
+    """Seconds of a pass: of the rank with most tokens, or of that with most query-key pairs, behind the last load."""
+    ranks = load.shape[0]
+    most, deepest, total, loading = 0, 0, 0.0, 0.0
+    for r in range(ranks):
+        total += load[r, 0]
+        loading = max(loading, load[r, 4] * times.loading_seconds)
+        if load[r, 0] > load[most, 0]:
+            most = r
+        if load[r, 2] > load[deepest, 2]:
+            deepest = r
+    if total == 0.0:
+        return 0.0
+    mean = total / ranks
+    seconds = pass_seconds(times, load[most, 0], load[most, 1], load[most, 2], load[most, 3], mean)
+    if deepest != most:
+        other = pass_seconds(times, load[deepest, 0], load[deepest, 1], load[deepest, 2], load[deepest, 3], mean)
+        seconds = max(seconds, other)
+    return float(seconds + loading)
+
+
+@njit
+def add(i: int, p: int, prompts: Prompts, pool: Instances) -> None:
+    """Let a prompt wait at instance ``i``."""
+    prompts.behind[p] = _NOBODY
+    if pool.tail[i] >= 0:
+        prompts.behind[pool.tail[i]] = p
+    else:
+        pool.head[i] = p
+    pool.tail[i] = p
+    pool.held[i] += prompts.length[p]
+
+
+@outermost
+def play(
+    prompts: Prompts,
+    pool: Instances,
+    rule: tuple[int, int],
+    times: TableArrays,
+    part: tuple[int, int],
+    dealt: int,
+    until: float,
+) -> None:
+    """Deal a ``part`` of the prompts, from one on up to another, to the instances and play them all until ``until``.
+
+    In turn, ``dealt`` being the number of those before, or to the instance that holds fewest prompt tokens: ``rule`` is
+    (policy, token budget).
+    """
+    policy, budget = rule
+    instances = pool.free.size
+    for p in range(part[0], part[1]):
+        now = prompts.arrival[p]
+        i = (dealt + p - part[0]) % instances
+        if policy == LEAST_LOAD:
+            for k in range(instances):
+                advance(k, now, prompts, pool, budget, times)
+            i = int(np.argmin(pool.held))
+        add(i, p, prompts, pool)
+    for i in range(instances):
+        advance(i, until, prompts, pool, budget, times)

@@ -1,0 +1,331 @@
+"""The best columns of one model or of several at once, over bounds, and again, until every column of it is solved.
+
+A *way* of a model is a side for each of its roles, each side on one pool: prefill here and decode there, or both here;
+or the one side of aggregated instances, which fill both roles. A *route* is a way of every model. Along a route each
+side's smallest column that carries a rate is best, for all devices of a pool are alike; so a rate needs one look at
+every side, and all routes are compared as arrays. What fits at a rate fits at every smaller one: the largest rate is
+found by bisection. Where time is made small, the devices are divided along every route (``search.routes``).
+
+What is chosen in the end is the best over all columns, for those that were never solved were counted at no less than
+they carry, or at no more than they take.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ground.arrays import distinct
+from ground.errors import BadInput
+from planner.objective import LEAST_PART, Aim, Incumbent
+from planner.programme.columns import BELOW, RELATIVE, Rates, Side
+
+if TYPE_CHECKING:
+    from planner.programme.routes import Routes
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Way = tuple[Side, ...]
+"""A side of each role of a model, or one of aggregated instances."""
+
+MOST_ROUTES = 2_000_000
+"""Routes that are compared; more models on more pools take longer than anyone waits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """What a model gets: the number of its way, and a column of each of its sides."""
+
+    way: int
+    columns: tuple[int, ...]
+
+
+Picks = tuple[Pick, ...]
+"""One of each model."""
+
+
+@dataclass(frozen=True)
+class Programme:
+    """Every way of every model, [models][ways], and what is to be best within which budgets."""
+
+    ways: tuple[tuple[Way, ...], ...]
+    aim: Aim
+    whole_nodes: bool = False
+    """Whether no two models may share a node: each takes whole ones of every pool."""
+    shares: tuple[float, ...] = (1.0,)
+    """Of all requests, by model: what each weighs in their mean time."""
+
+    def __post_init__(self) -> None:
+        """Refuse more routes than are compared."""
+        if self.routes > MOST_ROUTES:
+            raise BadInput(
+                f"{self.routes:.0f} ways to spread these models over the pools are more than the {MOST_ROUTES} that "
+                "are compared; give some models the pools that they stand on, hw: prefill=NAME,decode=NAME"
+            )
+
+    @property
+    def routes(self) -> float:
+        """How many there are."""
+        return float(np.prod([float(len(own)) for own in self.ways]))
+
+    @cached_property
+    def sides(self) -> tuple[Side, ...]:
+        """Every side once."""
+        return tuple({id(side): side for own in self.ways for way in own for side in way}.values())
+
+    @cached_property
+    def steps(self) -> dict[str, int]:
+        """Devices of each pool in whose multiples a model takes them: those of a node, or single ones."""
+        sizes = {side.machines.budget: side.machines.devices_per_node for side in self.sides}
+        return {pool: sizes.get(pool, 1) if self.whole_nodes else 1 for pool in self.aim.devices}
+
+    def picked(self, picks: Picks) -> list[tuple[Side, int]]:
+        """Return the sides of a choice with their columns."""
+        return list(
+            chain.from_iterable(
+                zip(own[pick.way], pick.columns, strict=True) for own, pick in zip(self.ways, picks, strict=True)
+            )
+        )
+
+    def carried(self, picks: Picks, by: Rates = "bound") -> float:
+        """Share of every asked rate that a choice carries: that of its slowest side."""
+        return min(float(side.rates(by)[column]) for side, column in self.picked(picks))
+
+    def seconds(self, picks: Picks) -> float:
+        """Mean time of all requests in a choice, by what is known of its columns."""
+        return sum(
+            share * sum(float(side.seconds[column]) for side, column in zip(own[pick.way], pick.columns, strict=True))
+            for share, own, pick in zip(self.shares, self.ways, picks, strict=True)
+        )
+
+    def incumbent(self, picks: Picks) -> Incumbent:
+        """Return what a choice does."""
+        spent = np.zeros(2)
+        for side, column in self.picked(picks):
+            spent += int(side.room[column]) * np.array(side.machines.per_device(self.aim.goal))
+        return Incumbent(rate=self.carried(picks), spent=(float(spent[0]), float(spent[1])))
+
+    def best(self, least_rate: float = 0.0, by: Rates = "bound") -> Picks | None:
+        """Return the best columns at their present bounds, guesses or solved rates; None where none fit.
+
+        Of equal ones those that are best in what the objective leaves open: see ``Objective.per_device``.
+        """
+        aim = self.aim
+        if aim.goal.timed:
+            return self._quickest.best()
+        least = max(least_rate, (aim.rate or 0.0) * (1 - RELATIVE))
+        stairs = {
+            id(side): _Stairs(side, side.staircase(aim.devices[side.machines.budget], least, by), by, aim)
+            for side in self.sides
+        }
+        found = self._smallest(stairs, least)
+        if found is None or not aim.goal.maximised:
+            return found
+        steps = distinct(np.concatenate([own.rates for own in stairs.values()]))
+        low, high = 0, int(steps.size)
+        while low < high:
+            middle = (low + high) // 2
+            tried = self._smallest(stairs, float(steps[middle]))
+            found, low, high = (found, low, middle) if tried is None else (tried, middle + 1, high)
+        return found
+
+    @cached_property
+    def _quickest(self) -> "Routes":
+        from planner.programme.routes import Routes  # only an objective that times requests needs it
+
+        return Routes(self)
+
+    @cached_property
+    def _pools(self) -> list[str]:
+        return sorted(self.aim.devices)
+
+    @cached_property
+    def _held(self) -> tuple[Floats, Floats]:
+        """Devices of each pool in whole steps, and the steps."""
+        counts, steps = np.array([self._steps(pool) for pool in self._pools], dtype=np.float64).T
+        return counts * steps, steps
+
+    def _smallest(self, stairs: Mapping[int, "_Stairs"], rate: float) -> Picks | None:
+        """Return the best route that carries a rate, each side with its smallest sufficient column."""
+        if len(self.ways) == 1:
+            return self._of_one_model(stairs, rate)
+        most, steps = self._held
+        used, spent = np.zeros((1, most.size)), np.zeros((1, 2))  # [routes, pools], [routes, (objective, tie-break)]
+        routes = np.zeros((1, 0), dtype=np.int64)  # [routes, models]
+        for own in self.ways:
+            each = ((number, _taken(way, stairs, rate, self._pools)) for number, way in enumerate(own))
+            taken = [(number, found) for number, found in each if found is not None]
+            if not taken:
+                return None
+            room = np.ceil(np.array([found[2:] for _, found in taken]) / steps) * steps
+            numbers = np.array([number for number, _ in taken])
+            used = (used[:, None] + room).reshape(-1, most.size)
+            spent = (spent[:, None] + np.array([found[:2] for _, found in taken])).reshape(-1, 2)
+            routes = np.column_stack([np.repeat(routes, numbers.size, axis=0), np.tile(numbers, len(routes))])
+            fits = (used <= most + RELATIVE).all(axis=1)
+            kept = np.flatnonzero(fits)[_least_spent(used[fits], spent[fits])]
+            used, spent, routes = used[kept], spent[kept], routes[kept]
+            if not len(routes):
+                return None
+        best = _cheapest(spent)[0]
+        return tuple(
+            Pick(int(way), tuple(int(at.columns[at.place(rate)]) for at in (stairs[id(side)] for side in own[way])))
+            for own, way in zip(self.ways, routes[best], strict=True)
+        )
+
+    def _of_one_model(self, stairs: Mapping[int, "_Stairs"], rate: float) -> Picks | None:
+        """Return the same of a single model, whose few ways need no arrays."""
+        held = [self._steps(pool) for pool in self._pools]
+        best: tuple[float, float, int] | None = None
+        for number, way in enumerate(self.ways[0]):
+            found = _taken(way, stairs, rate, self._pools)
+            if found is None or any(
+                math.ceil(room / step - RELATIVE) > nodes for room, (nodes, step) in zip(found[2:], held, strict=True)
+            ):
+                continue
+            key = round(found[0], 9), round(found[1], 9), number
+            best = key if best is None else min(best, key)
+        if best is None:
+            return None
+        chosen = (stairs[id(side)] for side in self.ways[0][best[2]])
+        return (Pick(best[2], tuple(int(own.columns[own.place(rate)]) for own in chosen)),)
+
+    def _steps(self, pool: str) -> tuple[int, int]:
+        """Return how many steps a pool has, and the devices of one."""
+        return self.aim.devices[pool] // self.steps[pool], self.steps[pool]
+
+    def likely(self) -> Picks | None:
+        """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven.
+
+        Of kinds that are solved already it is known well what other numbers of them carry: these come first, for the
+        more is known the less it takes to tell that others carry less.
+        """
+        if self.aim.goal.timed:
+            return self.settle()
+        known = 0.0
+        while True:
+            choice = self.best(known, "tried") if known else None
+            if choice is None or not opened(self.picked(choice)):
+                choice = self.best(0.0, "guess")
+            if choice is None or solve_open(self.picked(choice), self.aim.rate or known):
+                return choice
+            # What carries no more than a choice that is solved already need not be solved in full.
+            known = self._exactly(known)
+
+    def settle(self, least_rate: float = 0.0) -> Picks | None:
+        """Return the best choice of all, its queues solved; None where nothing fits.
+
+        Bounds are only ever solved where they hold the best choice, and only as far as tells whether it beats what was
+        solved before; that begins with what is likely best, or with ``least_rate`` where that much is known to be
+        carried otherwise.
+        """
+        if self.aim.goal.timed:
+            while (choice := self.best()) is not None and not time_open(self.picked(choice)):
+                pass
+            return choice
+        found = self.likely() if not least_rate else None
+        known = self.carried(found) if found is not None and self.aim.goal.maximised else least_rate
+        while True:
+            choice = self.best(known * (1 - BELOW), "bound")
+            wanted = self.aim.rate if self.aim.rate is not None else known * (1 - BELOW)
+            if choice is None or solve_open(self.picked(choice), wanted):
+                return choice
+            known = self._exactly(known)
+
+    def sufficient(self) -> Picks | None:
+        """Return columns that carry the asked rate, the first that are found; None where none is likely to.
+
+        The best guess comes first, for it most likely carries enough. How much columns carry is solved of those only
+        that carry the rate: a search tells rates up to a root's tolerance short of that, and has to come to the same.
+        """
+        rate = (self.aim.rate or 0.0) * (1 - RELATIVE)
+        most = replace(self, aim=replace(self.aim, objective="throughput"))
+        while (choice := most.best(by="guess")) is not None:
+            chosen = self.picked(choice)
+            if all(side.carries(column, rate) for side, column in chosen):
+                solve_open(chosen, rate)
+                if self.carried(choice) >= rate:
+                    break
+        return choice
+
+    def carries_any(self) -> bool:
+        """Whether some choice carries anything: the least part of the upper bound on all that is told from nothing."""
+        first = self.best()
+        least = self.carried(first) * LEAST_PART if first is not None else 0.0
+        while least > 0 and (choice := self.best(least)) is not None:
+            if all(side.carries(column, least) for side, column in self.picked(choice)):
+                return True
+        return False
+
+    def _exactly(self, known: float) -> float:
+        """Return the most that solved columns carry; ``known`` where none carry more or where it is not sought."""
+        best = self.best(known, "exact") if self.aim.goal.maximised else None
+        return known if best is None else max(known, self.carried(best))
+
+
+class _Stairs:
+    """Columns of a side of rising rate and rising devices, and what its devices count."""
+
+    def __init__(self, side: Side, columns: Ints, by: Rates, aim: Aim) -> None:
+        self.columns, self.rates, self.room = columns, side.rates(by)[columns], side.room[columns]
+        self.pool, self.per_device = side.machines.budget, side.machines.per_device(aim.goal)
+
+    def place(self, rate: float) -> int:
+        """Return where the smallest column stands that carries a rate; past the end where none does."""
+        return int(self.rates.searchsorted(rate))
+
+
+def _taken(way: Way, stairs: Mapping[int, _Stairs], rate: float, pools: Sequence[str]) -> list[float] | None:
+    """Return what a way takes at a rate: (objective, tie-break, room of each pool); None where a side is too slow."""
+    found = [0.0] * (2 + len(pools))
+    for side in way:
+        own = stairs[id(side)]
+        place = own.place(rate)
+        if place >= own.rates.size:
+            return None
+        room = float(own.room[place])
+        found[0] += room * own.per_device[0]
+        found[1] += room * own.per_device[1]
+        found[2 + pools.index(own.pool)] += room
+    return found
+
+
+def _cheapest(spent: Floats) -> Ints:
+    """Return the order of routes by what is made small, then by the tie-break."""
+    first, second = spent.round(9).T
+    return np.lexsort((second, first))
+
+
+def _least_spent(used: Floats, spent: Floats) -> Ints:
+    """Return of routes that take the same of every pool the cheapest: whatever the other models take, it stays so."""
+    order = _cheapest(spent)
+    _, first = np.unique(used[order], axis=0, return_index=True)
+    return np.asarray(order[np.sort(first)], dtype=np.int64)
+
+
+def opened(chosen: Iterable[tuple[Side, int]]) -> list[tuple[Side, int]]:
+    """Return what of chosen columns is not solved."""
+    return [(side, column) for side, column in chosen if not side.exact[column]]
+
+
+def solve_open(chosen: Iterable[tuple[Side, int]], wanted: float) -> bool:
+    """Solve what of chosen columns is not solved, until one does not carry ``wanted``; whether nothing was open."""
+    left = opened(chosen)
+    for side, column in left:
+        if not side.solve(column, wanted):
+            break
+    return not left
+
+
+def time_open(chosen: Iterable[tuple[Side, int]]) -> bool:
+    """Time what of chosen columns is not timed, until one misses a limit; whether nothing was open."""
+    left = [(side, column) for side, column in chosen if not side.timed[column]]
+    for side, column in left:
+        if np.isinf(side.time(column)):
+            break
+    return not left

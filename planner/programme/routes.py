@@ -1,0 +1,112 @@
+"""The columns with which requests take least from arrival to last token, on average over all models.
+
+A model weighs as much as its share of all requests. Along a route (a way of every model, ``search.programme``) the
+devices of each pool are divided among the sides that stand on it (``search.divided``), and pools share nothing.
+Columns begin with what a request takes at least (``instances.least``) and only rise as they are timed, and so does what
+a route takes: routes wait in a heap by what they took when last looked at.
+"""
+
+import heapq
+import math
+from collections.abc import Iterator
+from itertools import product
+
+from ground.errors import BadInput
+from planner.programme.divided import NOTHING, Curve
+from planner.programme.programme import Pick, Picks, Programme, Way
+
+MOST_ROUTES = 20_000
+"""Routes that are looked at; each takes about a tenth of a millisecond."""
+
+Group = tuple[int, ...]
+"""Sides of one model on one pool, by their numbers."""
+Route = tuple[int, ...]
+"""The number of the way of each model."""
+
+
+class Routes:
+    """Every route with what it takes at least, by what is known of its columns."""
+
+    def __init__(self, programme: Programme) -> None:
+        """Put every route in the heap. Raises BadInput for more than are looked at."""
+        if programme.routes > MOST_ROUTES:
+            raise BadInput(
+                f"{programme.routes:.0f} ways to spread these models over the pools are more than the {MOST_ROUTES} "
+                "that --objective latency looks at; give some models the pools that they stand on, hw: "
+                "prefill=NAME,decode=NAME"
+            )
+        self.programme, self._sides = programme, programme.sides
+        self._number = {id(side): number for number, side in enumerate(self._sides)}
+        self._weight = {
+            id(side): share
+            for share, own in zip(programme.shares, programme.ways, strict=True)
+            for way in own
+            for side in way
+        }
+        self._groups = [[self._by_pool(way) for way in own] for own in programme.ways]
+        self._curves: dict[tuple[str, tuple[Group, ...]], tuple[tuple[int, ...], Curve]] = {}
+        every = product(*(range(len(own)) for own in programme.ways))
+        self._waiting = [(self._seconds(route), route) for route in every]
+        heapq.heapify(self._waiting)
+
+    def best(self) -> Picks | None:
+        """Return the columns that are quickest by what is known of them; None where none fit."""
+        while self._waiting:
+            _, route = heapq.heappop(self._waiting)
+            seconds = self._seconds(route)
+            heapq.heappush(self._waiting, (seconds, route))
+            if self._waiting[0][1] == route:
+                return None if math.isinf(seconds) else self._picks(route)
+        return None
+
+    def _by_pool(self, way: Way) -> dict[str, Group]:
+        """Return the sides of a way by the pool on which they stand."""
+        found: dict[str, Group] = {}
+        for side in way:
+            budget = side.machines.budget
+            found[budget] = (*found.get(budget, ()), self._number[id(side)])
+        return found
+
+    def _on_pools(self, route: Route) -> Iterator[tuple[str, tuple[Group, ...]]]:
+        """Yield the pools of a route, and what stands on each."""
+        ways = [own[way] for own, way in zip(self._groups, route, strict=True)]
+        for pool in sorted({pool for way in ways for pool in way}):
+            yield pool, tuple(way[pool] for way in ways if pool in way)
+
+    def _seconds(self, route: Route) -> float:
+        """Return what a request takes at least on a route; infinite where it does not fit."""
+        return sum(self._curve(pool, groups).least for pool, groups in self._on_pools(route))
+
+    def _picks(self, route: Route) -> Picks:
+        """Return the column of each side with which a route takes least."""
+        columns: dict[int, int] = {}
+        for pool, groups in self._on_pools(route):
+            choice = self._curve(pool, groups).choice[-1].tolist()
+            columns |= zip((number for group in groups for number in group), choice, strict=True)
+        return tuple(
+            Pick(way, tuple(columns[self._number[id(side)]] for side in own[way]))
+            for own, way in zip(self.programme.ways, route, strict=True)
+        )
+
+    def _curve(self, pool: str, groups: tuple[Group, ...]) -> Curve:
+        """Return what the sides of some models on a pool take together; that of all but the last is shared."""
+        state = tuple(int(self._sides[number].timed.sum()) for group in groups for number in group)
+        known = self._curves.get((pool, groups))
+        if known is None or known[0] != state:
+            step = self.programme.steps[pool]
+            most = self.programme.aim.devices[pool] // step * step
+            if len(groups) > 1:
+                curve = self._curve(pool, groups[:-1]).beside(self._curve(pool, groups[-1:]), most)
+            else:
+                curve = NOTHING
+                for number in groups[0]:
+                    curve = curve.beside(self._alone(number, most), most)
+                curve = curve.in_steps(step)
+            known = self._curves[pool, groups] = state, curve
+        return known[1]
+
+    def _alone(self, number: int, most: int) -> Curve:
+        """Return what one side takes, as much of the mean as its model's requests are of all."""
+        side = self._sides[number]
+        columns = side.quickest(most)
+        return Curve.of(side.room[columns], side.seconds[columns] * self._weight[id(side)], columns[:, None])

@@ -1,0 +1,116 @@
+"""Solving only what matters gives what solving everything gives."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from planner.instances.decode_candidates import Count
+from planner.instances.space import role_rows
+from planner.objective import Aim
+from planner.offers.decode_offers import decode_offers
+from planner.offers.offer import Offer, Offers
+from planner.offers.prefill_offers import prefill_offers
+from planner.programme.columns import Side
+from planner.programme.programme import Programme
+from tests.questions import machines, small_question
+
+POOL = machines("qwen3-8b", "h100", 6)
+
+
+@dataclass
+class Queue:
+    """A server with a rate per instance that grows with their number, up to a bound."""
+
+    each: float
+    gain: float
+    solved: list[int] = field(default_factory=list)
+    independent: bool = False
+
+    def pool_capacity(self, instances: int) -> float:
+        """Largest rate."""
+        self.solved.append(instances)
+        return instances * self.each * (1 - self.gain / instances)
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether it is at least so much."""
+        return self.pool_capacity(instances) >= rate_per_second
+
+    def at(self, instances: int) -> "Queue":
+        """Nothing to choose."""
+        return self
+
+
+# A loss of nearly all would leave rates of 1e-16, which no solver tells from none.
+OFFER = st.tuples(st.integers(1, 6), st.floats(1, 20), st.floats(0, 0.99), st.floats(1, 1.5))
+
+
+def test_hopeless_columns_are_never_solved():
+    """One offer is far ahead: nothing else is asked for its queue."""
+    queues = [Queue(10.0, 0.0), Queue(1.0, 0.0)]
+    offers = [Offer(1, queue.each * 1.02, lambda queue=queue: queue) for queue in queues]
+    own = Side("prefill", POOL, Offers.of(offers))
+
+    Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="throughput")).settle()
+
+    assert queues[0].solved and not queues[1].solved
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "qwen3-8b", "devices": 4, "squared_cv": 1.0},
+        {"model": "qwen3-8b", "devices": 4, "ttft_seconds": 0.06},
+        {"hardware": "cm384", "devices": 8, "tpot_seconds": 0.02},
+    ],
+    ids=str,
+)
+def test_no_queue_passes_its_bound(asked):
+    """Of a sample of offers and counts, with equal prompts and with others."""
+    question = small_question(**asked)
+    random = np.random.default_rng(5)
+    offers = [
+        prefill_offers(question, role_rows(question, "prefill"), Count()),
+        decode_offers(question, role_rows(question, "decode"), Count(), 0.001),
+    ]
+    for own in offers:
+        assert own
+        for number in random.choice(len(own), min(len(own), 3), replace=False):
+            rates = [own.build(int(number)).pool_capacity(count) / count for count in (1, 3)]
+            assert max(rates) <= own.bound_per_second[number] * (1 + 1e-6)
+
+
+def test_other_numbers_of_a_solved_kind_come_before_other_kinds():
+    """One kind is guessed best, carries half of that and is still the best: others are asked for no less than that."""
+    asked: list[float] = []
+
+    class Slow(Queue):
+        def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+            asked.append(rate_per_second)
+            return super().pool_carries(instances, rate_per_second)
+
+    kinds = [Queue(5.0, 0.0), *(Slow(each, 0.0) for each in (1.0, 2.0, 3.0))]
+    prefill = Side("prefill", POOL, Offers.of([Offer(1, 10.0, lambda kind=kind: kind) for kind in kinds]))
+    decode = Side("decode", POOL, Offers.of([Offer(1, 5.0, lambda: Queue(5.0, 0.0))]))
+
+    both = Programme((((prefill, decode),),), Aim(devices={POOL.budget: 6}, objective="throughput"))
+    choice = both.likely()
+
+    assert choice is not None and both.carried(choice) == 15.0
+    assert asked and min(asked) >= 15.0
+
+
+@pytest.mark.parametrize("rate", [10.0, 24.0, 31.0])
+def test_what_suffices_is_solved_alone(rate: float) -> None:
+    """Any columns that carry the rate, where there are some; how much others carry is not asked."""
+    queues = [Queue(4.0, 0.5), Queue(5.0, 0.0)]
+    offers = [Offer(1, 2 * queue.each, lambda queue=queue: queue) for queue in queues]
+    own = Side("prefill", POOL, Offers.of(offers))
+    picks = Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="chips", rate=rate)).sufficient()
+
+    assert (picks is None) == (rate > 30)
+    if picks is not None:
+        found = picks[0].columns
+        assert own.server(int(own.offer[found[0]])).pool_carries(int(own.left[found[0]]), rate)
+        assert own.exact.sum() == 1
