@@ -7,8 +7,9 @@ step is no shorter than the lower convex hull of the step time over the prompt t
     rate <= ranks n / (I T(n)),   n <= what memory holds
 
 and n / T(n) rises with n. Of a limit that a share p of the requests keeps, the others have steps of the full budget at
-worst: T(n) <= p limit + (1 - p) T_full(n). Waiting, and ranks that wait for each other, only take from the rate. Steps
-of a smaller budget have a hull no lower, so that the bound of the largest budget is one of all.
+worst: T(n) <= p limit + (1 - p) T_full(n). Nobody's steps are shorter than T(0) without prompts, which has to keep the
+limit. Waiting, and ranks that wait for each other, only take from the rate. Steps of a smaller budget have a hull no
+lower, so that the bound of the largest budget is one of all.
 
 Yet a prompt stands on one rank, and all ranks wait for it. At a rate r of prompts, with steps of b seconds at least,
 the chance that none came in the k-th step before that has a k-th part of x tokens or more is exp(-r b P(x, k)) at most,
@@ -196,7 +197,7 @@ class Bounds:
         """Return the bound of each row whose steps are ``most`` where as many run as ever can, [rows]."""
         low = np.minimum(np.full(high.shape, _FEWEST), 0.5 * high)
         bottom, top, mean = self._steps(low).seen(share), most.seen(share), most.mean
-        able, whole = bottom <= limit, top <= limit
+        able, whole = (bottom <= limit) & (self.bare(low) <= limit), top <= limit
         for _ in range(_ROUNDS if (able & ~whole).any() else 0):
             part = (limit - bottom) / np.maximum(top - bottom, 1e-12)
             part = np.clip(part + 0.01, 0.05, 0.98)  # the upper end has to come down, for it is the answer

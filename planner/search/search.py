@@ -25,7 +25,7 @@ from planner.search.papers import Beside, Published, as_deployed, matching
 from planner.search.pareto import front_of
 from planner.search.solve import Choice, Found, chosen_of, find, plan_of
 from planner.search.sure import in_own_terms, is_plain, surely
-from planner.search.ways import gather_fleet
+from planner.search.ways import Gathered, gather_fleet
 
 # For the front: parts of the devices, and of the TPOT limit, with so many of the best decode instances.
 FEWER_DEVICES = (0.75, 0.5)
@@ -122,15 +122,22 @@ def _answer(
 
 
 def _refused(found: Sequence[Found], question: Question) -> Answer:
-    """Return why no part of the space has a plan, told of the one that carries most, or of one that holds the model."""
+    """Return why no part of the space has a plan, told of the one that carries most, or else of the fastest."""
+    from planner.search.changes.missing import fastest
     from planner.search.changes.refusal import limit_of, refused
 
-    best, chosen = found[0], found[0].most(0.0)
-    for each in found[1:]:
-        other = each.most(chosen.carried if isinstance(chosen, Choice) else 0.0)
-        holds = not isinstance(chosen, Choice) and limit_of(best.separate) == "memory" != limit_of(each.separate)
-        if isinstance(other, Choice) or holds:
-            best, chosen = each, other
+    def lateness(tried: tuple[Found, Choice | Gathered]) -> float:
+        """Seconds of what misses its limit with nothing else to do; none where the model does not fit."""
+        asked, limit = question_of(tried[0]), limit_of(tried[0].separate)
+        return math.inf if limit == "memory" else fastest(asked, limit == "ttft") or math.inf
+
+    known, carrying, idle = 0.0, None, []
+    for each in found:
+        chosen = each.most(known)
+        if isinstance(chosen, Choice):
+            known, carrying = chosen.carried, (each, chosen)
+        idle.append((each, chosen))
+    best, chosen = carrying or (min(idle, key=lateness) if len(idle) > 1 else idle[0])
     answer = replace(refused(best.separate, question, chosen), cut=best.cut)
     return replace(answer, engines=_of_engines(found, question) if question.engines else ())
 

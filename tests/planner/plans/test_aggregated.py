@@ -71,6 +71,14 @@ def test_a_bound_below_what_is_needed_need_not_be_close() -> None:
         np.testing.assert_array_equal(found[close >= needed], close[close >= needed])
 
 
+def test_nothing_is_carried_where_a_bare_step_is_late() -> None:
+    """One request in a hundred may be late by a full step each, and the others still have no step of a millisecond."""
+    question = small_question(**{**DENSE, "devices": 8, "shape": "aggregated", "tpot_seconds": 0.001})
+    for own in built(question, "mixed", role_rows(question, "mixed")):
+        bounds = bounds_of(question, own, Count())
+        assert not bounds.bound(step_limit(question, bounds.accepted), 0.99, largest_room(question, own.group)).any()
+
+
 @pytest.mark.usefixtures("long_streams")
 @pytest.mark.parametrize("ttft_seconds", [1.0, 0.04])
 def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
