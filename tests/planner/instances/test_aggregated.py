@@ -11,6 +11,7 @@ from planner.workload import Lengths, Workload
 from tests.planner.serving.costs import linear_cost
 
 
+@pytest.mark.usefixtures("long_streams")
 @pytest.mark.parametrize("slots", [500, 2000, 8000])
 def test_saturation_is_that_of_gangs_where_prompts_go_first(slots: int) -> None:
     """All that an instance holds is computed and leaves together, were it more than limits let it open."""
