@@ -122,14 +122,16 @@ def _answer(
 
 
 def _refused(found: Sequence[Found], question: Question) -> Answer:
-    """Return why no part of the space has a plan, told of the one that carries most, or else of the fastest."""
-    from planner.search.changes.missing import fastest
+    """Return why no part of the space has a plan, told of the one that carries most, or lacks least."""
+    from planner.search.changes.missing import fastest, smallest_plan
     from planner.search.changes.refusal import limit_of, refused
 
-    def lateness(tried: tuple[Found, Choice | Gathered]) -> float:
-        """Seconds of what misses its limit with nothing else to do; none where the model does not fit."""
+    def lack(tried: tuple[Found, Choice | Gathered]) -> tuple[bool, float]:
+        """Whether memory lacks, and devices that hold a plan; else seconds of what is late with nothing to do."""
         asked, limit = question_of(tried[0]), limit_of(tried[0].separate)
-        return math.inf if limit == "memory" else fastest(asked, limit == "ttft") or math.inf
+        if limit == "memory":
+            return True, smallest_plan(asked)
+        return False, fastest(asked, limit == "ttft") or math.inf
 
     known, carrying, idle = 0.0, None, []
     for each in found:
@@ -137,7 +139,7 @@ def _refused(found: Sequence[Found], question: Question) -> Answer:
         if isinstance(chosen, Choice):
             known, carrying = chosen.carried, (each, chosen)
         idle.append((each, chosen))
-    best, chosen = carrying or (min(idle, key=lateness) if len(idle) > 1 else idle[0])
+    best, chosen = carrying or (min(idle, key=lack) if len(idle) > 1 else idle[0])
     answer = replace(refused(best.separate, question, chosen), cut=best.cut)
     return replace(answer, engines=_of_engines(found, question) if question.engines else ())
 

@@ -122,6 +122,15 @@ def smallest_of(question: Question, machines: Machines, sizes_of: Callable[[Ques
     return None
 
 
+def smallest_plan(question: Question) -> float:
+    """Devices of the smallest aggregated instance that fits, or of one of each role; infinite where none does."""
+    if not_aggregated(question) is None:
+        sizes = [smallest_of(question, question.decode, mixed_sizes)]
+    else:
+        sizes = [smallest_devices(question, question.prefill, True), smallest_devices(question, question.decode, False)]
+    return math.inf if None in sizes else float(sum(size for size in sizes if size))
+
+
 def with_devices(question: Question, devices: int) -> Question:
     """Return the question with both pools at another size."""
     prefill, decode = (replace(machines, devices=devices) for machines in (question.prefill, question.decode))
