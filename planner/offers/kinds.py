@@ -1,7 +1,7 @@
 """A kind of instance as a server: what it carries with the budget of a pass, or the cap of a batch, that suits it best.
 
 A row of the search says how an instance is cut over its devices; how much it takes at once is chosen here, out of
-every whole number that keeps the limit and fits, once the row matters (``search.columns``). Bounds leave out numbers
+every whole number that keeps the limit and fits, once the row matters (``programme.columns``). Bounds leave out numbers
 that cannot carry what is wanted. The others are solved in closed form, large ones a twelfth apart; where instances are
 played, a list of budgets is played on few requests, and those that carry most on many.
 """

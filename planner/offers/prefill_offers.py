@@ -1,6 +1,6 @@
 """Kinds of prefill instances that columns are made of: every row that keeps the TTFT limit, with a bound on its rate.
 
-Everything here is costed on arrays; queues come later, for the rows that a plan could use (``search.columns``), and
+Everything here is costed on arrays; queues come later, for the rows that a plan could use (``programme.columns``), and
 with them the budget that suits a row (``offers.kinds``). None is left out for being like another: what a row carries
 at most decides whether it is looked at.
 """

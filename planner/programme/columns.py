@@ -1,8 +1,8 @@
 """Columns whose rate is solved only when it matters: a bound first, the queue where the bound is not enough.
 
 A column is so many instances of one kind (an offer) in one role. Until its queue is solved its rate is a bound
-that no queue passes; ``search.programme`` asks for the queues of what it would choose. So it is with the mean time of a
-request, where that is what is made small: it is bounded by what a request takes at least (``instances.least``).
+that no queue passes; ``programme.programme`` asks for the queues of what it would choose. So it is with the mean time
+of a request, where that is what is made small: it is bounded by what a request takes at least (``instances.least``).
 """
 
 from dataclasses import replace

@@ -4,7 +4,7 @@ A *way* of a model is a side for each of its roles, each side on one pool: prefi
 or the one side of aggregated instances, which fill both roles. A *route* is a way of every model. Along a route each
 side's smallest column that carries a rate is best, for all devices of a pool are alike; so a rate needs one look at
 every side, and all routes are compared as arrays. What fits at a rate fits at every smaller one: the largest rate is
-found by bisection. Where time is made small, the devices are divided along every route (``search.routes``).
+found by bisection. Where time is made small, the devices are divided along every route (``programme.routes``).
 
 What is chosen in the end is the best over all columns, for those that were never solved were counted at no less than
 they carry, or at no more than they take.

@@ -1,7 +1,7 @@
 """The columns with which requests take least from arrival to last token, on average over all models.
 
-A model weighs as much as its share of all requests. Along a route (a way of every model, ``search.programme``) the
-devices of each pool are divided among the sides that stand on it (``search.divided``), and pools share nothing.
+A model weighs as much as its share of all requests. Along a route (a way of every model, ``programme.programme``) the
+devices of each pool are divided among the sides that stand on it (``programme.divided``), and pools share nothing.
 Columns begin with what a request takes at least (``instances.least``) and only rise as they are timed, and so does what
 a route takes: routes wait in a heap by what they took when last looked at.
 """

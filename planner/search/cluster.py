@@ -1,8 +1,8 @@
 """Several models with rates and limits of their own on one cluster: one integer programme over all of their columns.
 
 A model stands on the pools of its question, or on any of several: then its prefill and its decode each take the pool
-that is best for the whole cluster (``search.programme``). What all of them carry over their asked rates is the factor
-f: the objective ``throughput`` finds the largest common growth that the cluster stands, which may be below 1.
+that is best for the whole cluster (``programme.programme``). What all of them carry over their asked rates is the
+factor f: the objective ``throughput`` finds the largest common growth that the cluster stands, which may be below 1.
 ``latency`` takes all devices for the least mean time of a request.
 """
 

@@ -1,6 +1,6 @@
 """How an engine schedules, as data: what shares a step, who is let in, who gives way, and which rank a request goes to.
 
-``planner.loops`` know these rules and no engine; a profile of ``planner.engines`` names the rule of each
+The loops of ``planner.loops`` know these rules and no engine; a profile of ``planner.engines`` names the rule of each
 engine and version. The reference runtime reserves the KV of whole answers, so it never preempts; vLLM's V1 scheduler
 lets in what fits now and preempts who came last; SGLang sets aside a share of what answers may still take. A preempted
 request is computed again, with what was answered so far.

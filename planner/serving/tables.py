@@ -1,4 +1,4 @@
-"""How long the steps of an instance take: one table of the step cost, read off by ``planner.loops``.
+"""How long the steps of an instance take: one table of the step cost, read off by the loops of ``planner.loops``.
 
 A step cost at numbers takes tens of microseconds, on arrays a fraction of one per load. So ``step_table`` evaluates it
 once on a grid of loads, and loops interpolate linearly between its knots (``planner.loops.tables_loop``). At a fixed
