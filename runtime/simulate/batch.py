@@ -84,8 +84,8 @@ class RunningBatch:
         """Take a request with ``kv`` cached tokens and ``left`` tokens to go into the next iteration."""
         iterations = self._counts.draw(request.left)
         request.joined, request.iterations = self.iteration, iterations
-        request.slope = slope = (request.left << FIXED_POINT_BITS) // iterations
-        self._change(rank, (request.kv << FIXED_POINT_BITS) - slope * self.iteration, slope, 1)
+        request.slope = (request.left << FIXED_POINT_BITS) // iterations
+        self._count(request, rank, 1)
         self.total += 1
         end = self.iteration + iterations
         group = self._leaving.get(end)
@@ -95,28 +95,26 @@ class RunningBatch:
         group[request] = rank
 
     def _forget(self, request: Request, rank: int) -> None:
-        slope = request.slope
-        self._change(rank, slope * request.joined - (request.kv << FIXED_POINT_BITS), -slope, -1)
+        self._count(request, rank, -1)
         self.total -= 1
 
-    def _change(self, rank: int, intercept: int, slope: int, sequences: int) -> None:
-        self._intercepts[rank] += intercept
-        self._slopes[rank] += slope
-        self.sequences[rank] += sequences
+    def _count(self, request: Request, rank: int, sign: int) -> None:
+        """Let a rank hold a request, or with the sign -1 no longer: its KV is a line in the iterations."""
+        self._intercepts[rank] += sign * ((request.kv << FIXED_POINT_BITS) - request.slope * request.joined)
+        self._slopes[rank] += sign * request.slope
+        self.sequences[rank] += sign
 
     def remove(self, request: Request) -> int:
         """Take a request out before its end; return the tokens that it got, the iteration under way not counted."""
         group = self._leaving[request.joined + request.iterations]
         self._forget(request, group.pop(request))
-        return request.slope * (self.iteration - request.joined) >> FIXED_POINT_BITS
+        return self.held_by(request) - request.kv
 
     def move(self, request: Request, rank: int) -> None:
         """Let a request run on on another rank, with its KV."""
         group = self._leaving[request.joined + request.iterations]
-        slope = request.slope
-        line = (request.kv << FIXED_POINT_BITS) - slope * request.joined
-        self._change(group[request], -line, -slope, -1)
-        self._change(rank, line, slope, 1)
+        self._count(request, group[request], -1)
+        self._count(request, rank, 1)
         group[request] = rank
 
     def held_by(self, request: Request) -> int:

@@ -180,8 +180,7 @@ class Placement:
 
     def move(self, request: Request, rank: int) -> bool:
         """Give a request its slot and KV on another rank, if that has room; whether it has."""
-        full = not self.open[rank] or self.occupied[rank] >= self.limit[rank]
-        if full or self.reserved[rank] + request.need > self.capacity[rank]:
+        if self._key[rank] == FULL or self.reserved[rank] + request.need > self.capacity[rank]:
             return False
         for place, sign in ((request.place, -1), (rank, 1)):
             self.reserved[place] += sign * request.need

@@ -32,18 +32,15 @@ def chooser(routing: Routing, heads: Sequence[Head]) -> Choose:
     those of the prompt that stand there (xLLM section 3.4). ``collaborative`` instances share one queue, so the choice
     only spreads the counting.
     """
-    if routing.prefill == "prefix_aware":
+    if routing.prefill in ("least_load", "prefix_aware"):
+        aware = routing.prefill == "prefix_aware"
 
-        def nearest(request: Request) -> Head | None:
-            able = [head for head in heads if head.accepts and head.up]
-            return min(able, key=lambda head: head.waiting_tokens - head.found_here(request), default=None)
-
-        return nearest
-    if routing.prefill == "least_load":
+        def load(head: Head, request: Request) -> int:
+            return head.waiting_tokens - (head.found_here(request) if aware else 0)
 
         def least(request: Request) -> Head | None:
             able = [head for head in heads if head.accepts and head.up]
-            return min(able, key=lambda head: head.waiting_tokens, default=None)
+            return min(able, key=lambda head: load(head, request), default=None)
 
         return least
     turns = cycle(heads)

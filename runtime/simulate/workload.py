@@ -78,8 +78,8 @@ def open_loop(workload: ManifestWorkload, requests_per_second: float, count: int
     _check_rate(requests_per_second)
     body = _bodies(workload, count, seed)
     cv2, mean = workload.arrival_cv2, 1.0 / requests_per_second
-    even = np.full(count, mean)
-    gaps = generator(seed, "arrivals").gamma(1.0 / cv2, mean * cv2, count) if cv2 > 0 else even
+    random = generator(seed, "arrivals")
+    gaps = random.gamma(1.0 / cv2, mean * cv2, count) if cv2 > 0 else np.full(count, mean)
     return Requests(arrival_seconds=np.cumsum(gaps), input_tokens=body[0], output_tokens=body[1], reused_tokens=body[2])
 
 
