@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from os.path import isfile  # unlike pathlib's, no error for a name that no file can have
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ground.errors import BadInput
 from ground.files import read_text
@@ -13,9 +12,6 @@ from ground.tables import csv_table
 from ground.units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, parse_rate
 from planner.instances.space import Role
 from planner.plans.day import Seen, Window, mean_rate, peak_rate
-
-if TYPE_CHECKING:
-    pass
 
 FLAG = "--rate-profile"
 EXAMPLE = "0:00=40/s,8:00=120/s,20:00=70/s"

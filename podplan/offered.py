@@ -266,7 +266,8 @@ class _Asked:
 
     def open(self, rate: float) -> Offered:
         """Let requests arrive at random, and measure some of them while as many come before and after."""
-        expectation = expect(self.manifest, workload_of(self.manifest.workload), rate)
+        asked = workload_of(self.manifest.workload)
+        expectation = expect(self.manifest, asked, rate)
         residence = _residence_seconds(self.manifest, expectation)
         measured = self._measured(residence * rate)
         if self.warmup == 0:
@@ -279,8 +280,7 @@ class _Asked:
         workload, tail = self.manifest.workload, TAIL_RESIDENCES * residence
         most = measured + (warmup + tail) * rate
         total = math.ceil(most + 6 * math.sqrt(most * max(workload.arrival_cv2, 1.0))) + 1
-        decodes = workload.output_tokens > 1 or workload.output_cv2 > 0
-        running = round(rate * residence) if warm and decodes else 0
+        running = round(rate * residence) if warm and asked.decodes else 0
         if total + running > MOST_SIMULATED:
             raise BadInput(
                 f"--warmup: until the stream is measured {total + running:.3g} requests come, more than the "

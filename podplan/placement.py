@@ -299,7 +299,7 @@ def migrate(
     """Return the placement that keeps experts where they are as far as it can, within ``--max-moves`` per layer."""
     before = measure(problem, current)
     slots = renumbered(current, placed.slots, problem)
-    unlimited = moves(current, slots, problem.ranks).sum(axis=1)
+    unlimited = loaded = moves(current, slots, problem.ranks).sum(axis=1)
     if flags.max_moves is not None:
         most, rows = parse_count(flags.max_moves, "--max-moves", allow_zero=True), []
         for layer, loads in enumerate(problem.mean_loads):
@@ -309,8 +309,8 @@ def migrate(
             trace = few_moves(loads, current[layer], problem.ranks, most)
             rows.append(trace.slots[trace.within(most)])
         slots = np.stack(rows)
-    loads = moves(current, slots, problem.ranks).sum(axis=1)
-    change = MapChange(current=before, loads=loads, unlimited_loads=unlimited)
+        loaded = moves(current, slots, problem.ranks).sum(axis=1)
+    change = MapChange(current=before, loads=loaded, unlimited_loads=unlimited)
     return _moved(problem, placed, slots), change
 
 

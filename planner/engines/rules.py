@@ -379,8 +379,14 @@ def _layouts(setup: Setup, strategy: Strategy) -> Iterator[Setup]:
     for redundant in sorted({setup.redundant, least, least + strategy.moe_ep} if setup.experts else {0}):
         for drafts in range(setup.drafts, -1, -1):
             for microbatches in {setup.microbatches, 1}:
-                extras = replace(setup, drafts=drafts, microbatches=microbatches, dedicated=0)
-                yield replace(extras, strategy=strategy, redundant=redundant)
+                yield replace(
+                    setup,
+                    strategy=strategy,
+                    redundant=redundant,
+                    dedicated=0,
+                    drafts=drafts,
+                    microbatches=microbatches,
+                )
 
 
 def _distance(one: Setup, other: Setup) -> tuple[float, ...]:

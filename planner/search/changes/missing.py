@@ -128,7 +128,7 @@ def smallest_plan(question: Question) -> float:
         sizes = [smallest_of(question, question.decode, mixed_sizes)]
     else:
         sizes = [smallest_devices(question, question.prefill, True), smallest_devices(question, question.decode, False)]
-    return math.inf if None in sizes else float(sum(size for size in sizes if size))
+    return float(sum(size or math.inf for size in sizes))
 
 
 def with_devices(question: Question, devices: int) -> Question:
