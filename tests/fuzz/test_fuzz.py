@@ -33,7 +33,7 @@ def test_the_hunt_finds_what_is_wrong() -> None:
     assert faults(shell) == ["a payload was run"]
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", [2, 3, 4, 5])
 def test_answers_do_not_contradict_each_other(number: int) -> None:
     """A small share of `python -m tests.fuzz --truths 500`."""
     flags, found = contradictions(number, 1, [truth for truth in TRUTHS if truth not in (alike, explained, repeated)])
