@@ -1,4 +1,4 @@
-"""Data classes from plain data that is known to be right: a catalogue's own entries, which its tests check.
+"""Data classes and named tuples from plain data that is right: a catalogue's own entries, which its tests check.
 
 Files of others are checked with pydantic (``ground.validation``), which gives the same and takes 0.13 s: to import it
 and to build what reads machines and models. A plan of 0.8 s does without.
@@ -14,20 +14,23 @@ Class = TypeVar("Class")
 
 
 def from_dict(made: type[Class], data: dict[str, Any]) -> Class:
-    """Return plain data as a data class, parts of it as those that its fields are.
+    """Return plain data as a data class or a named tuple, parts of it as those that its fields are.
 
     Raises TypeError or KeyError where it does not have the fields, and ValueError from what the class checks itself.
     """
     kind: Any = made
-    readers = _readers(kind)
-    return made(**{key: readers[key](value) for key, value in data.items()})
+    readers, own = _readers(kind), get_origin(kind) or kind
+    found: Class = own(**{key: readers[key](value) for key, value in data.items()})
+    return found
 
 
 @cache
 def _readers(made: Any) -> dict[str, Callable[[Any], Any]]:
     """Return what makes a field's value of plain data, by field."""
-    hints = get_type_hints(made)
-    return {each.name: _reader(hints[each.name]) for each in dataclasses.fields(made)}
+    own = get_origin(made) or made
+    names = own._fields if hasattr(own, "_fields") else [each.name for each in dataclasses.fields(own)]
+    hints, given = get_type_hints(own), dict(zip(getattr(own, "__parameters__", ()), get_args(made), strict=True))
+    return {name: _reader(given.get(hints[name], hints[name])) for name in names}
 
 
 def _reader(kind: Any) -> Callable[[Any], Any]:
@@ -41,10 +44,12 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if origin is dict:
         held = _reader(inner[1])
         return lambda data: {key: held(each) for key, each in data.items()}
+    if origin is tuple:
+        return tuple
+    if dataclasses.is_dataclass(kind) or hasattr(origin or kind, "_fields"):
+        return partial(from_dict, kind)
     if inner and origin is not Literal:
         return _one_of([each for each in inner if each is not NoneType])
-    if dataclasses.is_dataclass(kind):
-        return partial(from_dict, kind)  # type: ignore[arg-type]  # no instance of one
     return float if kind is float else lambda data: data
 
 

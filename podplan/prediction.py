@@ -18,6 +18,7 @@ from planner.costs.predict import Configuration, Prediction
 from planner.costs.predict import predict as predict_configuration
 from planner.costs.prefixes import POOL_BYTES, find_plane, prefixes_held
 from planner.engines.behaviour import DEFAULT_BUDGET
+from planner.engines.loader import load_engine
 from planner.serving.benchmark import WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan import readers
@@ -218,8 +219,6 @@ def _engine(text: str | None) -> str | None:
     """Return the name of the engine whose host costs are taken."""
     if text is None:
         return None
-    from planner.engines.loader import load_engine  # the schema of profiles takes time to build
-
     return load_engine(text).engine
 
 

@@ -8,6 +8,7 @@ from ground.errors import BadInput
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.costs.prefixes import find_plane
+from planner.engines.loader import load_engine
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
@@ -24,7 +25,6 @@ from podplan.traffic import AskedTraffic, read_traffic
 
 if TYPE_CHECKING:
     from ground.traces import Trace
-    from planner.engines.spec import CacheTypes
 
 DEFAULT_TTFT = "2s"
 DEFAULT_TPOT = "50ms"
@@ -170,22 +170,13 @@ def _drafts(text: str | None, model: ModelSpec) -> tuple[int, ...]:
     return tuple(range(low, high + 1))
 
 
-def _formats_of(engines: Sequence[str]) -> "list[CacheTypes]":
-    """Return what the profiles of engines run; the reference runtime has none and runs all."""
-    if not engines:
-        return []
-    from planner.engines.loader import load_engine  # the schema of profiles takes time to build
-
-    return [load_engine(engine).cache for engine in engines]
-
-
 def with_formats(question: Question, weights: str | None, kv_dtype: str | None) -> Question:
     """Return the question in the formats of the flags: the only ones, or as alternatives of which one is chosen.
 
     Of ``auto`` the engines' profiles leave what they run; formats that are named are searched whatever it says, and
     then cut by its rules.
     """
-    runs = _formats_of([each for each in question.engines or (question.engine,) if each != REFERENCE])
+    runs = [load_engine(each).cache for each in question.engines or (question.engine,) if each != REFERENCE]
     caches = readers.read_caches(kv_dtype)
     if runs and readers.is_auto(kv_dtype):
         caches = _left(caches, {word for types in runs for word in types.kv.value})

@@ -20,6 +20,7 @@ from planner.balance.skew import LoadDistribution, measured_distribution, parse_
 from planner.costs.deployment import Host, default_weights
 from planner.costs.layouts import Shared
 from planner.engines.accelerators import broken_accelerator
+from planner.engines.loader import engine_names, load_engine
 from planner.instances.reachable import REFERENCE
 from planner.manifest.drafts import Acceptance
 from planner.plans.quantised import usual_weights
@@ -49,8 +50,6 @@ def read_engines(text: str | None, machines: Sequence[HardwareSpec]) -> tuple[st
     word = ANY if text is None else text.strip().lower()
     if word == REFERENCE:
         return (REFERENCE,)
-    from planner.engines.loader import engine_names, load_engine  # the schema of profiles takes time to build
-
     if word == ANY:
         profiles = [load_engine(name) for name in engine_names() if name != REFERENCE]
         runs = [each for each in profiles if not any(broken_accelerator(each, machine) for machine in machines)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ground.errors import BadInput
 from planner.engines.behaviour import behaviour, behaviour_names
+from planner.engines.loader import engine_names, load_engine
 
 REQUEST_SECONDS = 0.01
 """Client's library, HTTP and streaming of a first token; fitted with the next one (``scripts/fit_engines.py``)."""
@@ -53,10 +54,6 @@ def host_costs(system: str | None) -> HostCosts:
         return HostCosts()
     if system in SYSTEMS:
         return SYSTEMS[system]
-    if system == "reference":  # most searches: the schema of profiles is not read for it
-        return HostCosts(engine=system)
-    from planner.engines.loader import engine_names, load_engine  # the schema of profiles takes time to build
-
     name, own = system.partition("@")[0], behaviour(system)
     if own is None and name not in engine_names():
         known = ", ".join(sorted({*engine_names(), *behaviour_names(), *SYSTEMS}))

@@ -6,7 +6,6 @@ weights, activations, exchange buffers and the runtime's reserve.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +17,11 @@ from planner.costs.attention_weights import attention_weight_bytes
 from planner.costs.cache import device_cache, model_cache
 from planner.costs.collectives import exchange_fit, message_bytes
 from planner.costs.deployment import Deployment, shared_split
+from planner.engines.accelerators import accelerator_of
+from planner.engines.loader import engine_names, load_engine
+from planner.engines.memory import Holding, kept_bytes, prefill_prompts
+from planner.engines.spec import EngineProfile
 from planner.manifest.terms import Number
-
-if TYPE_CHECKING:
-    from planner.engines.memory import Holding
-    from planner.engines.spec import EngineProfile
 
 BLOCK_TOKENS = 128
 """KV is paged in blocks of so many tokens (CloudMatrix384 section 4.4.2)."""
@@ -67,8 +66,6 @@ def memory(deployment: Deployment, *, kv_tokens: Number, sequences: Number, toke
     if (profile := engine_of(deployment)) is None:
         buffers = buffer_bytes(deployment, tokens)
     else:
-        from planner.engines.memory import kept_bytes
-
         held = _holding(deployment, profile, sequences, tokens)
         buffers = kept_bytes(
             profile, held, weights=weights, activations=activations, reserve=reserve, capacity=capacity
@@ -83,21 +80,14 @@ def memory(deployment: Deployment, *, kv_tokens: Number, sequences: Number, toke
     )
 
 
-def engine_of(deployment: Deployment) -> "EngineProfile | None":
+def engine_of(deployment: Deployment) -> EngineProfile | None:
     """Return the profile of the engine whose rules of memory hold, None for the reference runtime and unknown ones."""
     name = (deployment.engine or "reference").partition("@")[0]
-    if name == "reference":  # most searches: the schema of profiles is not read for it
-        return None
-    from planner.engines.loader import engine_names, load_engine
-
-    return load_engine(name) if name in engine_names() else None
+    return load_engine(name) if name != "reference" and name in engine_names() else None
 
 
-def _holding(deployment: Deployment, profile: "EngineProfile", sequences: Number, tokens: Number) -> "Holding":
+def _holding(deployment: Deployment, profile: EngineProfile, sequences: Number, tokens: Number) -> Holding:
     """Return an instance as the engines' rules of memory read it: those of deployment files."""
-    from planner.engines.accelerators import accelerator_of
-    from planner.engines.memory import Holding, prefill_prompts
-
     strategy, moe, model = deployment.strategy, deployment.model.moe, deployment.model
     ascend = accelerator_of(deployment.hardware) == "ascend"
     spread = moe is not None and any(

@@ -24,6 +24,7 @@ from planner.costs.latency import (
 )
 from planner.costs.layouts import Shared, redundancy_choices, shared_choices
 from planner.costs.memory import Memory, expert_device_memory, kv_capacity_tokens, memory
+from planner.engines.loader import engine_names, load_engine
 from planner.manifest.drafts import Acceptance, tokens_per_iteration
 from planner.manifest.stepcost import StepSeconds
 from planner.manifest.terms import StepCost, StepLoad
@@ -365,7 +366,6 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
 
 def _benchmark(configuration: Configuration, deployment: Deployment) -> "Benchmark":
     """The closed loop under the engine's rule; KV that holds no lone request counts as ample, and does not fit."""
-    from planner.engines.loader import engine_names, load_engine
     from planner.serving.benchmark import Benchmark
     from planner.serving.rules import rule_of_engine
 

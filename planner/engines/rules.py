@@ -3,16 +3,11 @@
 Rules read a profile and plain degrees, no model and no cost. Their names are stable: searches count by them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from planner.engines.spec import EngineProfile, ExpertMode, RoleName
 from planner.strategy import Strategy, format_strategy
-
-if TYPE_CHECKING:  # the schema of profiles takes time to build, and the reference engine needs none
-    from planner.engines.spec import EngineProfile, ExpertMode, RoleName
 
 
 @dataclass(slots=True, kw_only=True)  # frozen ones take three times as long to make, and a search makes thousands
@@ -49,7 +44,7 @@ class Broken:
     source: str
 
 
-Check = Callable[["EngineProfile", Setup], Broken | None]
+Check = Callable[[EngineProfile, Setup], Broken | None]
 
 
 def broken_rule(profile: EngineProfile, setup: Setup, checks: Sequence[Check] = ()) -> Broken | None:

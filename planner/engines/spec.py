@@ -1,11 +1,9 @@
 """What a serving engine can run, as data: one profile per engine and range of versions."""
 
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
-from pydantic import Field
-
-from ground.sourced import Sourced
-from ground.strict import Strict
+from ground.limits import Limits
+from ground.sourced import Source, Sourced
 from hardware.spec import Dtype
 
 Accelerator = Literal["nvidia", "ascend"]
@@ -14,10 +12,10 @@ Scope = Literal["rank", "instance"]
 Degree = Literal["attention_dp", "moe_ep"]
 PlatformKind = Literal["bare", "slurm", "lws", "statefulset", "volcano", "dynamo", "llm-d", "motor"]
 Value = TypeVar("Value")
-Source = Annotated[str, Field(min_length=4)]
+Number = Annotated[str, Limits(pattern=r"^\d+(\.\d+)*$")]
 
 
-class Fact(Strict, Generic[Value]):
+class Fact(NamedTuple, Generic[Value]):
     """One fact of an engine with where it was read."""
 
     value: Value
@@ -25,15 +23,16 @@ class Fact(Strict, Generic[Value]):
     note: str | None = None
 
 
-class Versions(Strict):
+class Versions(NamedTuple):
     """Versions that a profile holds for: ``first`` up to, not including, ``before``; files are made for ``pinned``."""
 
-    first: str = Field(pattern=r"^\d+(\.\d+)*$")
-    before: str = Field(pattern=r"^\d+(\.\d+)*$")
-    pinned: str = Field(pattern=r"^\d+(\.\d+)*$", description="the version whose flags were read")
+    first: Number
+    before: Number
+    pinned: Number
+    """The version whose flags were read."""
 
 
-class ExpertMode(Strict):
+class ExpertMode(NamedTuple):
     """One way to lay experts over the devices of a stage; its EP and TP multiply to them.
 
     ``ep``: ``stage`` all of them, ``one`` none (experts are cut by TP alone), ``divisor`` any divisor.
@@ -42,130 +41,139 @@ class ExpertMode(Strict):
     name: str
     ep: Literal["stage", "one", "divisor"]
     exchange: Literal["all_to_all", "all_gather", "none"]
-    redundancy: bool = Field(description="whether experts can have replicas in this mode")
-    microbatches: bool = Field(description="whether two microbatches can overlap in this mode")
-    architectures: list[str] | None = Field(default=None, description="model_type that have it; null: all MoE models")
+    redundancy: bool
+    """Whether experts can have replicas in this mode."""
+    microbatches: bool
+    """Whether two microbatches can overlap in this mode."""
     source: Source
+    architectures: list[str] | None = None
+    """``model_type`` that have it; None: all MoE models."""
     note: str | None = None
 
 
-class Parallelism(Strict):
+class Parallelism(NamedTuple):
     """Degrees that an instance can have."""
 
     pipeline: Fact[bool]
-    pipeline_drafts: Fact[bool] = Field(description="whether decode with pipeline stages can draft tokens")
-    staged_attention: Fact[bool] = Field(description="SP-TP-SP prefill")
-    domains: Fact[bool] = Field(description="attention and experts on different devices")
-    dedicated_shared_experts: Fact[bool] = Field(description="ranks that hold nothing but the shared expert")
-    tensor_scope: Fact[Literal["any", "node_or_stage"]] = Field(
-        description="node_or_stage: TP lies inside a node or spans the stage"
-    )
+    pipeline_drafts: Fact[bool]
+    """Whether decode with pipeline stages can draft tokens."""
+    staged_attention: Fact[bool]
+    """SP-TP-SP prefill."""
+    domains: Fact[bool]
+    """Attention and experts on different devices."""
+    dedicated_shared_experts: Fact[bool]
+    """Ranks that hold nothing but the shared expert."""
+    tensor_scope: Fact[Literal["any", "node_or_stage"]]
+    """``node_or_stage``: TP lies inside a node or spans the stage."""
     powers_of_two: Fact[list[Degree]]
-    whole_nodes: Fact[bool] = Field(description="whether every node of an instance must hold as many of its ranks")
-    rank_over_nodes: Fact[bool] = Field(description="whether one of several attention DP ranks may span nodes")
-    attention: Fact[Literal["tensor_or_data"]] | None = Field(
-        default=None, description="tensor_or_data: a stage's ranks are all of one TP group or all DP ranks; null: any"
-    )
-    experts: list[ExpertMode] = Field(min_length=1)
-    exchange_ranks: Fact[dict[RoleName, list[int]]] | None = Field(
-        default=None, description="role -> EP that the all-to-all has kernels for; other roles and null: any"
-    )
-    exchange_node: Fact[int] | None = Field(
-        default=None, description="devices that nodes must have where those kernels span nodes; null: any number"
-    )
+    whole_nodes: Fact[bool]
+    """Whether every node of an instance must hold as many of its ranks."""
+    rank_over_nodes: Fact[bool]
+    """Whether one of several attention DP ranks may span nodes."""
+    experts: Annotated[list[ExpertMode], Limits(min_length=1)]
+    attention: Fact[Literal["tensor_or_data"]] | None = None
+    """``tensor_or_data``: a stage's ranks are all of one TP group or all DP ranks; None: any."""
+    exchange_ranks: Fact[dict[RoleName, list[int]]] | None = None
+    """By role the EP that the all-to-all has kernels for; other roles and None: any."""
+    exchange_node: Fact[int] | None = None
+    """Devices that nodes must have where those kernels span nodes; None: any number."""
 
 
-class Redundancy(Strict):
+class Redundancy(NamedTuple):
     """Replicas of experts: ``total`` slots beyond one per expert, or slots ``per_device``, or ``map`` file only."""
 
     unit: Fact[Literal["total", "per_device", "map"]]
-    placement: Fact[Literal["none", "ascend_map", "sglang_map", "manifest"]] = Field(
-        description="format of a static expert map that the engine loads"
-    )
-    without: Fact[Literal["ragged", "even"]] = Field(
-        description="whether experts need not divide over EP ranks where there are no replicas"
-    )
+    placement: Fact[Literal["none", "ascend_map", "sglang_map", "manifest"]]
+    """Format of a static expert map that the engine loads."""
+    without: Fact[Literal["ragged", "even"]]
+    """Whether experts need not divide over EP ranks where there are no replicas."""
 
 
-class Microbatching(Strict):
+class Microbatching(NamedTuple):
     """Two microbatches that overlap."""
 
     roles: Fact[list[RoleName]]
-    attention_dp: Fact[bool] = Field(description="whether it needs several attention DP ranks")
+    attention_dp: Fact[bool]
+    """Whether it needs several attention DP ranks."""
 
 
-class Drafting(Strict):
+class Drafting(NamedTuple):
     """Multi-token prediction."""
 
-    most: Fact[int] = Field(description="most drafts per iteration")
-    prefill: Fact[Literal["one", "same", "none"]] = Field(
-        description="drafts that a prefill instance must be started with where decode drafts"
-    )
+    most: Fact[int]
+    """Most drafts per iteration."""
+    prefill: Fact[Literal["one", "same", "none"]]
+    """Drafts that a prefill instance must be started with where decode drafts."""
 
 
-class BatchScopes(Strict):
+class BatchScopes(NamedTuple):
     """What the engine's batch limits count: one attention DP rank or the whole instance."""
 
     sequences: Fact[Scope]
     tokens: Fact[Scope]
 
 
-class CacheTypes(Strict):
+class CacheTypes(NamedTuple):
     """Number formats of the KV cache and of weights."""
 
     kv: Fact[list[Dtype]]
     weights: Fact[list[Dtype]]
 
 
-class PrefillDecode(Strict):
+class PrefillDecode(NamedTuple):
     """Which prefill and decode instances can work together."""
 
     tensor: Fact[Literal["any", "prefill_multiple_unless_latent"]]
     same: Fact[list[Literal["kv_dtype", "drafts_method", "device"]]]
+    pipeline: Fact[bool]
+    """Whether the instances may have pipeline stages."""
     most_instances: Fact[int] | None = None
-    pipeline: Fact[bool] = Field(description="whether the instances may have pipeline stages")
 
 
-class Kind(Strict):
+class Kind(NamedTuple):
     """A form of deployment files: which accelerators it is possible on, or why it is not."""
 
     accelerators: list[Accelerator]
     source: Source
-    reason: str | None = Field(default=None, description="why it is not possible on the others")
+    reason: str | None = None
+    """Why it is not possible on the others."""
 
 
-class HostOverhead(Strict):
-    """Time that the host keeps the device waiting; null: not published, the hardware's own value holds."""
+class HostOverhead(NamedTuple):
+    """Time that the host keeps the device waiting; None: not published, the hardware's own value holds."""
 
     decode_gap_seconds: Sourced | None
 
 
-class Scheduling(Strict):
+class Scheduling(NamedTuple):
     """How an aggregated instance schedules; the words are those of ``planner.serving.rules``."""
 
     order: Fact[Literal["shared", "prompts_first", "mixed_chunk"]]
-    whole_prompts: Fact[bool] | None = Field(default=None, description="whether prompts are not cut to fill a step")
-    overlapped: Fact[bool] = Field(description="whether the next step is scheduled while one runs")
-    receive_intervals: Fact[dict[str, list[tuple[int, int]]]] | None = Field(
-        default=None,
-        description="by machine, from how many open requests the scheduler looks for new ones every how many decode "
-        "steps, as recipes set it; else at each",
-    )
+    overlapped: Fact[bool]
+    """Whether the next step is scheduled while one runs."""
     admission: Fact[Literal["reserve", "need", "estimate"]]
     block_tokens: Fact[int]
+    dealing: Fact[Literal["round_robin", "least_requests", "least_kv"]]
+    """Requests to DP ranks."""
+    whole_prompts: Fact[bool] | None = None
+    """Whether prompts are not cut to fill a step."""
+    receive_intervals: Fact[dict[str, list[tuple[int, int]]]] | None = None
+    """By machine, from how many open requests the scheduler looks for new ones every how many decode steps, as
+    recipes set it; else at each."""
     kept_blocks: Fact[int] | None = None
-    dealing: Fact[Literal["round_robin", "least_requests", "least_kv"]] = Field(description="requests to DP ranks")
-    initial_share: Fact[float] | None = Field(default=None, description="of what answers may take still; by estimate")
+    initial_share: Fact[float] | None = None
+    """Of what answers may take still; by estimate."""
     least_share: Fact[float] | None = None
-    falling_steps: Fact[int] | None = Field(default=None, description="decode iterations from the first to the least")
+    falling_steps: Fact[int] | None = None
+    """Decode iterations from the first to the least."""
     retract_tokens: Fact[int] | None = None
-    clip_tokens: Fact[int] | None = Field(default=None, description="longer answers are estimated at so many")
-    fixed_lengths: Fact[bool] | None = Field(
-        default=None, description="whether it looks ahead where no answer ends early, and nothing is cached"
-    )
+    clip_tokens: Fact[int] | None = None
+    """Longer answers are estimated at so many."""
+    fixed_lengths: Fact[bool] | None = None
+    """Whether it looks ahead where no answer ends early, and nothing is cached."""
 
 
-class Metrics(Strict):
+class Metrics(NamedTuple):
     """Names of the Prometheus series that the engine serves on ``path``; None where it has none."""
 
     path: str
@@ -173,33 +181,38 @@ class Metrics(Strict):
     tpot: str
     running: str
     waiting: str
-    cache: str = Field(description="share of the KV cache in use")
+    cache: str
+    """Share of the KV cache in use."""
     prompt_tokens: str
     output_tokens: str
-    requests: str | None = Field(default=None, description="requests that ended")
-    prompt_lengths: str | None = Field(default=None, description="histogram of prompt tokens a request")
-    output_lengths: str | None = Field(default=None, description="histogram of output tokens a request")
-    cached_tokens: str | None = Field(default=None, description="prompt tokens found in the cache")
+    requests: str | None = None
+    """Requests that ended."""
+    prompt_lengths: str | None = None
+    """Histogram of prompt tokens a request."""
+    output_lengths: str | None = None
+    """Histogram of output tokens a request."""
+    cached_tokens: str | None = None
+    """Prompt tokens found in the cache."""
 
 
-class Deployment(Strict):
+class Deployment(NamedTuple):
     """What deployment files need beside degrees: images of the pinned version, memory and metrics."""
 
     images: dict[Literal["nvidia", "a2", "a3", "router"], Fact[str]]
-    memory: Fact[float] = Field(
-        description="share of device memory that the engine takes unless told; more only where a plan needs it"
-    )
+    memory: Fact[float]
+    """Share of device memory that the engine takes unless told; more only where a plan needs it."""
     metrics: Fact[Metrics] | None = None
 
 
-class EngineProfile(Strict):
+class EngineProfile(NamedTuple):
     """One engine over a range of versions."""
 
     schema_version: Literal[1]
-    engine: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
+    engine: Annotated[str, Limits(pattern=r"^[a-z][a-z0-9-]*$")]
     title: str
     versions: Versions
-    sources: dict[str, str] = Field(description="short name -> what was read; facts name one before a colon")
+    sources: dict[str, str]
+    """What was read, by short name; facts name one before a colon."""
     accelerators: Fact[list[Accelerator]]
     parallelism: Parallelism
     redundancy: Redundancy
@@ -210,11 +223,12 @@ class EngineProfile(Strict):
     prefill_decode: PrefillDecode
     kinds: dict[PlatformKind, Kind]
     host: HostOverhead
-    scheduling: Scheduling | None = Field(default=None, description="null: not read; the reference rule is taken")
+    scheduling: Scheduling | None = None
+    """None: not read; the reference rule is taken."""
     deployment: Deployment | None = None
 
 
-class Orchestrator(Strict):
+class Orchestrator(NamedTuple):
     """What runs engines on a cluster: its resource, the engines that it takes and what it adds itself."""
 
     schema_version: Literal[1]
@@ -223,10 +237,11 @@ class Orchestrator(Strict):
     version: str
     api: str
     sources: dict[str, str]
-    engines: Fact[dict[str, str]] = Field(description="engine -> its version in this release; empty: any")
-    images: dict[str, Fact[str]] = {}
+    engines: Fact[dict[str, str]]
+    """By engine its version in this release; empty: any."""
     accelerators: Fact[list[Accelerator]]
-    injected_flags: Fact[list[str]] = Field(
-        description="flags that it adds to the engine's command, never to be emitted"
-    )
-    metrics: Fact[Metrics] | None = Field(default=None, description="of its front end")
+    injected_flags: Fact[list[str]]
+    """Flags that it adds to the engine's command, never to be emitted."""
+    images: dict[str, Fact[str]] = {}
+    metrics: Fact[Metrics] | None = None
+    """Of its front end."""

@@ -3,11 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 from ground.identity import Kept
 from models.spec import MLA
+from planner.engines.loader import load_engine
 from planner.engines.rules import (
     LAYOUT_CHECKS,
     ROLE_CHECKS,
@@ -19,11 +20,9 @@ from planner.engines.rules import (
     broken_pair,
     broken_rule,
 )
+from planner.engines.spec import EngineProfile
 from planner.question import Question, Role
 from planner.strategy import Strategy
-
-if TYPE_CHECKING:  # the schema of profiles takes time to build, and the reference engine needs none
-    from planner.engines.spec import EngineProfile
 
 REFERENCE = "reference"
 Layers = tuple[int, int]
@@ -83,8 +82,8 @@ class Reach:
         return (0,) if self.role == "prefill" else self.question.drafts
 
     @cached_property
-    def _profile(self) -> "EngineProfile":
-        return _profile(self.question.engine)
+    def _profile(self) -> EngineProfile:
+        return load_engine(self.question.engine)
 
     def _broken(
         self, strategy: Strategy, experts: tuple[int, int, int], checks: Sequence[Check], depths: Sequence[int]
@@ -123,13 +122,6 @@ _SHARED = Kept[dict[Strategy, Broken | None]](most=8)
 """Of each engine: its three roles have most strategies in common."""
 
 
-@cache
-def _profile(engine: str) -> "EngineProfile":
-    from planner.engines.loader import load_engine
-
-    return load_engine(engine)
-
-
 def summary(kept: int, cut: Counter[str]) -> str:
     """Say how many layouts an engine leaves, and how many each rule cut."""
     rules = ", ".join(f"{rule} {count}" for rule, count in cut.most_common())
@@ -143,7 +135,7 @@ def pairs(question: Question, prefill: set[Layers], decode: set[Layers]) -> list
     """
     if question.engine == REFERENCE:
         return [(prefill, decode)]
-    profile, found = _profile(question.engine), dict[frozenset[Layers], set[Layers]]()
+    profile, found = load_engine(question.engine), dict[frozenset[Layers], set[Layers]]()
     for theirs in sorted(decode):
         other = _bare(question, "decode", theirs)
         fitting = frozenset(
@@ -172,5 +164,5 @@ def most_instances(question: Question) -> int | None:
     """Return the most instances of a role in one deployment of the engine; None where it sets no limit."""
     if question.engine == REFERENCE:
         return None
-    fact = _profile(question.engine).prefill_decode.most_instances
+    fact = load_engine(question.engine).prefill_decode.most_instances
     return None if fact is None else fact.value

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ground.errors import Fault
 from ground.units import counted
+from planner.engines.accelerators import accelerator_of
 from planner.instances.alignment import Lot, Places, placed, placed_apart
 from planner.plans.plan import Plan
 from planner.question import Machines, Question
@@ -60,8 +61,6 @@ def _with_engines(fleet: Fleet, member: Member) -> Member:
     """
     if not member.question.engines:
         return member
-    from planner.engines.accelerators import accelerator_of  # the schema of profiles takes time to build
-
     best: dict[str | None, tuple[tuple[float, float], str]] = {}
     for each in formats_of(member):
         plan = find(gather_fleet(replace(fleet, members=(each,)))).best

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from planner.engines.accelerators import runs_on
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Role, Row
 from planner.objective import Aim, Incumbent
@@ -102,8 +103,6 @@ def formats_of(member: Member) -> Iterator[Member]:
     if not member.question.engines:
         yield from (replace(member, question=question) for question in alternatives(member.question))
         return
-    from planner.engines.accelerators import runs_on  # the schema of profiles takes time to build
-
     for question in alternatives(member.question):
         pools = tuple(machines for machines in member.pools if runs_on(question.engine, machines.hardware))
         if pools or not member.pools:

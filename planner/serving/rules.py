@@ -11,9 +11,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from ground.errors import BadInput
+from planner.engines.loader import engine_names, load_engine
+from planner.engines.spec import Scheduling
 
 if TYPE_CHECKING:
-    from planner.engines.spec import Scheduling
     from planner.manifest.schema import Manifest
 
 Order = Literal["shared", "prompts_first", "mixed_chunk"]
@@ -73,7 +74,7 @@ REFERENCE_RULE = SchedulingRule()
 
 
 def rule_of_engine(
-    scheduling: "Scheduling | None", machine: str | None = None, open_requests: float = 0.0, fixed_lengths: bool = False
+    scheduling: Scheduling | None, machine: str | None = None, open_requests: float = 0.0, fixed_lengths: bool = False
 ) -> SchedulingRule:
     """Return the rule that an engine's profile states, as it is set up on a machine for so many open requests.
 
@@ -105,8 +106,6 @@ def engine_rule(engine: str) -> SchedulingRule:
     """Return how ``reference`` or NAME@VERSION schedules."""
     if engine.partition("@")[0] == "reference":
         return REFERENCE_RULE
-    from planner.engines.loader import load_engine  # the schema of profiles takes a tenth of a second
-
     return rule_of_engine(load_engine(engine).scheduling)
 
 
@@ -115,8 +114,6 @@ def manifest_rule(manifest: "Manifest") -> SchedulingRule:
 
     As the reference runtime does where the engine has no profile; the newest profile stands for other versions.
     """
-    from planner.engines.loader import engine_names
-
     engine, routing, rule = manifest.engine, manifest.routing, REFERENCE_RULE
     if engine.id in engine_names():
         try:
