@@ -28,6 +28,7 @@ APPLY = "kubectl apply -f each file in this order: {sheets}."
 STEPS = {
     "bare": [
         "Copy this folder to every host as {files}.",
+        "Run etcd.sh on the host that it names.",
         "Run the command of each line of hosts.tsv on its host, decode first.",
         "Run router.sh once all of them answer.",
         *PROVE,
@@ -142,6 +143,7 @@ def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
     """Return the README.md of a deployment."""
     fetched = "kind: Job" in files.get("weights.yaml", "")
     steps = [*([FETCH] if fetched else []), *STEPS.get(target.kind, [APPLY, *PROVE])]
+    steps = [step for step in steps if "etcd.sh" in files or "etcd.sh" not in step]
     roles = sorted(
         name for name in files if name.endswith(".yaml") and name not in (*FIRST, *LAST, *RUN, "router.yaml")
     )
@@ -199,6 +201,8 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
         yield "Patience with drafts: SGLang drafts nothing in steps that also read prompts; older releases do not mix."
     if target.profile.engine == "xllm" and target.kind == "volcano":
         yield "MindCluster's Ascend operator, which writes each job's rank table into its ConfigMap rings-config-NAME."
+    if "nginx.conf" in files:
+        yield "nginx on the host that runs router.sh."
     joined = " and ".join(role.name for role in target.roles if spans_nodes_by_nvlink(role))
     if joined:
         imex = "the service nvidia-imex" if target.bare else "NVIDIA's DRA driver, and nvidia-imex of the hosts off"

@@ -31,7 +31,7 @@ def comment(origin: Provenance, purpose: str) -> list[str]:
 def owned(origin: Provenance, files: Mapping[str, str]) -> dict[str, str]:
     """Return files with their origin above those that take comments."""
     head = "\n".join(comment(origin, "An engine's own file.")) + "\n"
-    return {name: head + text if name.endswith(".yml") else text for name, text in files.items()}
+    return {name: head + text if name.endswith((".yml", ".conf")) else text for name, text in files.items()}
 
 
 def annotations(origin: Provenance) -> dict[str, str]:

@@ -61,8 +61,7 @@ def router_url(target: Target) -> str:
         "motor": "http://127.0.0.1:31015",  # mindie-ms-coordinator-infer, on every node
     }
     if target.kind in ("bare", "slurm"):
-        here = target.site.router_port if target.profile.engine != "mindie" else target.site.http_port
-        return f"http://127.0.0.1:{here}"
+        return f"http://127.0.0.1:{port}"
     return names.get(target.kind, f"http://{name}-router:{port}")
 
 

@@ -174,12 +174,11 @@ def _check_machines(target: Target) -> None:
                 "--engine: xLLM caches no prefixes where prefill and decode are apart (xLLM: features/disagg_pd); "
                 "plan with --prefix-reuse 0 or --shape aggregated"
             )
-        low_latency = target.profile.engine == "sglang" and exchanges(role) and role.role != "prefill"
-        tokens = int(dispatch_tokens(holding("sglang", role))) if low_latency else 0
+        tokens = int(dispatch_tokens(holding(target.profile.engine, role))) if deepep and role.role != "prefill" else 0
         if tokens > MOST_DISPATCHED:
             raise Infeasible(
                 f"--engine: the low-latency exchange of the {role.name} pool carries at most {MOST_DISPATCHED} tokens "
-                f"of a rank (SGLang: token_dispatcher/deepep.py), and {role.sequences} requests bring {tokens}; plan "
+                f"of a rank (DeepEP: csrc/kernels/internode_ll.cu), and {role.sequences} requests bring {tokens}; plan "
                 f"with --batch {MOST_DISPATCHED // role.draft_window} or fewer"
             )
 

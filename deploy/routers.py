@@ -1,4 +1,4 @@
-"""What spreads requests over instances: vLLM's router, vLLM-Ascend's proxy, sglang-router, xllm-service with etcd."""
+"""What spreads requests over instances: the routers of vLLM, SGLang and TensorRT-LLM, xllm-service with etcd, nginx."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from deploy.commands.launch import STARTUP_SECONDS, Launch, Target
 from deploy.commands.sglang import BOOTSTRAP_PORT
 from deploy.header import Provenance, comment
 from deploy.roles import RolePlan
+from deploy.templates import script_of
 from deploy.words import Flag, Shell, Value, flag_words, quoted
 
 
@@ -50,12 +51,10 @@ def _offset(role: RolePlan, number: int) -> int:
 
 
 def router_of(target: Target, launches: Mapping[str, Launch], address: Address) -> Router | None:
-    """Return what stands in front of the instances, with the address of each; None for engines that bring their own."""
+    """Return what stands in front of the instances, with the address of each; None where a Service does."""
     engine = target.profile.engine
     if engine == "xllm":
         return xllm_service(target, etcd_address(target, address))
-    if engine == "mindie":
-        return None
     found: dict[str, list[Endpoint]] = {}
     for launch in launches.values():
         held = endpoints(launch, address, shifted=target.bare)
@@ -63,8 +62,10 @@ def router_of(target: Target, launches: Mapping[str, Launch], address: Address) 
     if engine == "vllm-ascend" and "decode" in found:
         return _ascend_proxy(target, found)
     urls = {name: [f"http://{host}:{number}" for host, number in held] for name, held in found.items()}
-    if engine == "trtllm":
-        return _trtllm_orchestrator(target, urls) if "decode" in urls else None
+    if engine == "trtllm" and "decode" in urls:
+        return _trtllm_orchestrator(target, urls)
+    if engine in ("trtllm", "mindie"):
+        return _nginx(target, found["mixed"]) if target.bare else None
     return _round_robin(target, urls)
 
 
@@ -98,6 +99,14 @@ def _trtllm_orchestrator(target: Target, urls: dict[str, list[str]]) -> Router:
     flags: tuple[Flag, ...] = (("-c", f"{target.site.files_path}/{name}"),)
     files = ((name, trtllm.orchestrator(target, urls)),)
     return Router(programme=("trtllm-serve", "disaggregated"), flags=flags, table=None, files=files)
+
+
+def _nginx(target: Target, servers: list[Endpoint]) -> Router:
+    """Return nginx before aggregated instances on hosts, of engines that have no router of their own."""
+    name = "nginx.conf"
+    held = "\n".join(f"    server {host}:{number};" for host, number in servers)
+    files = ((name, script_of(name, port=target.site.router_port, servers=held)),)
+    return Router(programme=("nginx",), flags=(("-c", f"{target.site.files_path}/{name}"),), table=None, files=files)
 
 
 def _ascend_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:

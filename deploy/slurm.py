@@ -21,7 +21,7 @@ def job(target: Target, inventory: Inventory | None, origin: Provenance, *, rout
         )
     first = target.roles[0]
     nodes = 1 + max(node for role in target.roles for instance in role.instances for node in instance.nodes)
-    options = {"job-name": target.name, "nodes": str(nodes), "ntasks-per-node": "1", "exclusive": ""}
+    options = {"job-name": target.name, "nodes": str(nodes), "ntasks-per-node": "1", "exclusive": "", "mem": "0"}
     options |= {name.replace("_", "-"): value for name, value in target.site.slurm.items()}
     if inventory:
         options["nodelist"] = ",".join(host.name for host in inventory.of(first.cluster)[:nodes])

@@ -6,7 +6,9 @@ from deploy.commands.launch import Target
 from deploy.memory import holding, symmetric_gibibytes
 from deploy.roles import RolePlan
 from deploy.words import Shell, Value
-from planner.engines.memory import exchange_bytes, hccl_mebibytes
+from planner.engines.memory import dispatch_tokens, exchange_bytes, hccl_mebibytes
+
+LEAST_QUEUE = 1024  # DeepEP's default, which carries 511 tokens of a rank
 
 
 def talks_over_nodes(role: RolePlan) -> bool:
@@ -32,6 +34,8 @@ def gpu_environment(target: Target, role: RolePlan) -> dict[str, Value]:
     heap = symmetric_gibibytes(target.profile.engine, role)
     if heap:
         found["NVSHMEM_SYMMETRIC_SIZE"] = f"{heap}G"
+        sent = int(dispatch_tokens(holding(target.profile.engine, role)))
+        found["NVSHMEM_QP_DEPTH"] = max(2 * (sent + 1), LEAST_QUEUE)  # DeepEP's buffer.py asserts it at a dispatch
     joined = spans_nodes_by_nvlink(role)
     if joined:
         found |= {"NCCL_MNNVL_ENABLE": 1, "NCCL_CUMEM_ENABLE": 1}

@@ -30,7 +30,12 @@ DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 
 def launch(target: Target, role: RolePlan) -> Launch:
     """Return what starts an aggregated role with MindIE-LLM's daemon."""
-    name = f"config-{role.name}.json"
+    firsts = [instance.first_device for instance in role.instances] if role.shares_nodes else [0]
+    name, path = f"config-{role.name}", f"{target.site.files_path}/config-{role.name}"
+    configurations = {
+        f"{name}-{first}.json": json.dumps(configuration(target, role, first), indent=1) + "\n"
+        for first in dict.fromkeys(firsts)
+    }
     return Launch(
         role=role,
         programme=(DAEMON,),
@@ -38,13 +43,14 @@ def launch(target: Target, role: RolePlan) -> Launch:
         environment=environment(role)
         | {
             "MIES_CONTAINER_IP": Shell('"$ADDRESS"'),
-            "MIES_CONFIG_JSON_PATH": f"{target.site.files_path}/{name}",
+            "MIES_CONFIG_JSON_PATH": Shell(f'"{path}-${{FIRST_DEVICE:-0}}.json"'),
             "MINDIE_CHECK_INPUTFILES_PERMISSION": 0,  # else only files of mode 640 are read
             "WORLD_SIZE": role.devices,
             **({"RANKTABLEFILE": Shell('"$RANK_TABLE"')} if role.nodes > 1 else {}),
         },
-        files={name: json.dumps(configuration(target, role), indent=1) + "\n", **map_files(role)},
+        files=configurations | map_files(role),
         port=target.site.http_port,
+        visible_devices="ASCEND_RT_VISIBLE_DEVICES",
     )
 
 
@@ -76,9 +82,9 @@ def distributed(role: RolePlan) -> bool:
     return role.role == "decode" and role.strategy.attention_tp == 1
 
 
-def configuration(target: Target, role: RolePlan) -> Json:
-    """Return a role's MindIE-LLM configuration."""
-    own, port = distributed(role), target.site.http_port
+def configuration(target: Target, role: RolePlan, first_device: int = 0) -> Json:
+    """Return a role's MindIE-LLM configuration; instances that share a host stand apart by their ports."""
+    own, port = distributed(role), target.site.http_port + first_device
     devices = [0] if own else list(range(role.devices_per_node))
     several_ranks = role.strategy.attention_dp > 1 and not own
     # MIES_CONTAINER_IP goes before both addresses. Motor states ports and TLS itself.

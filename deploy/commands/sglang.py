@@ -158,6 +158,7 @@ def _environment(target: Target, role: RolePlan) -> dict[str, Value]:
             found["ASCEND_MF_STORE_URL"] = Shell(f'"tcp://$STORE:{STORE_PORT}"')
             if role.hardware.devices_per_chip.value == 1:  # A2 has no fabric of its own between servers
                 found["ASCEND_MF_TRANSFER_PROTOCOL"] = "device_rdma"
+    found["SGLANG_HOST_IP"] = Shell('"$ADDRESS"')
     if exchanges(role) and role.role != "prefill":
         found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = int(dispatch_tokens(holding("sglang", role)))
     return found

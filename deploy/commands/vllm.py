@@ -7,18 +7,21 @@ alike and no single front end carries hundreds of ranks; with one rank per node 
 from deploy.commands.fabric import gpu_environment, spans_nodes_by_nvlink
 from deploy.commands.launch import NODE_RANK, RENDEZVOUS_PORT, STARTUP_SECONDS, Launch, Target, port
 from deploy.roles import RolePlan
-from deploy.words import Flag, Shell, compact_json
+from deploy.words import Flag, Shell, Value, compact_json
 
 SIDE_CHANNEL_PORT = 5600
 BOOTSTRAP_PORT = 8998
-READY = {"VLLM_ENGINE_READY_TIMEOUT_S": STARTUP_SECONDS}  # after 600 s vLLM gives its engines up
+OWN: dict[str, Value] = {
+    "VLLM_ENGINE_READY_TIMEOUT_S": STARTUP_SECONDS,  # after 600 s vLLM gives its engines up
+    "VLLM_HOST_IP": Shell('"$ADDRESS"'),  # else the address of the default route, whichever network that is
+}
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
 EXCHANGES = {"prefill": "deepep_high_throughput", "decode": "deepep_low_latency", "mixed": "allgather_reducescatter"}
 
 
 def launch(target: Target, role: RolePlan) -> Launch:
     """Return what starts a role with vLLM on GPUs."""
-    environment = gpu_environment(target, role) | READY
+    environment = gpu_environment(target, role) | OWN
     if role.disaggregated and target.site.kv_transfer == "nixl":
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = Shell('"$ADDRESS"')
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = port(target, role, SIDE_CHANNEL_PORT)

@@ -24,7 +24,11 @@ def workloads(target: Target, launch: Launch, origin: Provenance) -> Iterator[Ob
     for item in leader_worker_set(target, launch, origin):
         group = item["spec"]["leaderWorkerTemplate"]
         answering = group.get("leaderTemplate", group["workerTemplate"])
-        pool = {"llm-d.ai/inference-serving": "true", "llm-d.ai/role": "prefill" if role == "prefill" else "decode"}
+        pool = {
+            "llm-d.ai/inference-serving": "true",
+            "llm-d.ai/role": "prefill" if role == "prefill" else "decode",
+            "llm-d.ai/engine-type": target.profile.engine,  # whose metrics the picker reads; vLLM's by default
+        }
         answering["metadata"]["labels"] |= pool
         if role == "decode":
             answering["spec"]["initContainers"] = [_sidecar(target)]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from deploy.commands.launch import Target
 from deploy.commands.sglang import chunk_tokens
@@ -11,10 +12,12 @@ from deploy.reading.flags import read_flags, table_key, unknown_flags
 from deploy.reading.mindie import configured, motor_roles
 from deploy.reading.nodes import Node, read_documents, read_nodes
 from deploy.reading.router import check_router
-from deploy.reading.shell import UnknownForm
+from deploy.reading.shell import Process, UnknownForm
 from deploy.roles import RolePlan
 from ground.errors import Fault
 
+CONFIGURED = "MIES_CONFIG_JSON_PATH"
+PRIVATE = ("--port", "--devices", "--transfer_listen_port", "--disagg_pd_port")
 PROBLEMS = (ValueError, KeyError, IndexError, TypeError, UnknownForm, json.JSONDecodeError)
 
 
@@ -43,7 +46,9 @@ def read_back(
     if kind == "motor":
         return motor_roles(files)
     by_role: dict[str, dict[int, list[Node]]] = {}
-    for node in read_nodes(kind, files):
+    nodes = read_nodes(kind, files)
+    _unshared(nodes, files)
+    for node in nodes:
         by_role.setdefault(node.role, {}).setdefault(node.instance, []).append(node)
     reader = f"dynamo.{engine}" if kind == "dynamo" else engine
     found = {}
@@ -64,13 +69,34 @@ def read_back(
     return found
 
 
+def _unshared(nodes: Sequence[Node], files: Mapping[str, str]) -> None:
+    """Raise ValueError where two processes of a host take the same device or port."""
+    taken: set[tuple[str, str, str]] = set()
+    for node in nodes:
+        host = node.host or f"{node.role} {node.instance} {node.rank}"
+        for process in node.processes:
+            claims = [(name, value) for name, value in read_flags(process.words).items() if name in PRIVATE and value]
+            visible = (value for name, value in process.environment.items() if name.endswith("_VISIBLE_DEVICES"))
+            claims += [("device", number) for held in visible for number in held.split(",")]
+            if CONFIGURED in process.environment:
+                claims.append(("--port", str(_configuration(process, files)["ServerConfig"]["port"])))
+            for name, value in claims:
+                if (host, name, value) in taken:
+                    raise ValueError(f"{name} {value} stands twice on one host")
+                taken.add((host, name, value))
+
+
+def _configuration(process: Process, files: Mapping[str, str]) -> Any:
+    """Return the configuration that MindIE-LLM's daemon reads."""
+    return json.loads(files[process.environment[CONFIGURED].rpartition("/")[2]])
+
+
 def _daemon(nodes: Sequence[Node], role: str, files: Mapping[str, str]) -> Counted:
     """Return an instance of MindIE-LLM's daemon, which reads the file that its environment names."""
-    name = nodes[0].processes[0].environment["MIES_CONFIG_JSON_PATH"].rpartition("/")[2]
     devices = sum(node.devices for node in nodes)
     if {node.processes[0].environment["WORLD_SIZE"] for node in nodes} != {str(devices)}:
         raise ValueError(f"WORLD_SIZE of {role} is not {devices}")
-    return configured(json.loads(files[name]), role, devices, files)
+    return configured(_configuration(nodes[0].processes[0], files), role, devices, files)
 
 
 def _known_flags(engine: str, kind: str, nodes: Sequence[Node]) -> None:

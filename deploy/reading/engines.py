@@ -191,13 +191,9 @@ def xllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Coun
 
 
 def _unshared(node: Node) -> None:
-    """Processes of one host have ports and devices of their own."""
+    """Every device has a process."""
     if len(node.processes) != node.devices:
         raise ValueError(f"node {node.rank} starts {len(node.processes)} processes on {node.devices} devices")
-    for name in ("--port", "--devices", "--transfer_listen_port", "--disagg_pd_port"):
-        held = [read_flags(process.words).get(name) for process in node.processes]
-        if held[0] is not None and len(set(held)) < len(held):
-            raise ValueError(f"{name} stands twice on one host")
 
 
 def trtllm(instance: Instance, experts: int, texts: Mapping[str, str]) -> Counted:

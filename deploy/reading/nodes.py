@@ -13,13 +13,14 @@ Object = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of one instance: the devices that it is granted and what it runs."""
+    """One node of one instance: the devices that it is granted, what it runs, and the host that it may share."""
 
     role: str
     instance: int
     rank: int
     devices: int
     processes: tuple[Process, ...]
+    host: str | None = None
 
 
 def read_documents(text: str) -> list[Object]:
@@ -72,7 +73,8 @@ def _bare(files: Mapping[str, str]) -> Iterator[Node]:
         first, last = (int(rank) for rank in row["ranks"].split("-"))
         place: Scope = {**site, "INSTANCE": row["instance"], "NODE_RANK": row["rank_of_node"]}
         run = processes(files[f"{row['role']}.sh"], place)
-        yield Node(row["role"], int(row["instance"]), int(row["rank_of_node"]), last - first + 1, tuple(run))
+        place_of, host = (int(row["instance"]), int(row["rank_of_node"])), f"{row['cluster']} {row['node']}"
+        yield Node(row["role"], *place_of, last - first + 1, tuple(run), host)
 
 
 POD = {"POD_IP": "10.0.0.1"}

@@ -13,6 +13,7 @@ NAMES: dict[str, tuple[str | None, dict[str, str]]] = {
     "load_balance_proxy_server_example.py": (None, {"prefill": "--prefiller-hosts", "decode": "--decoder-hosts"}),
     "xllm_master_serving": ("xllm-service-0.2.0", {}),
     "disaggregated": (None, {}),
+    "nginx": (None, {}),
 }
 
 

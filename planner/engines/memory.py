@@ -72,7 +72,9 @@ def prefill_prompts(prompts: Number) -> Number:
 
 
 def dispatch_tokens(held: Holding) -> Number:
-    """Return the tokens of an EP rank that SGLang's low-latency exchange must hold."""
+    """Return the tokens of an EP rank that the low-latency exchange must hold: vLLM's are its budget of a step."""
+    if held.engine == "vllm":
+        return held.tokens
     return larger(held.sequences * held.window, DEFAULT_DISPATCH_TOKENS if held.role == "mixed" else 1)
 
 
@@ -99,8 +101,7 @@ def low_latency_bytes(held: Holding) -> Number:
         return 0.0
     if held.engine == "vllm" and held.role == "mixed":
         return 0.0  # gathers: no instance has both of DeepEP's kernels
-    tokens = held.tokens if held.engine == "vllm" else dispatch_tokens(held)
-    return deepep_low_latency_bytes(tokens, held.hidden, held.slots) * held.exchanges
+    return deepep_low_latency_bytes(dispatch_tokens(held), held.hidden, held.slots) * held.exchanges
 
 
 def exchange_bytes(held: Holding) -> Number:

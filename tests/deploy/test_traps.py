@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.reading.check import all_texts, ascend_rows
+from deploy.reading.check import all_texts, ascend_rows, read_back
 from deploy.reading.flags import read_flags, table, unknown_options
 from deploy.reading.nodes import Node, read_nodes
 from deploy.render import render
@@ -194,13 +194,34 @@ def test_dispatch_has_room_for_a_rank_s_requests_and_drafts() -> None:
     assert int(process.environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"]) >= 48 * 2
 
 
-def test_an_exchange_of_more_than_its_counters_hold_is_refused() -> None:
-    """DeepEP counts up to 1,024 tokens of a rank; SGLang asserts it when it starts."""
-    manifest = deployed(
-        "deepseek-r1", "h800", mixed={"strategy": "DP=16, EP=16", "requests": 600, "drafts": 1, "weights": "fp8"}
-    )
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_low_latency_exchange_has_queues_and_counters_for_its_tokens(engine: str) -> None:
+    """DeepEP asserts two entries of a queue per token, past 511 tokens more than by default; it counts up to 1,024."""
+
+    def files(requests: int) -> dict[str, str]:
+        prefill = {"strategy": "DP=8, EP=8", "weights": "fp8"}
+        decode = {"strategy": "DP=16, EP=16", "requests": requests, "drafts": 1, "weights": "fp8"}
+        manifest = deployed("deepseek-r1", "h200", prefill=prefill, decode=decode)
+        return render(manifest, load_engine(engine), "bare", Site(), DIGEST).files
+
+    assert "export NVSHMEM_QP_DEPTH=1024\n" in files(100)["decode.sh"]
+    assert "export NVSHMEM_QP_DEPTH=1202\n" in files(300)["decode.sh"]
     with pytest.raises(Infeasible, match=r"at most 1024 tokens .* 600 requests bring 1200; plan with --batch 512"):
-        render(manifest, load_engine("sglang"), "bare", Site(), DIGEST)
+        files(600)
+
+
+@pytest.mark.parametrize("engine", ["mindie", "trtllm"])
+def test_instances_that_share_a_host_stand_apart_behind_nginx(engine: str) -> None:
+    """Neither brings a router on hosts; MindIE reads port and devices from a file, here one of each instance."""
+    hardware = "910b" if engine == "mindie" else "h100"
+    manifest = deployed("qwen3-8b", hardware, mixed={"strategy": "TP=2", "instances": 2})
+    files = dict(render(manifest, load_engine(engine), "bare", Site(), DIGEST).files)
+    servers = [f"server FILL-IN-{hardware}-node-0:{port};" for port in (8000, 8002)]
+    assert "\n    ".join(servers) in files["nginx.conf"] and "listen 9000;" in files["nginx.conf"]
+    assert 'ROUTER="${ROUTER:-http://127.0.0.1:9000}"' in files["smoke.sh"]
+    files["site.env"] = files["site.env"].replace("(0 2)", "(0 0)")
+    with pytest.raises(ValueError, match="stands twice on one host"):
+        read_back(engine, "bare", files, {"mixed": 0})
 
 
 def test_expert_maps_count_layers_as_each_engine_does() -> None:
@@ -407,7 +428,7 @@ SCHEDULE = (
 
 def test_mindie_s_reader_finds_its_compulsory_keys() -> None:
     """MindIE-LLM's src/config_manager at 0695772 ends the server without them, on a host that merges no defaults."""
-    own = json.loads(made("r1-mixed", "mindie", "bare").files["config-mixed.json"])
+    own = json.loads(made("r1-mixed", "mindie", "bare").files["config-mixed-0.json"])
     assert set(SERVER.split()) <= set(own["ServerConfig"]) and own["ServerConfig"]["httpsEnabled"] is False
     motor = json.loads(made("r1-cm384", "mindie", "motor").files["user_config.json"])
     for config in (own, motor["mindie_server_prefill_config"], motor["mindie_server_decode_config"]):

@@ -20,6 +20,7 @@ export PYTORCH_NPU_ALLOC_CONF=expandable_segments:True
 export OMP_PROC_BIND=false
 export OMP_NUM_THREADS=10
 export VLLM_ENGINE_READY_TIMEOUT_S=3600
+export VLLM_HOST_IP="$ADDRESS"
 export TP_SOCKET_IFNAME=eth0
 
 exec vllm serve "$MODEL" \

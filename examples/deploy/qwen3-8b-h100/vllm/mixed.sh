@@ -15,6 +15,7 @@ export CUDA_VISIBLE_DEVICES="$(seq -s, "$FIRST_DEVICE" "$((FIRST_DEVICE + 0))")"
 export GLOO_SOCKET_IFNAME=eth0
 export NCCL_SOCKET_IFNAME=eth0
 export VLLM_ENGINE_READY_TIMEOUT_S=3600
+export VLLM_HOST_IP="$ADDRESS"
 
 exec vllm serve "$MODEL" \
   --served-model-name qwen3-8b \
