@@ -1,7 +1,6 @@
 """`plan hardware`: the machines that are known, and where every value of one comes from."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from cli.exit_codes import ExitCode
@@ -82,7 +81,7 @@ def _report_engine(name: str | None, engine: str, json: bool, outputs: Outputs) 
     kernels = engine_kernels(spec, engine)
     outputs.write(str, lambda path: _drawn(spec, engine, kernels, path))
     if json:
-        told = [asdict(kernel) for kernel in kernels]
+        told = [kernel._asdict() for kernel in kernels]
         print_json({"name": spec.name, "engine": engine, "source_url": SOURCE, "kernels": told})
         return ExitCode.DONE
     rows = [[k.family, k.kernel, k.version, f"{k.median_residual:.1%}", k.told] for k in kernels]

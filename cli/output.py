@@ -5,10 +5,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TextIO, TypeVar
+from typing import NamedTuple, TextIO, TypeVar
 
 from cli.plots import check_plot
 from cli.tables import GAP, TextTable, folded
@@ -128,8 +127,7 @@ def check_force(force: bool, outputs: Mapping[str, object]) -> None:
         raise BadInput(f"--force replaces files of {names}; give {needed} with it or leave it out")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outputs:
+class Outputs(NamedTuple):
     """Files that rows are wanted in; checked before the work begins, written at once."""
 
     csv: Path | None = None

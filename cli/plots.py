@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
 from ground.errors import BadInput
 from ground.units import format_count
@@ -18,8 +18,7 @@ HEADROOM = 1.1
 """Of the axis over the highest point, whose ring and words need room."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlotLine:
+class PlotLine(NamedTuple):
     """Points, with or without a line through them; without numbers on x, one group of bars.
 
     ``band`` is shaded: the least and the largest value at each point.
@@ -32,8 +31,7 @@ class PlotLine:
     band: tuple[list[float], list[float]] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A point that is ringed and named, such as the chosen plan."""
 
     x: float

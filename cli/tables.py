@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from textwrap import wrap
+from typing import NamedTuple
 
 GAP = "   "
 MOST_TURNED = 4
@@ -30,8 +30,7 @@ def _longest(text: str) -> int:
     return max(map(len, _bound(text).split(" ")))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextTable:
+class TextTable(NamedTuple):
     """Columns and rows of cells; the columns named in ``right`` hold numbers, which never fold.
 
     ``spare`` names columns that may be dropped, the last first, ``left_out`` those that were.

@@ -9,9 +9,9 @@ experts. Where both were (553 kernels, shapes and degrees on H100, H200 and B200
 
 import math
 from collections import Counter
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +31,7 @@ Shape = tuple[int, int, int, int]
 """Hidden size, intermediate size, experts per token, experts."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertCurves:
+class ExpertCurves(NamedTuple):
     """One kernel for one shape; logarithms of its seconds by degree, [degrees, points]."""
 
     kernel: str

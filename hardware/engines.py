@@ -1,8 +1,8 @@
 """A machine as one serving engine uses it: the engine's own kernels over those of the entry (`operators/fits.csv`)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,8 +28,7 @@ def with_engine(hardware: HardwareSpec, engine: str | None) -> HardwareSpec:
     return _KNOWN.of((Same(hardware), name), lambda: _overlaid(hardware, rows))
 
 
-@dataclass(frozen=True, slots=True)
-class EngineKernel:
+class EngineKernel(NamedTuple):
     """One measured kernel of an engine: its family or the shape of its experts, and what its fit is."""
 
     family: str

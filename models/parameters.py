@@ -1,12 +1,11 @@
 """How many parameters a model has, from its dimensions."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from models.spec import GQA, MLA, GatedDeltaNet, ModelSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParameterCount:
+class ParameterCount(NamedTuple):
     """Parameters (elements, not bytes) of a model and of its parts.
 
     ``total`` and ``active`` are of the main model: norms, biases and draft layers are left out, as

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from ground.fields import described
 from ground.limits import Limits
@@ -61,8 +61,7 @@ class VisionTower(Stated):
             raise ValueError(f"full_layers must be at most the {self.layers} layers")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pictures:
+class Pictures(NamedTuple):
     """What the pictures of one request are: ``segments`` sets of patches that attend to each other, all alike."""
 
     tower: VisionTower
@@ -113,8 +112,7 @@ def pictures_of(tower: VisionTower, count: int, width: int, height: int, frames:
     return Pictures(tower=tower, segments=units, segment_tokens=sides[0] * sides[1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(NamedTuple):
     """Pictures of every request, spread over the tokens of its prompt of ``prompt_tokens``, theirs included."""
 
     pictures: Pictures

@@ -6,7 +6,7 @@ long a request takes (``timed``); ties go to what the objective leaves open.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 ObjectiveName = Literal["throughput", "chips", "cost", "latency"]
 Pair = tuple[float, float]
@@ -29,8 +29,7 @@ class Compared(Protocol):
     def e2e_mean_seconds(self) -> float: ...  # noqa: D102
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Objective:
+class Objective(NamedTuple):
     """How choices compare: ``key`` gives (objective, tie-break) of one, both to be made small."""
 
     key: Callable[[Compared], Pair]

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
@@ -67,8 +67,7 @@ class Machines:
         return max(math.ceil(self.devices * factor / unit - 1e-9), 1) * unit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Formats:
+class Formats(NamedTuple):
     """Number formats that a deployment may have: of the weights of each role, and of the KV cache that they share."""
 
     prefill: Dtype

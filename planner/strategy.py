@@ -10,8 +10,7 @@
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ground.errors import BadInput
 from models.spec import ModelSpec
@@ -26,8 +25,7 @@ ACCEPTED: dict[BlockKind, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
+class Strategy(NamedTuple):
     """Degrees of one instance. All degrees count devices.
 
     Attention: ``attention_dp`` groups of ``attention_tp`` devices; with ``staged`` the group runs
@@ -81,14 +79,12 @@ class Strategy:
         return self.pp * self.devices_per_stage
 
 
-@dataclass(frozen=True, slots=True)
-class _Token:
+class _Token(NamedTuple):
     text: str
     start: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
+class _Text(NamedTuple):
     """A strategy's text beside the flag that it came from, for messages."""
 
     text: str

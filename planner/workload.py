@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -46,8 +46,7 @@ class Lengths:
         return self.mean**3 * (1 + self.squared_cv) * (1 + 2 * self.squared_cv)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sessions:
+class Sessions(NamedTuple):
     """Requests that follow each other: turns of a conversation, or steps of an agent with tools and joins."""
 
     turns: int
@@ -115,8 +114,7 @@ class Workload:
         return self.output_tokens.mean > 1 or self.output_tokens.squared_cv > 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvLoad:
+class KvLoad(NamedTuple):
     """KV tokens that one running request holds, over running requests and moments."""
 
     mean_tokens: float
@@ -205,8 +203,7 @@ class Trace:
         return replace(self, input_tokens=tokens, output_tokens=output, reused_tokens=reused)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traffic:
+class Traffic(NamedTuple):
     """A workload and the mean rate at which it came."""
 
     workload: Workload

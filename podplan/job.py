@@ -2,8 +2,8 @@
 
 import math
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ground.errors import BadInput
 from ground.units import HOUR_SECONDS, JOULES_PER_KWH, YEAR_SECONDS, parse_count, parse_duration
@@ -25,8 +25,7 @@ _TAIL_DEVIATIONS = 2.33
 """Above the mean, the longest of the last answers: 99 % of a normal distribution."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(NamedTuple):
     """So many requests, and the seconds in which they must end; None where that is asked."""
 
     requests: int

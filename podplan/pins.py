@@ -4,7 +4,6 @@ Each takes one value for all roles that have such a thing, or one of each: ``pre
 """
 
 import re
-from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -103,7 +102,7 @@ def _strategy(text: str, role: Role, model: ModelSpec, flag: str) -> Strategy:
     if strategy.disaggregated and role != "decode":
         raise BadInput(f"{flag}: attention and experts stand apart in decode alone; write it as decode={text[:40]!r}")
     if model.moe is None and strategy.attention_dp > 1:
-        own = replace(strategy, attention_dp=1, moe_ep=1)
+        own = strategy._replace(attention_dp=1, moe_ep=1)
         raise BadInput(
             f"{flag}: DP ranks of a model without experts share nothing, so each is an instance; use "
             f"{format_strategy(own, moe=False)!r} with --instances"

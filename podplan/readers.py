@@ -4,7 +4,6 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -111,7 +110,7 @@ def read_balance(balance: str | None, skew: str | None, model: ModelSpec) -> Bal
         raise BadInput(f"--expert-skew: {model.name} has no experts to load unevenly; leave the flag out")
     if asked.kind in ("perfect", "factor"):
         raise BadInput(f"--expert-skew: --expert-balance {balance} says how busy ranks are already; leave one out")
-    return replace(asked, distribution=read_skew(skew))
+    return asked._replace(distribution=read_skew(skew))
 
 
 def read_skew(text: str) -> LoadDistribution:

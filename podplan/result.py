@@ -97,9 +97,11 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def as_data(value: Any) -> Any:
-    """Return a value as JSON has it: data classes and mappings as objects, arrays, lists and tuples as lists."""
+    """Return a value as JSON has it: records and mappings as objects, arrays, lists and tuples as lists."""
     if dataclasses.is_dataclass(value):
         return {each.name: as_data(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
     if isinstance(value, Mapping):
         return {key: as_data(held) for key, held in value.items()}
     if isinstance(value, list | tuple):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -183,8 +183,7 @@ def _of_sessions(
     return sessions_workload(shape, answer.lengths, rate, hits)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StatedLengths:
+class StatedLengths(NamedTuple):
     """Lengths of prompts or of outputs, and the histogram that they are from: tokens and weights, [rows] each."""
 
     lengths: Lengths

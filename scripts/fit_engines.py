@@ -104,7 +104,7 @@ def fit_host(runs: list[Run]) -> None:
 def host_error(run: Run, request_seconds: float, token_seconds: float) -> float:
     """Relative error of a run's TTFT with a host of these costs."""
     assert run.configuration is not None
-    host = replace(run.configuration.host, request_seconds=request_seconds, token_seconds=token_seconds)
+    host = run.configuration.host._replace(request_seconds=request_seconds, token_seconds=token_seconds)
     answer = predict(replace(run.configuration, host=host))
     assert answer.ttft_seconds is not None
     return abs(answer.ttft_seconds / run.measured["ttft_seconds"] - 1)

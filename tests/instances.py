@@ -33,7 +33,7 @@ CLOUDMATRIX_DECODE: dict[str, Any] = {
 
 def instance(model: str, hardware: str, phase: Phase, weights: Dtype, **fields: Any) -> Deployment:
     """Return a deployment; degrees and every other field by name, ``strategy`` as a whole or by its degrees."""
-    degrees = {name: fields.pop(name) for name in Strategy.__dataclass_fields__ if name in fields}
+    degrees = {name: fields.pop(name) for name in Strategy._fields if name in fields}
     strategy = fields.pop("strategy", None) or Strategy(**degrees)
     return Deployment(
         model=load_model(model),

@@ -8,8 +8,7 @@ broadcasts. The load distribution is stated, not hidden: it stands in a plan's a
 
 import functools
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,8 +110,7 @@ def _expected_maximum(count: float) -> float:
     return float(tail.sum() * step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
+class Balance(NamedTuple):
     """What --expert-balance asked for; ``factor`` only with the kind of that name."""
 
     kind: Literal["perfect", "measured", "none", "factor"]

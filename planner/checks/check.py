@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from planner.checks.deployed import Deployed, Lost, Standing, from_plan, standing
 from planner.checks.deployed_trace import plan_on
@@ -51,8 +51,7 @@ class Limits:
         return cls(ttft_seconds=ttft, tpot_seconds=tpot, percentile=level, rate_per_second=rate_per_second)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Margin:
+class Margin(NamedTuple):
     """A limit beside what is reached; ``value`` None where the pool cannot keep up with the rate."""
 
     name: Name
@@ -72,8 +71,7 @@ class Margin:
         return self.share is not None and self.share >= -1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AfterLoss:
+class AfterLoss(NamedTuple):
     """The margins when the worst that may go at once is gone."""
 
     loss: Loss
@@ -124,8 +122,7 @@ SURE = 0.9
 """A confidence that the rate of a plan is told with beside the one that it was made for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sureness:
+class Sureness(NamedTuple):
     """With which confidence a plan keeps its limits at its rate, and what its pools carry with ``SURE``."""
 
     held: float | None
@@ -262,8 +259,7 @@ class _Most:
         return asked is None or self.rate_per_second >= asked * (1 - 1e-9)
 
 
-@dataclass(frozen=True, slots=True)
-class _Finder:
+class _Finder(NamedTuple):
     """How the plan that carries most is found."""
 
     search_plan: Search

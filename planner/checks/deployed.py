@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import NamedTuple
 
 from planner.closed_forms.birth_death import DecodeState
 from planner.closed_forms.crowding import Crowding
@@ -21,8 +22,7 @@ from planner.serving.latency import Latency
 from planner.survival import Loss, lost_instances
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class Lost(NamedTuple):
     """Instances of each role that are gone."""
 
     prefill: int = 0
@@ -35,8 +35,7 @@ class Lost:
         return {"mixed": self.mixed} if self.mixed else {"prefill": self.prefill, "decode": self.decode}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Standing(NamedTuple):
     """What a deployment, or a pool of it, does at a rate.
 
     None where a pool cannot keep up, and of a pool for what it does not decide.
@@ -98,7 +97,7 @@ def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5
         room = min(room, left * pool.room_prompts)
     if found.ttft is None or found.line is None:
         return found
-    return replace(found, ttft=Crowding.before(found.line, rate_per_second, room, found.ttft).delayed(found.ttft))
+    return found._replace(ttft=Crowding.before(found.line, rate_per_second, room, found.ttft).delayed(found.ttft))
 
 
 def from_plan(plan: Plan) -> Deployed:

@@ -6,8 +6,9 @@ limits are checked on them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,7 @@ _BEYOND = 2.0
 """Times the plan's rate up to which is looked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnTrace:
+class OnTrace(NamedTuple):
     """What a plan does with a trace; latencies are of all its requests."""
 
     factor: float

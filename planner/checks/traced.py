@@ -6,7 +6,8 @@ asked, how many instances of each role there are, in this plan and in the one fo
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +30,7 @@ from planner.workload import Trace
 Search = Callable[[Question], Answer]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traced:
+class Traced(NamedTuple):
     """An answer and what its plan does on the trace; None where the trace does not tell, for it hardly fills it."""
 
     answer: Answer

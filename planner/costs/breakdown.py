@@ -1,7 +1,7 @@
 """Where a step goes: every operator with busy and exposed seconds; exposed seconds add up to the step."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from planner.manifest.disaggregated import layer_bounds
 from planner.manifest.stepcost import (
@@ -60,8 +60,7 @@ class Operator:
     residual: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+class _Step(NamedTuple):
     """One step evaluated at the even load, and what the busiest rank adds to a layer.
 
     Where two streams split the cores (``split``): how much slower each reads memory, and its seconds.

@@ -1,6 +1,6 @@
 """What requests keep on a device and what crosses from prefill to decode: KV, windows, index keys, recurrent state."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,7 @@ from planner.manifest.terms import Number
 INDEX_SCALE_BYTES = 4.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
+class Cache(NamedTuple):
     """Cached bytes as a function of tokens and requests; numbers, or arrays over strategies.
 
     ``token_bytes`` counts every layer with a KV cache, ``reach_share`` the part of it in layers that keep only the

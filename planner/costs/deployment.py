@@ -1,7 +1,7 @@
 """One instance to be costed: what the operators, the memory and the step cost are built from."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ from planner.strategy import Strategy
 Phase = Literal["prefill", "decode", "mixed"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyArray:
+class StrategyArray(NamedTuple):
     """Strategies of one structure side by side: degrees are arrays of one shape.
 
     One structure means one formula: EP is 1 for all or for none of them, ``staged`` is common, and all have
@@ -54,8 +53,7 @@ class StrategyArray:
         return self.pp * (self.attention_tp * self.attention_groups + experts)
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(NamedTuple):
     """How hosts drive the devices: whether decode replays captured graphs, and the mean delay of a host in a step."""
 
     graphs: bool = True

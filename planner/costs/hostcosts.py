@@ -5,7 +5,7 @@ but have no profile stand here, with the source of each figure. None of them dep
 or the machine.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ground.errors import BadInput
 from planner.engines.behaviour import behaviour, behaviour_names
@@ -19,8 +19,7 @@ fitted on TTFT of 757 closed-loop runs of TensorRT-LLM and vLLM (engine_runs.csv
 the fit did not see, for which it gives 10 to 15 ms and 5 to 7 us."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostCosts:
+class HostCosts(NamedTuple):
     """``step_seconds`` idle device time per step (None: the hardware's ``host.graph_launch_seconds``);
     ``request_seconds`` of one request outside all steps and ``token_seconds`` of each of its prompt tokens, part of
     its TTFT; ``engine`` the engine whose kernels run.

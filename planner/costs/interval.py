@@ -7,8 +7,8 @@ standard deviations.
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 from planner.costs.breakdown import Operator
 from planner.costs.deployment import Phase
@@ -42,8 +42,7 @@ LOOP_DEVIATION = 0.2
 Of 837 released runs 80 % lie within what 0.19 gives; models that nothing was fitted on are farther off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(NamedTuple):
     """Central interval of a duration in seconds."""
 
     low: float

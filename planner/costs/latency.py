@@ -4,8 +4,9 @@ Service times only: no waiting for arrivals, no KV transfer; those are ``serving
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,7 @@ from planner.manifest.stepcost import StepSeconds, evaluate, splittable
 from planner.manifest.terms import Number, StepCost, StepLoad
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """A load and how often it occurs in a row to serve one prompt."""
 
     load: StepLoad

@@ -5,7 +5,7 @@ Beyond MixServe Eq. (8), which counts elements and multi-head KV: dtypes, the la
 weights, activations, exchange buffers and the runtime's reserve.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,7 @@ BLOCK_TOKENS = 128
 NORMAL_EXCHANGE_BUFFER_BYTES = 2_000_000_000.0
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes per device; fields are numbers or arrays of one broadcast shape."""
 
     weights: Number

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ground.errors import BadInput
 from hardware.engines import with_engine
@@ -79,8 +79,7 @@ class Configuration:
     driven: Host = DRIVEN
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A step that the answer rests on, and its weight in the mean iteration."""
 
     load: StepLoad

@@ -7,7 +7,8 @@ FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from hardware.spec import AttentionFit, Dtype, Fitted, HardwareSpec, MatmulFit
@@ -31,8 +32,7 @@ def residual(fit: Fitted) -> float:
     return UNMEASURED_RESIDUAL if lent else SIBLING_RESIDUAL
 
 
-@dataclass(frozen=True, slots=True)
-class Roofline:
+class Roofline(NamedTuple):
     """Kernel rates of one device; ``sustained`` is the share of them that lasting matrix work reaches.
 
     ``static``: activations are quantised by one scale that the checkpoint states. ``apart``: by a kernel of its own,

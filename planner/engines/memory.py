@@ -9,7 +9,7 @@ published recipes do, and the exchange's buffers by DeepEP's arithmetic: 0.82 wh
 0.815, 0.79 where its recipe for 72 H100 sets 0.835.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,7 @@ MEBIBYTES_PER_RANK, LATENT_GRAPH_MEBIBYTES, FLOOR_MEBIBYTES = 128, 1536, 10_240
 FLOOR_FROM_BYTES = 60 * GIBI
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class Holding(NamedTuple):
     """One instance as rules of memory read it; many of them with arrays of one shape.
 
     ``sequences`` of a DP rank run, each with ``window`` tokens an iteration, and ``tokens`` of it are in a step;

@@ -5,6 +5,7 @@ Rules read a profile and plain degrees, no model and no cost. Their names are st
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from planner.engines.spec import EngineProfile, ExpertMode, RoleName
 from planner.strategy import Strategy, format_strategy
@@ -35,8 +36,7 @@ class Setup:
     instances: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
+class Broken(NamedTuple):
     """A rule that does not hold: its stable name, one sentence, and where the engine says so."""
 
     rule: str

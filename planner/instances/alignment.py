@@ -6,7 +6,7 @@ one: three of 20 devices fit a rack of 72, and the 12 left over count as empty, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,8 +53,7 @@ def _filled(sizes: Ints, instances: Ints, holder: int) -> Ints:
     return np.asarray(np.where(sizes <= holder, within, instances * sizes), dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Lot:
+class Lot(NamedTuple):
     """Instances of one size that are to be placed."""
 
     key: str

@@ -13,6 +13,7 @@ often and no step is shorter; then every number of domains and of microbatches a
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,16 +43,14 @@ _SLACK = 1e-9
 _MOST_RATE = 1e12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Apart:
+class Apart(NamedTuple):
     """Rows that may carry what is needed, and how many more a bound leaves out, each with a number of drafts."""
 
     rows: list[Row]
     dropped: int
 
 
-@dataclass(frozen=True, slots=True)
-class Alone:
+class Alone(NamedTuple):
     """The most requests that keep the limit with attention alone or experts alone, of layouts of one structure."""
 
     layouts: list["Layout"]

@@ -4,7 +4,7 @@ Questions that follow one another in a process often differ in nothing else, and
 to build as to evaluate: what was built for the same rows, model and machine is kept for the next question.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,7 @@ from planner.manifest.terms import Number, StepCost
 from planner.question import Question
 
 
-@dataclass(frozen=True, slots=True)
-class Built:
+class Built(NamedTuple):
     """Rows of one structure and their stacked step cost; ``deviations`` is how far the fullest DP rank lies above the
     mean, in standard deviations.
     """

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
@@ -20,8 +19,7 @@ MOST_DOMAINS = 3
 APART_TENSOR = (1, 2, 4)
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(NamedTuple):
     """Strategies in a fixed order, and how many more each rule cut."""
 
     strategies: tuple[Strategy, ...]
@@ -114,8 +112,7 @@ class _Degrees(NamedTuple):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Together:
+class _Together(NamedTuple):
     """The strategies of attention and experts on the same devices, staged ones among them, and how many were cut."""
 
     kept: list[Strategy]

@@ -13,7 +13,6 @@ import heapq
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -36,16 +35,14 @@ _ROUNDS = 12
 """In which running requests and iteration time, that depend on each other, come to rest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkSide:
+class LinkSide(NamedTuple):
     """One role's links: attention groups of all its instances, and how many devices each has, with a link each."""
 
     groups: int
     devices: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvLinks:
+class KvLinks(NamedTuple):
     """The links between two pools."""
 
     prefill: LinkSide
@@ -104,8 +101,7 @@ class KvLinks:
         return np.asarray(self.cache.bytes(prompt_tokens, 1.0) / rate, dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkState:
+class LinkState(NamedTuple):
     """Links at a rate: means over prompts."""
 
     transfer_seconds: float

@@ -13,8 +13,7 @@ Ref: J. D. C. Little, A proof for the queuing formula L = lambda W, Operations R
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +34,7 @@ _SLACK = 0.999
 """The queue takes iterations between its own occupancies as straight; so much less is surely a bound."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Least:
+class Least(NamedTuple):
     """Bounds by offer: seconds of a request alone, [offers], and corners of the envelope, [offers, corners].
 
     At ``finished`` requests per second an instance holds ``held`` at least, and in between as many as straight lines

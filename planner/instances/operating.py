@@ -1,8 +1,9 @@
 """One pool at work: service times of a candidate as functions of what it holds, and its queues."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +42,7 @@ _LIKELY = 0.7
 """Of a full instance's rate: where the search for what it carries of a trace begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dealing:
+class Dealing(NamedTuple):
     """An instance whose work is dealt to its DP groups evenly: what a step costs, and over how many groups."""
 
     cost: StepCost
@@ -170,7 +170,7 @@ class PrefillServer:
     def times(self) -> TableArrays:
         """Seconds of its passes."""
         microbatches = max(row_microbatches(self.question, self.candidate.row))
-        dealing = replace(self._dealing, microbatches=microbatches)
+        dealing = self._dealing._replace(microbatches=microbatches)
         return pass_times(dealing, self.budget_tokens, self.question.model.max_position)
 
     @property

@@ -5,7 +5,7 @@ Rows of one structure (the same operators exist) form a group, which is costed a
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -41,16 +41,14 @@ class Row(NamedTuple):
     """Most microbatches that the engine overlaps in this layout."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoleSpace:
+class RoleSpace(NamedTuple):
     """Rows of a role in a fixed order, and how many strategies or layouts each rule cut."""
 
     rows: list[Row]
     cut: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Rows of one structure, their degrees as a table, and the deployment that stands for all of them."""
 
     rows: list[Row]

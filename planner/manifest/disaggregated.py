@@ -4,13 +4,12 @@ Attention devices form ``domains`` that talk to the expert devices one after the
 domain the microbatches alternate (xDeepServe section 5.2, arXiv 2508.02520).
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.manifest.terms import Number, larger
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(NamedTuple):
     """Seconds of one microbatch of one domain in one layer.
 
     ``attention`` on the attention devices, gate and the send to the trampolines included;

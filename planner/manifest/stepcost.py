@@ -6,7 +6,7 @@ broadcast shape.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,7 @@ from planner.manifest.terms import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StepSeconds:
+class StepSeconds(NamedTuple):
     """Duration of a step; ``stream_share`` is the part of the cores that attention gets when two
     microbatches split them (1 otherwise).
     """

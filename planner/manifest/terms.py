@@ -27,7 +27,7 @@ its protocols, latency + bytes / rate; a curve term what was measured at its loa
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,8 +43,7 @@ EXPERT_STAGES: tuple[Stage, ...] = ("gate", "dispatch", "experts", "shared", "co
 Rule = Literal["attention_experts", "compute_communication", "disaggregated"]
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """Which measurements a term's fit rests on, and where on their axis a step puts it: numerator / denominator.
 
     Rows per group of a product, keys per query of attention, bytes of a transfer; ``ranks`` of the latter.

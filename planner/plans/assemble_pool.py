@@ -86,7 +86,7 @@ def step_costs(pool: PlannedPool) -> dict[PhaseName, StepCostModel]:
         if phase != planned.phase:
             strategy = planned.strategy
             if isinstance(strategy, Strategy) and phase == "decode":
-                strategy = replace(strategy, staged=False)
+                strategy = strategy._replace(staged=False)
             deployment = replace(planned, phase=phase, strategy=strategy, drafts=0)
         costs[phase] = StepCostModel.from_step_cost(balanced_cost(deployment, pool.question.balance))
     return {"prefill": costs["prefill"], "decode": costs["decode"]}

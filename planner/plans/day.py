@@ -1,7 +1,7 @@
 """A plan over the day: it is sized for the window with the largest rate, and here is what the others see."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ground.units import DAY_SECONDS
 from planner.instances.space import Role
@@ -10,8 +10,7 @@ from planner.plans.servers import needed_instances
 from planner.survival import lost_instances
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class Window(NamedTuple):
     """A part of the day with one rate; it ends where the next one begins, the last one where the first does."""
 
     begin_seconds: float
@@ -21,8 +20,7 @@ class Window:
     """0 where nothing arrives."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(NamedTuple):
     """What a window sees of a plan: the plan with the same pools at the window's rate, None where nothing arrives."""
 
     window: Window

@@ -5,6 +5,7 @@ the least time; beside it stands what is predicted, with start-up, unfilled tile
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ground.units import format_bytes, format_duration
 from planner.costs.breakdown import Operator
@@ -51,8 +52,7 @@ class Worked:
     told: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolTerms:
+class PoolTerms(NamedTuple):
     """A pool's step: its leading terms, what the rest takes, and how its time divides by what binds."""
 
     role: str

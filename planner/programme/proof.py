@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,8 +15,7 @@ from planner.programme.columns import Side
 from planner.programme.programme import Picks, Programme
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pruned:
+class Pruned(NamedTuple):
     """Alternatives that were never solved in full, and the bound that shows that none is better."""
 
     what: str

@@ -1,7 +1,5 @@
 """Attention and experts on devices of their own (xDeepServe sections 3, 5.2 and 7.1, arXiv 2508.02520)."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,7 +56,7 @@ def test_a_layer_is_its_largest_bound(a: float, d: float, e: float, c: float, do
     layer = layer_seconds(parts, domains, count)
     assert layer == max(layer_bounds(parts, domains, count))
     assert layer_seconds(parts, domains + 1, count) >= layer
-    assert layer_seconds(replace(parts, experts=2 * e), domains, count) >= layer
+    assert layer_seconds(parts._replace(experts=2 * e), domains, count) >= layer
     assert drain_seconds(parts, layer, count) >= 0
 
 
@@ -68,7 +66,7 @@ def test_domains_add_rate_until_the_experts_bind(batch: int, domains: int) -> No
     """One domain more never lowers the instance's rate and never shortens the step."""
     seconds = []
     for count in (domains, domains + 1):
-        deployment = superpod(strategy=replace(SUPERPOD, domains=count))
+        deployment = superpod(strategy=SUPERPOD._replace(domains=count))
         load = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * 3072.0, mean_tokens=2.0 * batch)
         seconds.append(float(evaluate(balanced_cost(deployment, parse_balance("measured")), load, 2).seconds))
     assert seconds[1] >= seconds[0]

@@ -64,8 +64,8 @@ def test_degrees_of_many_instances_at_once():
     found = measured_experts(own)
     assert found is not None and found.shape != (5120, 1536, 8, 160)
     tp = np.array([1.0, 4.0])
-    both = replace(own, strategy=replace(own.strategy, moe_tp=tp))  # type: ignore[arg-type]
-    columns = [curve_of(replace(own, strategy=replace(own.strategy, moe_tp=each)), found, 1.0) for each in (1, 4)]
+    both = replace(own, strategy=own.strategy._replace(moe_tp=tp))  # type: ignore[arg-type]
+    columns = [curve_of(replace(own, strategy=own.strategy._replace(moe_tp=each)), found, 1.0) for each in (1, 4)]
     assert np.array(curve_of(both, found, np.ones(2))) == pytest.approx(np.array(columns).T)
 
 
