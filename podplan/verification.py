@@ -27,7 +27,8 @@ from runtime.simulate.workload import Requests, closed_loop, open_loop
 
 LABELS = ("engine", "hardware", "model")
 SLOWER = 1.05
-LEAST_REQUESTS, REQUESTS_PER_CONCURRENCY = 500, 10
+LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONCURRENCY = 500, 20_000, 10
+USUAL_REQUESTS = 4000  # at a rate, where a report does not say how many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +205,7 @@ def _predicted(knees: list[str], asked: Configuration | Loaded) -> dict[str, flo
 
 
 def _played(loaded: Loaded, knees: list[str]) -> dict[str, float]:
+    """Play what the load generator sent, from an empty system until all are served, as it measures them."""
     manifest, report = loaded.manifest, loaded.report
     changes: dict[str, object] = {}
     if report.prompt_tokens:
@@ -214,12 +216,13 @@ def _played(loaded: Loaded, knees: list[str]) -> dict[str, float]:
     options = SimulationOptions(mtp="expected")
     if report.concurrency:
         open_requests = max(round(report.concurrency), 1)
-        count = max(LEAST_REQUESTS, REQUESTS_PER_CONCURRENCY * open_requests)
-        requests = closed_loop(workload, open_requests, count)
+        usual = max(LEAST_REQUESTS, REQUESTS_PER_CONCURRENCY * open_requests)
+        count = min(round(report.requests or usual), max(MOST_REQUESTS, usual))
+        requests = closed_loop(workload, open_requests, max(count, open_requests))
     else:
         assert report.requests_per_second is not None, "a run has a concurrency or a rate"
-        requests = open_loop(workload, report.requests_per_second, 4000)
-        options = replace(options, warmup_seconds=float(requests.arrival_seconds[400]))
+        count = min(round(report.requests or USUAL_REQUESTS), MOST_REQUESTS)
+        requests = open_loop(workload, report.requests_per_second, max(count, 1))
     found = simulate(manifest, requests, options)
     if not found.completed:
         tokens = f"{workload.input_tokens:g} + {workload.output_tokens:g} tokens"
@@ -242,7 +245,7 @@ def _knee(
     as dense: TTFT is 1.05 times what it is there.
     """
     dense = replace(requests, arrival_seconds=requests.arrival_seconds / SLOWER)
-    slow = simulate(manifest, dense, replace(options, warmup_seconds=options.warmup_seconds / SLOWER))
+    slow = simulate(manifest, dense, options)
     busy = " and ".join(f"{role} {share:.0%}" for role, share in found.utilisation.items())
     told = f"{report.where}: at {report.requests_per_second:.3g} requests/s {busy} busy"
     if found.ttft_seconds is None or slow.ttft_seconds is None or found.ttft_seconds.mean <= 0:

@@ -26,7 +26,9 @@ class Report:
     tool: str
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
+    requests: float | None = None
     requests_per_second: float | None = None
+    """At which requests were sent; where the tool does not say it, at which they ended."""
     output_tokens_per_second: float | None = None
     concurrency: float | None = None
     """Requests that were kept open; None where they arrived at a rate."""
@@ -134,15 +136,23 @@ def _each(total: str, count: str) -> Read:
     return read
 
 
+def _aiperf_phase(row: Mapping[str, Any]) -> Any:
+    """What was asked of the load: the measured phase since 1.4 of its schema, whose type says whether at a rate."""
+    phases = at(row, "input_config.phases")
+    measured = [phase for phase in phases if at(phase, "kind") == "profiling"] if isinstance(phases, list) else []
+    older = at(row, "input_config.loadgen") or at(row, "input_config.perf_analyzer.stimulus")
+    return measured[-1] if measured else older
+
+
+def _aiperf_rate(row: Mapping[str, Any]) -> float | None:
+    return _at("rate", "request_rate")(_aiperf_phase(row)) or _mean("request_throughput")(row)
+
+
 def _aiperf_concurrency(row: Mapping[str, Any]) -> float | None:
-    concurrency = at(row, "input_config.loadgen.concurrency") or at(
-        row, "input_config.perf_analyzer.stimulus.concurrency"
-    )
-    phases = at(row, "input_config.phases")  # since 1.4 of its schema; other types send at a rate
-    for phase in phases if isinstance(phases, list) else ():
-        if at(phase, "kind") == "profiling" and at(phase, "type") == "concurrency":
-            concurrency = at(phase, "concurrency")
-    return _figure(concurrency)
+    """Beside a rate it bounds what is open."""
+    phase = _aiperf_phase(row)
+    paced = at(phase, "type") not in (None, "concurrency") or _at("rate", "request_rate")(phase)
+    return None if paced else _at("concurrency")(phase)
 
 
 def _guidellm_concurrency(row: Mapping[str, Any]) -> float | None:
@@ -152,12 +162,19 @@ def _guidellm_concurrency(row: Mapping[str, Any]) -> float | None:
     return _at("metrics.request_concurrency.successful.mean")(row)
 
 
+def _serving_concurrency(row: Mapping[str, Any]) -> float | None:
+    """Beside a rate it bounds what is open: a closed loop only where so many were."""
+    most, peak = _at("max_concurrency")(row), _at("max_concurrent_requests")(row)
+    return None if most and _at("request_rate")(row) and not (peak and peak >= most) else most
+
+
 _SERVING: dict[str, Read] = {
     "ttft_seconds": _at("mean_ttft_ms", scale=1e-3),
     "tpot_seconds": _at("mean_tpot_ms", scale=1e-3),
-    "requests_per_second": _at("request_throughput"),
+    "requests": _at("completed"),
+    "requests_per_second": _at("request_rate", "request_throughput"),  # inf, or no number, where all come at once
     "output_tokens_per_second": _at("output_throughput"),
-    "concurrency": _at("max_concurrency"),
+    "concurrency": _serving_concurrency,
     "prompt_tokens": _each("total_input_tokens", "completed"),
     "output_tokens": _each("total_output_tokens", "completed"),
 }
@@ -169,7 +186,10 @@ def _llm_d(at: str) -> dict[str, Read]:
     return {
         "ttft_seconds": _timed(f"{at}.latency.time_to_first_token"),
         "tpot_seconds": _timed(f"{at}.latency.inter_token_latency", f"{at}.latency.time_per_output_token"),
-        "requests_per_second": _at(f"{at}.throughput.request_rate.mean", f"{at}.throughput.requests_per_sec"),
+        "requests": _at(f"{requests}.total"),
+        "requests_per_second": _at(
+            f"{asked}.rate_qps", f"{at}.throughput.request_rate.mean", f"{at}.throughput.requests_per_sec"
+        ),
         "output_tokens_per_second": _at(
             f"{at}.throughput.output_token_rate.mean", f"{at}.throughput.output_tokens_per_sec"
         ),
@@ -188,7 +208,8 @@ _FORMATS = (
         {
             "ttft_seconds": _at("metrics.time_to_first_token_ms.successful.mean", scale=1e-3),
             "tpot_seconds": _at("metrics.inter_token_latency_ms.successful.mean", scale=1e-3),
-            "requests_per_second": _at("metrics.requests_per_second.successful.mean"),
+            "requests": _at("metrics.request_totals.successful"),
+            "requests_per_second": _at("config.strategy.rate", "metrics.requests_per_second.successful.mean"),
             "output_tokens_per_second": _at("metrics.output_tokens_per_second.successful.mean"),
             "concurrency": _guidellm_concurrency,
             "prompt_tokens": _at("metrics.prompt_token_count.successful.mean"),
@@ -218,7 +239,8 @@ _FORMATS = (
         {
             "ttft_seconds": _timed("time_to_first_token"),
             "tpot_seconds": _timed("inter_token_latency"),
-            "requests_per_second": _mean("request_throughput"),
+            "requests": _mean("request_count"),
+            "requests_per_second": _aiperf_rate,
             "output_tokens_per_second": _mean("output_token_throughput"),
             "concurrency": _aiperf_concurrency,
             "prompt_tokens": _mean("input_sequence_length"),

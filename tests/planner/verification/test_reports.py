@@ -21,6 +21,7 @@ AIPERF = {
     "output_token_throughput": {"unit": "tokens/sec", "avg": 800.0},
     "input_sequence_length": {"unit": "tokens", "avg": 1000.0},
     "output_sequence_length": {"unit": "tokens", "avg": 200.0},
+    "request_count": {"unit": "requests", "avg": 100.0},
     "input_config": {"loadgen": {"concurrency": 32}},
 }
 METRICS = {
@@ -30,7 +31,12 @@ METRICS = {
 }  # fmt: skip
 GUIDELLM = {
     "metadata": {"version": 2},
-    "benchmarks": [{"metrics": {name: {"successful": {"mean": value}} for name, value in METRICS.items()}}],
+    "benchmarks": [
+        {
+            "metrics": {name: {"successful": {"mean": value}} for name, value in METRICS.items()}
+            | {"request_totals": {"successful": 100, "errored": 0, "incomplete": 2, "total": 102}}
+        }
+    ],
 }
 LLM_D = {
     "scenario": {
@@ -44,6 +50,7 @@ LLM_D = {
                     "inter_token_latency": {"units": "ms/token", "mean": 25.0},
                 },
                 "throughput": {"request_rate": {"mean": 4.0}, "output_token_rate": {"mean": 800.0}},
+                "requests": {"total": 100},
             }
         }
     },
@@ -70,7 +77,27 @@ def test_the_same_run_reads_the_same_from_every_tool(report: dict[str, Any], tmp
     assert found.ttft_seconds == pytest.approx(0.12)
     assert found.tpot_seconds == pytest.approx(0.025)
     assert (found.concurrency, found.prompt_tokens, found.output_tokens) == (32, 1000, 200)
-    assert found.requests_per_second == 4.0
+    assert (found.requests, found.requests_per_second) == (100, 4.0)
+
+
+@pytest.mark.parametrize("tool", [{}, {"server_info": None}], ids=["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("asked", "concurrency", "rate"),
+    [
+        ({"request_rate": 5.0, "max_concurrent_requests": 30}, None, 5.0),
+        ({"request_rate": 5.0, "max_concurrent_requests": 32}, 32.0, 5.0),
+        ({"request_rate": "inf", "max_concurrent_requests": 32}, 32.0, 4.0),
+        ({"request_rate": float("inf")}, 32.0, 4.0),
+    ],
+)
+def test_a_bound_beside_a_rate_closes_the_loop_where_it_is_reached(
+    tool: dict[str, Any], asked: dict[str, Any], concurrency: float | None, rate: float, tmp_path: Path
+) -> None:
+    """Requests that end in a second are fewer than come, so that the rate that was asked for is played."""
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(VLLM | tool | asked), encoding="utf-8")
+    (found,) = read_reports(path)
+    assert (found.concurrency, found.requests_per_second) == (concurrency, rate)
 
 
 def test_an_inferencex_record_is_in_seconds_and_its_lengths_are_labels(tmp_path: Path) -> None:
@@ -95,8 +122,8 @@ def test_what_no_tool_writes_is_refused_in_one_sentence(text: str, tmp_path: Pat
 
 def test_aiperf_says_its_concurrency_by_phase(tmp_path: Path) -> None:
     """Schema 1.4, of AIPerf 0.13: requests kept open in a phase of that type, none where it sends at a rate."""
-    for kind, wanted in (("concurrency", 4.0), ("poisson", None)):
-        phases = [{"name": "profiling", "kind": "profiling", "type": kind, "requests": 32, "concurrency": 4}]
+    for kind, rate, wanted in (("concurrency", None, (4.0, 7.95)), ("poisson", 9.0, (None, 9.0))):
+        phases = [{"kind": "profiling", "type": kind, "requests": 32, "concurrency": 4, "rate": rate}]
         row = {
             "schema_version": "1.4",
             "input_config": {"phases": phases},
@@ -107,7 +134,7 @@ def test_aiperf_says_its_concurrency_by_phase(tmp_path: Path) -> None:
         path = tmp_path / f"{kind}.json"
         path.write_text(json.dumps(row), encoding="utf-8")
         (report,) = read_reports(path)
-        assert (report.tool, report.concurrency) == ("AIPerf", wanted)
+        assert (report.concurrency, report.requests_per_second) == wanted
 
 
 def test_llm_d_writes_yaml_and_endless_concurrency_at_a_rate(tmp_path: Path) -> None:
