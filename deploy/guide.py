@@ -21,8 +21,13 @@ FETCH = (
     "engines that start before it is done find half a model."
 )
 PROVE = [
-    "Run smoke.{job}: one request must go through every role.",
-    "Run benchmark.{job}; plan verify reads its result.",
+    "kubectl apply -f smoke.yaml: its job {name}-smoke sends one request, which must go through every role.",
+    "kubectl apply -f benchmark.yaml, and once its job is complete kubectl logs job/{name}-benchmark | tail -n 1 > "
+    "benchmark.json, which plan verify reads.",
+]
+RUN_PROOF = [
+    "Run {folder}smoke.sh: one request must go through every role.",
+    "Run {folder}benchmark.sh; plan verify reads its result.",
 ]
 APPLY = "kubectl apply -f each file in this order: {sheets}."
 STEPS = {
@@ -31,9 +36,12 @@ STEPS = {
         "Run etcd.sh on the host that it names.",
         "Run the command of each line of hosts.tsv on its host, decode first.",
         "Run router.sh once all of them answer.",
-        *PROVE,
+        *RUN_PROOF,
     ],
-    "slurm": ["sbatch job.sbatch in this folder, on storage that all nodes share.", *PROVE],
+    "slurm": [
+        "sbatch job.sbatch in this folder, on storage that all nodes share: its files are those of run-JOB.",
+        *RUN_PROOF,
+    ],
     "dynamo": [APPLY + " The operator of NVIDIA Dynamo starts the rest.", *PROVE],
     "llm-d": [
         "Install the CRDs of the Gateway API and its Inference Extension, and a gateway of class {gateway}.",
@@ -44,7 +52,7 @@ STEPS = {
         "Copy the maps to {files} on every host.",
         "Put user_config.json beside MindIE Motor's deployer and mindie_env.json into its conf folder.",
         "Run its deploy_ac_job.py.",
-        *PROVE,
+        *RUN_PROOF,
     ],
 }
 # What is applied comes before what is run; autoscaler and monitoring need KEDA and the Prometheus operator.
@@ -151,7 +159,7 @@ def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
     said = {
         "files": target.site.files_path,
         "gateway": target.site.gateway_class,
-        "job": "sh" if target.bare or target.kind == "motor" else "yaml (kubectl apply, then kubectl logs of its job)",
+        "folder": "run-JOB/" if target.kind == "slurm" else "",
         "name": target.name,
         "sheets": ", ".join(name for name in order if name in files and not (fetched and name == "weights.yaml")),
     }

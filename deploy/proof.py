@@ -52,16 +52,17 @@ def load_of(manifest: Manifest, target: Target) -> Load:
     )
 
 
-def router_url(target: Target) -> str:
-    """Return where requests go, from a host of the site or a pod of the namespace."""
+def router_url(target: Target, address: Address | None) -> str:
+    """Return where requests go, from a host of the site or a pod of the namespace; hosts have the router themselves."""
     name, port = target.name, target.site.router_port
     names = {
         "llm-d": f"http://{name}",
         "dynamo": f"http://{name}-frontend:8000",
         "motor": "http://127.0.0.1:31015",  # mindie-ms-coordinator-infer, on every node
     }
-    if target.kind in ("bare", "slurm"):
-        return f"http://127.0.0.1:{port}"
+    if target.bare:
+        here = address(target.roles[-1], 0, 0) if address and target.kind == "slurm" else "127.0.0.1"
+        return f"http://{here}:{port}"
     return names.get(target.kind, f"http://{name}-router:{port}")
 
 
@@ -84,7 +85,7 @@ def smoke(target: Target, launches: Mapping[str, Launch], address: Address | Non
         head="\n".join(
             comment(origin, "One request through every role. ROUTER=http://host:port names another way in.")
         ),
-        router=router_url(target),
+        router=router_url(target, address),
         before="\n".join(before),
         body=quoted(body),
         after="\n".join(after),
@@ -92,7 +93,7 @@ def smoke(target: Target, launches: Mapping[str, Launch], address: Address | Non
     )
 
 
-def benchmark(target: Target, load: Load, origin: Provenance) -> str:
+def benchmark(target: Target, load: Load, address: Address | None, origin: Provenance) -> str:
     """Return the script that sends the plan's traffic with the engine's own tool and writes a result file."""
     engine = target.profile.engine
     programme, flags = {"vllm": _vllm, "vllm-ascend": _vllm, "sglang": _sglang}.get(engine, _aiperf)(target, load)
@@ -100,7 +101,7 @@ def benchmark(target: Target, load: Load, origin: Provenance) -> str:
         "#!/usr/bin/env bash",
         *comment(origin, f"The traffic of the plan; plan verify reads its {result_name(target)}."),
         "set -euo pipefail",
-        f'ROUTER="${{ROUTER:-{router_url(target)}}}"',
+        f'ROUTER="${{ROUTER:-{router_url(target, address)}}}"',
         'OUT="${OUT:-.}"',
     ]
     if programme[0] == "aiperf":

@@ -207,7 +207,7 @@ def _files(target: Target, inventory: Inventory | None, load: Load, origin: Prov
         for role in target.roles:
             yield from mindie.map_files(role).items()
         yield "smoke.sh", smoke(target, {}, None, origin)
-        yield "benchmark.sh", benchmark(target, load, origin)
+        yield "benchmark.sh", benchmark(target, load, None, origin)
         return
     launches = {role.name: _launch(target, role, origin) for role in target.roles}
     if target.bare:
@@ -232,7 +232,7 @@ def _bare(
 
     yield from bare.bare_files(target, launches, inventory, origin).items()
     yield "smoke.sh", smoke(target, launches, address, origin)
-    yield "benchmark.sh", benchmark(target, load, origin)
+    yield "benchmark.sh", benchmark(target, load, address, origin)
     router = router_of(target, launches, address)
     if router:
         yield "router.sh", router_script(router, origin)

@@ -49,7 +49,7 @@ def sheets(target: Target, launches: dict[str, Launch], load: Load, origin: Prov
         ),
         Sheet(name="monitoring", purpose="Metrics and a dashboard.", items=list(operations.monitoring(target, origin))),
         _job(target, origin, "smoke", smoke(target, launches, address, origin)),
-        _job(target, origin, "benchmark", benchmark(target, load, origin)),
+        _job(target, origin, "benchmark", benchmark(target, load, address, origin)),
     ]
     yield from (sheet for sheet in found if sheet.items)
 
@@ -85,7 +85,9 @@ def _engines(
 
 def _job(target: Target, origin: Provenance, name: str, script: str) -> Sheet:
     """Return a script and the job that runs it in the engine's image, without a device."""
-    shown = f" && cat /out/{result_name(target)}" if name == "benchmark" else ""
+    shown = (
+        f" && echo && tr -d '\\n' < /out/{result_name(target)}" if name == "benchmark" else ""
+    )  # on a line of its own
     items = objects(
         "job",
         target,

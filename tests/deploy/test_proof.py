@@ -128,4 +128,6 @@ def test_a_slurm_job_fills_in_addresses_and_starts_every_node(tmp_path: Path) ->
     ]
     assert sum("--nodelist=gpu-b" in line for line in lines) == 2  # decode and the router
     assert "PREFILL_HOSTS=(10.0.0.a 10.0.0.a)" in (run / "site.env").read_text(encoding="utf-8")
-    assert "FILL-IN" not in (run / "router.sh").read_text(encoding="utf-8")
+    for name in ("router.sh", "smoke.sh"):
+        assert "FILL-IN" not in (run / name).read_text(encoding="utf-8")
+    assert "http://10.0.0.b:9000" in (run / "benchmark.sh").read_text(encoding="utf-8")
