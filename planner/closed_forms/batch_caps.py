@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.closed_forms.birth_death import Iterating, length_levels, residence_variance
+from planner.closed_forms.birth_death import Iterating, request_levels, residence_variance
 from planner.serving.latency import Array
 
 Ints = NDArray[np.int64]
@@ -20,17 +20,24 @@ Ints = NDArray[np.int64]
 class Batches(Iterating):
     """An instance whose batch may be capped."""
 
+    full_seconds: Array
+    """[requests], of an iteration where so many are the cap."""
     limit_seconds: float
     """Of TPOT."""
     most_utilisation: float
     """Of what a full instance finishes, the most that is planned with."""
+
+    @property
+    def full_per_second(self) -> Array:
+        """Requests finished per second where so many are the cap and all run, [requests]."""
+        return np.asarray(self.running / (self.iterations.mean * self.full_seconds))
 
     def kept(self, caps: Ints, rate_per_second: float) -> Array:
         """Return the share of requests that keep the limit with each cap at a rate, [caps]; 0 past most utilisation.
 
         What ``birth_death.decode_state`` says of one cap, but that waits are exponential instead of levels of it.
         """
-        able = self.most_utilisation * self.finished_per_second[caps - 1] >= rate_per_second
+        able = self.most_utilisation * self.full_per_second[caps - 1] >= rate_per_second
         found = np.zeros(caps.shape)
         if able.any():
             found[able] = _Occupancies.of(self, caps[able], rate_per_second).kept()
@@ -56,29 +63,31 @@ class _Occupancies:
         finished = batches.finished_per_second
         logs = np.append(0.0, np.cumsum(np.log(rate / finished)))
         masses = np.exp(logs - logs.max())
-        in_line = masses[caps] / (1 - rate / finished[caps - 1])
+        full = batches.full_per_second[caps - 1]
+        in_line = masses[caps - 1] * rate / full / (1 - rate / full)
         seen = np.append(0.0, masses[1:] * batches.running / batches.iteration_seconds)
-        own = in_line * caps / batches.iteration_seconds[caps - 1]
+        own = in_line * caps / batches.full_seconds[caps - 1]
         return cls(batches, rate, caps, in_line / (np.cumsum(masses)[caps - 1] + in_line), seen, own)
 
     def kept(self) -> Array:
         """Share of requests within the limit, [caps]."""
         batches, caps, spread = self.batches, self.caps, self.batches.iterations.squared_cv
-        seconds, full = batches.iteration_seconds, batches.iteration_seconds[self.caps - 1]
-        likely, lengths = length_levels(batches.iterations)
-        iterations = batches.iterations.mean * lengths
-        limit = batches.limit_seconds * batches.tokens_per_iteration - batches.transfer_seconds / iterations
+        seconds, full = batches.iteration_seconds, batches.full_seconds[self.caps - 1]
+        likely, lengths, luck = request_levels(batches.iterations, batches.tokens_squared_cv)
+        iterations = batches.iterations.mean * lengths * luck
         mean = self._mean_seen(seconds)[:, None]
+        fixed = batches.transfer_seconds + batches.joining_iterations * mean  # [caps, 1]
+        limit = batches.limit_seconds * batches.tokens_per_iteration / luck - fixed / iterations  # [caps, levels]
         shrink = np.sqrt(residence_variance(self._elasticity(mean[:, 0])[:, None], lengths, spread))
-        longest = mean + (limit - mean) / shrink  # [caps, lengths] of an iteration that is in time
+        longest = mean + (limit - mean) / shrink  # [caps, levels] of an iteration that is in time
         within = self._within(longest)
-        scale = (1 + spread) / 2 / (batches.finished_per_second[caps - 1] - self.rate)
+        scale = (1 + spread) / 2 / (batches.full_per_second[caps - 1] - self.rate)
         late = -np.expm1(-np.maximum(limit - full[:, None], 0.0) * iterations / scale[:, None])
         waiting = self.waiting[:, None]
         return np.asarray(((1 - waiting) * within / self._total[:, None] + waiting * late) @ likely)
 
     def _within(self, longest: Array) -> Array:
-        """What iterations of at most so long see, [caps, lengths]."""
+        """What iterations of at most so long see, [caps, levels]."""
         caps, seconds = self.caps[:, None], self.batches.iteration_seconds
         places = np.minimum(np.searchsorted(seconds, longest, side="right"), caps)  # states that are in time
         masses = np.cumsum(self.seen)[np.minimum(places, caps - 1)] + np.where(places == caps, self.own[:, None], 0.0)

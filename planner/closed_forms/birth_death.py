@@ -10,15 +10,17 @@ depends on the mean length only, F. P. Kelly, Reversibility and Stochastic Netwo
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
 from typing import Self
 
 import numpy as np
 
-from ground.arrays import distinct
+from ground.arrays import distinct, placed
 from ground.errors import BadInput
 from planner.serving.capacity import largest_rate
 from planner.serving.latency import Array, Latency
-from planner.serving.streams import gamma_quantiles
+from planner.serving.streams import lengths_at
 from planner.workload import Lengths
 
 IterationSeconds = Callable[[Array], Array]
@@ -29,6 +31,10 @@ _LENGTH_EDGES = np.concatenate(
 )
 """Levels between which lengths are taken as one: fine at the short end, where a wait weighs most per token, and at the
 long one, which is the tail of the answer's whole time."""
+_DRAFT_EDGES = (0.001, 0.005, 0.015, 0.03, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.985, 0.995, 0.999)
+"""Levels between which the luck that requests have with their drafts is taken as one."""
+_DRAFT_STATES = 64
+"""Iteration times that are told apart where drafts spread requests too."""
 _WAIT_NODES = 32
 _MOST_TOGETHER = 50_000
 """Requests of instances that are followed together; more of them hardly vary."""
@@ -79,7 +85,10 @@ class Iterating:
     iterations: Lengths
     """Of a request."""
     tokens_per_iteration: float
+    tokens_squared_cv: float = 0.0
+    """Of the tokens of an iteration: drafts are accepted or not."""
     transfer_seconds: float
+    joining_iterations: float = 0.0
 
     @property
     def running(self) -> Array:
@@ -109,6 +118,8 @@ class DecodeQueue:
         most_requests: that memory and engine allow to run at once.
         transfer_seconds: from the end of prefill to readiness for admission (KV transfer).
         tokens_per_iteration: accepted tokens per request and iteration, above 1 with MTP.
+        tokens_squared_cv: of the tokens of an iteration.
+        joining_iterations: until a request that is ready joins the next one: 1/2 where all begin together.
     """
 
     iterations_per_request: Lengths
@@ -116,6 +127,8 @@ class DecodeQueue:
     most_requests: int
     transfer_seconds: float = 0.0
     tokens_per_iteration: float = 1.0
+    tokens_squared_cv: float = 0.0
+    joining_iterations: float = 0.0
 
     def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
         """Return its state under Poisson arrivals; None where a full instance cannot keep up.
@@ -167,7 +180,9 @@ class DecodeQueue:
             iteration_seconds=np.interp(each, nodes, np.maximum.accumulate(seconds)),
             iterations=self.iterations_per_request,
             tokens_per_iteration=self.tokens_per_iteration,
+            tokens_squared_cv=self.tokens_squared_cv,
             transfer_seconds=self.transfer_seconds,
+            joining_iterations=self.joining_iterations,
             instances=instances,
         )
 
@@ -187,9 +202,10 @@ def _state(server: _Server, rate: float) -> DecodeState | None:
     waiting = in_line / total
     mean_requests = float(occupancy[1:] @ server.running)
     mean_wait, residence = waiting * _wait_scale(server, rate), mean_requests / rate
-    iterations, paces, masses = _paces(server, rate, occupancy[1:], waiting)
     # Little's law knows the mean better than lengths that are taken as one between levels; fixed ones need no help.
-    known = server.transfer_seconds + mean_wait + residence if server.iterations.squared_cv else None
+    joining = server.joining_iterations * residence / server.iterations.mean
+    known = server.transfer_seconds + mean_wait + joining + residence if server.iterations.squared_cv else None
+    tokens, spans, masses = _requests(server, rate, occupancy[1:], waiting)
     return DecodeState(
         rate_per_second=rate / server.instances,
         mean_requests=mean_requests / server.instances,
@@ -197,8 +213,8 @@ def _state(server: _Server, rate: float) -> DecodeState | None:
         waiting_probability=waiting,
         mean_wait_seconds=mean_wait,
         residence_seconds=residence,
-        tpot=_ordered(paces / server.tokens_per_iteration, masses),
-        span=_ordered(paces * iterations, masses, known),
+        tpot=_ordered(spans / tokens, masses),
+        span=_ordered(spans, masses, known),
     )
 
 
@@ -227,17 +243,17 @@ def residence_variance(elasticity: Array, residence: Array, squared_cv: float) -
     return np.asarray(forgetting * (fixed + (1 - fixed) * min(squared_cv, 1.0)), dtype=np.float64)
 
 
-def _paces(server: _Server, rate: float, occupancy: Array, waiting: float) -> tuple[Array, Array, Array]:
-    """Requests as point masses: iterations, seconds per iteration with transfer and wait spread over them, mass.
+def _requests(server: _Server, rate: float, occupancy: Array, waiting: float) -> tuple[Array, Array, Array]:
+    """Requests as point masses: tokens, seconds of transfer, wait and iterations, mass.
 
     Iteration times are shrunk to their mean as far as a residence averages them; iterations see the occupancy weighted
-    by n / tau(n). A request of x mean lengths waits and transfers for 1/x times as long per token.
+    by n / tau(n).
     """
-    running, seconds = server.running, server.iteration_seconds
-    seen = occupancy * running / seconds
+    running = server.running
+    seen = occupancy * running / server.iteration_seconds
     seen /= seen.sum()
     kept = np.flatnonzero(seen > 1e-9)
-    seen, seconds = seen[kept], seconds[kept]
+    seen, seconds = seen[kept], server.iteration_seconds[kept]
     mean = float(seen @ seconds)
     busy = float(seen @ running[kept])
     slope = float(np.interp(busy + 0.5, running, server.iteration_seconds)) - float(
@@ -245,29 +261,63 @@ def _paces(server: _Server, rate: float, occupancy: Array, waiting: float) -> tu
     )
     elasticity = np.array(min(max(slope * busy / mean, 0.0), 0.999))
     spread = server.iterations.squared_cv
-    likely, lengths = length_levels(server.iterations)
-    shrink = np.sqrt(residence_variance(elasticity, lengths, spread))[:, None]  # [lengths, 1]
-    averages = mean + shrink * (seconds - mean)[None, :]  # [lengths, states]
-    iterations = (server.iterations.mean * lengths)[:, None]
-    fixed = server.transfer_seconds / iterations
-    direct = (averages + fixed).ravel()
-    direct_masses = (likely[:, None] * seen[None, :]).ravel() * (1 - waiting)
+    likely, lengths, luck = request_levels(server.iterations, server.tokens_squared_cv)
+    if server.tokens_squared_cv and seen.size > _DRAFT_STATES:
+        seen, seconds = _alike(seen, seconds)
+    shrink = np.sqrt(residence_variance(elasticity, lengths, spread))[:, None]  # [levels, 1]
+    averages = mean + shrink * (seconds - mean)[None, :]  # [levels, states]
+    tokens = server.iterations.mean * server.tokens_per_iteration * lengths[:, None]
+    iterations = server.iterations.mean * (lengths * luck)[:, None]
+    fixed = server.transfer_seconds + server.joining_iterations * mean
     levels = (np.arange(_WAIT_NODES) + 0.5) / _WAIT_NODES
     waits = -np.log1p(-levels) * _wait_scale(server, rate)  # [waits], given that one waits
-    late = server.iteration_seconds[-1] + fixed + waits[None, :] / iterations
-    late_masses = np.repeat(likely, _WAIT_NODES) * waiting / _WAIT_NODES
+    spans = [averages * iterations + fixed, server.iteration_seconds[-1] * iterations + fixed + waits[None, :]]
+    masses = [
+        (likely[:, None] * seen[None, :]).ravel() * (1 - waiting),
+        np.repeat(likely, _WAIT_NODES) * waiting / _WAIT_NODES,
+    ]
     return (
-        np.concatenate([np.broadcast_to(iterations, part.shape).ravel() for part in (averages, late)]),
-        np.concatenate([direct, late.ravel()]),
-        np.concatenate([direct_masses, late_masses]),
+        np.concatenate([np.broadcast_to(tokens, part.shape).ravel() for part in spans]),
+        np.concatenate([part.ravel() for part in spans]),
+        np.concatenate(masses),
     )
 
 
-def length_levels(iterations: Lengths) -> tuple[Array, Array]:
-    """Return how likely lengths are that stand for all of a request's, [lengths], and them over the mean, [lengths]."""
+def _alike(seen: Array, seconds: Array) -> tuple[Array, Array]:
+    """Return states whose iterations last about as long as one, with their mean; states are in the order of seconds."""
+    low, high = float(seconds[0]), float(seconds[-1])
+    edges = np.linspace(low, high, _DRAFT_STATES + 1)[:-1]
+    starts = placed(np.searchsorted(seconds, edges))[0].astype(np.intp)
+    masses = np.add.reduceat(seen, starts)
+    return masses, np.add.reduceat(seen * seconds, starts) / masses
+
+
+def request_levels(iterations: Lengths, tokens_squared_cv: float) -> tuple[Array, Array, Array]:
+    """Return requests that stand for all, [levels]: how likely they are, their length over the mean, and their luck.
+
+    Luck is the iterations that an answer takes over those that it takes on average. They are as many as it takes
+    accepted tokens to pass it, so their squared CV is that of the tokens of an iteration over their number (renewal
+    theory, W. Feller, An Introduction to Probability Theory, volume 2, XI.5), and they are taken as normal.
+    """
     edges = _LENGTH_EDGES if iterations.squared_cv else np.array([0.0, 1.0])
-    lengths = gamma_quantiles(iterations.squared_cv, (edges[1:] + edges[:-1]) / 2)
-    return np.diff(edges), np.maximum(lengths, 1 / iterations.mean)  # none is shorter than one iteration
+    likely, lengths = np.diff(edges), lengths_at(iterations, (edges[1:] + edges[:-1]) / 2) / iterations.mean
+    lengths = np.maximum(lengths, 1 / iterations.mean)  # none is shorter than one iteration
+    if not tokens_squared_cv:
+        return likely, lengths, np.ones_like(lengths)
+    shares, scores = _normal_levels()
+    deviations = np.sqrt(tokens_squared_cv / (iterations.mean * lengths))
+    luck = np.maximum(1 + deviations[:, None] * scores, 1 / (iterations.mean * lengths[:, None]))
+    return np.outer(likely, shares).ravel(), np.repeat(lengths, scores.size), luck.ravel()
+
+
+@cache
+def _normal_levels() -> tuple[Array, Array]:
+    """Return the shares of a standard normal between levels, and its mean there."""
+    normal = NormalDist()
+    edges = np.array([0.0, *_DRAFT_EDGES, 1.0])
+    heights = np.array([0.0, *(normal.pdf(normal.inv_cdf(level)) for level in _DRAFT_EDGES), 0.0])
+    shares = np.diff(edges)
+    return shares, -np.diff(heights) / shares
 
 
 def _wait_scale(server: _Server, rate: float) -> float:

@@ -110,7 +110,8 @@ class PlayedAggregated(Player):
             tpot=Latency.from_samples(outcome.tpot_seconds),
             e2e=Latency.from_samples(outcome.ttft_seconds + span),
             mean_requests=rate_per_second * float(span.mean()),
-            mean_step_seconds=float(span.sum() / max(later.sum(), 1)) * self.pool.accepted,
+            mean_step_seconds=float(span.sum() / max(later.sum(), 1))
+            * tokens_per_iteration(self.pool.queries - 1, self.pool.acceptance),
             prompt_steps=outcome.prompt_steps,
             utilisation=rate_per_second / self.saturation_per_second,
         )
@@ -223,7 +224,7 @@ class AggregatedServer:
                 capacity_tokens=float(kv_capacity_tokens(deployment, candidate.memory(question.workload))),
                 rule=engine_rule(question.engine),
                 queries=1 + int(deployment.drafts),
-                accepted=tokens_per_iteration(int(deployment.drafts), question.acceptance),
+                acceptance=question.acceptance,
             ),
             charged=partial(granted_tokens, deployment),
         )

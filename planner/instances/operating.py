@@ -21,7 +21,7 @@ from planner.instances.decode_candidates import DecodeCandidate, kv_of_busiest
 from planner.instances.decode_played import PlayedDecode
 from planner.instances.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
 from planner.loops.arrays import TableArrays
-from planner.manifest.drafts import tokens_per_iteration
+from planner.manifest.drafts import Acceptance, tokens_per_iteration, tokens_squared_cv
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
@@ -90,14 +90,72 @@ def has_closed_form(workload: Workload, chunks: int) -> bool:
     return not varied and workload.arrival_squared_cv == 1 and chunks == 1
 
 
-def dealt_iteration_seconds(dealing: Dealing, requests: Array) -> Array:
-    """Seconds of iterations with ``requests`` running requests in all; the shape of ``requests``."""
-    return iteration_seconds(dealing.cost, dealing.workload, dealing.ranks, dealing.microbatches, requests)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decoding:
+    """A decode instance whose requests are dealt to the rank with fewest: what an iteration costs, and its queue."""
+
+    cost: StepCost
+    workload: Workload
+    ranks: int
+    slots: int
+    """Requests of a rank."""
+    microbatches: int
+    drafts: int
+    acceptance: Acceptance
+
+    @property
+    def accepted(self) -> float:
+        """Tokens per request and iteration."""
+        return tokens_per_iteration(self.drafts, self.acceptance)
+
+    @property
+    def iterations(self) -> Lengths:
+        """Iterations of one request: its tokens after the first over those accepted per iteration."""
+        return replace(self.workload.output_tokens, mean=self.workload.decoded_tokens / self.accepted)
+
+    def busiest(self, requests: Array) -> Array:
+        """Return the running requests of the rank that has most of an instance's; shaped like ``requests``.
+
+        Ranks hold the same but for what does not divide by them, (R - 1) / 2R on average above the mean, and for those
+        that ended since requests were last dealt, a Poisson number with the mean u = n / I of each: of R ranks the one
+        that lost fewest lost z sqrt(u) less than the mean, z the expected maximum of R standard normals, and u at most.
+        No rank holds more than its slots. Derived here; tests/planner/instances/test_operating.py deals them out.
+        """
+        mean = requests / self.ranks
+        ended = mean / self.iterations.mean
+        uneven = (self.ranks - 1) / (2 * self.ranks)
+        kept = np.minimum(ended, expected_maximum_normal(self.ranks) * np.sqrt(ended))
+        return np.maximum(np.minimum(mean + uneven + kept, np.minimum(requests, self.slots)), np.minimum(requests, 1.0))
+
+    def seconds(self, requests: Array) -> Array:
+        """Seconds of iterations with so many running requests in all; the shape of ``requests``."""
+        busiest = self.busiest(requests)
+        return iteration_seconds(self.cost, self.workload, self.ranks, self.microbatches, requests, busiest)
+
+    def table(self) -> Array:
+        """Seconds of an iteration with 1, 2, ... running requests up to the most, [requests]."""
+        return self.seconds(np.arange(1.0, self.ranks * self.slots + 1))
+
+    def queue(self, transfer_seconds: float) -> DecodeQueue:
+        """Return the instance as its closed form takes it."""
+        return DecodeQueue(
+            iterations_per_request=self.iterations,
+            iteration_seconds=self.seconds,
+            most_requests=self.ranks * self.slots,
+            transfer_seconds=transfer_seconds,
+            tokens_per_iteration=self.accepted,
+            tokens_squared_cv=tokens_squared_cv(self.drafts, self.acceptance),
+            joining_iterations=0.5,
+        )
 
 
-def iteration_seconds(cost: StepCost, workload: Workload, ranks: Number, microbatches: int, requests: Array) -> Array:
-    """The same of one instance, or with a stacked cost and as many ``ranks`` of many; ``requests`` are [..., rows]."""
-    busiest = np.maximum(requests / ranks, np.minimum(requests, 1.0))
+def iteration_seconds(
+    cost: StepCost, workload: Workload, ranks: Number, microbatches: int, requests: Array, busiest: Array
+) -> Array:
+    """Seconds of iterations with ``requests`` in all and ``busiest`` of them on one rank, both [..., rows].
+
+    Of one instance, or with a stacked cost and as many ``ranks`` of many.
+    """
     load = StepLoad(
         decode_sequences=busiest,
         decode_kv_tokens=kv_of_busiest(expected_maximum_normal(ranks), busiest, running_kv_tokens(workload)),
@@ -295,7 +353,8 @@ class DecodeServer:
             capacity_tokens=float(kv_capacity_tokens(candidate.deployment, candidate.memory(question.workload))),
             microbatches=candidate.microbatches,
             instances=instances,
-            tokens_per_iteration=self.accepted,
+            drafts=candidate.drafts,
+            acceptance=question.acceptance,
         )
 
     @property
@@ -309,33 +368,24 @@ class DecodeServer:
         """Step cost of the instance, for many loads at once."""
         return self.known_cost or stacked(balanced_cost(self.candidate.deployment, self.question.balance))
 
+    @cached_property
+    def decoding(self) -> Decoding:
+        """What an iteration costs."""
+        question, candidate = self.question, self.candidate
+        return Decoding(
+            cost=self.cost,
+            workload=question.workload,
+            ranks=candidate.row.strategy.attention_groups,
+            slots=candidate.batch,
+            microbatches=candidate.microbatches,
+            drafts=candidate.drafts,
+            acceptance=question.acceptance,
+        )
+
     @property
     def most_requests(self) -> int:
         """Requests that the instance runs at most."""
-        return self.candidate.batch * self.candidate.row.strategy.attention_groups
-
-    @property
-    def accepted(self) -> float:
-        """Tokens per request and iteration."""
-        return tokens_per_iteration(self.candidate.drafts, self.question.acceptance)
-
-    @property
-    def iterations(self) -> Lengths:
-        """Iterations of one request: its tokens after the first over those accepted per iteration."""
-        workload = self.question.workload
-        return Lengths(mean=workload.decoded_tokens / self.accepted, squared_cv=workload.output_tokens.squared_cv)
-
-    def iteration_seconds(self, requests: Array) -> Array:
-        """Seconds of an iteration with so many running requests."""
-        candidate = self.candidate
-        dealing = Dealing(
-            self.cost, self.question.workload, candidate.row.strategy.attention_groups, candidate.microbatches
-        )
-        return dealt_iteration_seconds(dealing, requests)
-
-    def iteration_table(self) -> Array:
-        """Seconds of an iteration with 1, 2, ... running requests up to the most, [requests]."""
-        return self.iteration_seconds(np.arange(1.0, self.most_requests + 1))
+        return self.decoding.ranks * self.decoding.slots
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances: that of one each, for random routing leaves arrivals Poisson.
@@ -362,19 +412,13 @@ class DecodeServer:
     @property
     def queue(self) -> DecodeQueue:
         """The instance as its closed form takes it."""
-        return DecodeQueue(
-            iterations_per_request=self.iterations,
-            iteration_seconds=self.iteration_seconds,
-            most_requests=self.most_requests,
-            transfer_seconds=self.transfer_seconds,
-            tokens_per_iteration=self.accepted,
-        )
+        return self.decoding.queue(self.transfer_seconds)
 
     @cached_property
     def single_capacity(self) -> float:
         """Largest Poisson rate of one instance within the TPOT limit; 0 where there is none."""
         if self.question.queueing == "mixserve":
-            keeps = self.candidate.iteration_seconds <= self.question.tpot_seconds * self.accepted
+            keeps = self.candidate.iteration_seconds <= self.question.tpot_seconds * self.decoding.accepted
             return self.question.most_utilisation * self.candidate.requests_per_second if keeps else 0.0
         question = self.question
         found = self.queue.capacity(question.tpot_seconds, question.percentile, question.most_utilisation)
@@ -388,7 +432,9 @@ class DecodeServer:
         """
         if self.question.queueing == "mixserve":
             full = (self.candidate.requests_per_second, self.candidate.iteration_seconds)
-            return full_batch_state(rate_per_second, self.iterations, full, self.transfer_seconds, self.accepted)
+            return full_batch_state(
+                rate_per_second, self.decoding.iterations, full, self.transfer_seconds, self.decoding.accepted
+            )
         if not self.question.workload.decodes:
             return DecodeState.idle(rate_per_second)
         if self.player is not None:

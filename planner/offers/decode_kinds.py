@@ -162,12 +162,17 @@ class DecodeKind:
 
     @cached_property
     def _batches(self) -> Batches:
-        full = self.full
+        full, widest = self.full, self._server(int(self._caps[0][-1])).decoding
+        queue = widest.queue(full.transfer_seconds)
+        each = np.arange(1.0, queue.most_requests + 1)
         return Batches(
-            iteration_seconds=np.maximum.accumulate(self._server(int(self._caps[0][-1])).iteration_table()),
-            iterations=full.iterations,
-            transfer_seconds=full.transfer_seconds,
-            tokens_per_iteration=full.accepted,
+            iteration_seconds=np.maximum.accumulate(widest.table()),
+            full_seconds=np.maximum.accumulate(self._seconds(each / widest.ranks)),
+            iterations=queue.iterations_per_request,
+            transfer_seconds=queue.transfer_seconds,
+            joining_iterations=queue.joining_iterations,
+            tokens_per_iteration=queue.tokens_per_iteration,
+            tokens_squared_cv=queue.tokens_squared_cv,
             limit_seconds=full.question.tpot_seconds,
             most_utilisation=full.question.most_utilisation,
         )

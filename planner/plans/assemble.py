@@ -263,7 +263,7 @@ def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
         return aggregated_prediction(plan.mixed.state, plan.requests_per_second, tokens, limits)
     assert isinstance(plan, DisaggregatedPlan)
     decode, question = plan.decode, plan.question
-    server = DecodeServer(question, decode.candidate, plan.transfer_seconds)
+    decoding = DecodeServer(question, decode.candidate, plan.transfer_seconds).decoding
     return open_prediction(
         ttft=plan.ttft,
         tpot=plan.tpot,
@@ -273,7 +273,7 @@ def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
         limits=limits,
         busy={
             "decode": busy_share(
-                server.iteration_table(), server.iterations.mean, plan.requests_per_second / decode.instances
+                decoding.table(), decoding.iterations.mean, plan.requests_per_second / decode.instances
             )
             if question.workload.decodes
             else 0.0

@@ -6,26 +6,18 @@ that the manifest carries. One request at a time needs no queue (``plans.alone``
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
-from planner.closed_forms.birth_death import DecodeQueue, DecodeState
+from planner.closed_forms.birth_death import DecodeState
 from planner.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
 from planner.closed_forms.crowding import Crowding
 from planner.closed_forms.pass_seconds import Passes
 from planner.instances.aggregated import AggregatedState, aggregated_times, player_of
 from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state
-from planner.instances.operating import (
-    Dealing,
-    dealt_iteration_seconds,
-    has_closed_form,
-    mean_passes,
-    pass_times,
-)
-from planner.manifest.drafts import tokens_per_iteration
+from planner.instances.operating import Dealing, Decoding, has_closed_form, mean_passes, pass_times
 from planner.manifest.schema import (
     Manifest,
     ManifestWorkload,
@@ -308,11 +300,11 @@ def pool_links(
     """Return what KV takes from the prefill to the decode pool; None where the links cannot keep up."""
     prefill, decode = pools
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
-    dealing, drafts = iteration_dealing(decode, workload), decode.mtp
+    decoding = decoding_of(decode, workload)
     sink = Sink(
-        iteration_seconds=partial(dealt_iteration_seconds, dealing),
-        iterations_per_token=1 / tokens_per_iteration(drafts.drafts, drafts.acceptance),
-        most_requests=decode.limits.requests_per_dp_rank * decode.degrees.attention_groups,
+        iteration_seconds=decoding.seconds,
+        iterations_per_token=1 / decoding.accepted,
+        most_requests=decoding.ranks * decoding.slots,
         instances=len(decode.instances),
     )
     source = Source(pool_passes(prefill, workload), len(prefill.instances))
@@ -325,10 +317,17 @@ def room_prompts(prefill: Pool, workload: Workload) -> float:
     return prefill.degrees.attention_dp * prefill.kv.capacity_tokens_per_rank // workload.input_tokens.mean
 
 
-def iteration_dealing(pool: Pool, workload: Workload) -> Dealing:
+def decoding_of(pool: Pool, workload: Workload) -> Decoding:
     """Return what an iteration of a decode pool's instance costs under a workload."""
-    cost = pool.step_costs["decode"].to_step_cost()
-    return Dealing(cost, workload, pool.degrees.attention_groups, pool.microbatches)
+    return Decoding(
+        cost=pool.step_costs["decode"].to_step_cost(),
+        workload=workload,
+        ranks=pool.degrees.attention_groups,
+        slots=pool.limits.requests_per_dp_rank,
+        microbatches=pool.microbatches,
+        drafts=pool.mtp.drafts,
+        acceptance=pool.mtp.acceptance,
+    )
 
 
 def filled_alike(manifest: Manifest, instances: int) -> int:
@@ -342,22 +341,11 @@ def pool_decode(
     """State and busy share of one of so many decode instances filled alike, at its rate; None if it cannot keep up."""
     if not workload.decodes:
         return DecodeState.idle(rate_per_second), 0.0
-    dealing = iteration_dealing(pool, workload)
-    accepted = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
-    iterations = Lengths(mean=workload.decoded_tokens / accepted, squared_cv=workload.output_tokens.squared_cv)
-    most = pool.limits.requests_per_dp_rank * pool.degrees.attention_groups
-    queue = DecodeQueue(
-        iterations_per_request=iterations,
-        iteration_seconds=lambda requests: dealt_iteration_seconds(dealing, requests),
-        most_requests=most,
-        transfer_seconds=transfer_seconds,
-        tokens_per_iteration=accepted,
-    )
-    state = queue.state(rate_per_second, instances)
+    decoding = decoding_of(pool, workload)
+    state = decoding.queue(transfer_seconds).state(rate_per_second, instances)
     if state is None:
         return None
-    table = dealt_iteration_seconds(dealing, np.arange(1.0, most + 1))
-    return state, busy_share(table, iterations.mean, rate_per_second)
+    return state, busy_share(decoding.table(), decoding.iterations.mean, rate_per_second)
 
 
 def planned_rate(manifest: Manifest) -> float:

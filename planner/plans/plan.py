@@ -341,7 +341,7 @@ def _links(
     links = links_of(
         question, model_cache(first.candidate.deployment), (strategies[0], first_count), (strategies[1], second_count)
     )
-    sink = Sink(second.iteration_seconds, 1 / second.accepted, second.most_requests, second_count)
+    sink = Sink(second.decoding.seconds, 1 / second.decoding.accepted, second.most_requests, second_count)
     return link_state(links, rate_per_second, question.workload, Source(first.passes, first_count), sink)
 
 

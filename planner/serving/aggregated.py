@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.loops.arrays import TableArrays
+from planner.manifest.drafts import Acceptance, drawn_iterations
 from planner.serving.prefill import Policy
 from planner.serving.rules import REFERENCE_RULE, SchedulingRule
 from planner.serving.streams import Floats, Ints, Stream, parts_of
@@ -42,8 +43,10 @@ class AggregatedPool:
     rule: SchedulingRule = REFERENCE_RULE
     queries: int = 1
     """Tokens of the budget that a running request takes: one and its drafts."""
-    accepted: float = 1.0
-    """Tokens that it gains, above 1 with drafts."""
+    acceptance: Acceptance = 0.0
+    """Of its drafts."""
+    accepted: float | None = None
+    """Tokens that it gains in every step; None: one, and as many drafts as are drawn."""
     instances: int = 1
     policy: Policy = "round_robin"
     request_seconds: float = 0.0
@@ -166,7 +169,7 @@ def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
         slots=pool.slots,
         capacity=capacity,
         block=block,
-        whole_blocks=pool.accepted == 1.0 and not reserve,
+        whole_blocks=pool.queries == 1 and not reserve,
         clipped=longest_answer > estimate.clip_tokens,
         clip=float(estimate.clip_tokens),
         fixed_lengths=rule.fixed_lengths,
@@ -187,17 +190,24 @@ def requests_of(
 
     after = np.maximum(stream.answer_tokens - 1, 0)
     if iterations is None:
-        iterations = np.ceil(after / pool.accepted - _ROUNDING).astype(np.int64)
+        iterations = np.where(after > 0, _iterations(pool, after), 0)
     requests = np.zeros(len(stream), batch.REQUEST).view(np.recarray)
     requests.arrival, requests.answer = stream.arrival_seconds, stream.answer_tokens
     requests.length = requests.todo = stream.prompt_tokens
     requests.reused = requests.done = stream.reused_tokens
     requests.after = iterations
-    requests.growth = np.where(iterations > 0, after / np.maximum(iterations, 1), pool.accepted)
+    requests.growth = np.where(iterations > 0, after / np.maximum(iterations, 1), 1.0)
     requests.need = stream.prompt_tokens + stream.answer_tokens if reserved_tokens is None else reserved_tokens
     requests.begun = requests.first = requests.left = -1.0
     requests.behind = requests.chain = batch.NOBODY
     return requests
+
+
+def _iterations(pool: AggregatedPool, tokens: Ints) -> Ints:
+    if pool.accepted is not None:
+        steps: Ints = np.ceil(tokens / pool.accepted - _ROUNDING).astype(np.int64)
+        return steps
+    return drawn_iterations(tokens, pool.queries - 1, pool.acceptance, np.random.default_rng(0))
 
 
 def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: int) -> "Instances":

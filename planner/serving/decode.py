@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from planner.loops.arrays import TableArrays
+from planner.manifest.drafts import Acceptance, drawn_iterations
 from planner.serving.streams import Floats, Ints
 
 if TYPE_CHECKING:
     from planner.loops import decode_loop as loop_types
 
 RankPolicy = Literal["least_kv", "least_requests", "round_robin"]
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +36,8 @@ class DecodePool:
     """KV of a DP rank."""
     instances: int = 1
     policy: RankPolicy = "least_kv"
-    tokens_per_iteration: float = 1.0
+    drafts: int = 0
+    acceptance: Acceptance = 0.0
     source_groups: int = 1
     """Attention groups of the prefill pool."""
     source_channels: int = 1
@@ -63,19 +64,13 @@ class DecodeRequests:
     source: Ints
     """Prefill group that holds the KV."""
     iterations: Ints | None = None
-    """That each takes; None: its tokens over those of an iteration."""
+    """That each takes; None: as many as are drawn with the pool's drafts."""
 
     def select(self, chosen: Ints) -> "DecodeRequests":
         """Return some of the requests."""
         held: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
         found: dict[str, Any] = {name: None if column is None else column[chosen] for name, column in held.items()}
         return DecodeRequests(**found)
-
-    def steps(self, tokens_per_iteration: float) -> Ints:
-        """Iterations of each, at least 1."""
-        if self.iterations is not None:
-            return self.iterations
-        return np.maximum(np.ceil(self.answer_tokens / tokens_per_iteration - _ROUNDING), 1).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -189,7 +184,9 @@ class DecodeRun:
         Args: ``numbers`` that the requests are known by; None counts them from 0 on.
         """
         loop, kept, count = self._loop, self._jobs, requests.ready_seconds.size
-        steps = requests.steps(self.pool.tokens_per_iteration)
+        steps, pool = requests.iterations, self.pool
+        if steps is None:
+            steps = drawn_iterations(requests.answer_tokens, pool.drafts, pool.acceptance, np.random.default_rng(0))
         waiting, nothing = np.full(count, -1), np.zeros(count)
         fresh = (waiting, waiting.copy(), nothing, np.full(count, np.inf), nothing.copy(), nothing.copy())
         columns = (

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.loops.arrays import TableArrays
-from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
 from planner.serving.aggregated import AggregatedPool
@@ -126,7 +125,7 @@ def aggregated_pools(
             capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
             rule=manifest_rule(manifest),
             queries=1 + drafts.drafts,
-            accepted=tokens_per_iteration(drafts.drafts, drafts.acceptance),
+            acceptance=drafts.acceptance,
             instances=len(pool.instances),
             policy="round_robin" if manifest.routing.prefill == "round_robin" else "least_load",
         ),
@@ -148,7 +147,6 @@ def _prefill(manifest: "Manifest", pool: "Pool", cost: StepCost) -> PrefillPool:
 
 
 def _decode(manifest: "Manifest", pool: "Pool", cost: StepCost) -> DecodeSide:
-    drafts = pool.mtp
     return DecodeSide(
         cost=stacked(cost),
         ranks=pool.degrees.attention_groups,
@@ -156,6 +154,7 @@ def _decode(manifest: "Manifest", pool: "Pool", cost: StepCost) -> DecodeSide:
         capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
         microbatches=pool.microbatches,
         instances=len(pool.instances),
-        tokens_per_iteration=tokens_per_iteration(drafts.drafts, drafts.acceptance),
+        drafts=pool.mtp.drafts,
+        acceptance=pool.mtp.acceptance,
         policy=manifest.routing.decode,
     )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
+from planner.manifest.drafts import Acceptance
 from planner.manifest.terms import StepCost
 from planner.serving.decode import Decoded, DecodePool, DecodeRequests, RankPolicy, play_decode
 from planner.serving.prefill import Policy, Prefilled, PrefillPool, play_prefill
@@ -65,7 +66,8 @@ class DecodeSide:
     capacity_tokens: float
     microbatches: int
     instances: int
-    tokens_per_iteration: float
+    drafts: int
+    acceptance: Acceptance
     policy: RankPolicy = "least_kv"
 
     def pool(self, kv_tokens_per_request: float, links: DecodeLinks) -> DecodePool:
@@ -88,7 +90,8 @@ class DecodeSide:
             capacity_tokens=self.capacity_tokens,
             instances=self.instances,
             policy=self.policy,
-            tokens_per_iteration=self.tokens_per_iteration,
+            drafts=self.drafts,
+            acceptance=self.acceptance,
             **links,
         )
 

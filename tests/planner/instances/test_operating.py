@@ -1,5 +1,6 @@
 """Pools at work: service times rise with what is held, full ones are the candidates', capacities keep limits."""
 
+import heapq
 import math
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import pytest
 
 from planner.costs.latency import balanced_cost
 from planner.instances.decode_candidates import Count
-from planner.instances.operating import Dealing, DecodeServer, PrefillServer, dealt_iteration_seconds
+from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.prefill_candidates import busiest_prompts, pass_seconds
 from planner.instances.space import role_rows
 from planner.instances.transfers import transfer_seconds
@@ -17,6 +18,7 @@ from planner.offers.prefill_offers import prefill_offers
 from planner.serving.capacity import Limits
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
+from planner.workload import Lengths, Workload
 from tests.instances import decode_all, prefill_found
 from tests.questions import small_question
 
@@ -29,7 +31,7 @@ def test_a_full_decode_instance_is_its_candidate(model: str, hardware: str, squa
     question = small_question(model=model, hardware=hardware, squared_cv=squared_cv)
     for candidate in decode_all(question):
         server = DecodeServer(question, candidate, 0.0)
-        table = server.iteration_table()
+        table = server.decoding.table()
         assert table.size == server.most_requests
         assert table[-1] <= candidate.iteration_seconds * (1 + 1e-9)
         if candidate.microbatches == 1:
@@ -76,12 +78,43 @@ def test_requests_dealt_to_groups_cost_their_fullest_group() -> None:
     """One request more never makes an iteration shorter, and one request is held by one group."""
     question = small_question(squared_cv=0.5)
     candidate = max(decode_all(question), key=lambda each: each.row.strategy.attention_dp)
-    ranks = candidate.row.strategy.attention_dp
-    dealing = Dealing(balanced_cost(candidate.deployment, question.balance), question.workload, ranks, 1)
-    seconds = dealt_iteration_seconds(dealing, np.arange(1.0, 40.0 * ranks))
+    decoding = DecodeServer(question, candidate, 0.0).decoding
+    most = float(decoding.ranks * decoding.slots)
 
-    assert ranks > 1
-    assert (np.diff(seconds) >= -1e-12).all()
+    assert decoding.ranks > 1
+    assert (np.diff(decoding.table()) >= -1e-12).all()
+    assert decoding.busiest(np.array([1.0, most])) == pytest.approx([1.0, decoding.slots])
+    assert replace(decoding, ranks=1).busiest(np.array([1.0, 2.5])) == pytest.approx([1.0, 2.5])
+
+
+@pytest.mark.parametrize(("ranks", "running", "iterations"), [(16, 8, 20), (16, 40, 100), (96, 40, 20), (96, 40, 100)])
+def test_the_busiest_rank_is_that_of_requests_that_are_dealt_out(ranks: int, running: int, iterations: int) -> None:
+    """Poisson arrivals each go to the rank with fewest, and leave after that many iterations: within 0.2 requests."""
+    random, held = np.random.default_rng(1), np.full(ranks, running)
+    leaving = np.zeros((iterations, ranks), dtype=np.int64)
+    for rank in range(ranks):
+        leaving[:, rank] = np.bincount(random.integers(0, iterations, running), minlength=iterations)
+    most, mean = list[float](), list[float]()
+    for step in range(8 * iterations):
+        most.append(held.max())
+        mean.append(held.mean())
+        gone, fewest = leaving[step % iterations].copy(), [(count, rank) for rank, count in enumerate(held.tolist())]
+        leaving[step % iterations] = 0
+        heapq.heapify(fewest)
+        for _ in range(random.poisson(ranks * running / iterations)):
+            count, rank = fewest[0]
+            heapq.heapreplace(fewest, (count + 1, rank))
+            leaving[step % iterations, rank] += 1
+            held[rank] += 1
+        held -= gone
+    workload = Workload(input_tokens=Lengths(mean=100), output_tokens=Lengths(mean=iterations + 1))
+    server = DecodeServer(small_question(), decode_all(small_question())[0], 0.0)
+    decoding = replace(server.decoding, workload=workload, ranks=ranks, slots=1000, drafts=0)
+
+    told = decoding.busiest(np.array([np.mean(mean) * ranks]))[0]
+
+    assert told == pytest.approx(np.mean(most), abs=0.2)
+    assert told > np.mean(mean) + 0.4
 
 
 def test_kv_goes_over_the_slower_plane_and_the_links_of_its_group() -> None:

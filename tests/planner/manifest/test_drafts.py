@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.manifest.drafts import reached, step_chances, tokens_per_iteration
-from runtime.simulate.drafts import accepted_tokens
+from planner.manifest.drafts import accepted_tokens, reached, step_chances, tokens_per_iteration
 
 
 def test_tokens_by_hand() -> None:

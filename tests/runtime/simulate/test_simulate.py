@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from ground.traces import Trace
-from planner.manifest.drafts import tokens_per_iteration
+from planner.manifest.drafts import accepted_tokens, tokens_per_iteration
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
-from runtime.simulate.drafts import accepted_tokens
 from runtime.simulate.engine import ARRIVAL, COMPLETION, Engine, generator
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
