@@ -1,7 +1,7 @@
 """One pool at work: service times of a candidate as functions of what it holds, and its queues."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
