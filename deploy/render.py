@@ -162,8 +162,7 @@ def _check_machines(target: Target) -> None:
                 f"--engine: images, resources, labels and rank tables are known here for Ascend 910 (A2 and A3), "
                 f"not for {title} (machine); plan, execute and simulate take it, deploy does not"
             )
-        gathers = target.profile.engine == "vllm" and (role.role == "mixed" or role.strategy.attention_dp == 1)
-        deepep = target.profile.engine in ("vllm", "sglang") and exchanges(role) and not gathers
+        deepep = target.profile.engine in ("vllm", "sglang") and exchanges(role)
         if deepep and role.hardware.scopes[0].plane == "pcie":
             raise Infeasible(
                 f"--engine: the {role.name} pool exchanges experts by DeepEP, whose kernels take NVLink inside a node "

@@ -16,7 +16,7 @@ OWN: dict[str, Value] = {
     "VLLM_HOST_IP": Shell('"$ADDRESS"'),  # else the address of the default route, whichever network that is
 }
 CONNECTORS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
-EXCHANGES = {"prefill": "deepep_high_throughput", "decode": "deepep_low_latency", "mixed": "allgather_reducescatter"}
+EXCHANGES = {"prefill": "deepep_high_throughput", "decode": "deepep_low_latency"}
 
 
 def launch(target: Target, role: RolePlan) -> Launch:

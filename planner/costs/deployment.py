@@ -10,6 +10,8 @@ from hardware.formats import KvDtype, attention_dtype, feed_forward_dtype, multi
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec, MoE
 from models.vision import Seen
+from planner.engines.loader import engine_names, load_engine
+from planner.engines.spec import EngineProfile
 from planner.manifest.terms import Number, smaller
 from planner.strategy import Strategy
 
@@ -165,9 +167,20 @@ class Deployment:
         return not (self.strategy.staged or self.strategy.disaggregated or several(self.strategy.attention_dp))
 
     @property
-    def fused_exchange(self) -> bool:
-        """Whether transfers between and inside EP ranks of several devices run at once: the reference runtime's do."""
-        return self.engine in (None, "reference") and not self.strategy.disaggregated
+    def profile(self) -> EngineProfile | None:
+        """The engine's rules, None for the reference runtime and unknown engines."""
+        name = (self.engine or "reference").partition("@")[0]
+        return load_engine(name) if name != "reference" and name in engine_names() else None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether devices receive the tokens of all DP ranks, where the engine exchanges none for these degrees."""
+        profile, cut = self.profile, several(self.strategy.moe_tp)
+        if profile is None or self.model.moe is None or not self.expert_parallel or self.replicated_tokens:
+            return False
+        held = (mode for mode in profile.parallelism.experts if mode.serves(self.phase, self.model.architecture))
+        first = next((mode for mode in held if mode.ep == "divisor" or (mode.ep == "stage" and not cut)), None)
+        return first is not None and first.exchange == "all_gather"
 
     @property
     def trampolines(self) -> Number:

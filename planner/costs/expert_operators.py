@@ -83,7 +83,7 @@ def measured_experts(deployment: Deployment) -> ExpertCurves | None:
 
     They were measured with all tokens on every rank. Behind an exchange other kernels run, on what a rank received.
     """
-    if deployment.expert_parallel and not deployment.replicated_tokens:
+    if deployment.expert_parallel and not (deployment.replicated_tokens or deployment.gathers):
         return None
     return expert_curves(deployment.hardware, deployment.engine, deployment.weights, shape_of(deployment))
 
@@ -216,15 +216,11 @@ def exchange_terms(deployment: Deployment) -> list[Term]:
     split = several(deployment.strategy.moe_tp)
     if deployment.strategy.disaggregated:
         return [*trampoline_terms(deployment), *(hybrid_terms(deployment) if split else [])]
-    if deployment.expert_parallel:
+    if deployment.expert_parallel and not deployment.gathers:
         terms = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
-        if not split:
-            return list(terms)
-        inside = hybrid_terms(deployment)
-        if deployment.fused_exchange:
-            return [fused(deployment, *pair) for pair in zip(terms, inside, strict=True)]
-        return [*terms, *inside]
-    return tensor_parallel_terms(deployment) if split else []
+        inside = hybrid_terms(deployment) if split else ()
+        return [fused(deployment, *pair) for pair in zip(terms, inside, strict=True)] if inside else list(terms)
+    return gathered_terms(deployment) if split or deployment.gathers else []
 
 
 def replicated_exchange(deployment: Deployment) -> list[Term]:
@@ -342,13 +338,15 @@ def hybrid_terms(deployment: Deployment) -> list[CommunicationTerm]:
     ]
 
 
-def tensor_parallel_terms(deployment: Deployment) -> list[Term]:
-    """Experts split by TP alone: an all-reduce, or gather and scatter of all DP groups' tokens."""
-    strategy, tp = deployment.strategy, deployment.strategy.moe_tp
+def gathered_terms(deployment: Deployment) -> list[Term]:
+    """Experts split by TP alone, or an engine without an exchange: an all-reduce, or gather and scatter of all DP
+    groups' tokens over the devices of the experts.
+    """
+    strategy, devices = deployment.strategy, deployment.strategy.moe_tp * deployment.strategy.moe_ep
     message = {"mean": strategy.attention_dp * deployment.model.hidden_size * 2.0}
     if not several(strategy.attention_dp):
-        return [grouped(deployment, "all_reduce", tp, message, "experts_all_reduce", "combine")]
+        return [grouped(deployment, "all_reduce", devices, message, "experts_all_reduce", "combine")]
     return [
-        grouped(deployment, "all_gather", tp, message, "experts_all_gather", "dispatch"),
-        grouped(deployment, "reduce_scatter", tp, message, "experts_reduce_scatter", "combine"),
+        grouped(deployment, "all_gather", devices, message, "experts_all_gather", "dispatch"),
+        grouped(deployment, "reduce_scatter", devices, message, "experts_reduce_scatter", "combine"),
     ]

@@ -18,7 +18,6 @@ from planner.costs.cache import device_cache, model_cache
 from planner.costs.collectives import exchange_fit, message_bytes
 from planner.costs.deployment import Deployment, shared_split
 from planner.engines.accelerators import accelerator_of
-from planner.engines.loader import engine_names, load_engine
 from planner.engines.memory import Holding, kept_bytes, prefill_prompts
 from planner.engines.spec import EngineProfile
 from planner.manifest.terms import Number
@@ -62,7 +61,7 @@ def memory(deployment: Deployment, *, kv_tokens: Number, sequences: Number, toke
     device = deployment.hardware.device
     weights, activations = weight_bytes(deployment), activation_bytes(deployment, tokens)
     reserve, capacity = device.reserve_bytes.value, device.memory_bytes.value
-    if (profile := engine_of(deployment)) is None:
+    if (profile := deployment.profile) is None:
         buffers = buffer_bytes(deployment, tokens)
     else:
         held = _holding(deployment, profile, sequences, tokens)
@@ -79,18 +78,12 @@ def memory(deployment: Deployment, *, kv_tokens: Number, sequences: Number, toke
     )
 
 
-def engine_of(deployment: Deployment) -> EngineProfile | None:
-    """Return the profile of the engine whose rules of memory hold, None for the reference runtime and unknown ones."""
-    name = (deployment.engine or "reference").partition("@")[0]
-    return load_engine(name) if name != "reference" and name in engine_names() else None
-
-
 def _holding(deployment: Deployment, profile: EngineProfile, sequences: Number, tokens: Number) -> Holding:
     """Return an instance as the engines' rules of memory read it: those of deployment files."""
     strategy, moe, model = deployment.strategy, deployment.model.moe, deployment.model
     ascend = accelerator_of(deployment.hardware) == "ascend"
     spread = moe is not None and any(
-        mode.exchange == "all_to_all" and (mode.architectures is None or model.architecture in mode.architectures)
+        mode.exchange == "all_to_all" and mode.serves(deployment.phase, model.architecture)
         for mode in profile.parallelism.experts
     )
     whole = np.equal(strategy.moe_tp, 1) & np.greater(strategy.moe_ep, 1)

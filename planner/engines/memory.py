@@ -98,8 +98,6 @@ def low_latency_bytes(held: Holding) -> Number:
     """Return DeepEP's low-latency buffer of a role on GPUs, 0 where it uses none."""
     if held.role == "prefill" or held.engine not in ("vllm", "sglang"):
         return 0.0
-    if held.engine == "vllm" and held.role == "mixed":
-        return 0.0  # gathers: no instance has both of DeepEP's kernels
     return deepep_low_latency_bytes(dispatch_tokens(held), held.hidden, held.slots) * held.exchanges
 
 
@@ -111,8 +109,6 @@ def exchange_bytes(held: Holding) -> Number:
         return TRTLLM_EXCHANGE_BYTES * held.exchanges * np.greater(held.attention_dp, 1)
     low = low_latency_bytes(held)
     if held.engine == "vllm":
-        if held.role == "mixed":
-            return 0.0
         rdma = low if held.role == "decode" else VLLM_DEEPEP_BYTES * np.multiply(held.nodes, 1)
         return (VLLM_DEEPEP_BYTES + rdma) * held.exchanges * np.greater(held.attention_dp, 1)
     normal = deepep_normal_bytes(held.moe_ep, held.hidden) if held.role != "decode" else 0

@@ -74,9 +74,7 @@ def _grid_modes(profile: EngineProfile, setup: Setup) -> list[ExpertMode]:
     ep, stage = setup.strategy.moe_ep, setup.strategy.expert_devices
     fits = {"stage": ep == stage, "one": ep == 1, "divisor": True}
     return [
-        mode
-        for mode in profile.parallelism.experts
-        if fits[mode.ep] and (mode.architectures is None or setup.architecture in mode.architectures)
+        mode for mode in profile.parallelism.experts if fits[mode.ep] and mode.serves(setup.role, setup.architecture)
     ]
 
 

@@ -48,7 +48,14 @@ class ExpertMode(NamedTuple):
     source: Source
     architectures: list[str] | None = None
     """``model_type`` that have it; None: all MoE models."""
+    roles: list[RoleName] | None = None
+    """Of instances that have it; None: all."""
     note: str | None = None
+
+    def serves(self, role: RoleName, architecture: str) -> bool:
+        """Whether instances of a role have it for a model."""
+        named = self.architectures is None or architecture in self.architectures
+        return named and (self.roles is None or role in self.roles)
 
 
 class Parallelism(NamedTuple):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from planner.costs.collectives import distinct
-from planner.costs.deployment import Deployment
-from planner.costs.expert_operators import crossing_share, duplicates, exchange_terms
+from planner.costs.deployment import Deployment, Phase
+from planner.costs.expert_operators import crossing_share, duplicates, exchange_term, exchange_terms, hybrid_terms
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import CommunicationTerm, CurveTerm, StepLoad, protocol_seconds, timing
 from tests.instances import even_cost, instance
@@ -27,17 +27,37 @@ def test_a_token_crosses_once_to_each_rank_of_several_devices():
 
 
 def test_fused_rounds_take_what_the_longer_takes_and_one_of_the_other():
-    """Reference: max + min / 4 of the two that an engine runs one after the other."""
-    apart = {term.name: term for term in exchange_terms(hybrid("trtllm"))}
+    """Max + min / 4 of the two."""
     fused = {term.name: term for term in exchange_terms(hybrid())}
-    assert list(fused) == ["dispatch", "combine"] and len(apart) == 4
+    assert list(fused) == ["dispatch", "combine"]
     values = {"one": 1.0, "routed": 4096.0}
-    for name, inner in (("dispatch", "experts_all_gather"), ("combine", "experts_reduce_scatter")):
-        between, within = apart[name], apart[inner]
-        assert isinstance(between, CommunicationTerm) and isinstance(within, CommunicationTerm)
+    for name, within in zip(("dispatch", "combine"), hybrid_terms(hybrid()), strict=True):
+        between = exchange_term(hybrid(), name)
         times = [protocol_seconds(term, term.bytes["routed"] * 4096.0) for term in (between, within)]
         assert isinstance(fused[name], CurveTerm)
         assert timing(fused[name], values).seconds() == pytest.approx(max(times) + min(times) / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("engine", "phase", "degrees", "gathers"),
+    [
+        ("sglang", "prefill", {"attention_dp": 8, "moe_tp": 2, "moe_ep": 4}, True),
+        ("sglang", "prefill", {"attention_dp": 8, "moe_ep": 8}, False),
+        ("vllm", "mixed", {"attention_dp": 8, "moe_ep": 8}, True),
+        ("vllm", "decode", {"attention_dp": 8, "moe_ep": 8}, False),
+        ("trtllm", "decode", {"attention_tp": 8, "moe_tp": 2, "moe_ep": 4}, False),  # all hold all tokens
+    ],
+)
+def test_engines_without_an_exchange_gather_the_tokens_of_all_ranks(
+    engine: str, phase: Phase, degrees: dict[str, int], gathers: bool
+):
+    """Over every device of the experts: 8 ranks' tokens in BF16, whatever their experts."""
+    own = instance("deepseek-r1", "gb200", phase, "fp8", engine=engine, **degrees)
+    terms = {term.name: term for term in exchange_terms(own)}
+    assert own.gathers == gathers == ("experts_all_gather" in terms)
+    if gathers:
+        whole = terms["experts_all_gather"]
+        assert isinstance(whole, CommunicationTerm) and whole.bytes == {"mean": 7 / 8 * 8 * 7168 * 2.0}
 
 
 def test_hybrids_beat_pipelines_of_tensor_parallelism_on_slow_networks():
