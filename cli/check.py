@@ -12,7 +12,8 @@ from cli.page import Markdown
 from ground.errors import BadInput
 from ground.files import check_file, write_files
 from ground.units import format_duration, format_rate, rounded_down
-from planner.checks.check import AfterLoss, Margin, Verdict
+from planner.checks.check import Verdict
+from planner.checks.margins import AfterLoss, Margin
 from planner.plans.servers import spare_instances
 from podplan.checking import STATIONARY, Checked, checked
 from podplan.day import span_text

@@ -50,7 +50,7 @@ from podplan.planning import PlanResult
 from podplan.question import Asked
 
 if TYPE_CHECKING:
-    from planner.checks.check import Sureness
+    from planner.checks.margins import Sureness
     from planner.checks.on_trace import OnTrace
 
 RUNNERS_UP = 3

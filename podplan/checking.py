@@ -7,17 +7,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, naming
-from planner.checks.check import (
-    AfterLoss,
-    Limits,
-    Margin,
-    Search,
-    Verdict,
-    check_deployed,
-    check_question,
-    over_windows,
-)
+from planner.checks.check import Search, Verdict, check_deployed, check_question
 from planner.checks.deployed_trace import plan_on
+from planner.checks.margins import AfterLoss, Limits, Margin, over_windows
 from planner.plans.day import Window, peak_rate
 from planner.question import Question
 from planner.search.answer import Answer

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ground.errors import BadInput
-from planner.checks.check import Limits
 from planner.checks.deployed import Deployed
 from planner.checks.manifests import manifest_on
+from planner.checks.margins import Limits
 from planner.manifest.caching import cache_of
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ground.errors import BadInput, naming
 from ground.names import file_names, suggest
-from planner.checks.check import Limits, Verdict, check_deployed
+from planner.checks.check import Verdict, check_deployed
 from planner.checks.deployed import from_plan
+from planner.checks.margins import Limits
 from planner.manifest.loading import STARTUP_SECONDS
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Seen, over_the_day, switched_devices

@@ -38,7 +38,7 @@ from podplan.result import Result, Row, as_json
 from podplan.workers import Executor, spread
 
 if TYPE_CHECKING:
-    from planner.checks.check import Sureness
+    from planner.checks.margins import Sureness
     from planner.checks.on_trace import OnTrace
     from planner.manifest.schema import Manifest
     from podplan.simulation import SimulateResult
@@ -72,7 +72,7 @@ class PlanResult(Result):
     @cached_property
     def sureness(self) -> "Sureness | None":
         """With which confidence the plan keeps its limits; None without one."""
-        from planner.checks.check import sureness  # only what is told of a plan needs it
+        from planner.checks.margins import sureness  # only what is told of a plan needs it
 
         return None if self.answer.best is None else sureness(self.answer.best)
 

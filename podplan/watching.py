@@ -10,8 +10,8 @@ from ground.units import HOUR_SECONDS, format_duration, format_rate
 from planner.changeover.capacity import carried, total_carried
 from planner.changeover.change import Asked, Change, change
 from planner.changeover.moving import Terms
-from planner.checks.check import Limits
 from planner.checks.manifests import from_manifest
+from planner.checks.margins import Limits
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble

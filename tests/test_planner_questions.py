@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.checks.check import sureness
+from planner.checks.margins import sureness
 from planner.instances.reachable import REFERENCE
 from planner.search.changes.near import near_plans
 from podplan.planning import solved

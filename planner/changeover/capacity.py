@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 from ground.errors import BadInput
-from planner.checks.check import Limits
 from planner.checks.deployed import DeployedPool
 from planner.checks.manifests import from_manifest
+from planner.checks.margins import Limits
 from planner.manifest.schema import Manifest
 from planner.plans.expectation import workload_of
 from planner.workload import Workload

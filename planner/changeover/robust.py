@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ground.errors import Infeasible
 from planner.changeover.capacity import carried
 from planner.changeover.lots import kinds_of
-from planner.checks.check import Limits
+from planner.checks.margins import Limits
 from planner.instances.alignment import Lot, placed_apart
 from planner.manifest.schema import Manifest, Pool, Prediction
 from planner.plans.assemble import assemble, standing, stated_levels, stated_workload

@@ -1,16 +1,14 @@
-"""Whether limits hold: as predicted, with a confidence, and after a loss; and by how much."""
+"""Whether a question's devices, or a fixed deployment, keep the limits, and what is told of it."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
-from planner.checks.deployed import Deployed, Lost, Standing, from_plan, standing
+from planner.checks.deployed import Deployed, standing
 from planner.checks.deployed_trace import plan_on
+from planner.checks.margins import AfterLoss, Limits, Margin, held_confidence, margins_of, room_of, worst_loss
 from planner.checks.on_trace import held_at, loads
 from planner.checks.traced import search_on_trace
-from planner.plans.day import Window
 from planner.plans.plan import Plan
 from planner.plans.quantised import as_planned
 from planner.plans.servers import PREDICTED
@@ -19,69 +17,14 @@ from planner.search.answer import Answer
 from planner.search.changes.shortage import too_few
 from planner.search.changes.variations import has_plan
 from planner.search.search import search
-from planner.search.sure import rate_with, told_of
+from planner.search.sure import told_of
 from planner.survival import Loss
 from planner.workload import Trace
 
-if TYPE_CHECKING:
-    from planner.manifest.schema import ServiceLevels
-
-Name = Literal["ttft", "tpot", "rate"]
 Search = Callable[[Question], Answer]
 
 _SIZED = 0.97
 """Of a rate, where the most that was found falls so little short of it that it is asked for once more."""
-_ROUNDS = 7
-_MOST_SCORE = 3.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What must hold: each latency limit on its own at ``percentile``, at a rate."""
-
-    ttft_seconds: float | None
-    tpot_seconds: float | None
-    percentile: float
-    rate_per_second: float
-
-    @classmethod
-    def of(cls, stated: "Question | ServiceLevels", rate_per_second: float) -> "Limits":
-        """Return the limits of a question, or of what a manifest promises, at a rate."""
-        ttft, tpot, level = stated.ttft_seconds, stated.tpot_seconds, stated.percentile
-        return cls(ttft_seconds=ttft, tpot_seconds=tpot, percentile=level, rate_per_second=rate_per_second)
-
-
-class Margin(NamedTuple):
-    """A limit beside what is reached; ``value`` None where the pool cannot keep up with the rate."""
-
-    name: Name
-    limit: float
-    value: float | None
-
-    @property
-    def share(self) -> float | None:
-        """Room left as a share of the limit, below 0 where it is passed; None where a pool cannot keep up."""
-        if self.value is None:
-            return None
-        return self.value / self.limit - 1 if self.name == "rate" else 1 - self.value / self.limit
-
-    @property
-    def holds(self) -> bool:
-        """Whether the limit is kept."""
-        return self.share is not None and self.share >= -1e-9
-
-
-class AfterLoss(NamedTuple):
-    """The margins when the worst that may go at once is gone."""
-
-    loss: Loss
-    lost: Lost
-    margins: tuple[Margin, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether every limit is kept."""
-        return all(margin.holds for margin in self.margins)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,74 +49,6 @@ class Verdict:
     """Whether they are of the trace's own requests; else of stationary queues."""
 
 
-def margins_of(limits: Limits, found: Standing) -> tuple[Margin, ...]:
-    """Return the latency margins of a standing; a limit that is not asked for has none."""
-    asked: tuple[tuple[Name, float | None], ...] = (("ttft", limits.ttft_seconds), ("tpot", limits.tpot_seconds))
-    reached = {"ttft": found.ttft, "tpot": found.tpot}
-    return tuple(
-        Margin(name=name, limit=limit, value=latency.at(limits.percentile) if latency else None)
-        for name, limit in asked
-        for latency in (reached[name],)
-        if limit is not None
-    )
-
-
-SURE = 0.9
-"""A confidence that the rate of a plan is told with beside the one that it was made for."""
-
-
-class Sureness(NamedTuple):
-    """With which confidence a plan keeps its limits at its rate, and what its pools carry with ``SURE``."""
-
-    held: float | None
-    rate_per_second: float
-    level: float = SURE
-
-
-def sureness(plan: Plan) -> Sureness:
-    """Return how sure a plan is, by the intervals of its predicted service times."""
-    question = plan.question
-    limits = Limits.of(question, plan.requests_per_second * (1 + question.headroom))
-    return Sureness(held=held_confidence(from_plan(plan), limits), rate_per_second=rate_with(plan, SURE))
-
-
-def held_confidence(deployed: Deployed, limits: Limits) -> float | None:
-    """Return the confidence up to which every latency limit holds, to about 1 %; 0 and 1 beyond 3 deviations.
-
-    The limits are each on their own: that both hold is not more likely than this, and at least twice it less 1. None
-    where that would take too long.
-    """
-    if deployed.asked_at_most is not None and deployed.asked_at_most < 2 * (_ROUNDS + 2):
-        return None
-
-    def holds(score: float) -> bool:
-        found = standing(deployed, limits.rate_per_second, NormalDist().cdf(score))
-        return all(margin.holds for margin in margins_of(limits, found))
-
-    low, high = -_MOST_SCORE, _MOST_SCORE
-    if holds(high):
-        return 1.0
-    if not holds(low):
-        return 0.0
-    for _ in range(_ROUNDS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return NormalDist().cdf((low + high) / 2)
-
-
-def worst_loss(deployed: Deployed, limits: Limits, loss: Loss, confidence: float = PREDICTED) -> AfterLoss:
-    """Return the margins after the loss that leaves least room."""
-    found = []
-    for lost in deployed.losses[loss]:
-        margins = margins_of(limits, standing(deployed, limits.rate_per_second, confidence, lost))
-        found.append(AfterLoss(loss=loss, lost=lost, margins=margins))
-    return min(found, key=lambda after: min((_room(margin) for margin in after.margins), default=0.0))
-
-
-def _room(margin: Margin) -> float:
-    return -math.inf if margin.share is None else margin.share
-
-
 def check_deployed(
     deployed: Deployed, limits: Limits, *, confidence: float | None = None, loss: Loss | None = None
 ) -> Verdict:
@@ -181,7 +56,7 @@ def check_deployed(
     level = confidence or PREDICTED
     margins = margins_of(limits, standing(deployed, limits.rate_per_second, level))
     after = worst_loss(deployed, limits, loss, level) if loss else None
-    tightest = min(margins, key=_room, default=None)
+    tightest = min(margins, key=room_of, default=None)
     holds = all(margin.holds for margin in margins)
     survives = after is None or after.holds
     told = "every limit holds" if holds and survives else "" if holds else _passed(limits, margins)
@@ -210,16 +85,6 @@ def _passed(limits: Limits, margins: tuple[Margin, ...]) -> str:
         elif not margin.holds:
             told.append(f"{flag} is passed by {-margin.share:.1%}")
     return " and ".join(told)
-
-
-def over_windows(
-    deployed: Deployed, limits: Limits, day: Sequence[Window], confidence: float | None
-) -> list[tuple[Window, tuple[Margin, ...]]]:
-    """Return the margins that each window of a day leaves a deployment, at the asked confidence; none at no rate."""
-    known: dict[float, tuple[Margin, ...]] = {0.0: ()}
-    for rate in {window.rate_per_second for window in day} - known.keys():
-        known[rate] = margins_of(limits, standing(deployed, rate, confidence or PREDICTED))
-    return [(window, known[window.rate_per_second]) for window in day]
 
 
 def check_question(question: Question, *, search_plan: Search = search, trace: Trace | None = None) -> Verdict:

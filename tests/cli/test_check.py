@@ -12,8 +12,9 @@ from cli.check import spares_text
 from cli.exit_codes import ExitCode
 from cli.main import main
 from ground.files import read_yaml
-from planner.checks.check import Limits, check_deployed
+from planner.checks.check import check_deployed
 from planner.checks.deployed import from_plan
+from planner.checks.margins import Limits
 from planner.manifest.document import dump_manifest
 from tests.plans import small_manifest, small_plan
 from tests.shell import answered, refused

@@ -6,10 +6,11 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from planner.checks.check import Limits, Margin, check_deployed, check_question, held_confidence, worst_loss
+from planner.checks.check import check_deployed, check_question
 from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, from_plan, standing
 from planner.checks.deployed_trace import plan_on
 from planner.checks.manifests import from_manifest
+from planner.checks.margins import Limits, Margin, held_confidence, worst_loss
 from planner.checks.on_trace import held_at
 from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer

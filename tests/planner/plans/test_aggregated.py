@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.checks.check import Limits, check_deployed
+from planner.checks.check import check_deployed
 from planner.checks.deployed import from_plan
+from planner.checks.margins import Limits
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate, aggregated_room, budgets_of
 from planner.instances.built import built
