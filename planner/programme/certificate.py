@@ -1,4 +1,6 @@
-"""The certificate of a choice: all columns of all models as one integer programme, every constraint named.
+"""The certificate of a choice: of one model every pair of columns; of several all columns as one integer programme.
+
+The integer programme, every constraint named:
 
     maximise f, or minimise chips or cost
     sum over columns of a role of x + a = 1                  one_<model> <role>
@@ -21,6 +23,8 @@ survive. The room of a column is its devices with those that node-aligned instan
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
+
 from ground.errors import Fault
 from planner.programme.columns import RELATIVE, Side
 from planner.programme.programme import Programme, Way
@@ -35,7 +39,11 @@ def solve(programme: Programme, least_rate: float) -> float | None:
 
     Raises Fault where the solver stops without an answer.
     """
-    import pulp
+    if len(programme.ways) == 1:
+        found = [_of_way(programme, way, least_rate * (1 - RELATIVE)) for way in programme.ways[0]]
+        fitting = [value for value in found if value is not None]
+        return programme.aim.goal.best_bound(fitting) if fitting else None
+    import pulp  # takes as long to import as a question takes to search
 
     built = _Built(pulp, programme, least_rate)
     status = built.problem.solve(pulp.HiGHS(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, random_seed=0))
@@ -46,6 +54,31 @@ def solve(programme: Programme, least_rate: float) -> float | None:
     bound = float(built.problem.solverModel.getInfo().mip_dual_bound)
     # PuLP hands HiGHS a minimisation: a maximised objective comes back negated
     return -bound * built.unit if programme.aim.rate is None else bound
+
+
+def _of_way(programme: Programme, way: Way, least: float) -> float | None:
+    """Return the best value of one way of a model; None where its columns do not fit.
+
+    Columns that no other matches rise in rate and room: the first of each side is the cheapest that carries enough, and
+    the largest rate has every column of the first side beside the largest of the second that fits with it.
+    """
+    aim, steps = programme.aim, programme.steps
+    pools = [side.machines.budget for side in way]
+    most = {pool: aim.devices[pool] // steps[pool] * steps[pool] for pool in pools}
+    columns = [side.staircase(most[pool], least) for side, pool in zip(way, pools, strict=True)]
+    if not all(own.size for own in columns):
+        return None
+    rooms = [side.room[own] for side, own in zip(way, columns, strict=True)]
+    rates = [side.rate[own] for side, own in zip(way, columns, strict=True)]
+    beside = np.full(rooms[0].size, rooms[-1].size) - 1  # of the last side the column beside each of the first
+    if len(way) > 1 and pools[0] == pools[1]:
+        beside = np.searchsorted(rooms[1], most[pools[0]] - rooms[0], side="right") - 1
+    fitting = np.flatnonzero(beside >= 0)
+    if not fitting.size:
+        return None
+    if not aim.goal.maximised:
+        return sum(int(room[0]) * side.machines.per_device(aim.goal)[0] for side, room in zip(way, rooms, strict=True))
+    return float(np.minimum(rates[0][fitting], rates[-1][beside[fitting]]).max())
 
 
 class _Built:
