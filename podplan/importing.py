@@ -167,14 +167,14 @@ def imported(flags: ImportFlags) -> ImportResult:
 
 
 def _text_of(source: str) -> str:
-    """Return a source; of a folder the text of its YAML files, else of its scripts."""
+    """Return a source; of a folder the text of its YAML files, else of its scripts and the table of their hosts."""
     folder = Path(source) if len(source) < 1024 else None
     if folder is None or not folder.is_dir():
         return source
     for ending in ("*.y*ml", "*.sh"):
         paths = sorted(folder.rglob(ending))
         if paths:
-            return "\n---\n".join(map(read_text, paths))
+            return "\n---\n".join(map(read_text, [*paths, *folder.rglob("hosts.tsv")]))
     raise BadInput(f"SOURCE: {source} has no YAML file and no script")
 
 

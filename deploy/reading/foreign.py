@@ -7,6 +7,7 @@ command leaves out are the engine's own defaults, and are told as assumed.
 import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from deploy.reading.engines import READERS, Counted
 from deploy.reading.flags import TABLES, Flags, read_flags, table, table_key, unknown_flags
 from deploy.reading.nodes import Node, read_documents
-from deploy.reading.shell import Process
+from deploy.reading.shell import Process, UnknownForm, arithmetic
 from ground.archives import unbroken
 from ground.errors import BadInput
 from ground.files import read_text
@@ -46,6 +47,8 @@ STATED = {
     "sglang": {"--tp-size": "tp", "--pp-size": "pp", "--ep-size": "ep"},
 }
 LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length"}
+STARTS = re.compile(r"^# Starts one node of the role (\S+)\.", re.MULTILINE)
+HEADS = re.compile(r"\tbash (\S+)\.sh \d+ 0$", re.MULTILINE)
 MOST_DEVICES = 16_384
 PARSED = {"--enable-dp-attention"}  # deprecated, and read all the same
 
@@ -148,9 +151,14 @@ def _words(name: str, value: object) -> list[str]:
 
 
 def _of_script(text: str) -> Iterator[Found]:
-    """Yield the roles of a script or a command line: one for each command of an engine."""
+    """Yield the roles of a script or a command line: one for each command of an engine.
+
+    Scripts of plan deploy name theirs, and its table of hosts has a row for the head of every instance.
+    """
+    names, started = STARTS.findall(text), Counter(HEADS.findall(text))
     for number, (words, environment) in enumerate(_commands(text, {})):
-        held = _found(f"command {number + 1}", words, environment, instances=1, nodes=None, container=None)
+        name = names[number] if number < len(names) else f"command {number + 1}"
+        held = _found(name, words, environment, instances=started[name] or 1, nodes=None, container=None)
         if held is not None:
             yield held
 
@@ -268,33 +276,13 @@ def _filled(text: str, scope: Mapping[str, str]) -> str:
         return scope.get(found[1] or found[3], found[2] if found[2] is not None else found[0])
 
     def computed(found: re.Match[str]) -> str:
-        expression = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?(?::-\w+\})?", lambda at: scope.get(at[1], at[0]), found[1])
-        if not re.fullmatch(r"[0-9+*/() -]{1,60}", expression):
-            return found[0]
-        numbers = re.findall(r"\d+|[+*/()-]", expression)
         try:
-            return str(_sum(iter([*numbers, ""])))
-        except (ValueError, ZeroDivisionError):
+            return str(arithmetic(found[1], scope))
+        except (UnknownForm, ValueError, ZeroDivisionError):
             return found[0]
 
     text = re.sub(r"\$\(\((.*?)\)\)", computed, text)
     return re.sub(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*))", name, text)
-
-
-def _sum(tokens: Iterator[str]) -> int:
-    """Return a sum of products; brackets raise ValueError."""
-    total, sign, product = 0, 1, int(next(tokens))
-    for token in tokens:
-        if token == "*":
-            product *= int(next(tokens))
-        elif token == "/":
-            product //= int(next(tokens))
-        elif token in ("+", "-", ""):
-            total, sign = total + sign * product, -1 if token == "-" else 1
-            product = int(next(tokens)) if token else 0
-        else:
-            raise ValueError(token)
-    return total
 
 
 def _family(engine: str) -> str:

@@ -200,12 +200,23 @@ def _text(scope: Mapping[str, str | list[str]], name: str) -> str:
 
 
 def arithmetic(text: str, scope: Mapping[str, str | list[str]]) -> int:
-    """Return a sum of products of numbers and variables."""
-    total = 0
-    for term in text.split("+"):
-        product = 1
-        for factor in term.split("*"):
-            word = factor.strip()
-            product *= int(word) if word.isdigit() else int(_text(scope, word.removeprefix("$")))
-        total += product
+    """Return a sum of products and whole quotients of numbers and variables."""
+    plain = re.sub(r"\$\{?(\w+)(?::-\w+)?\}?", lambda found: found[1], text)
+    tokens = iter([*re.findall(r"\w+|\S", plain), ""])
+
+    def value() -> int:
+        word = next(tokens)
+        return int(word) if word.isdigit() else int(_text(scope, word))
+
+    total, sign, product = 0, 1, value()
+    for token in tokens:
+        if token == "*":
+            product *= value()
+        elif token == "/":
+            product //= value()
+        elif token in ("+", "-", ""):
+            total, sign = total + sign * product, -1 if token == "-" else 1
+            product = value() if token else 0
+        else:
+            raise UnknownForm(token)
     return total

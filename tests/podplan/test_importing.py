@@ -140,14 +140,15 @@ def test_services_are_prefill_and_decode(tmp_path: Path, text: str) -> None:
     assert found == [("prefill", 2, 1, 2), ("decode", 1, 1, 4)]
 
 
-@pytest.mark.parametrize("kind", ["lws", "statefulset", "volcano", "dynamo", "llm-d"])
+@pytest.mark.parametrize("kind", ["bare", "lws", "statefulset", "volcano", "dynamo", "llm-d"])
 @pytest.mark.parametrize(
     ("name", "engine"), [("qwen-h800", "vllm"), ("qwen-h800", "sglang"), ("r1-h800", "vllm"), ("r1-h800", "sglang")]
 )
 def test_what_deploy_writes_is_read_as_it_was_planned(name: str, engine: str, kind: PlatformKind) -> None:
     """Degrees, instances and batches of every role."""
     deployment = made(name, engine, kind)
-    text = "\n---\n".join(text for name, text in deployment.files.items() if name.endswith(".yaml"))
+    ending = (".sh", ".tsv") if kind == "bare" else ".yaml"
+    text = "\n---\n".join(text for name, text in deployment.files.items() if name.endswith(ending))
     held = read_source(text)
     assert [role.instances for role in held] == [len(role.instances) for role in deployment.target.roles]
     for found in held:
