@@ -8,6 +8,7 @@ without prompts are added up until somebody leaves, arrives or lacks memory.
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.loops.admission_loop import deal, fill, hold, lacking
 from planner.loops.arrays import TableArrays
@@ -31,6 +32,8 @@ from planner.loops.batch_loop import (
 )
 from planner.loops.compiled import called, njit, outermost
 from planner.loops.tables_loop import alone_seconds, kv_slope, loaded_seconds
+
+Floats = NDArray[np.float64]
 
 IN_TURN, LEAST_LOAD = 0, 1
 _ROUNDING = 1e-9
@@ -75,6 +78,15 @@ def play(
         add(i, p, requests[p].arrival, requests, pool, rule)
         pool.following[2] += 1
         advance(i, until, requests, pool, rule, times)
+
+
+@outermost
+def so_far(requests: Records, now: float, first: Floats, left: Floats) -> None:
+    """Fill in when the first of the requests have their first and last tokens: where they do not yet, now or later."""
+    for p in range(first.size):
+        known, gone = requests[p].first, requests[p].left
+        first[p] = known if known >= 0 else max(now, requests[p].arrival)
+        left[p] = gone if gone >= 0 else max(now, first[p])
 
 
 @njit

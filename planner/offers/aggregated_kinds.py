@@ -8,8 +8,8 @@ beside the best one are played, too.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -32,8 +32,6 @@ from planner.workload import reserved_kv_tokens
 
 _MORE = 0.003
 """Capacities are told apart to so much."""
-_LIKELY = 0.7
-"""Of the bound: where budgets are compared first."""
 _SLOWER = (1.0, 0.9, 0.8)
 """Shares of a rate at which a row that is late at it is played for what that tells of others."""
 _OCTAVES = tuple(step / 4 for step in range(-3, 4))
@@ -53,6 +51,8 @@ class AggregatedKind:
     """Requests that a rank holds with each budget of the list."""
     bound_per_second: Floats
     """What an instance carries at most with each."""
+    guess_per_second: float
+    """About what it carries: where budgets are compared first."""
     steps: Passes = field(repr=False)
     """What its steps take with each."""
     slower: Slower = field(repr=False)
@@ -144,21 +144,21 @@ class AggregatedKind:
         """Return the places of the budgets with which an instance must be late, as others are that step no slower."""
         if not self._compared:
             return set()
-        return set(np.flatnonzero(self.slower.late(self._steps(instances), rate)).tolist())
-
-    def _steps(self, instances: int) -> Passes:
-        """Return the steps of one of so many instances, which requests are dealt to in turn."""
-        return replace(self.steps, alike=(instances, *self.steps.alike))
+        return set(np.flatnonzero(self.slower.late(self.steps, instances, rate)).tolist())
 
     def _remember(self, late: Sequence[AggregatedServer], instances: int, rate: float) -> None:
-        """Note by how much few requests are late at a rate, and below it for rows that step a little less slowly."""
-        for part in _SLOWER:
-            excess = np.zeros(self.steps.budgets)
+        """Note that few requests are late at a rate, and perhaps below it: for rows that step a little less slowly."""
+
+        def excess(at: float) -> Floats:
+            found = np.zeros(self.steps.budgets)
             for server in late:
-                low = server.player.trial(part * rate, instances, FEWEST).interval(SURE)[0]
+                low = server.player.trial(at, instances, FEWEST).interval(SURE)[0]
                 if self._listed(server) >= 0 and low > 1:
-                    excess[self._listed(server)] = low
-            self.slower.add(self._steps(instances), part * rate, excess)
+                    found[self._listed(server)] = low
+            return found
+
+        for part in _SLOWER:
+            self.slower.add(self.steps, instances, part * rate, partial(excess, part * rate))
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of so many instances within the limits with any budget; 0 where there is none.
@@ -201,14 +201,14 @@ class AggregatedKind:
         """Return the servers that carry about most of few requests, the best first."""
         servers = list(self.servers)
         rate, best = 0.0, None
-        start = self._tried.get(instances, _LIKELY * float(self.bound_per_second.max()))
+        start = self._tried.get(instances, self.guess_per_second)
         for server in self._quickest_first(servers, instances, start):
             if best is None or rate == 0.0:
                 rate, best = server.pool_capacity(instances, FEW) / instances, server
         if best is None or not rate:
             return []
-        servers += self._beside(best, rate)
         while True:
+            servers += [each for each in self._beside(best, rate) if each not in servers]
             more = (1 + _MORE) * rate
             able = (each for each in self._quickest_first(servers, instances, more) if each.most_per_second >= more)
             first = next(able, best)
@@ -224,8 +224,8 @@ class AggregatedKind:
         return sorted(able, key=lambda server: server.player.verdict(rate, instances).excess)
 
     def _beside(self, server: AggregatedServer, rate: float) -> list[AggregatedServer]:
-        """Return servers with budgets near another's; of prompts that are alike, at which they take a step less."""
-        if self.question.pin("mixed").tokens is not None:
+        """Return servers with budgets near a listed one; of prompts that are alike, at which they take a step less."""
+        if self.question.pin("mixed").tokens is not None or self._listed(server) < 0:
             return []
         listed, state = server.candidate.batched_tokens, server.player.state(rate, 1, FEW)
         workload, drafts = self.question.workload, int(self.deployment.drafts)

@@ -118,12 +118,14 @@ def _group_offers(
         return Offers.of([])
     group, bounds = own.group.select(left), bounds_of(question, own.select(left), count)
     steps = cache(lambda: bounds.sorts(budgets_of(question)))  # most groups have no row that is played
+    alone = bounds.with_budgets(budgets_of(question)).longest_alone().reshape(most.shape)
+    guess = (most * np.maximum(1 - alone / question.ttft_seconds, 0.0)).max(axis=0)  # the rest is left to wait
     return Offers(
         devices=group.sizes.astype(np.int64),
         bound_per_second=most.max(axis=0),
-        guess_per_second=most.max(axis=0),
+        guess_per_second=guess,
         layers=group.layers,
-        build=partial(_kind, question, group, (most, steps), (asked, slower)),
+        build=partial(_kind, question, group, (most, guess, steps), (asked, slower)),
         least=aggregated_least(bounds, float(room[left].max())) if question.objective == "latency" else None,
     )
 
@@ -154,12 +156,15 @@ def _with_each(question: Question, own: Built, bounds: Bounds, known: tuple[Floa
 def _kind(
     question: Question,
     group: Group,
-    costed: tuple[Floats, Callable[[], Floats]],
+    costed: tuple[Floats, Floats, Callable[[], Floats]],
     known: tuple[float | None, Slower],
     number: int,
 ) -> AggregatedKind:
-    """Return a row's kind; ``costed`` are bounds [budgets, rows] and steps of many sorts [sorts, 1 + budgets, rows]."""
-    row, (most, sorts), (asked, slower) = group.rows[number], costed, known
+    """Return a row's kind.
+
+    Args: ``costed`` are bounds [budgets, rows], guesses [rows] and steps of many sorts [sorts, 1 + budgets, rows].
+    """
+    row, (most, guess, sorts), (asked, slower) = group.rows[number], costed, known
     steps = sorts()[:, :, number]
     deployment = replace(row_deployment(group.deployment, row), drafts=int(group.drafts[number]))
     budgets = np.array(budgets_of(question), dtype=np.float64)
@@ -174,6 +179,7 @@ def _kind(
         microbatches=max(row_microbatches(question, row)),
         room=room,
         bound_per_second=most[:, number],
+        guess_per_second=float(guess[number]),
         steps=Passes((ranks, int(group.drafts[number]), *ample), steps[:, 0], steps[:, 1:]),
         slower=slower,
         asked_per_second=asked,

@@ -3,12 +3,14 @@
 A row of the search says how an instance is cut over its devices; how much it takes at once is chosen here, out of
 every whole number that keeps the limit and fits, once the row matters (``programme.columns``). Bounds leave out numbers
 that cannot carry what is wanted. The others are solved in closed form, large ones a twelfth apart; where instances are
-played, a list of budgets is played on few requests, and those that carry most on many.
+played, a list of budgets is played on few requests, and those that may carry most on many.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Self
 
 import numpy as np
@@ -43,8 +45,6 @@ Bools = NDArray[np.bool_]
 
 # Prompts of a group up to which every budget is tried, and then those that are one in so many apart.
 _EACH = 12
-# Budgets that are played on many requests, at most.
-_CLOSE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +61,21 @@ class Budgets:
 
     @classmethod
     def listed(
-        cls, question: Question, held: tuple[Ints, Bools], passes: tuple[Floats, Ints], saturated: Floats, ranks: int
+        cls, question: Question, held: tuple[Ints, Bools], passes: tuple[Floats, Ints], most: Floats, longest: float
     ) -> Self:
         """Return those of a list whose full pass keeps the limit and fits, and the first.
 
         Args: prompts of a DP group and whether they fit, seconds of a pass and microbatches, prompts per second that no
-        stream of passes exceeds; [budgets] each.
+        stream of passes exceeds; [budgets] each. Seconds of the longest prompt alone.
         """
         (prompts, fits), (seconds, microbatches) = held, passes
         keep = np.flatnonzero(fits & ((seconds <= question.ttft_seconds) | (prompts == prompts[0])))
-        bound = question.most_utilisation * saturated[keep]
         return cls(
             prompts=prompts[keep],
             microbatches=microbatches[keep],
             seconds=seconds[keep],
-            bound_per_second=bound,
-            guess_per_second=np.minimum(bound, likely_rate(question, prompts[keep] * np.float64(ranks), seconds[keep])),
+            bound_per_second=question.most_utilisation * most[keep],
+            guess_per_second=likely_rate(question, most[keep], seconds[keep], longest),
             places=keep,
         )
 
@@ -105,10 +104,6 @@ class PrefillKind:
     _servers: dict[int, PrefillServer] = field(default_factory=dict)
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the rate of the pool and the place of the budget that carries it."""
-    _late: list[tuple[int, float]] = field(default_factory=list)
-    """Instances and the rate of one at which every budget is late: fewer of them are, too, and at higher rates."""
-    _late_evenly: list[float] = field(default_factory=list)
-    """Rates of an instance at which every budget is late however evenly requests come."""
 
     @property
     def independent(self) -> bool:
@@ -134,7 +129,7 @@ class PrefillKind:
             most = np.maximum(most, saturated(question, cost, (held, ranks), took, (self.chunks, parts)))
             chosen, seconds = np.where(took < seconds, parts, chosen), np.minimum(took, seconds)
         fits = np.broadcast_to(prefill_fits(deployment, question.workload, held, self.chunks), held.shape)
-        return Budgets.listed(question, (prompts, fits), (seconds, chosen), most, ranks)
+        return Budgets.listed(question, (prompts, fits), (seconds, chosen), most, 0.0)
 
     @property
     def bound_per_second(self) -> float:
@@ -154,40 +149,44 @@ class PrefillKind:
         each = rate_per_second / instances
         if instances in self._best:
             return rate_per_second <= self._best[instances][0]
-        if self._known_late(each) or any(instances <= more and each >= late for more, late in self._late):
+        if not self._early(EVENLY, each):
             return False
-        timely = [
-            place for place in self._able_places(instances, rate_per_second) if self._early(place, each, instances)
-        ]
+        timely = self._early(instances, each)
         timely = sorted(timely, key=lambda place: self._player(place).trial(each, instances, FEW).excess)
         if any(self.server(place).pool_carries(instances, rate_per_second) for place in timely):
             return True
-        self._late.append((instances, each))
+        self._remember(timely, instances, each)
         return False
 
-    def _known_late(self, each: float) -> bool:
-        """Whether every budget is late at a rate of an instance, however evenly requests come."""
-        places = self._able_places(1, each)
-        if not places or any(each >= late for late in self._late_evenly):
-            return True
-        budgets = self.budgets.places[places]
-        late, excess = self.slower.late(self.passes, each)[budgets], np.zeros(self.passes.budgets)
-        for place, budget in zip(np.array(places)[~late].tolist(), budgets[~late].tolist(), strict=True):
-            found = self._player(place).verdict(each, EVENLY)
-            if not found.surely_late(SURE):
-                return False
-            excess[budget] = 1.0 if found.ended else max(found.interval(SURE)[0], 1.0)
-        self._late_evenly.append(each)
-        if not late.all():
-            self.slower.add(self.passes, each, excess)
-        return True
+    def _early(self, instances: int, each: float) -> list[int]:
+        """Return the budgets that few requests do not tell to be late in one of so many instances, the likely first.
+
+        Of instances to which requests come evenly the first one: it tells that not all are late.
+        """
+        able = self._able_places(1, each)
+        known = self.slower.late(self.passes, instances, each)[self.budgets.places]
+        left = [place for place in able if not known[place]]
+        early = (place for place in left if not self._player(place).surely_late(each, instances))
+        found = list(islice(early, 1 if instances == EVENLY else None))
+        if left and not found:
+            self._remember(left, instances, each)
+        return found
+
+    def _remember(self, late: Sequence[int], instances: int, each: float) -> None:
+        """Note that an instance is late with some budgets; few requests at least tell by how much."""
+
+        def excess() -> Floats:
+            found = np.zeros(self.passes.budgets)
+            for place in late:
+                few = self._player(place).verdict(each, instances)
+                found[self.budgets.places[place]] = 1.0 if few.ended else max(few.interval(SURE)[0], 1.0)
+            return found
+
+        self.slower.add(self.passes, instances, each, excess)
 
     def _able_places(self, instances: int, rate: float) -> list[int]:
         """Return the budgets whose bound is not below a rate, the likely best first."""
         return self._likely_first(np.flatnonzero(self._able(instances, rate)).tolist())
-
-    def _early(self, place: int, each: float, instances: int) -> bool:
-        return not self._player(place).surely_late(each, instances)
 
     def _player(self, place: int) -> PlayedPrefill:
         player = self.server(place).player
@@ -220,7 +219,7 @@ class PrefillKind:
             return latency.mean
 
         if self._played:
-            timely = [place for place in able.tolist() if self._early(place, rate / instances, instances)]
+            timely = [p for p in able.tolist() if not self._player(p).surely_late(rate / instances, instances)]
             place = min(timely, key=seconds, default=0)
             found = seconds(place) if timely else math.inf
         else:
@@ -270,7 +269,7 @@ class PrefillKind:
         return self._best[instances]
 
     def _best_played(self, instances: int) -> tuple[float, int]:
-        """Play the budgets on few requests, and those that carry most on many."""
+        """Play the budgets on few requests, and those that they do not tell to carry less on many."""
         few: dict[int, float] = {}
         for place in self._likely_first(list(range(self.budgets.prompts.size))):
             player, best = self._player(place), max(few.values(), default=0.0)
@@ -282,7 +281,7 @@ class PrefillKind:
             found = player.capacity(self.server(place).most_per_second, instances, best or None, FEW)
             few[place] = found.rate_per_second if found else 0.0
         most = 0.0, 0
-        for place in sorted(few, key=lambda place: -few[place])[:_CLOSE]:
+        for place in sorted(few, key=lambda place: -few[place]):
             if few[place] and (not most[0] or self._player(place).keeps(most[0] / instances, instances)):
                 most = max(most, (self._capacity(place, instances, few[place] * instances), place))
         return most
@@ -329,10 +328,12 @@ class PrefillKind:
         return able[np.unique(alike, axis=1, return_index=True)[1]]
 
 
-def likely_rate(question: Question, prompts: Floats, seconds: Floats) -> Floats:
-    """About what an instance carries with passes of so many prompts.
+def likely_rate(question: Question, saturated: Floats, seconds: Floats, longest: Floats | float) -> Floats:
+    """About what an instance carries with passes that are full after so long, and carry so many prompts per second.
 
-    A prompt waits for the rest of one pass and then for its own: longer passes than half the limit are late.
+    A prompt waits for the rest of one pass and then for its own: equal ones are late where that is longer than half the
+    limit. Where prompts differ, the longest leaves the others little of the limit to wait in.
     """
-    share = np.minimum(1.0, question.ttft_seconds / (2 * seconds))
-    return np.asarray(question.most_utilisation * prompts / seconds * share, dtype=np.float64)
+    limit = question.ttft_seconds
+    share = np.maximum(limit - longest, 0.0) / (limit + seconds) if varied(question) else limit / (2 * seconds)
+    return np.asarray(question.most_utilisation * saturated * np.minimum(share, 1.0), dtype=np.float64)

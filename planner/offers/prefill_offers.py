@@ -221,8 +221,8 @@ def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> 
     if not varied(question):
         bound = np.minimum(bound, question.most_utilisation * np.where(after > last, most * ranks / full, np.inf))
     bound = np.minimum(bound, most_linked(question, table.group.deployment))
-    guess = np.where(good, likely_rate(question, prompts, table.seconds), 0.0).max(axis=1)
-    guess = np.where(known > 0, guess, likely_rate(question, prompts[:, 0], table.seconds[:, 0]))
+    guess = likely_rate(question, table.saturated, table.seconds, table.longest[:, None])
+    guess = np.where(known > 0, np.where(good, guess, 0.0).max(axis=1), guess[:, 0])
     return Offers(
         devices=table.group.sizes.astype(np.int64),
         bound_per_second=bound,
@@ -267,7 +267,7 @@ def _prefill_kind(question: Question, table: _PrefillTable, known: tuple[Ints, S
         (table.prompts, table.fits[row]),
         (table.seconds[row], table.microbatches[row]),
         table.saturated[row],
-        own.strategy.attention_dp,
+        float(table.longest[row]),
     )
     few = np.array([table.single[row], max(table.longest[row], table.single[row])])
     passes = Passes((own.strategy.attention_dp, table.chunks, *table.prompts.tolist()), few, table.seconds[row])

@@ -5,12 +5,16 @@ one takes at least x times as long as those of another, it is the other one in a
 slower: at a rate r its latencies are at least x times those of the other at x r.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Excess = Callable[[], Floats]
+"""Tells by how much an instance is late: latency over limit, [budgets]; 0 where not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +43,25 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """Instances of one question that are late at a rate, however evenly requests come."""
+    """Instances of one question that are late at a rate, one of so many that requests are dealt to in turn."""
 
-    _found: dict[tuple[int, ...], list[tuple[Passes, float, Floats]]] = field(default_factory=dict)
+    _found: dict[tuple[int, ...], list[tuple[Passes, int, float, Excess]]] = field(default_factory=dict)
 
-    def add(self, passes: Passes, rate_per_second: float, excess: Floats) -> None:
-        """Remember by how much an instance is late at its rate: latency over limit, [budgets]; 0 where not known."""
-        self._found.setdefault(passes.alike, []).append((passes, rate_per_second, excess))
+    def add(self, passes: Passes, instances: int, rate_per_second: float, excess: Excess) -> None:
+        """Remember an instance that is late at its rate; by how much is asked once another one may be for that."""
+        self._found.setdefault(passes.alike, []).append((passes, instances, rate_per_second, cache(excess)))
 
-    def late(self, passes: Passes, rate_per_second: float) -> NDArray[np.bool_]:
-        """Return with which budgets an instance must be late at its rate, [budgets]."""
+    def late(self, passes: Passes, instances: int, rate_per_second: float) -> NDArray[np.bool_]:
+        """Return with which budgets one of so many instances must be late at its rate, [budgets].
+
+        What is dealt to fewer comes the less evenly.
+        """
         found = np.zeros(passes.budgets, dtype=np.bool_)
-        for other, rate, excess in self._found.get(passes.alike, []):
+        for other, most, rate, excess in self._found.get(passes.alike, []):
+            if instances > most or (passes.few / other.few).min() * rate_per_second < rate:
+                continue
             times = passes.times(other)
-            found |= (times * excess >= 1) & (times * rate_per_second >= rate)
+            quick = times * rate_per_second >= rate
+            if (quick & ~found).any():
+                found |= quick & (times * excess() >= 1)
         return found

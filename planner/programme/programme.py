@@ -208,7 +208,7 @@ class Programme:
             return self.settle()
         known = 0.0
         while True:
-            choice = self.best(known, "tried") if known else None
+            choice = self.best(known, "tried") if self.aim.goal.maximised else None
             if choice is None or not opened(self.picked(choice)):
                 choice = self.best(0.0, "guess")
             if choice is None or solve_open(self.picked(choice), self.aim.rate or known):

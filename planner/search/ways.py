@@ -151,7 +151,7 @@ def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None, known: flo
     picks = programme.settle(known) if programme is not None and wanted else None
     least = programme.carried(picks) if programme is not None and picks is not None and aim.rate is None else known
     least = aim.rate or least
-    wide = _with_apart(separate, aim, least) if rows is None and least and not aim.goal.timed else separate
+    wide = with_apart(separate, aim, least) if rows is None and least and not aim.goal.timed else separate
     if programme is not None and picks is not None and wide is not separate:
         programme = wide.programme(aim)
         picks = programme.settle(least) or picks
@@ -165,7 +165,7 @@ def unpruned(separate: Gathered, aim: Aim) -> Gathered:
     return _with_aggregated(separate, aim, 0.0, math.inf)
 
 
-def _with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
+def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
     """Return the options with the decode rows beyond the grid that may beat those of it."""
     from planner.instances.apart import apart_rows
 

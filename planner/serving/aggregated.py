@@ -26,6 +26,8 @@ Enough = Callable[[Floats, Floats], bool]
 
 _ROUNDING = 1e-9
 _AMPLE = 1 << 50
+_LOOK = 150
+"""Requests that are played while one looks whether enough is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,13 +115,15 @@ def _play(
     requests = requests_of(pool, stream, reserved)
     instances = instances_of(pool, rule, first, len(stream))
     policy = loop.IN_TURN if pool.policy == "round_robin" else loop.LEAST_LOAD
-    for begin, end in parts_of(first) if enough else [(0, first)]:
+    first_tokens, left = np.empty(len(stream)), np.empty(len(stream))
+    for begin, end in parts_of(first, _LOOK) if enough else [(0, first)]:
         until = np.inf if end == first else stream.arrival_seconds[end]
         loop.play(requests, instances, policy, rule, pool.times, (begin, end), until)
         if enough is None or end == first:
             continue
-        first_tokens, left = _so_far(requests, until)
+        loop.so_far(requests, until, first_tokens[:end], left[:end])
         if enough(first_tokens[:end], left[:end]):
+            loop.so_far(requests, until, first_tokens, left)
             requests.first, requests.left = first_tokens, left
             break
     return Played(
@@ -134,12 +138,6 @@ def _play(
         longest_chunks=float(instances.heads.chunks.sum()),
         ended=end < first,
     )
-
-
-def _so_far(requests: "Records", now: float) -> tuple[Floats, Floats]:
-    """Return when requests have their first and last tokens: where they do not yet, now or as they arrive."""
-    first = np.where(requests.first < 0, np.maximum(now, requests.arrival), requests.first)
-    return first, np.where(requests.left < 0, np.maximum(now, first), requests.left)
 
 
 def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":

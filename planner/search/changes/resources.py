@@ -58,7 +58,8 @@ def bought(plan: Plan, resources: Sequence[Resource] | None = None, each: Each =
     base = on_plan_devices(plan)
     asked = resources_of(base) if resources is None else resources
     solved = [AS_IT_IS, *(resource for resource in asked if not resource.idle)]
-    rates: list[float] = list(each(partial(_carried, base, rows_that_matter(base)), solved))
+    known = plan.requests_per_second
+    rates: list[float] = list(each(partial(_carried, base, rows_that_matter(base, known), known), solved))
     now, rate_of = rates[0], {resource.name: rate for resource, rate in zip(solved, rates, strict=True)}
     found = [
         Bought(resource=resource.name, unit=resource.unit, requests_per_second=rate, gain=rate / now - 1)
@@ -68,8 +69,8 @@ def bought(plan: Plan, resources: Sequence[Resource] | None = None, each: Each =
     return sorted(found, key=lambda each: -each.gain)
 
 
-def _carried(base: Question, rows: Rows, resource: Resource) -> float:
-    return most_carried(resource.apply(base), None if resource.other_sizes else rows)
+def _carried(base: Question, rows: Rows, known_per_second: float, resource: Resource) -> float:
+    return most_carried(resource.apply(base), None if resource.other_sizes else rows, known_per_second)
 
 
 def on_plan_devices(plan: Plan) -> Question:

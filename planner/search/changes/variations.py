@@ -21,7 +21,7 @@ from planner.search.search import search
 from planner.search.shapes import needed_rates, not_aggregated, on_each_pool
 from planner.search.solve import Choice, choose
 from planner.search.sure import is_plain
-from planner.search.ways import Gathered, Rows, gather_fleet, unpruned
+from planner.search.ways import Gathered, Rows, gather_fleet, unpruned, with_apart
 
 LEADING = 10
 """Rows of each size of a role, by what they carry at most, that are solved for again."""
@@ -29,16 +29,16 @@ NEAR = 0.8
 """Part of the best rate that the bound of an aggregated row must reach to be solved for again."""
 
 
-def rows_that_matter(question: Question) -> Rows:
-    """Return the rows of each role and size that carry most."""
+def rows_that_matter(question: Question, known_per_second: float) -> Rows:
+    """Return the rows of each role and size that carry most, where some plan is known to carry so much."""
     separate = gather_fleet(Fleet.of(question))
-    best = choose(separate)
-    known = best.programme.incumbent(best.picks) if isinstance(best, Choice) else None
+    aim = aim_of(separate.fleet)
+    known = Incumbent(rate=known_per_second / (question.rate_per_second or 1.0), spent=(0.0, 0.0))
     found: Rows = {role: [] for role in ROLES}
-    options = (best.gathered if isinstance(best, Choice) else separate).options[0]
-    for side in {id(side): side for option in options if not option.aggregated for side in option.sides}.values():
+    options = with_apart(separate, aim, known.rate).options[0]
+    for side in {id(side): side for option in options for side in option.sides}.values():
         found["prefill" if side.role == "prefill" else "decode"] += _leading_rows(side.offers)
-    return {**found, "mixed": mixed_rows_that_matter(question, separate, known)}
+    return {**found, "mixed": _mixed_rows_that_matter(question, separate, known)}
 
 
 def _leading_rows(offers: Offers) -> list[Row]:
@@ -49,12 +49,11 @@ def _leading_rows(offers: Offers) -> list[Row]:
     )
 
 
-def mixed_rows_that_matter(question: Question, separate: Gathered, known: Incumbent | None) -> list[Row]:
+def _mixed_rows_that_matter(question: Question, separate: Gathered, known: Incumbent) -> list[Row]:
     """Return the aggregated rows that could come near the best of either shape, those that carry most."""
     if not_aggregated(question) is not None:
         return []
-    aim = aim_of(separate.fleet)
-    near = known and replace(known, rate=NEAR * known.rate)
+    aim, near = aim_of(separate.fleet), replace(known, rate=NEAR * known.rate)
     found: dict[Row, None] = {}
     for own in on_each_pool(question):
         offers, _ = aggregated_offers(own, role_rows(own, "mixed"), separate.count, needed_rates(own, aim, near))
@@ -62,12 +61,12 @@ def mixed_rows_that_matter(question: Question, separate: Gathered, known: Incumb
     return list(found)
 
 
-def most_carried(question: Question, rows: Rows | None = None) -> float:
-    """Return the rate that the best choice of columns carries, over given rows or all; 0 where none is feasible."""
+def most_carried(question: Question, rows: Rows | None = None, known_per_second: float = 0.0) -> float:
+    """Return the rate that the best choice of columns carries, over given rows or all; what is known if none does."""
     if not is_plain(question):
         best = search(replace(question, objective="throughput", rate_per_second=None), explain=False, beside=False).best
         return 0.0 if best is None else best.requests_per_second
-    most, costing = 0.0, Costing()
+    most, costing = known_per_second, Costing()
     unit = question.rate_per_second or 1.0
     for each in alternatives(question):
         chosen = choose(gather_fleet(Fleet.of(each), rows=rows, costing=costing), rows=rows, known=most / unit)
