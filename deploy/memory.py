@@ -6,11 +6,11 @@ Ref: vllm/config/cache.py (0.33.0) and sglang srt/arg_groups/memory_hook.py (0.5
 import math
 from dataclasses import dataclass
 
-from deploy.roles import RolePlan
+from deploy.roles import RolePlan, aligned
 from ground.errors import Infeasible
 from ground.units import GIBI, format_bytes
 from models.spec import MLA
-from planner.engines.memory import Holding, exchange_bytes, kept_bytes, low_latency_bytes
+from planner.engines.memory import Holding, dispatch_tokens, exchange_bytes, kept_bytes, low_latency_bytes
 from planner.engines.spec import EngineProfile
 
 THOUSANDTHS = 1000
@@ -62,6 +62,12 @@ def holding(engine: str, role: RolePlan) -> Holding:
         window=role.draft_window,
         tokens=role.tokens,
     )
+
+
+def dispatched(engine: str, role: RolePlan) -> int:
+    """Return the tokens of a rank that the low-latency exchange has room for."""
+    tokens = int(dispatch_tokens(holding(engine, role)))
+    return tokens if role.accelerator == "ascend" else aligned(tokens)
 
 
 def symmetric_gibibytes(engine: str, role: RolePlan) -> int:

@@ -13,7 +13,7 @@ from deploy.guide import guide
 from deploy.header import Provenance, comment, owned
 from deploy.inventory import Inventory, read_inventory
 from deploy.kubernetes.files import sheets, written
-from deploy.memory import exchanges, holding
+from deploy.memory import dispatched, exchanges
 from deploy.proof import Load, benchmark, load_of, smoke
 from deploy.reading.check import check_round_trip
 from deploy.roles import RolePlan, read_roles
@@ -23,7 +23,6 @@ from deploy.words import quoted
 from ground.errors import BadInput, Infeasible
 from ground.version import VERSION
 from planner.engines.loader import load_orchestrator
-from planner.engines.memory import dispatch_tokens
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
 
@@ -173,7 +172,7 @@ def _check_machines(target: Target) -> None:
                 "--engine: xLLM caches no prefixes where prefill and decode are apart (xLLM: features/disagg_pd); "
                 "plan with --prefix-reuse 0 or --shape aggregated"
             )
-        tokens = int(dispatch_tokens(holding(target.profile.engine, role))) if deepep and role.role != "prefill" else 0
+        tokens = dispatched(target.profile.engine, role) if deepep and role.role != "prefill" else 0
         if tokens > MOST_DISPATCHED:
             raise Infeasible(
                 f"--engine: the low-latency exchange of the {role.name} pool carries at most {MOST_DISPATCHED} tokens "

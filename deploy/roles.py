@@ -19,6 +19,7 @@ from planner.strategy import Strategy
 
 ROOM_TOKENS = 256  # BOS and the chat template of a prompt, and SGLang's own last tokens
 BLOCK_TOKENS = 128
+ALIGNED_TOKENS = 4  # deep_ep.cpp of DeepEP asserts that as many of all ranks go into a low-latency buffer
 SPREAD = 3.0  # standard deviations above the mean that the longest request is taken for, where none is given
 
 
@@ -211,6 +212,7 @@ def _role(
         sequences = int(smaller(sequences, prefill_prompts(prompts)))
     part = pool.limits.tokens_per_device * setup.strategy.attention_tp  # each pipeline stage has a part of a step
     tokens = sequences * (1 + own_drafts) if decodes else part
+    tokens = aligned(tokens) if decodes and profile.engine == "vllm" else tokens
     return RolePlan(
         name=name,
         role=pool.role,
@@ -238,6 +240,11 @@ def _role(
         encodes=manifest.workload.picture_tokens > 0,
         eager=pool.role != "prefill" and all(cost.launch_seconds > 0 for cost in pool.step_costs.values()),
     )
+
+
+def aligned(tokens: int) -> int:
+    """Return as many tokens or a few more, of which DeepEP's low-latency buffer has whole fours."""
+    return -(-tokens // ALIGNED_TOKENS) * ALIGNED_TOKENS
 
 
 def _check_draft_layer(manifest: Manifest, pool: Pool, drafts: int, longest: int) -> None:

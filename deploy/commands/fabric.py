@@ -3,10 +3,10 @@
 import math
 
 from deploy.commands.launch import Target
-from deploy.memory import holding, symmetric_gibibytes
+from deploy.memory import dispatched, holding, symmetric_gibibytes
 from deploy.roles import RolePlan
 from deploy.words import Shell, Value
-from planner.engines.memory import dispatch_tokens, exchange_bytes, hccl_mebibytes
+from planner.engines.memory import exchange_bytes, hccl_mebibytes
 
 LEAST_QUEUE = 1024  # DeepEP's default, which carries 511 tokens of a rank
 
@@ -34,7 +34,7 @@ def gpu_environment(target: Target, role: RolePlan) -> dict[str, Value]:
     heap = symmetric_gibibytes(target.profile.engine, role)
     if heap:
         found["NVSHMEM_SYMMETRIC_SIZE"] = f"{heap}G"
-        sent = int(dispatch_tokens(holding(target.profile.engine, role)))
+        sent = dispatched(target.profile.engine, role)
         found["NVSHMEM_QP_DEPTH"] = max(2 * (sent + 1), LEAST_QUEUE)  # DeepEP's buffer.py asserts it at a dispatch
     joined = spans_nodes_by_nvlink(role)
     if joined:

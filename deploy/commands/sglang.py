@@ -6,10 +6,9 @@ Requests and prefill tokens are of the instance: SGLang divides both by attentio
 from deploy.commands.fabric import ascend_environment, gpu_environment
 from deploy.commands.launch import NODE_RANK, Launch, Target, port
 from deploy.experts import needs_map, sglang_map
-from deploy.memory import exchanges, holding
+from deploy.memory import dispatched, exchanges
 from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, Value
-from planner.engines.memory import dispatch_tokens
 
 BOOTSTRAP_PORT = 8998
 DIST_PORT = 5000
@@ -160,5 +159,5 @@ def _environment(target: Target, role: RolePlan) -> dict[str, Value]:
                 found["ASCEND_MF_TRANSFER_PROTOCOL"] = "device_rdma"
     found["SGLANG_HOST_IP"] = Shell('"$ADDRESS"')
     if exchanges(role) and role.role != "prefill":
-        found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = int(dispatch_tokens(holding("sglang", role)))
+        found["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = dispatched("sglang", role)
     return found

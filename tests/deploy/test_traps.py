@@ -148,7 +148,9 @@ def test_dynamo_is_v1beta1_with_a_main_container_and_no_injected_flags() -> None
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_the_low_latency_exchange_has_queues_and_counters_for_its_tokens(engine: str) -> None:
-    """DeepEP asserts two entries of a queue per token, past 511 tokens more than by default; it counts up to 1,024."""
+    """DeepEP asserts two entries of a queue per token, past 511 tokens more than by default, and whole fours of tokens
+    of all ranks; it counts up to 1,024.
+    """
 
     def files(requests: int) -> dict[str, str]:
         prefill = {"strategy": "DP=8, EP=8", "weights": "fp8"}
@@ -157,8 +159,9 @@ def test_the_low_latency_exchange_has_queues_and_counters_for_its_tokens(engine:
         return render(manifest, load_engine(engine), "bare", Site(), DIGEST).files
 
     assert "export NVSHMEM_QP_DEPTH=1024\n" in files(100)["decode.sh"]
-    assert "export NVSHMEM_QP_DEPTH=1202\n" in files(300)["decode.sh"]
-    assert ("RANK=600\n" in files(300)["decode.sh"]) == (engine == "sglang")  # which has room for 128 by default
+    assert "export NVSHMEM_QP_DEPTH=1210\n" in files(301)["decode.sh"]  # of 602 tokens, in whole fours
+    assert ("--max-num-batched-tokens 604 " in files(301)["decode.sh"]) == (engine == "vllm")
+    assert ("RANK=604\n" in files(301)["decode.sh"]) == (engine == "sglang")  # which has room for 128 by default
     with pytest.raises(Infeasible, match=r"at most 1024 tokens .* 600 requests bring 1200; plan with --batch 512"):
         files(600)
 
