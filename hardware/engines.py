@@ -17,6 +17,8 @@ from hardware.spec import AttentionFit, CollectiveFit, HardwareSpec, MatmulFit, 
 PRODUCTS = ("gemm", "gemm_static")
 LENDERS = {("vllm", "gemm fp8"): "sglang", ("trtllm", "gemm nvfp4"): "vllm"}
 """Engines whose kernel was timed eagerly or untuned, and another that runs the same one (DeepGEMM, CUTLASS)."""
+ACROSS_TRAYS = ("gb200", "gb300", ("all_reduce 8", "all_reduce 16"))
+"""A rack whose sums within a tray alone were measured, the rack whose sums over trays stand in, and which they are."""
 
 
 def with_engine(hardware: HardwareSpec, engine: str | None) -> HardwareSpec:
@@ -78,6 +80,10 @@ def _rows() -> dict[tuple[str, str], dict[str, dict[str, str]]]:
             lent = found.get((machine, lender), {}).get(family)
             if name == engine and lent is not None:
                 rows.setdefault(family, lent)
+    borrower, other, families = ACROSS_TRAYS
+    for (machine, name), rows in found.items():
+        if machine == borrower:
+            rows.update({family: lent for family in families if (lent := found[other, name].get(family))})
     return found
 
 

@@ -42,3 +42,14 @@ def test_kernels_of_an_engine_are_listed():
         engine_kernels(load_hardware("h100"), "mindie")
     with pytest.raises(BadInput, match="none was measured"):
         engine_kernels(load_hardware("cm384"), "vllm")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_sums_over_trays_are_those_of_the_rack_where_they_were_measured(engine: str) -> None:
+    """GB200's were measured within a tray alone, and eight ranks stand on two."""
+    borrower, lender = (
+        {fit.ranks: fit.protocols for fit in with_engine(load_hardware(name), engine).collectives if fit.in_graph}
+        for name in ("gb200", "gb300")
+    )
+    assert all(borrower[ranks] == lender[ranks] for ranks in (8, 16))
+    assert borrower[4] != lender[4]
