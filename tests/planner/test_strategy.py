@@ -85,7 +85,14 @@ def colocated(draw: st.DrawFn) -> Strategy:
 
 
 apart = st.builds(
-    Strategy, attention_tp=DEGREES, attention_dp=DEGREES, moe_tp=DEGREES, moe_ep=DEGREES, domains=st.integers(1, 5)
+    Strategy,
+    attention_tp=DEGREES,
+    attention_dp=DEGREES,
+    staged=st.just(False),
+    moe_tp=DEGREES,
+    moe_ep=DEGREES,
+    pp=st.just(1),
+    domains=st.integers(1, 5),
 )
 
 
