@@ -175,6 +175,8 @@ def _check_sizes(question: Question) -> None:
     """Raise BadInput where the given instances take more devices than there are."""
     shapes: tuple[tuple[Role, ...], ...] = (("prefill", "decode"), ("mixed",))
     for roles in shapes:
+        if not any(question.pin(role).instances for role in roles):
+            continue
         needed: dict[str, tuple[int, int, list[str]]] = {}
         for role in roles:
             pin, machines = question.pin(role), machines_of(question, role)
@@ -186,7 +188,7 @@ def _check_sizes(question: Question) -> None:
             room = int(occupied_devices(machines, np.array([size]), np.array([counts]))[0])
             needed[machines.budget] = used + room, machines.devices, told
         for used, there, told in needed.values():
-            if used > there and any(question.pin(role).instances for role in roles):
+            if used > there:
                 raise BadInput(
                     f"--instances: {' and '.join(told)} take {used} devices and there are {there}; use fewer instances"
                 )

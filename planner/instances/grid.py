@@ -92,26 +92,6 @@ def _grid(same: Same[ModelSpec], sizes: _Sizes, role: Role) -> Grid:
     return Grid(tuple(kept), dict(sorted(cut.items())))
 
 
-class _Degrees(NamedTuple):
-    """What a strategy consists of: most combinations are cut, and these are made in a fraction of the time."""
-
-    attention_tp: int
-    attention_dp: int
-    staged: bool
-    moe_tp: int
-    moe_ep: int
-    pp: int = 1
-    domains: int = 0
-
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy of these degrees."""
-        tp, dp, staged, moe_tp, moe_ep, pp, domains = self
-        return Strategy(
-            attention_tp=tp, attention_dp=dp, staged=staged, moe_tp=moe_tp, moe_ep=moe_ep, pp=pp, domains=domains
-        )
-
-
 class _Together(NamedTuple):
     """The strategies of attention and experts on the same devices, staged ones among them, and how many were cut."""
 
@@ -128,22 +108,22 @@ def _together(same: Same[ModelSpec], sizes: _Sizes) -> _Together:
 
 
 def _sorted_out(
-    tried: Iterable[Iterable[_Degrees]], spec: ModelSpec
+    tried: Iterable[Iterable[Strategy]], spec: ModelSpec
 ) -> tuple[list[Strategy], Counter[str], Counter[str]]:
     """Return the strategies that no rule cuts, and how many each rule did, of those not staged and of those staged."""
     kept: list[Strategy] = []
     cut: tuple[Counter[str], Counter[str]] = Counter(), Counter()
     known: dict[tuple[int, ...], bool] = {}
-    for degrees in chain.from_iterable(tried):
-        reason = _cut(degrees, spec, known)
+    for strategy in chain.from_iterable(tried):
+        reason = _cut(strategy, spec, known)
         if reason is None:
-            kept.append(degrees.strategy)
+            kept.append(strategy)
         else:
-            cut[degrees.staged][reason] += 1
+            cut[strategy.staged][reason] += 1
     return kept, *cut
 
 
-def _candidates(spec: ModelSpec, count: int, sizes: _Sizes) -> Iterator[_Degrees]:
+def _candidates(spec: ModelSpec, count: int, sizes: _Sizes) -> Iterator[Strategy]:
     """Yield every combination for one instance size."""
     may_stage = spec.attention.kind == "mla" and spec.attention.indexer is None
     for pp in (n for n in _powers_of_two(LARGEST_PIPELINE) if count % n == 0):
@@ -152,10 +132,10 @@ def _candidates(spec: ModelSpec, count: int, sizes: _Sizes) -> Iterator[_Degrees
         for tp in degrees:
             for staged in (False, True) if may_stage and tp > 1 else (False,):
                 for moe_tp in degrees if spec.moe else (tp,):
-                    yield _Degrees(tp, stage // tp, staged, moe_tp, stage // moe_tp, pp)
+                    yield Strategy(tp, stage // tp, staged, moe_tp, stage // moe_tp, pp)
 
 
-def _apart(count: int, step: int) -> Iterator[_Degrees]:
+def _apart(count: int, step: int) -> Iterator[Strategy]:
     """Yield attention domains beside pure EP, each domain and the experts in multiples of ``step`` devices.
 
     Domains are alike, at most ``MOST_DOMAINS``; each holds DP groups of ``APART_TENSOR`` devices.
@@ -166,7 +146,7 @@ def _apart(count: int, step: int) -> Iterator[_Degrees]:
         for domain in range(step, (count - step) // domains + 1, step):
             experts = count - domains * domain
             for tp in APART_TENSOR:
-                yield _Degrees(tp, domain // tp, False, 1, experts, domains=domains)
+                yield Strategy(tp, domain // tp, False, 1, experts, domains=domains)
 
 
 def _tensor_degrees(stage: int, per_node: int) -> list[int]:
@@ -175,27 +155,27 @@ def _tensor_degrees(stage: int, per_node: int) -> list[int]:
     return [n for n in powers if n <= per_node or n == stage]
 
 
-def _divides(degrees: _Degrees, spec: ModelSpec, known: dict[tuple[int, ...], bool]) -> bool:
+def _divides(strategy: Strategy, spec: ModelSpec, known: dict[tuple[int, ...], bool]) -> bool:
     """Whether the model's dimensions divide; ``known`` has the answers so far, by all that they depend on."""
-    tp, dp, staged, moe_tp, ep, pp, domains = degrees
+    tp, dp, staged, moe_tp, ep, pp, domains = strategy
     key = (tp, staged, moe_tp, pp, domains > 0, ep > 1) if spec.moe else (tp, staged, moe_tp, pp, domains > 0, ep, dp)
     if key not in known:
-        known[key] = next(model_conflicts(degrees.strategy, spec), None) is None
+        known[key] = next(model_conflicts(strategy, spec), None) is None
     return known[key]
 
 
-def _cut(degrees: _Degrees, spec: ModelSpec, known: dict[tuple[int, ...], bool]) -> str | None:
+def _cut(strategy: Strategy, spec: ModelSpec, known: dict[tuple[int, ...], bool]) -> str | None:
     """Return why a candidate is not tried, None for one that is.
 
     The model must divide. Beyond that, expert TP stays within a factor of two of attention TP: as
     d_DP and d_EP part, hidden states are replicated d_EP/d_DP times or experts d_DP/d_EP times
     (MixServe section III-B3).
     """
-    if not _divides(degrees, spec, known):
+    if not _divides(strategy, spec, known):
         return "the model's dimensions do not divide"
     if spec.moe is None:
         return None
-    tp, dp, staged, moe_tp, ep, pp, domains = degrees
+    tp, dp, staged, moe_tp, ep, pp, domains = strategy
     if smallest_redundancy(spec.moe.experts, ep) is None:
         return "more than one spare slot per expert"
     if domains and moe_tp * ep > tp * dp * domains:

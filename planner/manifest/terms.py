@@ -26,7 +26,7 @@ its protocols, latency + bytes / rate; a curve term what was measured at its loa
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -364,7 +364,7 @@ class StageTiming:
 
     def on(self, cores: Number) -> "StageTiming":
         """Return the stage on a share of the cores."""
-        mixed = [replace(timing, compute=timing.compute / cores) for timing in self.mixed]
+        mixed = [Timing(own.compute / cores, own.memory, own.fixed, own.serial) for own in self.mixed]
         return StageTiming(self.terms, mixed, self.memory, self.fixed, self.demand)
 
     def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
