@@ -1,7 +1,6 @@
 """What each instance of a manifest carries within limits, under some traffic and with some confidence."""
 
 from collections.abc import Callable, Sequence
-from statistics import NormalDist
 
 from ground.errors import BadInput
 from planner.checks.deployed import DeployedPool
@@ -9,12 +8,12 @@ from planner.checks.manifests import from_manifest
 from planner.checks.margins import Limits
 from planner.manifest.schema import Manifest
 from planner.plans.expectation import workload_of
+from planner.plans.servers import PREDICTED, times_with
 from planner.workload import Workload
 
 _CLOSE = 4e-3
 _LEAST = 0.000_001
 """Of the rate that is looked near, where the search for a larger or smaller one ends."""
-PREDICTED = 0.5
 
 
 def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: float = PREDICTED) -> list[float]:
@@ -38,8 +37,9 @@ def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: 
                     f"pools[{number}].predicted.requests_per_second: is missing, and a role has several pools"
                 )
         return [rate or 0.0 for rate in stated]
-    pools = {pool.role: pool for pool in from_manifest(manifest, workload).pools}
-    return [_most(pools[role], limits, confidence, rate or 1.0) for role, rate in zip(roles, stated, strict=True)]
+    deployed = from_manifest(manifest, workload)
+    slow, pools = times_with(confidence, deployed.deviation), {pool.role: pool for pool in deployed.pools}
+    return [_most(pools[role], limits, slow, rate or 1.0) for role, rate in zip(roles, stated, strict=True)]
 
 
 def total_carried(manifest: Manifest, each: Sequence[float]) -> float:
@@ -50,9 +50,11 @@ def total_carried(manifest: Manifest, each: Sequence[float]) -> float:
     return min(by_role["prefill"], by_role["decode"]) + by_role["mixed"]
 
 
-def _most(pool: DeployedPool, limits: Limits, confidence: float, near: float) -> float:
-    """Return the largest rate of an instance that keeps the limits of its role, to 0.4 %."""
-    slow = max(1 + NormalDist().inv_cdf(confidence) * pool.deviation, 0.05)
+def _most(pool: DeployedPool, limits: Limits, slow: float, near: float) -> float:
+    """Return the largest rate of an instance that keeps the limits of its role where steps take ``slow`` times as long.
+
+    To 0.4 %.
+    """
 
     def holds(rate: float) -> bool:
         found = pool.at(slow * rate, pool.instances)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from ground.errors import Infeasible
-from planner.changeover.capacity import PREDICTED, carried, total_carried
+from planner.changeover.capacity import carried, total_carried
 from planner.changeover.lots import Lot, Signature, kinds_of, lots_of
 from planner.changeover.moving import Terms, Turn, check_together, drain_seconds, turn, weight_plane
 from planner.changeover.order import ROLES, InPlace, Order, Side, Task, cheapest, still
@@ -13,6 +13,7 @@ from planner.manifest.loading import slowest_plane
 from planner.manifest.migration import Migration, Promise
 from planner.manifest.schema import Cluster, Manifest, Pool
 from planner.plans.expectation import planned_rate, workload_of
+from planner.plans.servers import PREDICTED
 from planner.workload import Workload
 
 

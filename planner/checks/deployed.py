@@ -7,7 +7,6 @@ clock that runs f times as slow. So nothing is costed again: latency(R; f) = f Â
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import NamedTuple
 
 from planner.closed_forms.birth_death import DecodeState
@@ -17,7 +16,7 @@ from planner.instances.operating import DecodeServer
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.servers import deviation, deviation_of
+from planner.plans.servers import deviation_of, times_with
 from planner.serving.latency import Latency
 from planner.survival import Loss, lost_instances
 
@@ -55,8 +54,6 @@ class DeployedPool:
     instances: int
     at: Callable[[float, int], Standing]
     """What one of so many instances does, by its own rate."""
-    deviation: float
-    """Relative standard deviation of the predicted step time."""
     room_prompts: float = math.inf
     """Whose KV a prefill instance holds."""
 
@@ -67,24 +64,19 @@ class Deployed:
 
     pools: tuple[DeployedPool, ...]
     losses: dict[Loss, tuple[Lost, ...]]
+    deviation: float
+    """Relative standard deviation of the predicted step times, of the pool that is known worst."""
     asked_at_most: int | None = None
     """How often it may be asked before that takes long; None where asking is quick."""
-
-    @property
-    def deviation(self) -> float:
-        """Relative standard deviation of the step time that is known worst."""
-        return max(pool.deviation for pool in self.pools)
 
 
 def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5, lost: Lost | None = None) -> Standing:
     """Return latencies that are not exceeded with that confidence in the predicted service times.
 
-    Service times are taken as normal, so those of every pool are 1 + zÂ·deviation times the predicted ones; 0.5 takes
-    them as predicted.
+    0.5 takes service times as predicted.
     """
-    score, found, room = NormalDist().inv_cdf(confidence), Standing(), math.inf
+    slow, found, room = times_with(confidence, deployed.deviation), Standing(), math.inf
     for pool in deployed.pools:
-        slow = max(1 + score * pool.deviation, 0.05)
         left = pool.instances - (lost.counts.get(pool.role, 0) if lost else 0)
         if left <= 0:
             continue
@@ -128,14 +120,12 @@ def from_plan(plan: Plan) -> Deployed:
                 role="prefill",
                 instances=prefill.instances,
                 at=lambda rate, count: Standing(ttft=server.ttft(rate, count)),
-                deviation=deviation(prefill.prediction, prefill.prediction.ttft_seconds),
                 room_prompts=prefill.room_prompts,
             ),
-            DeployedPool(
-                role="decode", instances=decode.instances, at=decode_at, deviation=deviation(decode.prediction)
-            ),
+            DeployedPool(role="decode", instances=decode.instances, at=decode_at),
         ),
         losses=losses,
+        deviation=deviation_of(plan),
     )
 
 
@@ -149,10 +139,10 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
                 role="mixed",
                 instances=pool.instances,
                 at=lambda rate, count: standing_of(server.state(rate, count)),
-                deviation=deviation_of(plan),
             ),
         ),
         losses={loss: (Lost(mixed=lost_instances(loss, devices, per_node)),) for loss in kinds},
+        deviation=deviation_of(plan),
     )
 
 

@@ -83,17 +83,12 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
                 role="prefill",
                 instances=len(prefill.instances),
                 at=lambda rate, count: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count)),
-                deviation=_step_deviation(prefill, full_pass),
                 room_prompts=room_prompts(prefill, workload),
             ),
-            DeployedPool(
-                role="decode",
-                instances=len(decode.instances),
-                at=decode_at,
-                deviation=_step_deviation(decode, full_batch),
-            ),
+            DeployedPool(role="decode", instances=len(decode.instances), at=decode_at),
         ),
         losses={"instance": (Lost(prefill=1), Lost(decode=1)), "node": _nodes(manifest)},
+        deviation=max(_step_deviation(prefill, full_pass), _step_deviation(decode, full_batch)),
     )
 
 
@@ -107,10 +102,10 @@ def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> 
                 role="mixed",
                 instances=len(pool.instances),
                 at=lambda rate, count: standing_of(pool_mixed(manifest, pool, workload, rate, count)),
-                deviation=_step_deviation(pool, full_batch),
             ),
         ),
         losses={"instance": (Lost(mixed=1),), "node": _nodes(manifest)},
+        deviation=_step_deviation(pool, full_batch),
     )
 
 

@@ -6,7 +6,7 @@ from statistics import NormalDist
 from planner.costs.predict import Prediction
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
-from planner.plans.aggregated import AggregatedPlan, AggregatedPool
+from planner.plans.aggregated import AggregatedPool
 from planner.plans.plan import Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Question
@@ -45,17 +45,25 @@ PREDICTED = 0.5
 """Confidence in figures as predicted: the service times may as well be longer as shorter."""
 
 
+def times_with(confidence: float, deviation: float) -> float:
+    """Return how many times as long as predicted the service times are that a confidence does not exceed.
+
+    They are normal with that relative deviation, and never below a twentieth of the prediction. Those of all pools are
+    longer together, as those of the pool that is known worst.
+    """
+    return max(1 + NormalDist().inv_cdf(confidence) * deviation, 0.05)
+
+
 def deviation_of(plan: Plan) -> float:
-    """Return that of the pool that is known worst."""
-    found = (
-        deviation(pool.prediction, pool.prediction.ttft_seconds if isinstance(pool, PrefillPool) else None)
+    """Return the relative standard deviation of the predicted times, of the pool that is known worst."""
+    return max(
+        _deviation(pool.prediction, pool.prediction.ttft_seconds if isinstance(pool, PrefillPool) else None)
         for _, pool in plan.pools()
     )
-    return max(*found, 0.0) if isinstance(plan, AggregatedPlan) else max(found)
 
 
-def deviation(prediction: Prediction, ttft_seconds: float | None = None) -> float:
-    """Return the relative standard deviation behind the central interval of a step, of prefill that of TTFT."""
+def _deviation(prediction: Prediction, ttft_seconds: float | None) -> float:
+    """Return that behind the central interval of a step, of prefill that of TTFT."""
     known, seconds = prediction.interval, ttft_seconds or prediction.tpot_seconds or prediction.iteration_seconds
     score = NormalDist().inv_cdf(0.5 + known.level / 2)
     return (known.high / seconds - 1) / score

@@ -7,11 +7,10 @@ is told of it is what its pools do under the limits and at the rate that were as
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import NormalDist
 
 from planner.plans.plan import Plan
 from planner.plans.quantised import Tried, as_planned
-from planner.plans.servers import PREDICTED, deviation_of, server_of
+from planner.plans.servers import PREDICTED, deviation_of, server_of, times_with
 from planner.question import Question
 from planner.search.answer import Answer
 
@@ -55,9 +54,7 @@ def share_of(question: Question, times: float) -> float:
 
 def times_of(plan: Plan, confidence: float | None) -> float:
     """Return how many times as long as predicted a plan's service times are with a confidence."""
-    if (confidence or PREDICTED) <= PREDICTED:
-        return 1.0
-    return 1 + NormalDist().inv_cdf(confidence or PREDICTED) * deviation_of(plan)
+    return times_with(max(confidence or PREDICTED, PREDICTED), deviation_of(plan))
 
 
 def surely(

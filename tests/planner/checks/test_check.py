@@ -17,6 +17,7 @@ from planner.instances.operating import PrefillServer
 from planner.plans.expectation import workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question
+from planner.search.sure import rate_with
 from planner.serving.latency import Latency
 from planner.survival import lost_instances
 from planner.workload import Trace
@@ -47,12 +48,10 @@ def test_who_waits_for_decode_fills_prefill(confidence: float) -> None:
     """A pool without room is as full as a plan says, and with longer times waits are as much longer: 0.8 of them."""
     line = replace(DecodeState.idle(10.0), waiting_probability=0.8, mean_wait_seconds=4.0)
     alone, deviation = Latency.from_samples(np.full(9, 0.5)), 0.1
-    prefill = DeployedPool(
-        role="prefill", instances=2, at=lambda *_: Standing(ttft=alone), deviation=deviation, room_prompts=0.0
-    )
-    decode = DeployedPool(role="decode", instances=1, at=lambda *_: Standing(line=line), deviation=deviation)
+    prefill = DeployedPool(role="prefill", instances=2, at=lambda *_: Standing(ttft=alone), room_prompts=0.0)
+    decode = DeployedPool(role="decode", instances=1, at=lambda *_: Standing(line=line))
     slow = 1 + deviation * NormalDist().inv_cdf(confidence)
-    ttft = standing(Deployed(pools=(prefill, decode), losses={}), 10.0, confidence).ttft
+    ttft = standing(Deployed(pools=(prefill, decode), losses={}, deviation=deviation), 10.0, confidence).ttft
     assert ttft is not None and ttft.mean == pytest.approx(slow * (0.5 + 0.8 * 4.0 / 0.8))
 
 
@@ -116,13 +115,21 @@ def test_a_question_holds_up_to_what_the_devices_carry() -> None:
     assert check_question(_asked(prefill=larger, decode=larger, rate_per_second=1.03 * most)).holds
 
 
+def test_the_rate_with_a_confidence_is_where_that_is_held() -> None:
+    """What pools carry with 0.9, and the confidence with which limits hold at that rate, are one statement."""
+    plan = small_plan()
+    rate = rate_with(plan, 0.9)
+    limits = Limits.of(plan.question, rate)
+    assert held_confidence(from_plan(plan), limits) == pytest.approx(0.9, abs=0.02)
+
+
 def test_confidence_costs_rate() -> None:
     """With 0.9 less is carried than as predicted, by about the deviation's 1.28, and what is told then holds."""
     question = _asked()
     plain, sure = check_question(question), check_question(replace(question, confidence=0.9))
     assert plain.rate_per_second is not None
     assert sure.rate_per_second is not None
-    deviation = from_plan(small_plan(devices=96)).pools[1].deviation
+    deviation = from_plan(small_plan(devices=96)).deviation
     ratio = plain.rate_per_second / sure.rate_per_second
     assert 1 < ratio < (1 + NormalDist().inv_cdf(0.9) * deviation) ** 4
     assert sure.holds
@@ -154,7 +161,7 @@ def test_a_manifest_is_weighed_as_the_plan_that_it_came_from() -> None:
     deployed, known = from_manifest(manifest, workload_of(manifest.workload)), from_plan(plan)
     for pool, other in zip(deployed.pools, known.pools, strict=True):
         assert pool.role == other.role
-        assert pool.deviation == pytest.approx(other.deviation, rel=0.3)
+    assert deployed.deviation == pytest.approx(known.deviation, rel=0.3)
     limits = Limits.of(plan.question, plan.requests_per_second)
     verdict = check_deployed(deployed, limits)
     assert verdict.margins[1].value == pytest.approx(plan.tpot.p99, rel=0.05)
