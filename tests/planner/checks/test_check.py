@@ -116,8 +116,11 @@ def test_a_question_holds_up_to_what_the_devices_carry() -> None:
 
 
 def test_the_rate_with_a_confidence_is_where_that_is_held() -> None:
-    """What pools carry with 0.9, and the confidence with which limits hold at that rate, are one statement."""
-    plan = small_plan()
+    """What pools carry with 0.9, and the confidence with which limits hold at that rate, are one statement.
+
+    Of one decode instance: capacities of several are those of one alone, so that they keep their limit the better.
+    """
+    plan = small_plan(devices=16)
     rate = rate_with(plan, 0.9)
     limits = Limits.of(plan.question, rate)
     assert held_confidence(from_plan(plan), limits) == pytest.approx(0.9, abs=0.02)
