@@ -57,6 +57,8 @@ def test_the_hybrid_runs_without_an_all_to_all() -> None:
         full = expert_mode(load_engine(engine), deepseek("DP=64, EP=64"))
         assert full is not None and full.exchange == "all_to_all"
     assert rule("xllm", HYBRID, redundant=32) == "redundancy-mode"
+    other = expert_mode(load_engine("sglang"), deepseek("DP=64, EP=64", architecture="gpt_oss"))
+    assert other is not None and other.exchange == "all_gather"
 
 
 @pytest.mark.parametrize("engine", [name for name in engine_names() if name != "reference"])
