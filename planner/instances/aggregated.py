@@ -16,7 +16,7 @@ from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
 from planner.question import Question
 from planner.serving.aggregated import AggregatedPool, Played, play_aggregated
-from planner.serving.capacity import Capacity, Limits, Outcome, Play, Until
+from planner.serving.capacity import Capacity, Limits, Outcome, Play, Until, on_grid_above
 from planner.serving.deployed import AggregatedPools
 from planner.serving.latency import Latency
 from planner.serving.played import FEW, MANY, SURE, Player
@@ -270,6 +270,11 @@ class AggregatedServer:
         few = self.player.verdict(each, instances, FEW)
         far = few.excess <= _EASY and few.interval(SURE)[1] <= _EASY
         return far or self.player.keeps(each, instances)
+
+    def pool_reaches(self, instances: int, rate_per_second: float) -> bool:
+        """Whether ``pool_capacity``, which is told on a grid, is no less than a rate."""
+        each = rate_per_second / instances
+        return self.pool_carries(instances, instances * max(each, min(on_grid_above(each), self.most_per_second)))
 
     def told(self, rate_per_second: float, instances: int) -> Sample:
         """Return over how many requests a plan of so many instances, at the rate of one, is told, and how surely."""

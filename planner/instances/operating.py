@@ -26,7 +26,7 @@ from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
-from planner.serving.capacity import Limits, largest_rate
+from planner.serving.capacity import Limits, largest_rate, on_grid_above
 from planner.serving.decode import DecodePool
 from planner.serving.latency import Latency
 from planner.serving.played import Played, PlayedPrefill
@@ -287,6 +287,11 @@ class PrefillServer:
         if self.player:
             return self.player.keeps(each, instances)
         return self.tail_seconds(each, instances) <= self.question.ttft_seconds
+
+    def pool_reaches(self, instances: int, rate_per_second: float) -> bool:
+        """Whether ``pool_capacity``, which is told on a grid, is no less than a rate."""
+        each = rate_per_second / instances
+        return self.pool_carries(instances, instances * max(each, min(on_grid_above(each), self.most_per_second)))
 
     def ttft(self, rate_per_second: float, instances: int = 1) -> Latency | None:
         """TTFT distribution of one of ``instances`` that requests go to in turn; None where it cannot keep up.

@@ -114,11 +114,15 @@ class AggregatedKind:
         near = self._near(self.servers, instances, each)
         if near:
             self._tried[instances] = each
-        for server in near:
-            if server.pool_carries(instances, rate_per_second):
-                return server
-        beside = self._near(self._beside(near[0], each), instances, each) if near else []
-        return next((server for server in beside if server.pool_carries(instances, rate_per_second)), None)
+
+        def enough(server: AggregatedServer) -> bool:
+            carries = server.pool_reaches if self.asked_per_second is None else server.pool_carries
+            return carries(instances, rate_per_second)
+
+        found = next(filter(enough, near), None)
+        if found is not None or not near:
+            return found
+        return next(filter(enough, self._near(self._beside(near[0], each), instances, each)), None)
 
     def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
         """Return the servers that few requests do not tell to be late at a rate, the least so first."""

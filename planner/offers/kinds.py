@@ -153,7 +153,7 @@ class PrefillKind:
             return False
         timely = self._early(instances, each)
         timely = sorted(timely, key=lambda place: self._player(place).trial(each, instances, FEW).excess)
-        if any(self.server(place).pool_carries(instances, rate_per_second) for place in timely):
+        if any(self.server(place).pool_reaches(instances, rate_per_second) for place in timely):
             return True
         self._remember(timely, instances, each)
         return False

@@ -22,8 +22,6 @@ RELATIVE = 1e-9
 """Rates nearer than this are one."""
 BELOW = 1e-6
 """By how much a column that does not carry a rate is counted below it."""
-_SOLVED = 1.01
-"""To which factor the rates of solved queues are known."""
 
 
 class Timed(Protocol):
@@ -142,7 +140,7 @@ class Side:
             return False
         # The bound is right for the queue; the root finder's last digits may pass it.
         self.rate[column] = min(server.pool_capacity(left) / self.unit, float(self.rate[column]))
-        self._learn(offer, left, float(self.rate[column]), _SOLVED)
+        self._learn(offer, left, float(self.rate[column]))
         self.exact[column], self.guess[column], self._tried[offer] = True, self.rate[column], True
         return True
 
@@ -157,20 +155,19 @@ class Side:
             return True
         self._stairs.clear()
         self.rate[column] = min(float(self.rate[column]), wanted * (1 - BELOW))
-        self._learn(offer, left, float(self.rate[column]), 1.0)
+        self._learn(offer, left, float(self.rate[column]))
         return False
 
-    def _learn(self, offer: int, left: int, rate: float, solved: float) -> None:
+    def _learn(self, offer: int, left: int, rate: float) -> None:
         """Guess that other numbers of a kind's instances carry as much each as ``left`` do, or no more than guessed.
 
-        Fewer of them carry no more each, for arrivals that are dealt to fewer in turn are less even: that bounds them,
-        by the factor ``solved`` where the rate is only known to it.
+        Fewer of them carry no more each, for arrivals that are dealt to fewer in turn are less even: that bounds them.
         """
         same = (self.offer == offer) & ~self.exact
         each = rate / left
         self.guess[same] = np.minimum(self.left[same] * each, self.guess[same])
         fewer = same & (self.left < left)
-        self.rate[fewer] = np.minimum(self.left[fewer] * each * solved, self.rate[fewer])
+        self.rate[fewer] = np.minimum(self.left[fewer] * each, self.rate[fewer])
 
     def rate_of_each(self, column: int) -> float:
         """Requests per second of one of the column's instances, of those that remain after a loss."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ground.identity import Kept, Same
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import Acceptance, drawn_iterations
 from planner.serving.prefill import Policy
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 Enough = Callable[[Floats, Floats], bool]
 
+_ITERATIONS = Kept[Ints](most=4)
+"""Of the answers of streams, which are played at many rates."""
 _ROUNDING = 1e-9
 _AMPLE = 1 << 50
 _LOOK = 150
@@ -188,7 +191,10 @@ def requests_of(
 
     after = np.maximum(stream.answer_tokens - 1, 0)
     if iterations is None:
-        iterations = np.where(after > 0, _iterations(pool, after), 0)
+        iterations = _ITERATIONS.of(
+            (Same(stream.answer_tokens), pool.queries, pool.acceptance, pool.accepted),
+            lambda: np.where(after > 0, _iterations(pool, after), 0),
+        )
     requests = np.zeros(len(stream), batch.REQUEST).view(np.recarray)
     requests.arrival, requests.answer = stream.arrival_seconds, stream.answer_tokens
     requests.length = requests.todo = stream.prompt_tokens

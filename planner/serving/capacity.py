@@ -359,6 +359,16 @@ def on_grid(rate: float, steps: int = 0) -> float:
     return math.exp(STEP * (math.floor(math.log(rate) / STEP + _ROUNDING) + steps)) if rate > 0 else 0.0
 
 
+def on_grid_above(rate: float) -> float:
+    """Return the smallest of those rates that is no smaller, but for rounding.
+
+    >>> on_grid_above(on_grid(7.7)) == on_grid(7.7), on_grid_above(7.7) == on_grid(7.7, 1)
+    (True, True)
+    """
+    below = on_grid(rate)
+    return below if below >= rate * (1 - _ROUNDING * STEP) else on_grid(rate, 1)
+
+
 def _further_down(last: tuple[float, float], now: tuple[float, float], limit_seconds: float) -> float:
     """Return where a straight 1/seconds through two rates that are late meets the limit, somewhat below the lower."""
     (above, later), (rate, late) = last, now
