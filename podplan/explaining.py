@@ -9,7 +9,7 @@ from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.plans.worked import worked_plan
 from planner.search.answer import Answer, Change
-from planner.search.changes.near import Near, headroom_of, near_plans
+from planner.search.changes.near import Near, headroom_of, near_plans, sizes_of
 from planner.search.changes.nearest import nearest_changes
 from planner.search.changes.resources import Bought, bought
 from podplan.assumptions import assumptions
@@ -130,6 +130,7 @@ def explained(typed: Mapping[str, str], executor: Executor) -> ExplainResult:
     if answer.best is None:
         changes = tuple(nearest_changes(asked.question, answer.changes, each=executor))
         return ExplainResult(asked=asked, answer=answer, changes=changes, ignored=ignored)
-    resources, near = tuple(bought(answer.best, each=executor)), tuple(near_plans(answer.best, each=executor))
+    near = tuple(near_plans(answer.best, each=executor))
+    resources = tuple(bought(answer.best, each=executor, sizes=sizes_of(near)))
     asked = replace(asked, question=answer.question)  # for the engine that was chosen
     return ExplainResult(asked=asked, answer=answer, resources=resources, near=near, ignored=ignored)

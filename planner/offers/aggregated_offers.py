@@ -23,6 +23,7 @@ from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.offer import Offers
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
+from planner.serving.rules import engine_rule
 from planner.workload import reserved_kv_tokens
 
 Ints = NDArray[np.int64]
@@ -171,7 +172,8 @@ def _kind(
     held = most_held(budgets, np.array(int(group.drafts[number])), int(deployment.strategy.pp))
     room = with_given_batch(question, aggregated_room(deployment, budgets, reserved_kv_tokens(question.workload), held))
     ranks = int(deployment.strategy.attention_groups)
-    ample = np.minimum(ranks * room, 2.0 * FEWEST).astype(np.int64).tolist()  # more than so few requests ever need
+    ample = np.where(ranks * room < 2 * FEWEST, room, np.inf)  # more than so few requests ever need
+    alike = (0 if engine_rule(question.engine).dealing == "round_robin" else ranks, int(group.drafts[number]))
     return AggregatedKind(
         question=question,
         row=row,
@@ -180,7 +182,7 @@ def _kind(
         room=room,
         bound_per_second=most[:, number],
         guess_per_second=float(guess[number]),
-        steps=Passes((ranks, int(group.drafts[number]), *ample), steps[:, 0], steps[:, 1:]),
+        steps=Passes(alike, steps[:, 0], steps[:, 1:], 1 if alike[0] else ranks, ample),
         slower=slower,
         asked_per_second=asked,
     )

@@ -3,6 +3,11 @@
 Instances with as many DP ranks and the same token budget take prompts into passes or steps alike. Where every pass of
 one takes at least x times as long as those of another, it is the other one in a time that runs x times as slowly, or
 slower: at a rate r its latencies are at least x times those of the other at x r.
+
+Where requests go to the ranks in turn, each rank has its own, and all leave a step together. Without some of its ranks
+and their requests an instance has the same left to do, and its steps last no longer, for they last as long as those of
+the slowest rank. So it is no less late than one of fewer ranks at the same rate of a rank, which gets its requests the
+more evenly the more ranks all instances have.
 """
 
 from collections.abc import Callable
@@ -15,6 +20,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Excess = Callable[[], Floats]
 """Tells by how much an instance is late: latency over limit, [budgets]; 0 where not known."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +28,15 @@ class Passes:
     """What passes or steps of an instance take: who takes prompts alike, and seconds of passes of every sort."""
 
     alike: tuple[int, ...]
-    """DP ranks, and what else decides who is in a pass."""
+    """What decides who is in a pass: DP ranks, unless each has its own requests."""
     few: Floats
     """Seconds of passes with one prompt, or of steps without, [sorts]."""
     full: Floats
     """Seconds of full passes of rising budgets, [budgets] or [sorts, budgets]; infinite where none was costed."""
+    ranks: int = 1
+    """To which requests go in turn."""
+    room: Floats | float = np.inf
+    """Requests that each holds, [budgets]; infinite where it is more than are played."""
 
     @property
     def budgets(self) -> int:
@@ -34,22 +44,38 @@ class Passes:
         return int(self.full.shape[-1])
 
     def times(self, other: "Passes") -> Floats:
-        """Return how many times as long as those of another its passes take at least, up to each budget."""
+        """Return how many times as long as those of another its passes take at least, up to each budget.
+
+        With a budget that leaves it more room: 0.
+        """
         known = np.isfinite(self.full) & np.isfinite(other.full)
         ratios = np.where(known, self.full / np.where(known, other.full, 1.0), 0.0)
-        least = np.atleast_2d(ratios).min(axis=0)
-        return np.asarray(np.minimum(np.minimum.accumulate(least), (self.few / other.few).min()))
+        least = np.minimum.accumulate(np.atleast_2d(ratios).min(axis=0))
+        return np.where(self.room <= other.room, np.minimum(least, (self.few / other.few).min()), 0.0)
+
+
+@dataclass(slots=True)
+class _Late:
+    """Instances that are late at a rate, and by how much."""
+
+    passes: list[Passes] = field(default_factory=list)
+    excess: list[Excess] = field(default_factory=list)
+    numbers: list[tuple[float, float, float]] = field(default_factory=list)
+    """Ranks of one, of all of them, and rate of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slower:
     """Instances of one question that are late at a rate, one of so many that requests are dealt to in turn."""
 
-    _found: dict[tuple[int, ...], list[tuple[Passes, int, float, Excess]]] = field(default_factory=dict)
+    _found: dict[tuple[int, ...], _Late] = field(default_factory=dict)
 
     def add(self, passes: Passes, instances: int, rate_per_second: float, excess: Excess) -> None:
         """Remember an instance that is late at its rate; by how much is asked once another one may be for that."""
-        self._found.setdefault(passes.alike, []).append((passes, instances, rate_per_second, cache(excess)))
+        known = self._found.setdefault(passes.alike, _Late())
+        known.passes.append(passes)
+        known.excess.append(cache(excess))
+        known.numbers.append((passes.ranks, instances * passes.ranks, rate_per_second / passes.ranks))
 
     def late(self, passes: Passes, instances: int, rate_per_second: float) -> NDArray[np.bool_]:
         """Return with which budgets one of so many instances must be late at its rate, [budgets].
@@ -57,11 +83,15 @@ class Slower:
         What is dealt to fewer comes the less evenly.
         """
         found = np.zeros(passes.budgets, dtype=np.bool_)
-        for other, most, rate, excess in self._found.get(passes.alike, []):
-            if instances > most or (passes.few / other.few).min() * rate_per_second < rate:
-                continue
-            times = passes.times(other)
-            quick = times * rate_per_second >= rate
+        known, each = self._found.get(passes.alike), rate_per_second / passes.ranks
+        if known is None:
+            return found
+        ranks, most, rates = np.array(known.numbers).T
+        few = np.min(passes.few / np.array([other.few for other in known.passes]), axis=1)
+        able = (ranks <= passes.ranks) & (instances * passes.ranks <= most) & (few * each >= rates * (1 - _ROUNDING))
+        for place in np.flatnonzero(able).tolist():
+            times = passes.times(known.passes[place])
+            quick = times * each >= rates[place] * (1 - _ROUNDING)
             if (quick & ~found).any():
-                found |= quick & (times * excess() >= 1)
+                found |= quick & (times * known.excess[place]() >= 1)
         return found

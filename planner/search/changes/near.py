@@ -1,11 +1,11 @@
 """What lies near a plan: a size less and a size more, narrower instances, and fewer of them; each is solved."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from planner.plans.plan import Plan
 from planner.question import Pin, Question
-from planner.search.changes.resources import Each, on_plan_devices
+from planner.search.changes.resources import Each, Size, on_plan_devices, size_of
 from planner.search.search import search
 from planner.search.sure import rate_with
 
@@ -29,6 +29,12 @@ class Near:
 def headroom_of(plan: Plan) -> float:
     """Return by which share the rate of a plan may rise until its pools, as they are, miss a limit."""
     return rate_with(plan, plan.question.confidence or 0.5) / plan.requests_per_second - 1
+
+
+def sizes_of(near: Iterable[Near]) -> dict[Size, float]:
+    """Return what other sizes carry at most."""
+    sized = [(one.plan, one) for one in near if one.flag.startswith("--devices")]
+    return {size_of(plan.question): one.requests_per_second for plan, one in sized if plan is not None}
 
 
 def near_plans(plan: Plan, each: Each = map) -> list[Near]:

@@ -3,7 +3,7 @@
 The pools keep the devices that the plan took, so that chips beyond it do not hide the change.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from hardware.spec import HardwareSpec, Plane, Scope
 from planner.plans.plan import Plan
 from planner.question import Machines, Question
 from planner.search.changes.variations import most_carried, rows_that_matter
+from planner.search.sure import is_plain
 from planner.search.ways import Rows
 
 MORE = 1.1
@@ -38,6 +39,10 @@ class Resource:
 
 AS_IT_IS = Resource(name="", unit="", apply=lambda question: question)
 
+Size = tuple[int, int]
+"""Devices of prefill and of decode."""
+NO_SIZES: Mapping[Size, float] = {}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bought:
@@ -50,17 +55,24 @@ class Bought:
     """Relative to the plan's devices as they are."""
 
 
-def bought(plan: Plan, resources: Sequence[Resource] | None = None, each: Each = map) -> list[Bought]:
+def bought(
+    plan: Plan, resources: Sequence[Resource] | None = None, each: Each = map, sizes: Mapping[Size, float] = NO_SIZES
+) -> list[Bought]:
     """Return what each resource buys, most first; every row is solved anew, over the rows that matter.
 
-    The rows need nothing of each other: ``each`` maps a function over them in its own way.
+    The rows need nothing of each other: ``each`` maps a function over them in its own way. What other ``sizes`` carry
+    is not solved again, nor what the plan carries if the most was asked for and its pools run at that.
     """
-    base = on_plan_devices(plan)
+    base, known = on_plan_devices(plan), plan.requests_per_second
     asked = resources_of(base) if resources is None else resources
-    solved = [AS_IT_IS, *(resource for resource in asked if not resource.idle)]
-    known = plan.requests_per_second
-    rates: list[float] = list(each(partial(_carried, base, rows_that_matter(base, known), known), solved))
-    now, rate_of = rates[0], {resource.name: rate for resource, rate in zip(solved, rates, strict=True)}
+    most = plan.question.goal.maximised and is_plain(plan.question)
+    full = most and known >= min(pool.capacity_per_second for _, pool in plan.pools()) * (1 - 1e-9)
+    rate_of = {AS_IT_IS.name: known} if full else {}
+    rate_of |= {one.name: sizes[size] for one in asked if (size := size_of(one.apply(base))) in sizes}
+    left = [one for one in (AS_IT_IS, *asked) if not one.idle and one.name not in rate_of]
+    rates = each(partial(_carried, base, rows_that_matter(base, known), known), left)
+    rate_of |= {one.name: rate for one, rate in zip(left, rates, strict=True)}
+    now = rate_of[AS_IT_IS.name]
     found = [
         Bought(resource=resource.name, unit=resource.unit, requests_per_second=rate, gain=rate / now - 1)
         for resource in asked
@@ -71,6 +83,11 @@ def bought(plan: Plan, resources: Sequence[Resource] | None = None, each: Each =
 
 def _carried(base: Question, rows: Rows, known_per_second: float, resource: Resource) -> float:
     return most_carried(resource.apply(base), None if resource.other_sizes else rows, known_per_second)
+
+
+def size_of(question: Question) -> Size:
+    """Return the devices that a question is asked for."""
+    return question.prefill.devices, question.decode.devices
 
 
 def on_plan_devices(plan: Plan) -> Question:

@@ -22,6 +22,7 @@ from planner.search.shapes import needed_rates, not_aggregated, on_each_pool
 from planner.search.solve import Choice, choose
 from planner.search.sure import is_plain
 from planner.search.ways import Gathered, Rows, gather_fleet, unpruned, with_apart
+from planner.serving.capacity import STEP
 
 LEADING = 10
 """Rows of each size of a role, by what they carry at most, that are solved for again."""
@@ -69,7 +70,8 @@ def most_carried(question: Question, rows: Rows | None = None, known_per_second:
     most, costing = known_per_second, Costing()
     unit = question.rate_per_second or 1.0
     for each in alternatives(question):
-        chosen = choose(gather_fleet(Fleet.of(each), rows=rows, costing=costing), rows=rows, known=most / unit)
+        more = most / unit * (1 + STEP / 2)  # the next rate of the grid, but for rounding
+        chosen = choose(gather_fleet(Fleet.of(each), rows=rows, costing=costing), rows=rows, known=more)
         most = max(most, chosen.carried * unit) if isinstance(chosen, Choice) else most
     return most
 
