@@ -6,7 +6,7 @@ from functools import partial
 
 from cli.output import Screen
 from ground.units import HOUR_SECONDS, MONTH_SECONDS, counted, format_count, format_duration, format_rate
-from planner.engines.accelerators import accelerator_of
+from planner.engines.accelerators import engines_for
 from planner.instances.reachable import REFERENCE
 from planner.plans.day import Seen, busy_share, mean_rate, peak_rate
 from planner.plans.plan import Plan
@@ -29,6 +29,7 @@ WORDS = {
     "kv-dtype": "this KV format",
     "microbatches": "two microbatches",
     "microbatches-dp": "two microbatches without DP",
+    "microbatches-model": "two microbatches of this model",
     "microbatches-mode": "two microbatches without EP",
     "microbatches-redundancy": "two microbatches with replicas",
     "pair-device": "two kinds of machines",
@@ -41,6 +42,7 @@ WORDS = {
     "power-of-two": "degrees that are no power of two",
     "rank-in-node": "TP over nodes",
     "redundancy-divides": "uneven replicas",
+    "redundancy-model": "replicas of this model's experts",
     "redundancy-mode": "replicas of experts with TP",
     "redundancy-per-device": "other numbers of replicas",
     "staged-attention": "SP prefill",
@@ -55,12 +57,10 @@ def engine_text(question: Question) -> str:
     """Return an engine and its version as they are read: ``sglang 0.5.23``; where none runs there, that."""
     if question.engine != REFERENCE:
         return question.engine.replace("@", " ")
-    machines = {part.hardware.name: accelerator_of(part.hardware) for part in (question.prefill, question.decode)}
-    shared = set(machines.values())
-    none = (
-        f" (no engine of the catalogue runs on {' and '.join(machines)})" if None in shared or len(shared) > 1 else ""
-    )
-    return f"the reference runtime{none}"
+    machines = {part.hardware.name: part.hardware for part in (question.prefill, question.decode)}
+    if engines_for(list(machines.values()), question.model.architecture):
+        return "the reference runtime"
+    return f"the reference runtime (no engine of the catalogue runs {question.model.name} on {' and '.join(machines)})"
 
 
 def show_engines(screen: Screen, answer: Answer) -> None:

@@ -8,7 +8,7 @@ from ground.errors import BadInput, Infeasible
 from ground.units import format_bytes
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
-from planner.engines.accelerators import accelerator_of, broken_accelerator
+from planner.engines.accelerators import accelerator_of, broken_accelerator, broken_model
 from planner.engines.memory import prefill_prompts
 from planner.engines.rules import Broken, Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
 from planner.engines.spec import Accelerator, EngineProfile, ExpertMode
@@ -100,7 +100,11 @@ def read_roles(
     """
     setups = [_setup(manifest, pool) for pool in manifest.pools]
     for pool, setup in zip(manifest.pools, setups, strict=True):
-        broken = broken_accelerator(profile, manifest.clusters[pool.hardware].spec) or broken_rule(profile, setup)
+        broken = (
+            broken_accelerator(profile, manifest.clusters[pool.hardware].spec)
+            or broken_model(profile, setup.architecture)
+            or broken_rule(profile, setup)
+        )
         if broken is not None:
             raise Infeasible(_refusal(profile, pool, setup, broken))
     for prefill in (setup for setup in setups if setup.role == "prefill"):
@@ -150,7 +154,7 @@ def _setup(manifest: Manifest, pool: Pool) -> Setup:
 
 def _refusal(profile: EngineProfile, pool: Pool, setup: Setup, broken: Broken) -> str:
     """Say the rule and what the engine can run instead."""
-    near = nearest_reachable(profile, setup) if broken.rule != "accelerator" else None
+    near = nearest_reachable(profile, setup) if broken.rule not in ("accelerator", "model") else None
     rather = f"; the nearest that it runs on {setup.strategy.devices} devices is {describe(near)}" if near else ""
     return (
         f"{profile.title} cannot run the {pool.role} pool {pool.strategy!r} ({broken.rule}): {broken.sentence}{rather}"

@@ -62,7 +62,7 @@ def read_question(typed: QuestionFlags) -> Asked:
         asked = replace(asked, rate_per_second=job.rate_per_second)
     beams = readers.read_beams(flags.beams)
     objective, pins = _objective(flags, asked, (prefill, decode)), read_pins(flags, model)
-    engines = readers.read_engines(flags.engine, (prefill.hardware, decode.hardware))
+    engines = readers.read_engines(flags.engine, (prefill.hardware, decode.hardware), model.architecture)
     question = Question(
         model=model,
         prefill=prefill,

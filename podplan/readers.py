@@ -18,8 +18,8 @@ from planner.balance.imbalance import Balance, parse_balance
 from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
 from planner.costs.deployment import Host, default_weights
 from planner.costs.layouts import Shared
-from planner.engines.accelerators import broken_accelerator
-from planner.engines.loader import engine_names, load_engine
+from planner.engines.accelerators import engines_for, obstacles
+from planner.engines.loader import load_engine
 from planner.instances.reachable import REFERENCE
 from planner.manifest.drafts import Acceptance
 from planner.plans.quantised import usual_weights
@@ -40,25 +40,25 @@ MOST_BEAMS = 1024
 MOST_TOKENS = 1_000_000_000
 
 
-def read_engines(text: str | None, machines: Sequence[HardwareSpec]) -> tuple[str, ...]:
-    """Return the engines to choose from, NAME@VERSION: of ``any`` all that run on these devices; or ``reference``.
+def read_engines(text: str | None, machines: Sequence[HardwareSpec], architecture: str) -> tuple[str, ...]:
+    """Return the engines to choose from, NAME@VERSION: of ``any`` all that run such a model on these devices.
 
-    ``reference`` too where none of the catalogue runs on them. BadInput for an engine that is not known or not for
-    these devices.
+    ``reference`` where that is asked for or there is none. BadInput for an engine that is not known, not for these
+    devices or without code for the model.
     """
     word = ANY if text is None else text.strip().lower()
     if word == REFERENCE:
         return (REFERENCE,)
     if word == ANY:
-        profiles = [load_engine(name) for name in engine_names() if name != REFERENCE]
-        runs = [each for each in profiles if not any(broken_accelerator(each, machine) for machine in machines)]
-        return tuple(f"{each.engine}@{each.versions.pinned}" for each in runs) or (REFERENCE,)
+        found = engines_for(machines, architecture)
+        return tuple(f"{each.engine}@{each.versions.pinned}" for each in found) or (REFERENCE,)
     profile = load_engine(text or "")
-    for hardware in machines:
-        broken = broken_accelerator(profile, hardware)
-        if broken is not None:
-            raise BadInput(f"--engine: {broken.sentence}")
-    return (profile.engine if profile.engine == REFERENCE else f"{profile.engine}@{profile.versions.pinned}",)
+    if profile.engine == REFERENCE:
+        return (REFERENCE,)
+    for broken in obstacles(profile, machines, architecture):
+        others = ", ".join(each.engine for each in engines_for(machines, architecture))
+        raise BadInput(f"--engine: {broken.sentence}; use {others or REFERENCE}")
+    return (f"{profile.engine}@{profile.versions.pinned}",)
 
 
 def is_any(text: str | None) -> bool:

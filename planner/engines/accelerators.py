@@ -1,7 +1,9 @@
-"""Whose devices a machine has, and whether an engine runs on them."""
+"""Whose devices a machine has, and which engines run on them and have code for a model."""
+
+from collections.abc import Iterator, Sequence
 
 from hardware.spec import HardwareSpec
-from planner.engines.loader import load_engine
+from planner.engines.loader import engine_names, load_engine
 from planner.engines.rules import Broken
 from planner.engines.spec import Accelerator, EngineProfile
 
@@ -31,3 +33,24 @@ def broken_accelerator(profile: EngineProfile, hardware: HardwareSpec) -> Broken
         f"not on {hardware.device.title}"
     )
     return Broken("accelerator", sentence, fact.source)
+
+
+def broken_model(profile: EngineProfile, architecture: str) -> Broken | None:
+    """Return the rule that a ``model_type`` breaks where the engine's pinned release has no code for it."""
+    fact = profile.lacks
+    if architecture not in fact.value:
+        return None
+    sentence = f"{profile.title} {profile.versions.pinned} has no code for models of type {architecture!r}"
+    return Broken("model", sentence, fact.source)
+
+
+def obstacles(profile: EngineProfile, machines: Sequence[HardwareSpec], architecture: str) -> Iterator[Broken]:
+    """Yield the rules that stand between an engine and a model of some ``model_type`` on machines."""
+    rules = (broken_model(profile, architecture), *(broken_accelerator(profile, machine) for machine in machines))
+    yield from (rule for rule in rules if rule is not None)
+
+
+def engines_for(machines: Sequence[HardwareSpec], architecture: str) -> list[EngineProfile]:
+    """Return the engines of the catalogue, but the reference, that run a model of some ``model_type`` on machines."""
+    profiles = [load_engine(name) for name in engine_names() if name != "reference"]
+    return [profile for profile in profiles if next(obstacles(profile, machines, architecture), None) is None]

@@ -250,6 +250,10 @@ def _redundancy(profile: EngineProfile, setup: Setup) -> Broken | None:
             f"use {-setup.experts % ranks or ranks} redundant experts"
         )
         return Broken("redundancy-divides", sentence, unit.source)
+    known = profile.redundancy.architectures
+    if known is not None and setup.architecture not in known.value:
+        sentence = f"{profile.title} keeps no replicas of experts for models of type {setup.architecture!r}; use none"
+        return Broken("redundancy-model", sentence, known.source)
     if unit.value == "per_device" and (setup.redundant % ranks or setup.experts % ranks):
         sentence = (
             f"{profile.title} counts redundant experts per device beside {setup.experts} / EP: "
@@ -270,6 +274,10 @@ def _microbatches(profile: EngineProfile, setup: Setup) -> Broken | None:
         where = f"only for {' and '.join(fact.value)}" if fact.value else "not at all"
         sentence = f"{profile.title} overlaps two microbatches {where}; use 1 microbatch"
         return Broken("microbatches", sentence, fact.source)
+    known = profile.microbatching.architectures
+    if known is not None and setup.architecture not in known.value:
+        sentence = f"{profile.title} overlaps no microbatches for models of type {setup.architecture!r}; use 1"
+        return Broken("microbatches-model", sentence, known.source)
     if profile.microbatching.attention_dp.value and setup.strategy.attention_dp == 1:
         sentence = f"{profile.title} overlaps microbatches only with several attention DP ranks; use 1 microbatch"
         return Broken("microbatches-dp", sentence, profile.microbatching.attention_dp.source)

@@ -94,6 +94,8 @@ class Redundancy(NamedTuple):
     """Format of a static expert map that the engine loads."""
     without: Fact[Literal["ragged", "even"]]
     """Whether experts need not divide over EP ranks where there are no replicas."""
+    architectures: Fact[list[str]] | None = None
+    """``model_type`` whose experts can have replicas; None: all MoE models."""
 
 
 class Microbatching(NamedTuple):
@@ -102,6 +104,8 @@ class Microbatching(NamedTuple):
     roles: Fact[list[RoleName]]
     attention_dp: Fact[bool]
     """Whether it needs several attention DP ranks."""
+    architectures: Fact[list[str]] | None = None
+    """``model_type`` whose layers have it; None: all."""
 
 
 class Drafting(NamedTuple):
@@ -221,6 +225,8 @@ class EngineProfile(NamedTuple):
     sources: dict[str, str]
     """What was read, by short name; facts name one before a colon."""
     accelerators: Fact[list[Accelerator]]
+    lacks: Fact[list[str]]
+    """``model_type`` of models that the pinned release has no code for."""
     parallelism: Parallelism
     redundancy: Redundancy
     microbatching: Microbatching
