@@ -51,7 +51,13 @@ class Passes:
         known = np.isfinite(self.full) & np.isfinite(other.full)
         ratios = np.where(known, self.full / np.where(known, other.full, 1.0), 0.0)
         least = np.minimum.accumulate(np.atleast_2d(ratios).min(axis=0))
-        return np.where(self.room <= other.room, np.minimum(least, (self.few / other.few).min()), 0.0)
+        return np.where(self.room <= other.room, np.minimum(least, _over(self.few, other.few).min()), 0.0)
+
+
+def _over(seconds: Floats, others: Floats) -> Floats:
+    """Return how many times as long as others seconds are; infinite where those are none, as of steps with nobody."""
+    ratios: Floats = np.divide(seconds, others, out=np.full(others.shape, np.inf), where=others > 0)
+    return ratios
 
 
 @dataclass(slots=True)
@@ -87,7 +93,7 @@ class Slower:
         if known is None:
             return found
         ranks, most, rates = np.array(known.numbers).T
-        few = np.min(passes.few / np.array([other.few for other in known.passes]), axis=1)
+        few = _over(passes.few, np.array([other.few for other in known.passes])).min(axis=1)
         able = (ranks <= passes.ranks) & (instances * passes.ranks <= most) & (few * each >= rates * (1 - _ROUNDING))
         for place in np.flatnonzero(able).tolist():
             times = passes.times(known.passes[place])

@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.offers.slower import Passes, Slower
 
-ONE = Passes((4, 1), np.array([0.1, 0.2]), np.array([0.3, 0.5, np.inf]))
+ONE = Passes((4, 1), np.array([0.0, 0.1, 0.2]), np.array([0.3, 0.5, np.inf]))
 
 
 def _scaled(factor: float, ranks: int = 4) -> Passes:
@@ -32,7 +32,7 @@ def test_other_ranks_and_a_single_quicker_pass_tell_nothing() -> None:
     slower = Slower()
     slower.add(ONE, 4, 10.0, lambda: np.array([1.5, 1.2, 0.0]))
     assert not slower.late(_scaled(3.0, ranks=8), 4, 20.0).any()
-    assert not slower.late(Passes((4, 1), np.array([0.01, 0.2]), ONE.full), 4, 10.0).any()
+    assert not slower.late(Passes((4, 1), np.array([0.0, 0.01, 0.2]), ONE.full), 4, 10.0).any()
 
 
 def test_steps_of_every_sort_count() -> None:
