@@ -5,6 +5,7 @@ command leaves out are the engine's own defaults, and are told as assumed.
 """
 
 import json
+import os
 import re
 import shlex
 from collections import Counter
@@ -90,7 +91,7 @@ def read_source(source: str) -> list[Found]:
     BadInput where there is no engine that is read here.
     """
     path = Path(source)
-    named = len(source) < 1024 and path.is_file()
+    named = os.path.isfile(source)  # not Path.is_file, which raises at names that are too long
     text = read_text(path) if named else source
     if not named and " " not in source.strip():
         raise BadInput(f"SOURCE: {source[:60]}: no such file; give a YAML file, a script, or a command line in quotes")

@@ -51,6 +51,7 @@ def test_a_size_or_block_that_cannot_be_is_refused() -> None:
         ({"sizes": "30"}, "--sizes: 30 chips are no whole nodes of 8"),
         ({"sizes": "32", "blocks": "64:1"}, "blocks of 64 chips fit no supernode of 32"),
         ({"blocks": "many"}, "--blocks: 'many' is not"),
+        ({"blocks": "../" * 2000}, "--blocks: .*is not"),
         ({"blocks": "mean=200,largest=64"}, "sizes on both sides"),
     ):
         with pytest.raises(BadInput, match=told):
