@@ -6,7 +6,7 @@ from functools import partial
 
 from cli.output import Screen
 from ground.units import HOUR_SECONDS, MONTH_SECONDS, counted, format_count, format_duration, format_rate
-from planner.engines.accelerators import engines_for
+from planner.engines.accelerators import Needs
 from planner.instances.reachable import REFERENCE
 from planner.plans.day import Seen, busy_share, mean_rate, peak_rate
 from planner.plans.plan import Plan
@@ -21,6 +21,7 @@ WORDS = {
     "dedicated-shared-experts": "ranks for shared experts alone",
     "domains": "attention and experts apart",
     "drafts": "more MTP drafts",
+    "drafts-model": "MTP of this model",
     "exchange-node": "exchanges over small nodes",
     "exchange-ranks": "this EP degree of exchanges",
     "expert-grid": "this TP + EP of experts",
@@ -58,7 +59,7 @@ def engine_text(question: Question) -> str:
     if question.engine != REFERENCE:
         return question.engine.replace("@", " ")
     machines = {part.hardware.name: part.hardware for part in (question.prefill, question.decode)}
-    if engines_for(list(machines.values()), question.model.architecture):
+    if Needs(list(machines.values()), question.model.architecture).engines():
         return "the reference runtime"
     return f"the reference runtime (no engine of the catalogue runs {question.model.name} on {' and '.join(machines)})"
 

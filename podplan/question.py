@@ -8,6 +8,7 @@ from ground.errors import BadInput
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.costs.prefixes import find_plane
+from planner.engines.accelerators import Needs
 from planner.engines.loader import load_engine
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName
@@ -62,7 +63,9 @@ def read_question(typed: QuestionFlags) -> Asked:
         asked = replace(asked, rate_per_second=job.rate_per_second)
     beams = readers.read_beams(flags.beams)
     objective, pins = _objective(flags, asked, (prefill, decode)), read_pins(flags, model)
-    engines = readers.read_engines(flags.engine, (prefill.hardware, decode.hardware), model.architecture)
+    drafts = _drafts(flags.mtp, model) if beams == 1 else (readers.undrafted(flags.mtp),)
+    needs = Needs((prefill.hardware, decode.hardware), model.architecture, drafts=0 not in drafts)
+    engines = readers.read_engines(flags.engine, needs)
     question = Question(
         model=model,
         prefill=prefill,
@@ -76,7 +79,7 @@ def read_question(typed: QuestionFlags) -> Asked:
         rate_per_second=None if OBJECTIVES[objective].maximised else asked.rate_per_second,
         objective=objective,
         queueing=readers.read_choice(flags.queueing, "--queueing", get_args(Queueing), "bulk"),
-        drafts=_drafts(flags.mtp, model) if beams == 1 else (readers.undrafted(flags.mtp),),
+        drafts=drafts,
         acceptance=readers.read_acceptance(flags.mtp_acceptance),
         driven=readers.read_host(flags.graphs, flags.host_jitter),
         balance=readers.read_balance(flags.expert_balance, flags.expert_skew, model),

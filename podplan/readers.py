@@ -18,7 +18,7 @@ from planner.balance.imbalance import Balance, parse_balance
 from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
 from planner.costs.deployment import Host, default_weights
 from planner.costs.layouts import Shared
-from planner.engines.accelerators import engines_for, obstacles
+from planner.engines.accelerators import Needs
 from planner.engines.loader import load_engine
 from planner.instances.reachable import REFERENCE
 from planner.manifest.drafts import Acceptance
@@ -40,24 +40,26 @@ MOST_BEAMS = 1024
 MOST_TOKENS = 1_000_000_000
 
 
-def read_engines(text: str | None, machines: Sequence[HardwareSpec], architecture: str) -> tuple[str, ...]:
-    """Return the engines to choose from, NAME@VERSION: of ``any`` all that run such a model on these devices.
+def read_engines(text: str | None, needs: Needs) -> tuple[str, ...]:
+    """Return the engines to choose from, NAME@VERSION: of ``any`` all that have what is needed.
 
-    ``reference`` where that is asked for or there is none. BadInput for an engine that is not known, not for these
-    devices or without code for the model.
+    ``reference`` where that is asked for or none runs the model. BadInput for an engine that is not known or lacks
+    something, and where the asked drafts are what all lack.
     """
     word = ANY if text is None else text.strip().lower()
     if word == REFERENCE:
         return (REFERENCE,)
     if word == ANY:
-        found = engines_for(machines, architecture)
+        found = needs.engines()
+        if not found and needs._replace(drafts=False).engines():
+            raise BadInput(f"--mtp: no engine here has MTP for models of type {needs.architecture!r}; use --mtp 0")
         return tuple(f"{each.engine}@{each.versions.pinned}" for each in found) or (REFERENCE,)
     profile = load_engine(text or "")
     if profile.engine == REFERENCE:
         return (REFERENCE,)
-    for broken in obstacles(profile, machines, architecture):
-        others = ", ".join(each.engine for each in engines_for(machines, architecture))
-        raise BadInput(f"--engine: {broken.sentence}; use {others or REFERENCE}")
+    for broken in needs.missing(profile):
+        others = ", ".join(each.engine for each in needs.engines())
+        raise BadInput(f"--engine: {broken.sentence}; use {others or ('--mtp 0' if needs.drafts else REFERENCE)}")
     return (f"{profile.engine}@{profile.versions.pinned}",)
 
 

@@ -1,10 +1,11 @@
 """Whose devices a machine has, and which engines run on them and have code for a model."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from hardware.spec import HardwareSpec
 from planner.engines.loader import engine_names, load_engine
-from planner.engines.rules import Broken
+from planner.engines.rules import Broken, broken_drafts
 from planner.engines.spec import Accelerator, EngineProfile
 
 # The vendor is in the title of every device of the catalogue; "910" is how Ascend parts are named without it.
@@ -44,13 +45,24 @@ def broken_model(profile: EngineProfile, architecture: str) -> Broken | None:
     return Broken("model", sentence, fact.source)
 
 
-def obstacles(profile: EngineProfile, machines: Sequence[HardwareSpec], architecture: str) -> Iterator[Broken]:
-    """Yield the rules that stand between an engine and a model of some ``model_type`` on machines."""
-    rules = (broken_model(profile, architecture), *(broken_accelerator(profile, machine) for machine in machines))
-    yield from (rule for rule in rules if rule is not None)
+class Needs(NamedTuple):
+    """What an engine must have to be a choice."""
 
+    machines: Sequence[HardwareSpec]
+    architecture: str
+    """``model_type``."""
+    drafts: bool = False
+    """Whether tokens are to be drafted (MTP)."""
 
-def engines_for(machines: Sequence[HardwareSpec], architecture: str) -> list[EngineProfile]:
-    """Return the engines of the catalogue, but the reference, that run a model of some ``model_type`` on machines."""
-    profiles = [load_engine(name) for name in engine_names() if name != "reference"]
-    return [profile for profile in profiles if next(obstacles(profile, machines, architecture), None) is None]
+    def missing(self, profile: EngineProfile) -> Iterator[Broken]:
+        """Yield the rules that an engine breaks."""
+        rules = [broken_model(profile, self.architecture)]
+        rules += [broken_accelerator(profile, machine) for machine in self.machines]
+        if self.drafts:
+            rules.append(broken_drafts(profile, self.architecture))
+        yield from (rule for rule in rules if rule is not None)
+
+    def engines(self) -> list[EngineProfile]:
+        """Return the engines of the catalogue, but the reference, that have it."""
+        profiles = [load_engine(name) for name in engine_names() if name != "reference"]
+        return [profile for profile in profiles if next(self.missing(profile), None) is None]

@@ -295,7 +295,16 @@ def _drafts(profile: EngineProfile, setup: Setup) -> Broken | None:
     if setup.drafts > fact.value:
         sentence = f"{profile.title} drafts at most {fact.value} tokens per iteration, not {setup.drafts}"
         return Broken("drafts", sentence, fact.source)
-    return None
+    return broken_drafts(profile, setup.architecture) if setup.drafts else None
+
+
+def broken_drafts(profile: EngineProfile, architecture: str) -> Broken | None:
+    """Return the rule that drafts of MTP break for models of some ``model_type``, None where the engine has them."""
+    known = profile.drafting.architectures
+    if known is None or architecture in known.value:
+        return None
+    sentence = f"{profile.title} has no MTP for models of type {architecture!r}"
+    return Broken("drafts-model", sentence, known.source)
 
 
 CHECKS: tuple[Check, ...] = (

@@ -115,6 +115,8 @@ class Drafting(NamedTuple):
     """Most drafts per iteration."""
     prefill: Fact[Literal["one", "same", "none"]]
     """Drafts that a prefill instance must be started with where decode drafts."""
+    architectures: Fact[list[str]] | None = None
+    """``model_type`` whose MTP layers it runs; None: all."""
 
 
 class BatchScopes(NamedTuple):

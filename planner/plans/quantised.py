@@ -11,6 +11,8 @@ from itertools import product
 from ground.errors import BadInput
 from hardware.formats import KvDtype, multiplied, storable
 from hardware.spec import Dtype, HardwareSpec
+from planner.engines.loader import load_engine
+from planner.engines.rules import broken_drafts
 from planner.instances.space import Role
 from planner.plans.plan import Plan
 from planner.question import Formats, Question
@@ -71,7 +73,14 @@ def alternatives(question: Question) -> list[Question]:
         asked = tuple(formats for formats in asked if formats.prefill == formats.decode) or asked
     in_each = [in_format(question, formats) for formats in asked] or [question]
     engines = question.engines or (question.engine,)
-    return [replace(each, engine=engine, engines=()) for engine in engines for each in in_each]
+    return [_draftable(replace(each, engine=engine, engines=())) for engine in engines for each in in_each]
+
+
+def _draftable(question: Question) -> Question:
+    """Return the question without drafts where podplan may choose and the engine has no MTP for the model."""
+    if 0 not in question.drafts or broken_drafts(load_engine(question.engine), question.model.architecture) is None:
+        return question
+    return replace(question, drafts=(0,))
 
 
 def check_some(question: Question, check: Callable[[Question], None]) -> None:

@@ -11,7 +11,7 @@ from ground.validation import validate
 from hardware.loader import hardware_names, load_hardware
 from models.huggingface.families import ADAPTERS
 from models.loader import load_model, model_names
-from planner.engines.accelerators import accelerator_of, broken_accelerator, broken_model, engines_for
+from planner.engines.accelerators import Needs, accelerator_of, broken_accelerator, broken_model
 from planner.engines.loader import CATALOGUE, ORCHESTRATORS, all_engines, engine_names, load_engine, load_orchestrator
 from planner.engines.spec import EngineProfile, Orchestrator
 
@@ -84,12 +84,16 @@ def test_engines_have_code_for_what_they_are_told_to_run() -> None:
     """Lists name types that podplan reads; TensorRT-LLM 1.2 has no DeepSeek-V4, and nobody Pangu Pro MoE."""
     known = {*ADAPTERS, *(load_model(name).architecture for name in model_names())}
     for profile in all_engines():
-        told = (profile.lacks, profile.redundancy.architectures, profile.microbatching.architectures)
+        told = (
+            profile.lacks,
+            *(part.architectures for part in (profile.redundancy, profile.microbatching, profile.drafting)),
+        )
         assert {name for fact in told if fact for name in fact.value} <= known, profile.engine
     blackwell = [load_hardware("b200")]
-    assert {each.engine for each in engines_for(blackwell, "deepseek_v4")} == {"vllm", "sglang"}
-    assert {each.engine for each in engines_for(blackwell, "deepseek_v3")} == {"vllm", "sglang", "trtllm"}
-    assert not engines_for(blackwell, "PanguProMoE")
+    assert {each.engine for each in Needs(blackwell, "deepseek_v4").engines()} == {"vllm", "sglang"}
+    assert {each.engine for each in Needs(blackwell, "deepseek_v3").engines()} == {"vllm", "sglang", "trtllm"}
+    assert not Needs(blackwell, "PanguProMoE").engines()
+    assert not Needs(blackwell, "minimax_m2", drafts=True).engines()
     broken = broken_model(load_engine("trtllm"), "deepseek_v4")
     assert broken is not None and "1.2.1 has no code for models of type 'deepseek_v4'" in broken.sentence
 

@@ -103,6 +103,7 @@ def test_what_only_the_reference_runs(engine: str, strategy: str, fields: dict[s
         ("vllm", "DP=64, EP=64", {"redundant": 32}, "redundancy-divides"),
         ("vllm", "DP=64, EP=64", {"redundant": 64, "architecture": "gpt_oss"}, "redundancy-model"),
         ("sglang", "DP=64, EP=64", {"microbatches": 2, "architecture": "glm4_moe"}, "microbatches-model"),
+        ("sglang", "DP=64, EP=64", {"drafts": 1, "architecture": "minimax_m2"}, "drafts-model"),
         ("xllm", "DP=64, EP=64", {"redundant": 64}, None),
         ("vllm-ascend", "TP=8 + DP=2, TP=16", {"redundant": 16}, "redundancy-mode"),
         ("vllm", "DP=320, EP=320", {}, "experts-divide"),
