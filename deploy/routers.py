@@ -142,6 +142,8 @@ def xllm_service(target: Target, etcd: str) -> Router:
         ("--etcd_addr", etcd),
         ("--http_server_port", target.site.router_port),
         ("--rpc_server_port", target.site.router_port + 1),
+        ("--http_server_max_concurrency", 0),  # of 128 open answers by default, past which brpc refuses; 0 bounds none
+        ("--rpc_server_max_concurrency", 0),
         ("--tokenizer_path", f"{target.weights_path(target.roles[0])}/"),
         ("--load_balance_policy", "RR"),
         ("--target_ttft", ttft),

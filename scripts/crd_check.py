@@ -41,7 +41,7 @@ SOURCES = {
     ),
     ("nvidia.com/v1beta1", "DynamoGraphDeployment"): (
         "dynamo",
-        "a68c04c7b4",
+        "2a6da14c8",
         "deploy/operator/config/crd/bases/nvidia.com_dynamographdeployments.yaml",
     ),
     ("inference.networking.k8s.io/v1", "InferencePool"): (

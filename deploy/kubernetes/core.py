@@ -6,7 +6,7 @@ from deploy.commands.fabric import spans_nodes_by_nvlink
 from deploy.commands.launch import Launch, Target
 from deploy.header import Provenance, owned
 from deploy.images import image, published
-from deploy.kubernetes.pods import CHANNEL
+from deploy.kubernetes.pods import CHANNEL, weights_mount, weights_volume
 from deploy.kubernetes.templates import objects
 from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
 from deploy.scripts import script
@@ -56,6 +56,7 @@ def router_objects(target: Target, router: Router, origin: Provenance) -> Iterat
     """Yield the router's files, deployment and service."""
     proxy = target.profile.engine == "vllm-ascend" and router.table is None
     known = image(target, target.roles[0]) if proxy else published(target.profile, "router")
+    reads = any(name == "--tokenizer_path" for name, _ in router.flags)
     return objects(
         "router",
         target,
@@ -63,6 +64,8 @@ def router_objects(target: Target, router: Router, origin: Provenance) -> Iterat
         files={"router.sh": router_script(router, origin), **owned(origin, dict(router.files))},
         image=target.site.router_image or known,
         port=target.site.router_port,
+        tokenizer={"name": "model", "mountPath": weights_mount(target), "readOnly": True} if reads else None,
+        weights=weights_volume(target) if reads else None,
     )
 
 

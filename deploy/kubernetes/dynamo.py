@@ -29,12 +29,12 @@ def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Ob
     """Return the DynamoGraphDeployment."""
     dynamo = load_orchestrator("dynamo")
     image = target.site.image or dynamo.images[target.profile.engine].value
-    dropped = frozenset(dynamo.injected_flags.value) | OWN
     (form,) = template("dynamo-frontend")
     frontend = filled(
         form,
         {
             "name": target.name,
+            "version": dynamo.version,
             "plain_pod": _known(plain_pod(target)),
             "locked": LOCKED,
             "annotations": annotations(origin),
@@ -43,7 +43,7 @@ def graph(target: Target, launches: dict[str, Launch], origin: Provenance) -> Ob
             "weights_volume": weights_volume(target),
         },
     )
-    workers = [_worker(target, launch, image, dropped, origin) for launch in launches.values()]
+    workers = [_worker(target, launch, image, origin) for launch in launches.values()]
     made = objects(
         "dynamo", target, origin, api=dynamo.api, engine=target.profile.engine, components=[frontend, *workers]
     )
@@ -57,8 +57,8 @@ def _known(settings: Object) -> Object:
     return {key: value for key, value in settings.items() if "erviceAccount" not in key}
 
 
-def _worker(target: Target, launch: Launch, image: str, dropped: frozenset[str], origin: Provenance) -> Object:
-    role, (form,) = launch.role, template("dynamo-worker")
+def _worker(target: Target, launch: Launch, image: str, origin: Provenance) -> Object:
+    role, dynamo, (form,) = launch.role, load_orchestrator("dynamo"), template("dynamo-worker")
     mounts = [{"name": "model", "mountPath": weights_mount(target), "readOnly": True}]
     volumes = [weights_volume(target)]
     if launch.files:
@@ -73,7 +73,8 @@ def _worker(target: Target, launch: Launch, image: str, dropped: frozenset[str],
         "settings": _known(values["settings"]),
         "image": image,
         "engine": target.profile.engine,
-        "arguments": arguments(target, launch, dropped),
+        "version": dynamo.version,
+        "arguments": arguments(target, launch, frozenset(dynamo.injected_flags.value) | OWN),
         "env": [address_variable(), *_environment(launch)],
         "mounts": mounts,
         "volumes": volumes,

@@ -135,7 +135,7 @@ def test_dynamo_is_v1beta1_with_a_main_container_and_no_injected_flags() -> None
     assert "services" not in graph["spec"]
     for component in graph["spec"]["components"]:
         (container,) = component["podTemplate"]["spec"]["containers"]
-        assert container["name"] == "main"
+        assert container["name"] == "main" and component["runtimeVersionOverride"] == "1.6.1"
         for flag in ("--nnodes", "--node-rank", "--data-parallel-address", "--data-parallel-start-rank"):
             assert flag not in container["args"]
         if component["type"] in ("prefill", "decode"):
@@ -218,11 +218,12 @@ def test_decode_goes_before_prefill_at_restarts() -> None:
 
 
 def test_xllm_s_defaults_that_cap_a_plan_are_raised() -> None:
-    """200 concurrent requests, graphs off, graphs of at most 16 requests: each would bind silently."""
+    """200 concurrent requests (128 open answers of its service), graphs off or of 16 requests bind silently."""
     held = flags_of("r1-cm384", "xllm", "bare", "decode")
     assert held["--max_concurrent_requests"] == str(48 * 64)
     assert held["--enable_graph"] == "true"
     assert held["--acl_graph_decode_batch_size_limit"] == "48"
+    assert "--http_server_max_concurrency=0" in made("r1-cm384", "xllm", "bare").files["router.sh"]
 
 
 @pytest.mark.parametrize(
@@ -439,9 +440,10 @@ def test_memory_shares_leave_room_for_buffers_and_graphs() -> None:
 
 
 def test_a_gang_knows_its_names_before_it_is_ready() -> None:
-    """A head is ready once its workers have joined, who find it by name; and no policy shuts the router out."""
+    """A head is ready once its workers have joined, who find it by name; nothing shuts the router out or gives up."""
     for item in yaml.safe_load_all(made("r1-h800", "vllm", "volcano").files["decode.yaml"]):
         if item["kind"] == "Job":
+            assert item["spec"]["maxRetry"] == 1_000_000
             assert item["spec"]["plugins"]["svc"] == [
                 "--publish-not-ready-addresses=true",
                 "--disable-network-policy=true",
@@ -454,6 +456,9 @@ def test_rank_tables_are_asked_for_and_waited_for() -> None:
     held = [item for item in yaml.safe_load_all(files["decode.yaml"]) if item["kind"] == "ConfigMap"]
     assert {"rings-config-deepseek-r1-decode-0"} <= {item["metadata"]["name"] for item in held}
     assert "until grep -q" in files["decode.yaml"]
+    pods = next(item for item in yaml.safe_load_all(files["router.yaml"]) if item["kind"] == "Deployment")
+    mounts = pods["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert mounts[1]["mountPath"] == "/models"  # where its service reads the tokenizer, without which it ends
     with pytest.raises(Infeasible, match="use --kind volcano"):
         made("r1-cm384", "xllm", "lws")
 
