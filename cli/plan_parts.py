@@ -6,10 +6,10 @@ from functools import partial
 
 from cli.output import Screen
 from ground.units import HOUR_SECONDS, MONTH_SECONDS, counted, format_count, format_duration, format_rate
-from planner.engines.accelerators import Needs
 from planner.instances.reachable import REFERENCE
 from planner.plans.day import Seen, busy_share, mean_rate, peak_rate
 from planner.plans.plan import Plan
+from planner.plans.quantised import needs_of
 from planner.question import Question, Role
 from planner.search.answer import Answer
 from planner.search.growth import Month
@@ -33,6 +33,7 @@ WORDS = {
     "microbatches-model": "two microbatches of this model",
     "microbatches-mode": "two microbatches without EP",
     "microbatches-redundancy": "two microbatches with replicas",
+    "model": "this model",
     "pair-device": "two kinds of machines",
     "pair-instances": "more instances",
     "pair-kv-dtype": "two KV formats",
@@ -58,10 +59,11 @@ def engine_text(question: Question) -> str:
     """Return an engine and its version as they are read: ``sglang 0.5.23``; where none runs there, that."""
     if question.engine != REFERENCE:
         return question.engine.replace("@", " ")
-    machines = {part.hardware.name: part.hardware for part in (question.prefill, question.decode)}
-    if Needs(list(machines.values()), question.model.architecture).engines():
+    needs = needs_of(question)
+    if needs.engines():
         return "the reference runtime"
-    return f"the reference runtime (no engine of the catalogue runs {question.model.name} on {' and '.join(machines)})"
+    machines = " and ".join(hardware.name for hardware in needs.machines)
+    return f"the reference runtime (no engine of the catalogue runs {question.model.name} on {machines})"
 
 
 def show_engines(screen: Screen, answer: Answer) -> None:
@@ -72,6 +74,8 @@ def show_engines(screen: Screen, answer: Answer) -> None:
         cannot = dict.fromkeys(WORDS.get(rule, rule) for rule, _ in cuts.most_common())
         name = tried.engine.replace("@", " ")
         rows.append([name, *_reached(tried.plan, tried.binding_limit), ", ".join(cannot) or "nothing of these"])
+    for engine, broken in needs_of(answer.question).lacking() if rows else ():
+        rows.append([engine.replace("@", " "), "no plan", "", WORDS.get(broken.rule, broken.rule)])
     best, most = answer.best, answer.unrestricted
     if best is not None and most is not None:
         goal = best.question.goal

@@ -13,7 +13,7 @@ from planner.manifest.loading import STORAGE_BYTES_PER_SECOND, checkpoint_bytes,
 from planner.plans.aggregated import AggregatedPool
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
-from planner.plans.quantised import Tried
+from planner.plans.quantised import Tried, needs_of
 from planner.plans.servers import spare_instances
 from planner.programme.proof import Bound
 from planner.question import Question, Queueing
@@ -68,6 +68,8 @@ def format_json(tried: Tried) -> dict[str, object]:
 def engines_json(answer: Answer) -> list[dict[str, object]]:
     """Return what each engine came to, the best first, and what its rules cut; last the reference, which runs all."""
     found = [(tried.engine, tried.plan, tried.binding_limit, own_cuts(tried)) for tried in answer.engines]
+    if found:
+        found += [(engine, None, broken.rule, {}) for engine, broken in needs_of(answer.question).lacking()]
     if answer.unrestricted is not None:
         found.append((REFERENCE, answer.unrestricted, answer.unrestricted.binding_limit, {}))
     return [

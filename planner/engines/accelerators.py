@@ -64,5 +64,18 @@ class Needs(NamedTuple):
 
     def engines(self) -> list[EngineProfile]:
         """Return the engines of the catalogue, but the reference, that have it."""
-        profiles = [load_engine(name) for name in engine_names() if name != "reference"]
-        return [profile for profile in profiles if next(self.missing(profile), None) is None]
+        return [profile for profile in _others() if next(self.missing(profile), None) is None]
+
+    def lacking(self) -> list[tuple[str, Broken]]:
+        """Return the engines, NAME@VERSION, that run on the machines and lack something else, and what."""
+        found = [(profile, list(self.missing(profile))) for profile in _others()]
+        return [
+            (f"{profile.engine}@{profile.versions.pinned}", rules[0])
+            for profile, rules in found
+            if rules and all(rule.rule != "accelerator" for rule in rules)
+        ]
+
+
+def _others() -> list[EngineProfile]:
+    """Return the engines of the catalogue but the reference."""
+    return [load_engine(name) for name in engine_names() if name != "reference"]

@@ -11,6 +11,7 @@ from itertools import product
 from ground.errors import BadInput
 from hardware.formats import KvDtype, multiplied, storable
 from hardware.spec import Dtype, HardwareSpec
+from planner.engines.accelerators import Needs
 from planner.engines.loader import load_engine
 from planner.engines.rules import broken_drafts
 from planner.instances.space import Role
@@ -81,6 +82,12 @@ def _draftable(question: Question) -> Question:
     if 0 not in question.drafts or broken_drafts(load_engine(question.engine), question.model.architecture) is None:
         return question
     return replace(question, drafts=(0,))
+
+
+def needs_of(question: Question) -> Needs:
+    """Return what an engine must have to be a choice for the question."""
+    machines = tuple({part.hardware.name: part.hardware for part in (question.prefill, question.decode)}.values())
+    return Needs(machines, question.model.architecture, drafts=0 not in question.drafts)
 
 
 def check_some(question: Question, check: Callable[[Question], None]) -> None:

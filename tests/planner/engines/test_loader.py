@@ -93,6 +93,9 @@ def test_engines_have_code_for_what_they_are_told_to_run() -> None:
     assert {each.engine for each in Needs(blackwell, "deepseek_v4").engines()} == {"vllm", "sglang"}
     assert {each.engine for each in Needs(blackwell, "deepseek_v3").engines()} == {"vllm", "sglang", "trtllm"}
     assert not Needs(blackwell, "PanguProMoE").engines()
+    assert [(name, rule.rule) for name, rule in Needs(blackwell, "deepseek_v4").lacking()] == [
+        ("trtllm@1.2.1", "model")
+    ]
     assert not Needs(blackwell, "minimax_m2", drafts=True).engines()
     broken = broken_model(load_engine("trtllm"), "deepseek_v4")
     assert broken is not None and "1.2.1 has no code for models of type 'deepseek_v4'" in broken.sentence
