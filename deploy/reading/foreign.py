@@ -221,8 +221,9 @@ def _templates(item: Object) -> Iterator[tuple[str, Object, int, int]]:
         yield name, template, spec.get("replicas", 1), group.get("size", 1)
     elif kind == "DisaggregatedSet":
         for role in spec.get("roles") or []:
-            inner = {"kind": "LeaderWorkerSet", "metadata": {"name": role["name"]}, "spec": role.get("spec") or {}}
-            yield from _templates(inner)
+            own = role.get("spec") or {}
+            own = own | {"replicas": own.get("replicas", 1) * spec.get("slices", 1)}  # a slice has every role once more
+            yield from _templates({"kind": "LeaderWorkerSet", "metadata": {"name": role["name"]}, "spec": own})
     elif kind == "Job" and spec.get("tasks"):  # batch.volcano.sh: an instance is a job, its head the first task
         yield name, spec["tasks"][0]["template"], 1, sum(task.get("replicas", 1) for task in spec["tasks"])
     elif kind in ("Deployment", "StatefulSet"):

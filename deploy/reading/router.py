@@ -1,6 +1,7 @@
 """Reads back the router: it knows every instance once, by flags that its pinned version has."""
 
 from collections.abc import Mapping
+from itertools import takewhile
 
 from deploy.commands.launch import Target
 from deploy.reading.flags import table
@@ -44,11 +45,7 @@ def _values(words: list[str], flag: str) -> list[str]:
     """Return the addresses behind every occurrence of a flag; ports that stand alone are not addresses."""
     found: list[str] = []
     for position, word in enumerate(words):
-        if word != flag:
-            continue
-        for value in words[position + 1 :]:
-            if value.startswith("--"):
-                break
-            if not value.isdigit():
-                found.append(value)
+        if word == flag:
+            values = takewhile(lambda value: not value.startswith("--"), words[position + 1 :])
+            found += [value for value in values if not value.isdigit()]
     return found

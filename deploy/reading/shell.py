@@ -187,7 +187,8 @@ def _braced(inner: str, scope: Mapping[str, str | list[str]]) -> str:
     if inner.endswith("]"):
         name, _, index = inner[:-1].partition("[")
         held = scope[name]
-        assert not isinstance(held, str), f"{name} is not a list"
+        if isinstance(held, str):
+            raise UnknownForm(f"{name} is not a list")
         return held[int(_expand(index, scope))]
     return _text(scope, inner)
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 import podplan
 from cli.main import main
@@ -99,6 +100,10 @@ def test_a_report_of_llm_d_says_what_it_measured(tmp_path: Path) -> None:
     assert "--no-enable-prefix-caching" in decode.flags and decode.model == "Qwen/Qwen3-32B"
     found = import_deployment(str(path), hw="h100")
     assert [role["name"] for role in found.rows()] == ["prefill-0", "component 3"]
+    path.write_text(REPORT.replace("dp_local: 1, workers: 1", "ep: 2"), encoding="utf-8")
+    assert "--enable-expert-parallel" in read_source(str(path))[0].flags
+    path.write_text(REPORT.replace("Qwen/Qwen3-32B", "", 1), encoding="utf-8")
+    assert [role.name for role in read_source(str(path))] == ["component 3"]
     path.write_text(REPORT.replace("replicas: 2", "replicas: many"), encoding="utf-8")
     with pytest.raises(BadInput, match="replicas is 'many'"):
         read_source(str(path))
@@ -114,6 +119,29 @@ def test_a_group_of_pods_is_read_with_its_variables(tmp_path: Path) -> None:
     assert (counted.attention_dp, counted.moe_ep, counted.sequences, counted.ranks) == (16, 16, 512, 16)
     assert found.assumed == ("--max-num-batched-tokens 8192",)
     assert found.unknown == ("--swap-space",)
+
+
+def test_objects_of_objects_count_what_they_start(tmp_path: Path) -> None:
+    """A slice of a DisaggregatedSet has all its roles; pods of a StatefulSet may be one instance's."""
+    text, path = LWS.replace("nvidia.com/gpu", "huawei.com/Ascend910"), tmp_path / "objects.yaml"
+    roles = [{"name": name, "spec": yaml.safe_load(text)["spec"]} for name in ("prefill", "decode")]
+    path.write_text(
+        yaml.safe_dump({"kind": "DisaggregatedSet", "spec": {"slices": 3, "roles": roles}}), encoding="utf-8"
+    )
+    assert [(role.name, role.engine, role.instances, role.nodes) for role in read_source(str(path))] == [
+        ("prefill", "vllm-ascend", 6, 2),
+        ("decode", "vllm-ascend", 6, 2),
+    ]
+    pods = []
+    for number, ranks in enumerate(("16", "16", "8")):
+        words = ["python3", "-m", "sglang.launch_server", "--model-path", "Qwen/Qwen3-8B", "--tp", ranks]
+        container = {"command": words, "resources": {"limits": {"nvidia.com/gpu": 8}}}
+        spec = {"replicas": 2, "template": {"spec": {"containers": [container]}}}
+        pods.append({"kind": "StatefulSet", "metadata": {"name": f"q-{number}"}, "spec": spec})
+    path.write_text(yaml.safe_dump_all(pods), encoding="utf-8")
+    wide, narrow = read_source(str(path))
+    assert (wide.name, wide.instances, wide.nodes, narrow.name, narrow.instances) == ("q", 2, 2, "q (2)", 2)
+    assert wide.flags["--max-running-requests"] == "256"
 
 
 def test_what_is_wrong_is_told_with_the_change_that_mends_it(tmp_path: Path) -> None:
@@ -212,6 +240,7 @@ def test_the_parts_of_pipeline_stages_make_a_step(tmp_path: Path) -> None:
         ("vllm serve nobody/knows-this", "--model: 'nobody/knows-this' is not of the catalogue"),
         ("vllm serve Qwen/Qwen3-8B -tp many", "'many' is not a number of devices"),
         ("vllm serve 'Qwen/Qwen3-8B", "cannot be split into words"),
+        ("vllm serve --port 80", "has no command that is read here"),
     ],
 )
 def test_what_cannot_be_read_says_why(source: str, said: str) -> None:
@@ -240,6 +269,8 @@ def test_the_command_prints_headroom_and_findings(capsys: pytest.CaptureFixture[
         (("env: [{name: DP_LOCAL", "env: [{nme: DP_LOCAL"), "not as its kind has it"),
         (("-tp 1", "-tp 99999999"), "must be a whole number from 1 to"),
         (("-tp 1", "-tp ²"), "is not a number of devices"),
+        (("serve deepseek-ai/DeepSeek-R1", "serve --port 80"), "has no command that is read here"),
+        (("--max-num-seqs 512", "--max-num-seqs x"), "its command does not add up: invalid literal"),
     ],
 )
 def test_objects_that_are_not_as_their_kind_are_refused(change: tuple[str, str], told: str) -> None:
