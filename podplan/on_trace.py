@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.question import Question
 from planner.search.answer import Answer
 from planner.workload import Trace as Rows
 from podplan.question import Asked
@@ -41,14 +40,14 @@ def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> Rows | None:
     return Rows.of(trace, None if trace.hash_ids is None else reused_tokens(trace))
 
 
-def traced(asked: Asked, first: Callable[[Question], Answer]) -> "tuple[Answer, OnTrace | None]":
+def traced(asked: Asked, first: Callable[..., Answer]) -> "tuple[Answer, OnTrace | None]":
     """Return the answer to a question with a trace, and what its plan does on it where it can be played."""
     rows = playable(asked)
     if rows is None:
         return first(asked.question), None
     from planner.checks.traced import search_on_trace
 
-    found = search_on_trace(asked.question, rows, first)
+    found = search_on_trace(asked.question, rows, first, first)
     return found.answer, found.on_trace
 
 

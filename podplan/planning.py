@@ -223,7 +223,7 @@ def solved(
     begin = perf_counter()
     asked = ending_in_time(asked)
     if asked.trace is not None and play:
-        answer, on_trace = traced(asked, partial(search, beside=beside))
+        answer, on_trace = traced(asked, partial(search, beside=beside, aside=aside))
     else:
         answer, on_trace = search(asked.question, explain=explain, beside=beside, aside=aside), None
     growing = asked.growth and answer.best and explain

@@ -37,13 +37,23 @@ class Traced(NamedTuple):
     on_trace: OnTrace | None = None
 
 
-def search_on_trace(question: Question, trace: Trace, search_plan: Search) -> Traced:
-    """Return the answer to a question on a trace, or on stationary traffic where the trace hardly fills its plan."""
-    answer = search_plan(replace(question, workload=replace(question.workload, trace=trace)))
+def search_on_trace(
+    question: Question, trace: Trace, search_plan: Search, first: Callable[..., Answer] | None = None
+) -> Traced:
+    """Return the answer to a question on a trace, or on stationary traffic where the trace hardly fills its plan.
+
+    ``first`` searches on the trace, and is told for which plans what stands beside them is ``worth`` a search.
+    """
+
+    def filled(plan: Plan) -> bool:
+        return loads(plan, trace, plan.requests_per_second)
+
+    asked = replace(question, workload=replace(question.workload, trace=trace))
+    answer = first(asked, worth=filled) if first else search_plan(asked)
     best = answer.best
     if best is None:
         return Traced(answer=answer)
-    if not loads(best, trace, best.requests_per_second):
+    if not filled(best):
         return Traced(answer=search_plan(question))
     if isinstance(best, DisaggregatedPlan) and not (question.goal.maximised or question.goal.timed):
         settled = [together(plan, trace) for plan in (best, search_plan(question).best) if plan is not None]

@@ -52,7 +52,14 @@ def at_need(work: Callable[[], Besides]) -> Iterator[Callable[[], Besides]]:
     yield work
 
 
-def search(question: Question, *, explain: bool = True, beside: bool = True, aside: Aside = at_need) -> Answer:
+def search(
+    question: Question,
+    *,
+    explain: bool = True,
+    beside: bool = True,
+    aside: Aside = at_need,
+    worth: Callable[[Plan], bool] | None = None,
+) -> Answer:
     """Return the best plan for a question, the runners-up, and what is proven.
 
     A refusal says why and what would help, which takes searches of its own; without ``explain`` it does not. The best
@@ -60,12 +67,12 @@ def search(question: Question, *, explain: bool = True, beside: bool = True, asi
     the reference engine reaches where one is to be chosen. Of several engines and number formats each role is costed
     once in each, every combination is a part of the space, and the best is taken; runners-up are its own and the best
     of the others. With a confidence or headroom: see ``search.sure``. Published deployments and the reference engine's
-    plan are searched ``aside``.
+    plan are searched ``aside``; nothing of it is of a plan that is not ``worth`` it.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
     if is_plain(question):
-        return _search(question, explain=explain, beside=beside, aside=aside)
+        return _search(question, explain=explain, beside=beside, aside=aside, worth=worth)
     answer, (times,) = surely([question], lambda asked: _search(asked[0], explain=False, beside=beside))
     if explain and answer.best is None:
         from planner.search.changes.shortage import helped, short  # only a refusal needs it
@@ -75,29 +82,46 @@ def search(question: Question, *, explain: bool = True, beside: bool = True, asi
     return in_own_terms(answer, question, times)
 
 
-def _search(question: Question, *, explain: bool, beside: bool, aside: Aside = at_need) -> Answer:
+def _search(
+    question: Question,
+    *,
+    explain: bool,
+    beside: bool,
+    aside: Aside = at_need,
+    worth: Callable[[Plan], bool] | None = None,
+) -> Answer:
     asked = alternatives(question)
     check_some(question, check_layouts)
     one_format = len({own_formats(each) for each in asked}) == 1  # else the best ones have to be known
-    if beside and question.engines and one_format:  # published deployments alone are not worth a process
+    if beside and question.engines and one_format and worth is None:  # published deployments are not worth a process
         with aside(partial(_besides, asked[0], chosen=bool(question.engines))) as besides:
-            return _answer(question, asked, explain=explain, beside=True, besides=besides)
-    return _answer(question, asked, explain=explain, beside=beside, besides=None)
+            return _answer(question, asked, explain=explain, besides=besides)
+    return _answer(question, asked, explain=explain, beside=beside, worth=worth)
 
 
 def _answer(
-    question: Question, asked: Sequence[Question], *, explain: bool, beside: bool, besides: Callable[[], Besides] | None
+    question: Question,
+    asked: Sequence[Question],
+    *,
+    explain: bool,
+    beside: bool = True,
+    besides: Callable[[], Besides] | None = None,
+    worth: Callable[[Plan], bool] | None = None,
 ) -> Answer:
-    costing = Costing()
-    found = [find(gather_fleet(Fleet.of(each), costing=costing)) for each in asked]
+    costing, found, known = Costing(), list[Found](), 0.0
+    for each in asked:
+        found.append(find(gather_fleet(Fleet.of(each), costing=costing), known=known))
+        if question.goal.maximised and not beside:  # nobody asks what the others come to
+            known = max(known, found[-1].growth * (1 - found[-1].gap))
     place = preferred([each.best for each in found], question.goal)
     if place is None and explain:
         return _refused(found, question)
     best = found[place or 0]
+    beside = beside and best.best is not None and (worth is None or worth(best.best))
     answer = answer_of(best, beside=beside)
-    if question.engines:
+    if question.engines and not known:
         answer = replace(answer, engines=_of_engines(found, question))
-    if beside and best.best is not None:
+    if beside:
         told = besides() if besides else _besides(question_of(best), chosen=bool(question.engines))
         answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
     if len(found) == 1:
@@ -117,7 +141,7 @@ def _answer(
         answer,
         pareto=tuple(front_of(answer.best, [*answer.pareto, *plans])) if answer.best else (),
         bound=over_parts(answer.bound, [bound for bound in bounds if bound is not None], sum(queues.values())),
-        formats=tuple(tried_of(each) for each in own) if len(own) > 1 else (),
+        formats=tuple(tried_of(each) for each in own) if len(own) > 1 and not known else (),
     )
 
 

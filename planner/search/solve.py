@@ -156,17 +156,18 @@ class Found:
         return bound.of_plan(cost)
 
 
-def find(separate: Gathered, transfers: Mapping[str, float] | None = None) -> Found:
+def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known: float = 0.0) -> Found:
     """Return the best plans for service times as predicted, of what is costed.
 
     Decode was costed for prompts whose KV takes ``transfers`` seconds at least, by member, or as long as the slowest
     transfer. Where waiting for links makes a plan's transfers longer than that and its TPOT late, all is done again
     with transfers as long as those; if a single model's first plan at a lower rate carries more, it is that one, with
     a gap to the bound. So is a plan whose prompts find no room in prefill, where those that wait for decode hold it.
-    Where time is made small what KV waits for links is the gap.
+    Where time is made small what KV waits for links is the gap. Where the largest rate is sought there is none below
+    one that is ``known``.
     """
     fleet, transfers = separate.fleet, transfers or {}
-    choice = choose(separate)
+    choice = choose(separate, known=known)
     if not isinstance(choice, Choice):
         return Found(separate=separate, choice=None, refused=choice)
     goal, share = choice.programme.aim.goal, choice.carried if choice.programme.aim.goal.maximised else 1.0
@@ -180,7 +181,7 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None) -> Fo
     slower = slowed_down(plans[0]) if fleet.single else None
     if longer:
         transfers = {**transfers, **longer}
-        again = find(gather_fleet(fleet, transfers), transfers)
+        again = find(gather_fleet(fleet, transfers), transfers, known)
         if slower is None or (again.best and again.best.requests_per_second >= slower.requests_per_second):
             return again
     if slower is None:

@@ -26,6 +26,8 @@ STEP, _ROUNDING = 9e-4, 1e-6
 """How far apart the rates are that capacities are told apart by, and the part of a step that is rounding."""
 _SLOW = 4
 """Rates in turn that did not halve what is left, after which the middle is taken to the end."""
+_OVERLOAD = 2.0
+"""Of a limit, beyond which latency tells more of a stream's length than of how near the largest rate is."""
 _BATCHES, _TINY = 10, 1e-12
 _LEAST_PART = 0.2
 """Of those who count: so many tell of all at least."""
@@ -389,7 +391,7 @@ def _between(
     """
 
     def over(found: float) -> float:
-        return math.log(max(found / limit_seconds, _TINY)) if math.isfinite(found) else math.inf
+        return math.log(min(max(found / limit_seconds, _TINY), _OVERLOAD)) if math.isfinite(found) else math.inf
 
     (low, value), (high, late) = kept, missed
     below, above, moved, slow = -over(value), over(late), "", 0
