@@ -24,6 +24,7 @@ WORDS = {
     "drafts-model": "MTP of this model",
     "exchange-node": "exchanges over small nodes",
     "exchange-ranks": "this EP degree of exchanges",
+    "expert-blocks": "TP through blocks of FP8",
     "expert-grid": "this TP + EP of experts",
     "expert-model": "experts of this model so",
     "experts-divide": "uneven experts per rank",

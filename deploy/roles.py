@@ -141,6 +141,7 @@ def _setup(manifest: Manifest, pool: Pool) -> Setup:
         experts=experts,
         device=manifest.clusters[pool.hardware].spec.device.title,
         architecture=model.architecture,
+        scaled_columns=model.scaled_columns(pool.weights_dtype),
         latent=isinstance(model.attention, MLA),
         redundant=max(slots) - experts if experts else 0,
         dedicated=len(mapping.shared_expert_ranks) if mapping else 0,

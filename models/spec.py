@@ -236,6 +236,10 @@ class ModelSpec(Stated):
         window = self.attention.window if isinstance(self.attention, GQA) else None
         return window.layers if window else 0
 
+    def scaled_columns(self, weights: str) -> int:
+        """Return the width of an expert whose weights are those that ship in FP8, a scale per block; 0 of others."""
+        return self.moe.intermediate_size if self.moe and weights == self.native_dtype == "fp8" else 0
+
     @property
     def index_share(self) -> float:
         """Share of the layers that score keys with an indexer of their own; 0 without one."""

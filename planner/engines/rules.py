@@ -17,7 +17,8 @@ class Setup:
 
     ``experts`` is the number of routed experts per layer, 0 for a dense model; ``redundant`` the slots beyond
     one per expert, in all; ``dedicated`` the EP ranks that hold only the shared expert; ``drafts`` the tokens
-    drafted per iteration; ``device`` the title of its devices, empty where pairs are of one kind.
+    drafted per iteration; ``device`` the title of its devices, empty where pairs are of one kind; ``scaled_columns``
+    the width of an expert whose weights have a scale per block, 0 of others.
     """
 
     strategy: Strategy
@@ -26,6 +27,7 @@ class Setup:
     experts: int
     device: str = ""
     architecture: str = ""
+    scaled_columns: int = 0
     latent: bool = False
     redundant: int = 0
     dedicated: int = 0
@@ -206,6 +208,18 @@ def _experts(profile: EngineProfile, setup: Setup) -> Broken | None:
     return Broken("expert-grid", sentence, ours[0].source)
 
 
+def _blocks(profile: EngineProfile, setup: Setup) -> Broken | None:
+    """TP cuts experts between blocks that share a scale."""
+    fact, cut = profile.cache.expert_columns, setup.strategy.moe_tp
+    if fact is None or setup.scaled_columns % (cut * fact.value) == 0:
+        return None
+    sentence = (
+        f"{profile.title} cuts experts of {setup.scaled_columns} columns in FP8 between blocks of {fact.value}, which "
+        f"TP={cut} does not; use more EP"
+    )
+    return Broken("expert-blocks", sentence, fact.source)
+
+
 def _kernels(profile: EngineProfile, setup: Setup) -> Broken | None:
     """The library of the exchange has kernels for as many EP ranks, and for nodes as large."""
     fact, ranks = profile.parallelism.exchange_ranks, setup.strategy.moe_ep
@@ -317,6 +331,7 @@ CHECKS: tuple[Check, ...] = (
     _tensor_scope,
     _powers,
     _experts,
+    _blocks,
     _kernels,
     _redundancy,
     _microbatches,

@@ -131,6 +131,8 @@ class CacheTypes(NamedTuple):
 
     kv: Fact[list[Dtype]]
     weights: Fact[list[Dtype]]
+    expert_columns: Fact[int] | None = None
+    """Of an expert that ships in FP8 with a scale per block, TP cuts a multiple of so many; None: any number."""
 
 
 class PrefillDecode(NamedTuple):

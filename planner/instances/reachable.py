@@ -112,6 +112,7 @@ class Reach:
             "devices_per_node": machines.devices_per_node,
             "experts": model.moe.experts if model.moe else 0,
             "architecture": model.architecture,
+            "scaled_columns": model.scaled_columns(machines.weights),
             "latent": isinstance(model.attention, MLA),
             "kv_dtype": self.question.kv_dtype,
             "weights": machines.weights,

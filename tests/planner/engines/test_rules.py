@@ -102,6 +102,8 @@ def test_what_only_the_reference_runs(engine: str, strategy: str, fields: dict[s
         ("vllm", "DP=48, EP=48", {"redundant": 32}, None),
         ("vllm", "DP=64, EP=64", {"redundant": 32}, "redundancy-divides"),
         ("vllm", "DP=64, EP=64", {"redundant": 64, "architecture": "gpt_oss"}, "redundancy-model"),
+        ("vllm", "TP=8", {"scaled_columns": 1536, "architecture": "minimax_m2"}, "expert-blocks"),
+        ("sglang", "TP=4", {"scaled_columns": 1536, "architecture": "minimax_m2"}, None),
         ("sglang", "DP=64, EP=64", {"microbatches": 2, "architecture": "glm4_moe"}, "microbatches-model"),
         ("sglang", "DP=64, EP=64", {"drafts": 1, "architecture": "minimax_m2"}, "drafts-model"),
         ("xllm", "DP=64, EP=64", {"redundant": 64}, None),
