@@ -52,15 +52,14 @@ def read_folder(folder: Path, titles: Mapping[str, str]) -> Read:
     """Return the deployment in a folder; ``titles`` maps an engine's title to its name. BadInput where it is none."""
     if not os.path.isdir(folder):
         raise BadInput(f"--diff: {folder} is not a folder; give one that plan deploy wrote")
-    if not os.path.isfile(folder / "README.md"):
+    readme = folder / "README.md"
+    found = ORIGIN.match(read_text(readme).partition("\n")[0]) if os.path.isfile(readme) else None
+    if found is None or found["title"] not in titles:
         raise BadInput(f"--diff: {folder} has no README.md of plan deploy; give a folder that plan deploy wrote")
     if os.path.isfile(folder / "Chart.yaml"):
         raise BadInput(f"--diff: {folder} is a Helm chart, whose values stand apart; give a plain or Kustomize folder")
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "kustomization.yaml"]
     files = {path.name: read_text(path) for path in paths}
-    found = ORIGIN.match(files.get("README.md", "").partition("\n")[0])
-    if found is None or found["title"] not in titles:
-        raise BadInput(f"--diff: {folder} has no README.md of plan deploy; give a folder that plan deploy wrote")
     return read_files(str(folder), titles[found["title"]], found["version"], found["kind"], files)
 
 

@@ -26,7 +26,6 @@ from planner.engines.loader import load_orchestrator
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
 
-MOTOR_INSTANCES = 20
 MOTOR_NODES = {"prefill": 8, "decode": 20}
 MOST_DISPATCHED = 1024  # by the counters of DeepEP's kernels, FINISHED_SUM_TAG
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -133,11 +132,6 @@ def _check_nodes(target: Target) -> None:
                 f"--kind: MindIE Motor takes {MOTOR_NODES[role.role]} nodes of a {role.role} instance (MindIE-Motor: "
                 f"utils/validate_config.py), and this plan's has {role.nodes}; plan with --max-instance-devices"
             )
-        if len(role.instances) > MOTOR_INSTANCES:
-            raise Infeasible(
-                f"--kind: MindIE Motor takes {MOTOR_INSTANCES} {role.role} instances (MindIE-Motor: "
-                f"utils/validate_config.py), and this plan has {len(role.instances)}"
-            )
     wide = [role.name for role in target.roles if role.nodes > 1]
     if target.profile.engine == "trtllm" and wide and target.kind != "dynamo":
         raise Infeasible(
@@ -232,12 +226,12 @@ def _bare(
     yield "smoke.sh", smoke(target, launches, address, origin)
     yield "benchmark.sh", benchmark(target, load, address, origin)
     router = router_of(target, launches, address)
-    if router:
-        yield "router.sh", router_script(router, origin)
-        yield from owned(origin, dict(router.files)).items()
+    assert router is not None, "a Service stands in front on Kubernetes alone"
+    yield "router.sh", router_script(router, origin)
+    yield from owned(origin, dict(router.files)).items()
     own_etcd = target.profile.engine == "xllm" and target.site.etcd_address is None
     if target.kind == "slurm":
-        yield "job.sbatch", slurm.job(target, inventory, origin, routed=router is not None, etcd=own_etcd)
+        yield "job.sbatch", slurm.job(target, inventory, origin, etcd=own_etcd)
     if own_etcd:
         here = bare.address(target.roles[-1], 0, 0, inventory)
         run = " ".join(quoted(word) for word in etcd_command(f"{here}:{ETCD_PORT}"))

@@ -12,7 +12,7 @@ from ground.errors import BadInput
 DEVICES = {"nvidia": "gpus-per-node={}", "ascend": "gres=npu:{}"}
 
 
-def job(target: Target, inventory: Inventory | None, origin: Provenance, *, routed: bool, etcd: bool) -> str:
+def job(target: Target, inventory: Inventory | None, origin: Provenance, *, etcd: bool) -> str:
     """Return the batch script: addresses filled in, each node's script started, decode before prefill."""
     clusters = {role.cluster for role in target.roles}
     if len(clusters) > 1:
@@ -33,8 +33,7 @@ def job(target: Target, inventory: Inventory | None, origin: Provenance, *, rout
         for number, instance in enumerate(role.instances):
             for rank, node in enumerate(instance.nodes):
                 runs.append(f"run {node} {quoted(role.name + '.sh')} {number} {rank}")
-    if routed:
-        runs.append(f"run {_node(target.roles[-1], 0, 0)} router.sh")
+    runs.append(f"run {_node(target.roles[-1], 0, 0)} router.sh")
     return script_of(
         "job.sbatch",
         options="\n".join(f"#SBATCH --{option}" for option in told),

@@ -1,8 +1,13 @@
 """What changes between two deployments, as an operator would say it."""
 
-from deploy.diff import differences, read_files
+from pathlib import Path
+
+import pytest
+
+from deploy.diff import differences, read_files, read_folder
 from deploy.render import Deployment, render
 from deploy.site import Site
+from ground.errors import BadInput
 from planner.engines.loader import load_engine
 from tests.deploy.cases import DIGEST, made
 from tests.deploy.plans import deployed
@@ -55,3 +60,30 @@ def test_another_engine_restarts_everything() -> None:
     assert lines[0] == "engine: sglang 0.5.23 -> xllm 0.9.1"
     assert "decode: every instance restarts" in lines
     assert not any("--" in line for line in lines)
+
+
+def test_roles_and_flags_come_and_go() -> None:
+    """Both ways round: an aggregated deployment becomes separate pools, drafts are given up."""
+    mixed, apart = made("r1-mixed", "sglang", "bare"), made("r1-cm384", "sglang", "bare")
+    assert {"mixed: goes, 1 instances on 16 devices", "decode: comes, 1 instances on 64 devices"} <= {
+        *compared(mixed, apart)
+    }
+    plain = render(old_plan(drafts=0, weights="bf16"), load_engine("sglang"), "bare", Site(), DIGEST)
+    assert "decode: --quantization goes" in compared(apart, plain)
+    assert "decode: --quantization comes: modelslim" in compared(plain, apart)
+
+
+def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
+    """One that is none, one without our README.md, a chart, and files that cannot be read back."""
+    titles, files = {"SGLang": "sglang"}, made("r1-cm384", "sglang", "bare").files
+    for name, text, said in (
+        ("none/x", "", "is not a folder"),
+        ("README.md", "# a stranger's", "has no README.md of plan deploy"),
+        ("README.md", files["README.md"], "cannot be read back: KeyError"),
+        ("Chart.yaml", "", "is a Helm chart"),
+    ):
+        path = tmp_path / name
+        if path.parent.is_dir():
+            path.write_text(text, encoding="utf-8")
+        with pytest.raises(BadInput, match=said):
+            read_folder(path.parent, titles)

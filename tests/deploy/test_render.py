@@ -24,6 +24,7 @@ from planner.engines.spec import PlatformKind
 from tests.deploy.cases import DIGEST, PLANS, made, pairs, plan
 from tests.deploy.emitted import commands, possible
 from tests.deploy.objects import check
+from tests.deploy.plans import deployed
 
 PAIRS = pairs()
 
@@ -185,3 +186,53 @@ def test_pools_that_cannot_be_told_apart_are_refused() -> None:
     mixed = manifest.model_copy(update={"pools": [prefill, decode, decode.model_copy(update={"role": "mixed"})]})
     with pytest.raises(BadInput, match="a router each"):
         render(mixed, load_engine("sglang"), "bare", Site(), DIGEST)
+
+
+SITE: dict[str, Any] = {
+    "name": "r1-prod",
+    "image": "registry.example/vllm:v1",
+    "resource_name": "example.org/gpu",
+    "node_selectors": {"all": {"pool": "inference"}, "decode": {"rack": "b"}},
+    "model_host_path": "/mnt/weights/r1",
+    "longest_request_tokens": 16384,
+    "capabilities": ["SYS_NICE"],
+}
+DENSE, WIDE = {"mixed": {"strategy": "TP=2"}}, {"strategy": "DP=16, EP=16", "weights": "fp8"}
+APART = {"prefill": WIDE, "decode": WIDE}
+WHOLE, IB = {"strategy": "TP=16", "weights": "int8"}, {"infiniband_device": "mlx5_0"}
+REUSE = {"workload": {"prefix_reuse": 0.5, "input_cv2": 0.2}}
+OVERLAPPED = {"prefill": WIDE | {"weights": "int8", "microbatches": 2}, "decode": WHOLE}
+FP8 = {"mixed": {"strategy": "TP=2", "kv_dtype": "fp8"}}
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "engine", "kind", "roles", "site", "file", "said"),
+    [
+        ("deepseek-r1", "h200", "vllm", "lws", APART, SITE, "decode.yaml", "name: r1-prod-decode"),
+        ("deepseek-r1", "h200", "vllm", "lws", APART, SITE, "decode.yaml", "image: registry.example/vllm:v1"),
+        ("deepseek-r1", "h200", "vllm", "lws", APART, SITE, "decode.yaml", "example.org/gpu: '8'"),
+        ("deepseek-r1", "h200", "vllm", "lws", APART, SITE, "decode.yaml", "pool: inference\n          rack: b"),
+        ("deepseek-r1", "h200", "vllm", "lws", APART, SITE, "decode.yaml", "path: /mnt/weights/r1"),
+        ("deepseek-r1", "h200", "vllm", "lws", APART, SITE, "decode.yaml", "--max-model-len 16384"),
+        ("deepseek-r1", "h200", "vllm", "lws", APART, SITE, "decode.yaml", "- SYS_NICE"),
+        ("deepseek-r1", "h200", "vllm", "bare", APART, IB, "decode.sh", "NVSHMEM_HCA_LIST=mlx5_0:1"),
+        ("deepseek-r1", "h200", "sglang", "bare", APART, IB, "decode.sh", "--disaggregation-ib-device mlx5_0"),
+        ("deepseek-r1", "cm384", "mindie", "motor", OVERLAPPED, {}, "user_config.json", '"micro_batch": true'),
+        ("qwen3-8b", "910b", "vllm-ascend", "bare", DENSE, {}, "mixed.sh", "--tensor-parallel-size 2"),
+        ("qwen3-8b", "910b", "sglang", "bare", DENSE, {}, "mixed.sh", "--device npu"),
+        ("qwen3-8b", "910b", "xllm", "lws", DENSE, {"etcd_address": "e:2379"}, "router.yaml", "--etcd_addr=e:2379"),
+        ("qwen3-8b", "h100", "vllm", "bare", FP8, {}, "mixed.sh", "--kv-cache-dtype fp8"),
+        ("qwen3-8b", "h100", "sglang", "bare", FP8, {}, "mixed.sh", "--kv-cache-dtype fp8_e4m3"),
+        ("qwen3-8b", "h100", "trtllm", "lws", DENSE, {}, "router.yaml", "podplan/pool: mixed"),
+        ("qwen3-8b", "h100", "vllm", "lws", DENSE, {"model_source": "me/mine"}, "weights.yaml", "me/mine"),
+        ("qwen3-8b", "h100", "sglang", "bare", DENSE | REUSE, {}, "mixed.sh", "bs-decode 24 \\\n  --enable-metrics"),
+        ("qwen3-8b", "h100", "vllm", "bare", DENSE | REUSE, {}, "benchmark.sh", "--random-range-ratio"),
+        ("kimi-k2", "h200", "vllm", "bare", APART, {}, "README.md", "with trust_remote_code: true"),
+    ],
+)
+def test_what_a_plan_and_a_site_ask_for_reaches_the_files(
+    model: str, hardware: str, engine: str, kind: PlatformKind, roles: Any, site: Any, file: str, said: str
+) -> None:
+    """Names, images, selectors, resources, storage, networks; caches, microbatches, dense models on every device."""
+    files = render(deployed(model, hardware, **roles), load_engine(engine), kind, Site(**site), DIGEST).files
+    assert said in files[file]

@@ -37,6 +37,7 @@ TAMPERED: list[tuple[str, str, PlatformKind, str, str, str, str]] = [
     ("r1-cm384", "sglang", "lws", "decode.yaml", r"requests 3072", "requests 3071", "does not divide over 64 ranks"),
     ("r1-cm384", "sglang", "lws", "decode.yaml", r"size: 4", "size: 8", "--nnodes is 4 of 8 nodes"),
     ("r1-cm384", "sglang", "lws", "decode.yaml", r"experts 64", "experts 32", "redundant-experts is 32"),
+    ("r1-cm384", "sglang", "bare", "decode.sh", r"exec ", "$(curl example.org) ", "cannot be read back: UnknownForm"),
     ("r1-cm384", "sglang", "bare", "expert-location-decode.json", r"map\":\[", 'map":[[0],', "a row for each of its"),
     ("r1-cm384", "xllm", "bare", "decode.sh", r"DEVICE < 16", "DEVICE < 15", "node_rank of the processes"),
     ("r1-cm384", "xllm", "bare", "decode.sh", r"--nnodes=64", "--nnodes=32", "--nnodes is 32 and 64 processes start"),
@@ -81,28 +82,12 @@ def test_a_changed_file_is_a_fault(
     assert re.search(said if "|" in said else re.escape(said), str(error.value)), str(error.value)
 
 
-def test_a_line_that_is_not_understood_is_a_fault() -> None:
-    """A script cannot say more than what is counted."""
-    deployment = made("r1-cm384", "sglang", "bare")
-    text = deployment.files["decode.sh"].replace("exec ", "$(curl example.org) ")
-    with pytest.raises(Fault, match="cannot be read back"):
-        check_round_trip(deployment.target, deployment.files | {"decode.sh": text})
-
-
 def test_words_follow_bash() -> None:
     """Quotes, variables, arithmetic and lists, as bash splits them."""
     scope = {"A": "x y", "N": "3", "LIST": ["a", "b c"], "HOSTNAME": "set-0-12"}
     text = """one 'two $A' "$A" $((N * 16 + 2)) --j='{"k":'$((N + 1))'}' "${LIST[@]}" "${LIST[$((N + -2))]}" """
-    assert words(text.replace("+ -2", "* 0 + 1"), scope) == [
-        "one",
-        "two $A",
-        "x y",
-        "50",
-        '--j={"k":4}',
-        "a",
-        "b c",
-        "b c",
-    ]
+    told = words(text.replace("+ -2", "* 0 + 1"), scope)
+    assert told == ["one", "two $A", "x y", "50", '--j={"k":4}', "a", "b c", "b c"]
     assert words('"${HOSTNAME%-*}-0" "${HOSTNAME##*-}" "${B:-$N}"', scope) == ["set-0-0", "12", "3"]
     assert words("$((N * 4 / 2 - 1)) ${N}", scope) == ["5", "3"]
     for unknown in ("$(date)", "$(seq -s, 1 2", "${N", "$((N % 2))", "${N[0]}"):

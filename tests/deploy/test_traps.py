@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.inventory import Inventory, check_inventory
 from deploy.reading.check import all_texts, ascend_rows, read_back
 from deploy.reading.flags import read_flags, unknown_options
 from deploy.reading.nodes import Node, read_nodes
 from deploy.render import render
 from deploy.site import Site
-from ground.errors import Infeasible
+from ground.errors import BadInput, Infeasible
 from ground.units import GIBI
 from planner.engines.ascend import exchange_of, mc2_capacity
 from planner.engines.loader import load_engine
@@ -258,6 +259,8 @@ def test_a_longer_request_than_memory_holds_is_refused() -> None:
     small = manifest.model_copy(update={"pools": pools})
     with pytest.raises(Infeasible, match="mean request of 5120 tokens does not fit the KV cache"):
         render(small, load_engine("sglang"), "bare", Site(), DIGEST)
+    with pytest.raises(BadInput, match="longest_request_tokens: 9999999 tokens do not fit"):
+        render(manifest, load_engine("sglang"), "bare", Site(longest_request_tokens=9_999_999), DIGEST)
 
 
 def test_the_mode_of_two_microbatches_is_an_exchange() -> None:
@@ -467,12 +470,22 @@ def test_kv_does_not_go_from_a2_to_a3_with_vllm_ascend() -> None:
     """Refused with the rule; SGLang, whose documents do not forbid it, takes the same plan."""
     asked = {"strategy": "TP=8 + DP=2, EP=16", "weights": "int8"}
     prefill, other = (deployed("deepseek-r1", hardware, prefill=asked, decode=asked) for hardware in ("910b", "cm384"))
-    both = prefill.model_copy(
-        update={"pools": [prefill.pools[0], other.pools[1]], "clusters": prefill.clusters | other.clusters}
+    gpus = deployed("deepseek-r1", "h800", prefill=asked, decode=asked)
+    both, across = (
+        first.model_copy(
+            update={"pools": [first.pools[0], other.pools[1]], "clusters": first.clusters | other.clusters}
+        )
+        for first in (prefill, gpus)
     )
+    with pytest.raises(BadInput, match="SGLang cannot span ascend and nvidia devices"):
+        render(across, load_engine("sglang"), "bare", Site(), DIGEST)
     with pytest.raises(Infeasible, match=r"\(pair-device\).*moves no keys and values from"):
         render(both, load_engine("vllm-ascend"), "bare", Site(), DIGEST)
     assert "decode.sh" in render(both, load_engine("sglang"), "bare", Site(), DIGEST).files
+    with pytest.raises(BadInput, match="one Slurm job has nodes of one kind, the plan 2"):
+        render(both, load_engine("sglang"), "slurm", Site(), DIGEST)
+    with pytest.raises(BadInput, match="host 'a' must name its cluster, one of"):
+        check_inventory(Inventory.model_validate({"hosts": [{"name": "a", "address": "10.0.0.1"}]}), both, "hosts.yaml")
 
 
 def test_devices_whose_files_are_not_known_are_refused() -> None:
@@ -538,9 +551,16 @@ def test_tensorrt_llm_s_options_are_fields_of_its_arguments() -> None:
     assert unknown_options(options) == found
 
 
-def test_motor_takes_instances_of_so_many_nodes() -> None:
-    """Its validator has 8 nodes for a prefill instance."""
-    roles: dict[str, Any] = {"prefill": {"strategy": "TP=2 + DP=128, EP=256"}, "decode": {"strategy": "DP=16, EP=16"}}
+@pytest.mark.parametrize(
+    ("prefill", "said"),
+    [
+        ({"strategy": "TP=2 + DP=128, EP=256"}, "takes 8 nodes of a prefill instance"),
+        ({"strategy": "DP=16, EP=16", "instances": 17}, r"pair-instances\): 17 prefill instances are more than 16"),
+    ],
+)
+def test_motor_takes_so_many_instances_of_so_many_nodes(prefill: dict[str, Any], said: str) -> None:
+    """Its validator has 8 nodes for a prefill instance, its guide 16 instances."""
+    roles: dict[str, Any] = {"prefill": prefill, "decode": {"strategy": "DP=16, EP=16"}}
     manifest = deployed("deepseek-r1", "cm384", **{name: held | {"weights": "int8"} for name, held in roles.items()})
-    with pytest.raises(Infeasible, match="takes 8 nodes of a prefill instance"):
+    with pytest.raises(Infeasible, match=said):
         render(manifest, load_engine("mindie"), "motor", Site(), DIGEST)
