@@ -24,7 +24,7 @@ from planner.search.gather import Costing, Option, aggregated, make_side
 from planner.search.papers import Beside, Published, as_deployed, matching
 from planner.search.pareto import front_of
 from planner.search.solve import Choice, Found, chosen_of, find, plan_of
-from planner.search.sure import in_own_terms, is_plain, surely
+from planner.search.sure import holds, in_own_terms, is_plain, surely
 from planner.search.ways import Gathered, gather_fleet
 
 # For the front: parts of the devices, and of the TPOT limit, with so many of the best decode instances.
@@ -73,7 +73,12 @@ def search(
     """
     if is_plain(question):
         return _search(question, explain=explain, beside=beside, aside=aside, worth=worth)
-    answer, (times,) = surely([question], lambda asked: _search(asked[0], explain=False, beside=beside))
+
+    def solve(asked: Sequence[Question]) -> Answer:
+        times = question.ttft_seconds / asked[0].ttft_seconds
+        return _search(asked[0], explain=False, beside=beside, worth=lambda plan: holds(plan, question, times))
+
+    answer, (times,) = surely([question], solve)
     if explain and answer.best is None:
         from planner.search.changes.shortage import helped, short  # only a refusal needs it
 

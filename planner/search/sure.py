@@ -83,6 +83,11 @@ def surely(
     return held or (answer, times)
 
 
+def holds(plan: Plan, question: Question, times: float) -> bool:
+    """Whether a plan for so many times its service times has the confidence of a question."""
+    return times_of(plan, question.confidence) <= times * (1 + 2 * _ALIKE)
+
+
 def rate_with(plan: Plan, confidence: float) -> float:
     """Return the largest rate that a plan's pools, as they are, carry within the limits with a confidence."""
     asked, times = plan.question, times_of(plan, confidence)
