@@ -202,9 +202,40 @@ def test_a_client_set_becomes_a_stream(tmp_path: Path) -> None:
     assert set(trace.input_tokens.tolist()) == {100, 300} and set(trace.output_tokens.tolist()) == {1, 20}
     assert np.array_equal(trace.arrival_seconds, again.arrival_seconds)
     assert not np.array_equal(trace.arrival_seconds, other.arrival_seconds)
-    (tmp_path / "chunk-0-trace.csv").write_text("0,1,2,Poisson,1,1\n")
-    with pytest.raises(BadInput, match=r"chunk-000000-trace\.csv, line 1: needs a rate"):
-        read_trace(path)
+
+
+WINDOW = "0,1,2,Gamma,1,1\n"
+
+
+@pytest.mark.parametrize(
+    ("windows", "lengths", "told"),
+    [
+        (None, None, "has no chunk-N-trace.csv"),
+        (WINDOW, None, "has no dataset.json"),
+        ("0,1,2,Poisson,1,1\n", "{9: 1}", r"chunk-000000-trace\.csv, line 1: needs a rate"),
+        ("0,1\n", "{9: 1}", "has 2 fields"),
+        ("1e11,1,2,Gamma,1,1\n", "{9: 1}", "needs a time within"),
+        ("\n", "{9: 1}", "has no window"),
+        ("9,1,2,Gamma,1,1\n0,1,2,Gamma,1,1\n", "{9: 1}", "in order of time"),
+        ("0,0,2,Gamma,1,1\n", "{9: 1}", "no client sends"),
+        ("0,9e5,2,Gamma,1,1\n", "{9: 1}", "requests in a window are more"),
+        ("0,9e5,2,Gamma,1,1\n5,9e5,2,Gamma,1,1\n", "{9: 1}", "leave clients or windows out"),
+        (WINDOW, "", "unexpected EOF|invalid syntax"),
+        (WINDOW, "{9: -1}", "negative or not finite"),
+        (b"\xff", "{9: 1}", "is not UTF-8"),
+    ],
+)
+def test_a_client_set_that_cannot_be_read_is_refused(
+    tmp_path: Path, windows: str | bytes | None, lengths: str | None, told: str
+) -> None:
+    """By the file and what is wrong with it."""
+    if windows is not None:
+        (tmp_path / "chunk-0-trace.csv").write_bytes(windows if isinstance(windows, bytes) else windows.encode())
+    if lengths is not None:
+        held = {"0": {"input_tokens": lengths, "output_tokens": "{9: 1}"}}
+        (tmp_path / "chunk-0-dataset.json").write_text(json.dumps(held))
+    with pytest.raises(BadInput, match=told):
+        read_trace(tmp_path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is optional")
