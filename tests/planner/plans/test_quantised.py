@@ -94,7 +94,7 @@ def test_roles_with_a_format_each_carry_more_than_with_either() -> None:
     """Compute binds prefill, memory decode: FP8 for the one, four bits, dequantised before products, for the other."""
     small = small_question("llama-3.1-70b", "h100", 8, lengths=(4096.0, 1024.0), ttft_seconds=2.0)
     pairs = combinations((["fp8", "int4"], ["fp8", "int4"]), ["bf16"])
-    answer = search(replace(small, formats=pairs), beside=False)
+    answer = search(replace(small, formats=pairs))
     carried = {(each.formats.prefill, each.formats.decode): each.plan for each in answer.formats}
     alike = [plan.requests_per_second for pair, plan in carried.items() if plan and pair[0] == pair[1]]
 
@@ -106,16 +106,16 @@ def test_roles_with_a_format_each_carry_more_than_with_either() -> None:
 
 def test_formats_share_what_is_costed() -> None:
     """Four pairs cost as many candidates as the two formats of a role do, each alone."""
-    answer = search(asked(*every_pair()), beside=False)
-    alone = [search(asked(each), beside=False) for each in (BF16, FP8)]
+    answer = search(asked(*every_pair()))
+    alone = [search(asked(each)) for each in (BF16, FP8)]
 
     assert answer.candidates_evaluated <= sum(each.candidates_evaluated for each in alone)
 
 
 def test_aggregated_instances_have_one_checkpoint() -> None:
     """Alone they leave the pairs of one format; beside the other shape the cut of a mixed pair says so."""
-    aggregated = search(asked(*every_pair(), shape="aggregated"), beside=False)
-    both = search(asked(*every_pair(), shape="auto"), beside=False)
+    aggregated = search(asked(*every_pair(), shape="aggregated"))
+    both = search(asked(*every_pair(), shape="auto"))
 
     assert [each.told for each in aggregated.formats] == ["bf16 weights, bf16 KV cache", "fp8 weights, bf16 KV cache"]
     unlike = [each for each in both.formats if each.formats.prefill != each.formats.decode]
