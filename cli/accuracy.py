@@ -29,6 +29,8 @@ from podplan.options import flag, switch
 from podplan.readers import read_choice
 from podplan.result import picked
 
+ASCEND_RUNS = ("cann-recipes", "vLLM-Ascend")
+"""Sources of the runs on Ascend that state all that a prediction needs and are no paper's of its own system."""
 CASE_COLUMNS = ["case", "metric", "predicted", "published", "error", "80 % interval", "tier"]
 GROUP_COLUMNS = ["kind", "source", "cases", "mean |error|", "median", "mean error", "rank corr.", "in interval"]
 
@@ -218,6 +220,8 @@ def summary(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> str:
     by_tier = {tier: [result for result in results if result.case.tier == tier] for tier in get_args(Tier)}
     left_out = sum(row.rows for row in excluded)
     parts = [f"{len(by_tier['A'])} published values compared{_errors(by_tier['A'])}"]
+    if ascend := [result for result in by_tier["A"] if result.case.source in ASCEND_RUNS]:
+        parts.append(f"{len(ascend)} of these are open runs on Ascend A2 and A3{_errors(ascend)}")
     if by_tier["H"]:
         parts.append(f"{len(by_tier['H'])} {HELD_OUT} until the model was finished{_errors(by_tier['H'])}")
     return "; ".join([*parts, f"{len(by_tier['B'])} shown as bounds, {left_out} not compared"])

@@ -2,7 +2,8 @@
 
 A format that a device multiplies has a peak and kernel fits of its own in the hardware entry. INT4, MXFP4 and NVFP4
 can be *stored* on any device: where they are not multiplied, the kernel turns them into BF16 on the way from memory
-(weight-only quantisation), so bytes shrink and products stay those of BF16.
+(weight-only quantisation), so bytes shrink and products stay those of BF16. Ascend's grouped products widen INT4 to
+INT8 (W4A8), so experts are multiplied at INT8's rates.
 """
 
 from typing import Literal
@@ -48,8 +49,8 @@ def storable(hardware: HardwareSpec) -> tuple[Dtype, ...]:
     return (*own, *(dtype for dtype in WEIGHT_ONLY if dtype not in own))
 
 
-def product_dtype(hardware: HardwareSpec, weights: Dtype) -> Dtype:
-    """Return the format in which weights stored as ``weights`` are multiplied.
+def product_dtype(hardware: HardwareSpec, weights: Dtype, *, grouped: bool = False) -> Dtype:
+    """Return the format in which weights stored as ``weights`` are multiplied, those of experts if ``grouped``.
 
     Raises BadInput for a format that the device neither multiplies nor dequantises.
     """
@@ -57,8 +58,24 @@ def product_dtype(hardware: HardwareSpec, weights: Dtype) -> Dtype:
     if weights in peaks and weights in kernels.gemm:
         return weights
     if weights in WEIGHT_ONLY:
-        return "bf16"
+        return "int8" if grouped and weights == "int4" and _widens_int4(hardware) else "bf16"
     raise BadInput(f"hardware {hardware.name} does not multiply {weights}; use {' or '.join(storable(hardware))}")
+
+
+def _widens_int4(hardware: HardwareSpec) -> bool:
+    fit = hardware.kernels.grouped_gemm.get("int8")
+    return fit is not None and fit.takes_int4
+
+
+def beside_experts(hardware: HardwareSpec, weights: Dtype, native: Dtype, shipped: Dtype) -> Dtype:
+    """Return the format of what stands beside experts of four bits: as ``shipped`` where the device multiplies that.
+
+    Where INT4 experts are multiplied in INT8, a checkpoint that does not ship four bits (``native``) is INT8 beside
+    them (ModelSlim's W4A8 of DeepSeek-V3.2: attention, dense layers and shared experts).
+    """
+    if weights == "int4" and native not in WEIGHT_ONLY and _widens_int4(hardware):
+        return "int8"
+    return shipped if shipped in multiplied(hardware) else "bf16"
 
 
 def attention_dtype(weights: Dtype, has_experts: bool, beside: Dtype = "bf16") -> Dtype:

@@ -58,6 +58,7 @@ class MatmulFit(Fitted):
     quantises: bool = described(
         "activations are quantised in these times, or in the kernel before, and cost nothing more", default=False
     )
+    takes_int4: bool = described("weights of INT4 are widened to this product's format on the way", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ def _machines(question: Question) -> dict[str, object]:
 def weights_reason(question: Question, machines: Machines) -> str:
     """Say which dtype the weights have and why."""
     model, hardware, weights = question.model, machines.hardware, machines.weights
-    product = product_dtype(hardware, weights)
+    product = product_dtype(hardware, weights, grouped=model.moe is not None)
     told = weights if product == weights else f"{weights}, dequantised to {product} before each product"
     if weights == model.native_dtype:
         return f"{told}, as {model.name} ships"

@@ -6,7 +6,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ground.errors import BadInput
-from hardware.formats import KvDtype, attention_dtype, feed_forward_dtype, multiplied, product_dtype, storable
+from hardware.formats import (
+    KvDtype,
+    attention_dtype,
+    beside_experts,
+    feed_forward_dtype,
+    multiplied,
+    product_dtype,
+    storable,
+)
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec, MoE
 from models.vision import Seen
@@ -111,22 +119,23 @@ class Deployment:
     @property
     def attention_weights(self) -> Dtype:
         """Type of attention's weights; ``weights`` is that of the routed experts, or of all without experts."""
-        return attention_dtype(self.weights, self.model.moe is not None, self._beside)
+        return attention_dtype(self.weights, self.model.moe is not None, self.beside)
 
     @property
     def feed_forward_weights(self) -> Dtype:
         """Type of the weights of dense feed-forwards and shared experts."""
-        return feed_forward_dtype(self.weights, self.model.moe is not None, self._beside)
+        return feed_forward_dtype(self.weights, self.model.moe is not None, self.beside)
 
     @property
-    def _beside(self) -> Dtype:
-        """What the model ships beside four-bit experts, where the machine multiplies that."""
-        return self.model.beside_experts if self.model.beside_experts in multiplied(self.hardware) else "bf16"
+    def beside(self) -> Dtype:
+        """What stands beside four-bit experts."""
+        model = self.model
+        return beside_experts(self.hardware, self.weights, model.native_dtype, model.beside_experts)
 
     @property
     def expert_activations(self) -> Dtype:
         """Type in which tokens enter routed experts, and travel to them where the library sends it."""
-        return product_dtype(self.hardware, self.weights)
+        return product_dtype(self.hardware, self.weights, grouped=True)
 
     @property
     def expert_ranks(self) -> Number:

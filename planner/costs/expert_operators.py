@@ -11,7 +11,7 @@ import numpy as np
 
 from hardware.curves import ExpertCurves, expert_curves, measured_as
 from hardware.curves import Shape as ExpertShape
-from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
+from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES
 from hardware.spec import Dtype
 from planner.costs.collectives import (
     distinct,
@@ -119,7 +119,7 @@ def routed_terms(deployment: Deployment) -> list[Term]:
     if curves is not None:
         ranks = moe.experts / deployment.slots_per_rank
         started = start_up_seconds(deployment) if curves.lent else 0.0
-        product = product_dtype(deployment.hardware, dtype)
+        product = deployment.expert_activations
         other_cut = deployment.expert_parallel and curves.tensor is curves.expert
         own = curves.shape == shape_of(deployment) and not other_cut
         granted = max(curves.median_residual, LENT_RESIDUAL if curves.lent else 0.0, 0.0 if own else LIKE_RESIDUAL)

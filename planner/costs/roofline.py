@@ -98,7 +98,7 @@ class Roofline(NamedTuple):
         the device does not multiply in ``dtype`` are dequantised on the way (``hardware.formats``), at the
         rates of BF16: no fit is of such kernels, so their residual is that of an unmeasured one.
         """
-        product_in = product_dtype(self.hardware, dtype)
+        product_in = product_dtype(self.hardware, dtype, grouped=groups is not None)
         fit = self._fit(product_in, groups is not None)
         weights = {"one": 1.0} if groups is None else groups
         product = 2.0 * columns * depth

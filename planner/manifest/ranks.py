@@ -67,18 +67,20 @@ def layers_per_stage(layers: int, stages: int) -> list[int]:
     return [layers // stages + (stage < layers % stages) for stage in range(stages)]
 
 
-def shard_rules(model: ModelSpec, degrees: Degrees, weights: Dtype, role: str) -> list[ShardRule]:
+def shard_rules(
+    model: ModelSpec, degrees: Degrees, weights: Dtype, role: str, beside: Dtype = "bf16"
+) -> list[ShardRule]:
     """Return the weight shards of an instance, most particular rule first.
 
     Column-parallel projections are cut along output features, row-parallel ones along input
     features (Megatron-LM, arXiv 1909.08053, section 3). MLA's down projections are whole on every rank;
     W_kv_b stays in BF16 under INT8 (xDeepServe section 4.7) and where decode absorbs it. SP-TP-SP runs the
-    output projection and the dense feed-forward on whole weights.
+    output projection and the dense feed-forward on whole weights. ``beside`` is the type beside four-bit experts.
     """
     tp = degrees.attention_tp
     row_tp = 1 if degrees.staged else tp
-    experts, weights = weights, attention_dtype(weights, model.moe is not None, model.beside_experts)
-    feed_forward = feed_forward_dtype(experts, model.moe is not None, model.beside_experts)
+    experts, weights = weights, attention_dtype(weights, model.moe is not None, beside)
+    feed_forward = feed_forward_dtype(experts, model.moe is not None, beside)
     tables = [
         _rule("*.layers.*.embed_tokens.weight", "bf16", 0, tp, "last_stage"),
         _rule("*.layers.*.shared_head.head.weight", "bf16", 0, tp, "last_stage"),

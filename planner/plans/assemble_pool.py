@@ -47,7 +47,7 @@ def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], see
         rank_table=rank_table(degrees, machines.devices_per_node),
         groups=group_rules(degrees),
         layers_per_stage=layers_per_stage(model.layers, strategy.pp),
-        weight_shards=shard_rules(model, degrees, machines.weights, pool.role),
+        weight_shards=shard_rules(model, degrees, machines.weights, pool.role, deployment.beside),
         expert_map=expert_map(deployment, seed, pool.question.balance.distribution),
         limits=_limits(pool, capacity),
         microbatches=2 if candidate.microbatches == 2 else 1,

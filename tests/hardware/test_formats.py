@@ -3,7 +3,15 @@
 import pytest
 
 from ground.errors import BadInput
-from hardware.formats import ELEMENT_BYTES, attention_dtype, feed_forward_dtype, multiplied, product_dtype, storable
+from hardware.formats import (
+    ELEMENT_BYTES,
+    attention_dtype,
+    beside_experts,
+    feed_forward_dtype,
+    multiplied,
+    product_dtype,
+    storable,
+)
 from hardware.loader import hardware_names, load_hardware
 
 
@@ -30,6 +38,17 @@ def test_bits_per_weight() -> None:
 def test_what_multiplies(hardware: str, weights: str, product: str) -> None:
     """Blackwell multiplies both four-bit formats, CDNA 4 one of them, others dequantise to BF16."""
     assert product_dtype(load_hardware(hardware), weights) == product  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("hardware", "native", "product", "beside"),
+    [("cm384", "fp8", "int8", "int8"), ("910b3", "int4", "int8", "bf16"), ("a100", "fp8", "bf16", "bf16")],
+)
+def test_experts_of_int4(hardware: str, native: str, product: str, beside: str) -> None:
+    """Ascend multiplies INT4 experts in INT8 and keeps INT8 beside them, unless the checkpoint is INT4 as it ships."""
+    machine = load_hardware(hardware)
+    assert product_dtype(machine, "int4", grouped=True) == product
+    assert beside_experts(machine, "int4", native, "bf16") == beside  # type: ignore[arg-type]
 
 
 def test_eight_bit_weights_need_eight_bit_products() -> None:
