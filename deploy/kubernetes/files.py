@@ -73,14 +73,13 @@ def _engines(
         yield Sheet(name="gateway", purpose="Pool, picker and route.", items=list(llmd.gateway(target, origin)))
         return
     router = router_of(target, launches, address)
-    if router:
+    if router is not None:
         held = list(core.router_objects(target, router, origin))
         if target.profile.engine == "xllm" and target.site.etcd_address is None:
             held += core.etcd_objects(target, origin)
-        yield Sheet(name="router", purpose="What spreads requests over instances.", items=held)
-    elif target.profile.engine == "trtllm":
+    else:
         held = [item for launch in launches.values() for item in core.front(target, launch, origin)]
-        yield Sheet(name="router", purpose="What spreads requests over instances.", items=held)
+    yield Sheet(name="router", purpose="What spreads requests over instances.", items=held)
 
 
 def _job(target: Target, origin: Provenance, name: str, script: str) -> Sheet:

@@ -54,7 +54,7 @@ def test_a_super_pod_has_tables_of_version_1_2(tmp_path: Path) -> None:
 
 
 def test_a2_servers_have_tables_of_version_1_0(tmp_path: Path) -> None:
-    """No super pods on Atlas A2."""
+    """No super pods on Atlas A2; a batch job names the hosts, whose devices need not be listed for it."""
     asked = {"strategy": "TP=8 + DP=2, EP=16", "weights": "int8"}
     manifest = deployed("deepseek-r1", "910b", prefill=asked, decode=asked)
     site = Site(inventory=str(written(tmp_path, hosts(4, 8, super_pod=False))))
@@ -62,6 +62,9 @@ def test_a2_servers_have_tables_of_version_1_0(tmp_path: Path) -> None:
     held = json.loads(files["ranktable-prefill-0.json"])
     assert held["version"] == "1.0" and "super_pod_list" not in held
     assert set(held["server_list"][0]["device"][0]) == {"device_id", "device_ip", "rank_id"}
+    plain = [{name: host[name] for name in ("name", "address")} for host in hosts(4, 8, super_pod=False)]
+    job = render(manifest, load_engine("sglang"), "slurm", Site(inventory=str(written(tmp_path, plain))), DIGEST)
+    assert "#SBATCH --nodelist=host-0,host-1,host-2,host-3\n" in job.files["job.sbatch"]
 
 
 def test_without_an_inventory_there_is_a_marked_template_and_a_collector() -> None:

@@ -202,6 +202,7 @@ APART = {"prefill": WIDE, "decode": WIDE}
 WHOLE, IB = {"strategy": "TP=16", "weights": "int8"}, {"infiniband_device": "mlx5_0"}
 REUSE = {"workload": {"prefix_reuse": 0.5, "input_cv2": 0.2}}
 OVERLAPPED = {"prefill": WIDE | {"weights": "int8", "microbatches": 2}, "decode": WHOLE}
+QUANTISED = {"mixed": {"strategy": "TP=2", "weights": "fp8"}}
 FP8 = {"mixed": {"strategy": "TP=2", "kv_dtype": "fp8"}}
 
 
@@ -227,6 +228,7 @@ FP8 = {"mixed": {"strategy": "TP=2", "kv_dtype": "fp8"}}
         ("qwen3-8b", "h100", "vllm", "lws", DENSE, {"model_source": "me/mine"}, "weights.yaml", "me/mine"),
         ("qwen3-8b", "h100", "sglang", "bare", DENSE | REUSE, {}, "mixed.sh", "bs-decode 24 \\\n  --enable-metrics"),
         ("qwen3-8b", "h100", "vllm", "bare", DENSE | REUSE, {}, "benchmark.sh", "--random-range-ratio"),
+        ("qwen3-8b", "h100", "vllm", "lws", QUANTISED, {}, "weights.yaml", "kind: PersistentVolumeClaim"),
         ("kimi-k2", "h200", "vllm", "bare", APART, {}, "README.md", "with trust_remote_code: true"),
     ],
 )
