@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from deploy.render import render
 from deploy.site import Site
+from models.loader import load_model
 from planner.engines.loader import load_engine
 from planner.engines.rules import Setup, broken_pair, broken_rule
 from planner.strategy import Strategy
@@ -46,6 +47,7 @@ def setup_of(role: str, node: int, asked: dict[str, Any]) -> Setup:
         redundant=asked["redundant"],
         drafts=asked["drafts"],
         microbatches=asked["microbatches"],
+        scaled_columns=load_model("deepseek-r1").scaled_columns(asked["weights"]),
     )
 
 
