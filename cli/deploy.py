@@ -136,14 +136,16 @@ def _laid(made: Deployment, layout: str) -> Deployment:
     named: Layout = read_choice(layout, "--layout", get_args(Layout))
     if named != "plain" and (made.target.bare or made.target.kind == "motor"):
         raise BadInput(f"--layout: {named} is of Kubernetes objects; {made.target.kind} has none, leave it out")
-    return replace(made, files=laid_out(named, made.target, made.files, made.origin))
+    return replace(made, files=laid_out(named, made.target, made.files))
 
 
 def _changes(old: Path, made: Deployment) -> list[str]:
     """Return what changes from the deployment in ``old``."""
     titles = {profile.title: profile.engine for profile in all_engines()}
     before = read_folder(old, titles)
-    after = read_files("the new deployment", made.origin.engine, made.origin.version, made.target.kind, made.files)
+    after = read_files(
+        "the new deployment", made.target.origin.engine, made.target.origin.version, made.target.kind, made.files
+    )
     return differences(before, after)
 
 
@@ -168,10 +170,10 @@ def _data(made: Deployment, changes: list[str] | None, out: Path | None) -> dict
         for role in made.target.roles
     ]
     return {
-        "engine": made.origin.engine,
-        "engine_version": made.origin.version,
+        "engine": made.target.origin.engine,
+        "engine_version": made.target.origin.version,
         "kind": made.target.kind,
-        "manifest_sha256": made.origin.manifest_sha256,
+        "manifest_sha256": made.target.origin.manifest_sha256,
         "roles": roles,
         "devices": sum(role.devices * len(role.instances) for role in made.target.roles),
         "files_bytes": {name: len(text.encode()) for name, text in sorted(made.files.items())},
@@ -186,7 +188,7 @@ def _show(made: Deployment, changes: list[str] | None, out: Path | None, dry_run
         Screen().lines(*changes or ["Nothing changes."])
         if out is None:
             return
-    origin, verb = made.origin, "Would write" if dry_run or out is None else "Wrote"
+    origin, verb = made.target.origin, "Would write" if dry_run or out is None else "Wrote"
     where = "" if out is None else f" to {out}/"
     count, size = len(made.files), sum(len(text.encode()) for text in made.files.values())
     Screen().lines(

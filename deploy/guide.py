@@ -4,9 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 
 from deploy.commands.fabric import spans_nodes_by_nvlink, talks_over_nodes
-from deploy.commands.launch import Target
-from deploy.header import Provenance
-from deploy.images import machine_of
+from deploy.commands.launch import Target, machine_of
 from deploy.kubernetes.weights import mismatched, quantised, source_of
 from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan
@@ -136,7 +134,7 @@ def dispatches(target: Target) -> Iterator[str]:
         if moe is None or role.mode is None or role.strategy.moe_ep == 1:
             continue
         found = exchange_of(
-            "a3" if role.hardware.devices_per_chip.value == 2 else "a2",
+            "a3" if role.paired else "a2",
             ep=role.strategy.moe_ep,
             experts=moe.experts,
             tokens=role.tokens,
@@ -147,7 +145,7 @@ def dispatches(target: Target) -> Iterator[str]:
         yield f"{role.name}: {role.tokens} tokens a step reach their experts by {found}"
 
 
-def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
+def guide(target: Target, files: Mapping[str, str]) -> str:
     """Return the README.md of a deployment."""
     fetched = "kind: Job" in files.get("weights.yaml", "")
     steps = [*([FETCH] if fetched else []), *STEPS.get(target.kind, [APPLY, *PROVE])]
@@ -164,9 +162,9 @@ def guide(target: Target, origin: Provenance, files: Mapping[str, str]) -> str:
         "sheets": ", ".join(name for name in order if name in files and not (fetched and name == "weights.yaml")),
     }
     lines = [
-        f"# {target.name_of_model} with {origin.title} {origin.version}, {target.kind}",
+        f"# {target.name_of_model} with {target.origin.title} {target.origin.version}, {target.kind}",
         "",
-        f"{origin.sentence}.",
+        f"{target.origin.sentence}.",
         "The files were read back and add up to the manifest. They were never launched on hardware by podplan.",
         "",
         *_section("Devices", arithmetic(target)),

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from deploy.commands.launch import Target
-from deploy.header import Provenance, comment
 from deploy.reading.nodes import read_documents
 from ground.files import to_yaml
 
@@ -16,23 +15,23 @@ PROOF = ("smoke", "benchmark")
 TOKEN = re.compile(r"PODPLAN_([a-zA-Z_]+)_NALPDOP")
 
 
-def laid_out(layout: Layout, target: Target, files: Mapping[str, str], origin: Provenance) -> dict[str, str]:
+def laid_out(layout: Layout, target: Target, files: Mapping[str, str]) -> dict[str, str]:
     """Return the files of a deployment in a layout, README.md at its top."""
     if layout == "plain":
         return dict(files)
     others = {name: text for name, text in files.items() if not name.endswith(".yaml")}
     sheets = {name.removesuffix(".yaml"): text for name, text in files.items() if name.endswith(".yaml")}
-    made = _kustomize(target, sheets, origin) if layout == "kustomize" else _helm(target, sheets, origin)
+    made = _kustomize(target, sheets) if layout == "kustomize" else _helm(target, sheets)
     return others | dict(made)
 
 
-def _kustomize(target: Target, sheets: Mapping[str, str], origin: Provenance) -> Iterator[tuple[str, str]]:
+def _kustomize(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield a base of what always runs, a component for each option, an overlay of the site and the proof."""
 
     def kustomization(folder: str, purpose: str, kind: str = "Kustomization", **fields: Any) -> tuple[str, str]:
         version = "v1alpha1" if kind == "Component" else "v1beta1"
         held = {"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **fields}
-        return f"{folder}/kustomization.yaml", "\n".join(comment(origin, purpose)) + "\n" + to_yaml(held)
+        return f"{folder}/kustomization.yaml", target.origin.head(purpose) + "\n" + to_yaml(held)
 
     base = [name for name in sheets if name not in (*OPTIONAL, *PROOF)]
     for name in base:
@@ -62,7 +61,7 @@ def _images(sheets: Mapping[str, str]) -> set[str]:
     }
 
 
-def _helm(target: Target, sheets: Mapping[str, str], origin: Provenance) -> Iterator[tuple[str, str]]:
+def _helm(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield a chart whose values are images, instances and options; the proof runs by ``helm test``."""
     values: Object = {"images": {}, "instances": {}, **{name: name in sheets for name in OPTIONAL}}
     templates = {
@@ -72,15 +71,15 @@ def _helm(target: Target, sheets: Mapping[str, str], origin: Provenance) -> Iter
     chart = {
         "apiVersion": "v2",
         "name": target.name,
-        "description": f"{target.name_of_model} with {origin.title} {origin.version}, planned by podplan",
+        "description": f"{target.name_of_model} with {target.origin.title} {target.origin.version}, planned by podplan",
         "type": "application",
-        "version": origin.podplan,
-        "appVersion": origin.version,
+        "version": target.origin.podplan,
+        "appVersion": target.origin.version,
     }
-    yield "Chart.yaml", "\n".join(comment(origin, "helm install NAME . --namespace NAMESPACE.")) + "\n" + to_yaml(chart)
-    yield "values.yaml", "\n".join(comment(origin, "Images, instances and options.")) + "\n" + to_yaml(values)
+    yield "Chart.yaml", target.origin.head("helm install NAME . --namespace NAMESPACE.") + "\n" + to_yaml(chart)
+    yield "values.yaml", target.origin.head("Images, instances and options.") + "\n" + to_yaml(values)
     for name, text in templates.items():
-        head = "\n".join(comment(origin, f"From {name}.yaml.")) + "\n"
+        head = target.origin.head(f"From {name}.yaml.") + "\n"
         if name in OPTIONAL:
             text = f"{{{{- if .Values.{name} }}}}\n{text}{{{{- end }}}}\n"
         yield f"templates/{name}.yaml", head + text

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deploy.commands.launch import Launch, Target
-from deploy.header import Provenance, comment
 from deploy.routers import Address, endpoints
 from deploy.templates import script_of
 from deploy.words import Flag, compact_json, flag_words, quoted
@@ -66,7 +65,7 @@ def router_url(target: Target, address: Address | None) -> str:
     return names.get(target.kind, f"http://{name}-router:{port}")
 
 
-def smoke(target: Target, launches: Mapping[str, Launch], address: Address | None, origin: Provenance) -> str:
+def smoke(target: Target, launches: Mapping[str, Launch], address: Address | None) -> str:
     """Return the script that sends one request and sees each role's counter move; ``address`` where roles have one."""
     before, after, names = [], [], target.metrics
     for launch in launches.values() if names and address else ():
@@ -82,9 +81,7 @@ def smoke(target: Target, launches: Mapping[str, Launch], address: Address | Non
     body = f'{{"model":"{target.name_of_model}","prompt":"The capital of France is","max_tokens":16,"temperature":0}}'
     return script_of(
         "smoke.sh",
-        head="\n".join(
-            comment(origin, "One request through every role. ROUTER=http://host:port names another way in.")
-        ),
+        head=target.origin.head("One request through every role. ROUTER=http://host:port names another way in."),
         router=router_url(target, address),
         before="\n".join(before),
         body=quoted(body),
@@ -93,13 +90,13 @@ def smoke(target: Target, launches: Mapping[str, Launch], address: Address | Non
     )
 
 
-def benchmark(target: Target, load: Load, address: Address | None, origin: Provenance) -> str:
+def benchmark(target: Target, load: Load, address: Address | None) -> str:
     """Return the script that sends the plan's traffic with the engine's own tool and writes a result file."""
     engine = target.profile.engine
     programme, flags = {"vllm": _vllm, "vllm-ascend": _vllm, "sglang": _sglang}.get(engine, _aiperf)(target, load)
     lines = [
         "#!/usr/bin/env bash",
-        *comment(origin, f"The traffic of the plan; plan verify reads its {result_name(target)}."),
+        target.origin.head(f"The traffic of the plan; plan verify reads its {result_name(target)}."),
         "set -euo pipefail",
         f'ROUTER="${{ROUTER:-{router_url(target, address)}}}"',
         'OUT="${OUT:-.}"',

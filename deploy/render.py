@@ -2,24 +2,21 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deploy import bare, ranktable, slurm
 from deploy.commands import mindie, sglang, trtllm, vllm, vllm_ascend, xllm
-from deploy.commands.launch import Launch, Target
+from deploy.commands.launch import Launch, Origin, Target
 from deploy.guide import guide
-from deploy.header import Provenance, comment, owned
+from deploy.hosts import host_files
 from deploy.inventory import Inventory, read_inventory
 from deploy.kubernetes.files import sheets, written
 from deploy.memory import dispatched, exchanges
 from deploy.proof import Load, benchmark, load_of, smoke
 from deploy.reading.check import check_round_trip
 from deploy.roles import RolePlan, read_roles
-from deploy.routers import ETCD_PORT, etcd_command, router_of, router_script
 from deploy.site import Site
-from deploy.words import quoted
 from ground.errors import BadInput, Infeasible
 from ground.version import VERSION
 from planner.engines.loader import load_orchestrator
@@ -44,7 +41,6 @@ class Deployment:
     """Files by name, and what they were made from."""
 
     target: Target
-    origin: Provenance
     files: dict[str, str]
 
 
@@ -68,6 +64,9 @@ def render(
     named = deployment_name(manifest)
     roles = read_roles(manifest, profile, site.longest_request_tokens, names)
     inventory = read_inventory(Path(site.inventory), manifest) if site.inventory else None
+    version = profile.versions.pinned
+    if kind == "dynamo":
+        version = load_orchestrator("dynamo").engines.value.get(profile.engine, version)
     target = Target(
         profile=profile,
         kind=kind,
@@ -75,18 +74,19 @@ def render(
         name=site.name or named,
         roles=tuple(roles),
         levels=manifest.service_levels,
+        origin=Origin(
+            engine=profile.engine,
+            title=profile.title,
+            version=version,
+            podplan=VERSION,
+            manifest_sha256=manifest_sha256,
+        ),
     )
     check_kind(target)
-    version = profile.versions.pinned
-    if kind == "dynamo":
-        version = load_orchestrator("dynamo").engines.value[profile.engine]
-    origin = Provenance(
-        engine=profile.engine, title=profile.title, version=version, podplan=VERSION, manifest_sha256=manifest_sha256
-    )
-    files = dict(_files(target, inventory, load_of(manifest, target), origin))
+    files = dict(_files(target, inventory, load_of(manifest, target)))
     check_round_trip(target, files)
-    files["README.md"] = guide(target, origin, files)
-    return Deployment(target=target, origin=origin, files=files)
+    files["README.md"] = guide(target, files)
+    return Deployment(target=target, files=files)
 
 
 def deployment_name(manifest: Manifest) -> str:
@@ -191,52 +191,28 @@ def _check_pools(target: Target) -> None:
         raise BadInput(f"--engine: {target.profile.title} with {target.kind} takes one pool of each role, not {held}")
 
 
-def _files(target: Target, inventory: Inventory | None, load: Load, origin: Provenance) -> Iterator[tuple[str, str]]:
+def _files(target: Target, inventory: Inventory | None, load: Load) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of every file."""
     if target.kind == "motor":
         yield "user_config.json", json.dumps(mindie.motor(target), indent=2) + "\n"
         yield "mindie_env.json", json.dumps(mindie.motor_environment(target), indent=2) + "\n"
         for role in target.roles:
             yield from mindie.map_files(role).items()
-        yield "smoke.sh", smoke(target, {}, None, origin)
-        yield "benchmark.sh", benchmark(target, load, None, origin)
+        yield "smoke.sh", smoke(target, {}, None)
+        yield "benchmark.sh", benchmark(target, load, None)
         return
-    launches = {role.name: _launch(target, role, origin) for role in target.roles}
+    launches = {role.name: _launch(target, role) for role in target.roles}
     if target.bare:
-        yield from _bare(target, launches, inventory, load, origin)
+        yield from host_files(target, launches, inventory, load)
     else:
-        for sheet in sheets(target, launches, load, origin):
-            yield f"{sheet.name}.yaml", written(target, sheet, origin)
+        for sheet in sheets(target, launches, load):
+            yield f"{sheet.name}.yaml", written(target, sheet)
 
 
-def _launch(target: Target, role: RolePlan, origin: Provenance) -> Launch:
+def _launch(target: Target, role: RolePlan) -> Launch:
     """Return what starts a role, with the site's variables over what is generated."""
     launch = COMMANDS[target.profile.engine](target, role)
     environment = {**launch.environment, **target.site.environment}
-    return replace(launch, environment=environment, files=owned(origin, launch.files))
-
-
-def _bare(
-    target: Target, launches: Mapping[str, Launch], inventory: Inventory | None, load: Load, origin: Provenance
-) -> Iterator[tuple[str, str]]:
-    def address(role: RolePlan, number: int, node: int) -> str:
-        return bare.address(role, number, node, inventory)
-
-    yield from bare.bare_files(target, launches, inventory, origin).items()
-    yield "smoke.sh", smoke(target, launches, address, origin)
-    yield "benchmark.sh", benchmark(target, load, address, origin)
-    router = router_of(target, launches, address)
-    assert router is not None, "a Service stands in front on Kubernetes alone"
-    yield "router.sh", router_script(router, origin)
-    yield from owned(origin, dict(router.files)).items()
-    own_etcd = target.profile.engine == "xllm" and target.site.etcd_address is None
-    if target.kind == "slurm":
-        yield "job.sbatch", slurm.job(target, inventory, origin, etcd=own_etcd)
-    if own_etcd:
-        here = bare.address(target.roles[-1], 0, 0, inventory)
-        run = " ".join(quoted(word) for word in etcd_command(f"{here}:{ETCD_PORT}"))
-        lines = ["#!/usr/bin/env bash", *comment(origin, f"Starts etcd on {here}, before everything else.")]
-        yield "etcd.sh", "\n".join([*lines, "set -euo pipefail", "", f"exec {run}"]) + "\n"
-    for role in target.roles:
-        if target.profile.engine in ("xllm", "mindie") and role.nodes > 1:
-            yield from ranktable.rank_table_files(role, inventory, origin).items()
+    return replace(
+        launch, environment=environment, files=target.origin.owned(launch.files), port=target.http_port(role)
+    )

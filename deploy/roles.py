@@ -79,6 +79,11 @@ class RolePlan:
         return self.devices < self.node_size
 
     @property
+    def paired(self) -> bool:
+        """Whether a chip is two devices, as on Ascend A3 servers."""
+        return self.accelerator == "ascend" and self.hardware.devices_per_chip.value == 2
+
+    @property
     def draft_window(self) -> int:
         """Tokens that one request brings into an iteration: itself and its drafts."""
         return 1 + self.drafts

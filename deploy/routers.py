@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from deploy.commands import trtllm
 from deploy.commands.launch import STARTUP_SECONDS, Launch, Target
 from deploy.commands.sglang import BOOTSTRAP_PORT
-from deploy.header import Provenance, comment
 from deploy.roles import RolePlan
 from deploy.templates import script_of
 from deploy.words import Flag, Shell, Value, flag_words, quoted
@@ -159,14 +158,14 @@ def xllm_service(target: Target, etcd: str) -> Router:
     )
 
 
-def router_script(router: Router, origin: Provenance) -> str:
+def router_script(target: Target, router: Router) -> str:
     """Return the script that starts a router."""
-    return "\n".join(_lines(router, origin)) + "\n"
+    return "\n".join(_lines(target, router)) + "\n"
 
 
-def _lines(router: Router, origin: Provenance) -> Iterator[str]:
+def _lines(target: Target, router: Router) -> Iterator[str]:
     yield "#!/usr/bin/env bash"
-    yield from comment(origin, "Starts the router in front of all instances.")
+    yield target.origin.head("Starts the router in front of all instances.")
     yield "set -euo pipefail"
     yield ""
     for name, value in router.environment:

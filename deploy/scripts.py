@@ -4,17 +4,18 @@ from collections.abc import Iterator
 
 from deploy.commands.fabric import talks_over_nodes
 from deploy.commands.launch import Launch, Target
-from deploy.header import Provenance, comment
 from deploy.words import Shell, flag_words, quoted
 
 ASCEND_RANK_TABLE = "/user/serverid/devindex/config/hccl.json"  # where the Ascend operator mounts what it collects
 
+VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES"}
 
-def script(target: Target, launch: Launch, origin: Provenance) -> str:
+
+def script(target: Target, launch: Launch) -> str:
     """Return the bash script of a role."""
     lines = [
         "#!/usr/bin/env bash",
-        *comment(origin, f"Starts one node of the role {launch.role.name}."),
+        target.origin.head(f"Starts one node of the role {launch.role.name}."),
         "set -euo pipefail",
         "",
         *place(target, launch),
@@ -22,9 +23,9 @@ def script(target: Target, launch: Launch, origin: Provenance) -> str:
         f"MODEL={quoted(target.weights_path(launch.role))}",
         "",
     ]
-    if launch.visible_devices and target.bare and launch.role.shares_nodes:
+    if target.bare and launch.role.shares_nodes and not launch.per_device:
         last = f"$((FIRST_DEVICE + {launch.role.devices - 1}))"
-        lines.append(f'export {launch.visible_devices}="$(seq -s, "$FIRST_DEVICE" "{last}")"')
+        lines.append(f'export {VISIBLE[launch.role.accelerator]}="$(seq -s, "$FIRST_DEVICE" "{last}")"')
     lines += [f"export {name}={quoted(value)}" for name, value in launch.environment.items()]
     return "\n".join([*lines, *_command(launch)]) + "\n"
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from deploy.header import comment
 from deploy.layout import laid_out
 from deploy.render import Deployment, render
 from deploy.site import Site
@@ -34,7 +33,7 @@ def staged_files(staged: Staged, profile: EngineProfile, kind: PlatformKind, sit
     files = {
         f"stage-{number:02d}/{name}": text
         for number, one in enumerate(made)
-        for name, text in laid_out("kustomize", one.target, one.files, one.origin).items()
+        for name, text in laid_out("kustomize", one.target, one.files).items()
     }
     steps = staged.migration.steps
     files["rollout.sh"] = _script(made, list(_forward(made, steps)), "Goes from the first stage to the last one.")
@@ -84,7 +83,7 @@ def _stage(made: list[Deployment], number: int, drain_seconds: float, step: Step
 def _script(made: list[Deployment], parts: list[str], purpose: str) -> str:
     head = [
         "#!/usr/bin/env bash",
-        *comment(made[0].origin, purpose),
+        made[0].target.origin.head(purpose),
         "set -euo pipefail",
         'here=$(cd "$(dirname "$0")" && pwd)',
     ]

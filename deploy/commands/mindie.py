@@ -10,7 +10,6 @@ from typing import Any
 
 from deploy.commands.launch import Launch, Target
 from deploy.experts import ascend_map, needs_map
-from deploy.images import published
 from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan
 from deploy.templates import documents, filled
@@ -49,8 +48,6 @@ def launch(target: Target, role: RolePlan) -> Launch:
             **({"RANKTABLEFILE": Shell('"$RANK_TABLE"')} if role.nodes > 1 else {}),
         },
         files=configurations | map_files(role),
-        port=target.site.http_port,
-        visible_devices="ASCEND_RT_VISIBLE_DEVICES",
     )
 
 
@@ -171,12 +168,11 @@ def motor(target: Target) -> Json:
     """Return MindIE Motor's user_config.json for a prefill and a decode pool."""
     prefill, decode = target.role("prefill"), target.role("decode")
     assert prefill is not None and decode is not None, "Motor deploys prefill and decode"
-    a3 = decode.hardware.devices_per_chip.value == 2
     ttft, tpot = target.limits_milliseconds
     values: Json = {
-        "image": target.site.image or published(target.profile, "a3" if a3 else "a2"),
+        "image": target.image(decode),
         "name": target.name,
-        "hardware": "800I_A3" if a3 else "800I_A2",
+        "hardware": "800I_A3" if decode.paired else "800I_A2",
         "weights": target.model_path,
         "ttft": ttft,
         "tpot": tpot,

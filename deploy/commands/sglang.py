@@ -57,8 +57,6 @@ def launch(target: Target, role: RolePlan) -> Launch:
         environment=_environment(target, role),
         files=files,
         api="head",
-        port=target.http_port(role),
-        visible_devices="ASCEND_RT_VISIBLE_DEVICES" if ascend else "CUDA_VISIBLE_DEVICES",
     )
 
 
@@ -155,7 +153,7 @@ def _environment(target: Target, role: RolePlan) -> dict[str, Value]:
         found = ascend_environment(target, role)
         if role.disaggregated:
             found["ASCEND_MF_STORE_URL"] = Shell(f'"tcp://$STORE:{STORE_PORT}"')
-            if role.hardware.devices_per_chip.value == 1:  # A2 has no fabric of its own between servers
+            if not role.paired:  # A2 has no fabric of its own between servers
                 found["ASCEND_MF_TRANSFER_PROTOCOL"] = "device_rdma"
     found["SGLANG_HOST_IP"] = Shell('"$ADDRESS"')
     if exchanges(role) and role.role != "prefill":

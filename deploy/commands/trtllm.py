@@ -38,8 +38,6 @@ def launch(target: Target, role: RolePlan) -> Launch:
         environment=environment,
         files={name: to_yaml(options(target, role))},
         api="head",
-        port=target.http_port(role),
-        visible_devices="CUDA_VISIBLE_DEVICES",
     )
 
 

@@ -38,15 +38,20 @@ def launch(target: Target, role: RolePlan) -> Launch:
         side = "kv_producer" if role.role == "prefill" else "kv_consumer"
         settings = {"kv_connector": CONNECTORS[target.site.kv_transfer], "kv_role": side}
         flags.append(("--kv-transfer-config", compact_json(settings)))
+    return served(role, flags, environment)
+
+
+def served(role: RolePlan, flags: list[Flag], environment: dict[str, Value], **files: str) -> Launch:
+    """Return vLLM's server; of several nodes with one wide rank only the first has an API."""
+    wide = role.nodes > 1 and role.strategy.attention_dp == 1
     return Launch(
         role=role,
         programme=("vllm", "serve", Shell('"$MODEL"')),
         flags=tuple(flags),
-        workers=worker_flags(role),
+        workers=(("--headless", None),) if wide else (),
         environment=environment,
-        api="head" if worker_flags(role) else "all",
-        port=target.http_port(role),
-        visible_devices="CUDA_VISIBLE_DEVICES",
+        files=files,
+        api="head" if wide else "all",
     )
 
 
@@ -110,11 +115,6 @@ def _nodes(target: Target, role: RolePlan) -> list[Flag]:
         *meeting,
         ("--data-parallel-hybrid-lb", None),
     ]
-
-
-def worker_flags(role: RolePlan) -> tuple[Flag, ...]:
-    """Return what nodes behind the first take: only one wide rank leaves them without an API."""
-    return (("--headless", None),) if role.nodes > 1 and role.strategy.attention_dp == 1 else ()
 
 
 def exchange_flags(role: RolePlan) -> list[Flag]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from deploy.commands.fabric import ascend_environment
 from deploy.commands.launch import Launch, Target, port
-from deploy.commands.vllm import OWN, common_flags, worker_flags
+from deploy.commands.vllm import OWN, common_flags, served
 from deploy.experts import ascend_map, needs_map
 from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, compact_json
@@ -31,17 +31,8 @@ def launch(target: Target, role: RolePlan) -> Launch:
         flags.append(("--additional-config", compact_json(additional)))
     if role.disaggregated:
         flags.append(_transfer(target, role))
-    return Launch(
-        role=role,
-        programme=("vllm", "serve", Shell('"$MODEL"')),
-        flags=tuple(flags),
-        workers=worker_flags(role),
-        environment=ascend_environment(target, role) | OWN | {"TP_SOCKET_IFNAME": target.site.network_interface},
-        files=files,
-        api="head" if worker_flags(role) else "all",
-        port=target.http_port(role),
-        visible_devices="ASCEND_RT_VISIBLE_DEVICES",
-    )
+    environment = ascend_environment(target, role) | OWN | {"TP_SOCKET_IFNAME": target.site.network_interface}
+    return served(role, flags, environment, **files)
 
 
 def _additional(role: RolePlan) -> dict[str, Any]:

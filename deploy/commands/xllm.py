@@ -53,7 +53,6 @@ def launch(target: Target, role: RolePlan) -> Launch:
         per_device=True,
         joined=True,
         api="head",
-        port=target.http_port(role),
     )
 
 

@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from deploy.commands.fabric import spans_nodes_by_nvlink
 from deploy.commands.launch import Launch, Target
-from deploy.header import Provenance, owned
-from deploy.images import image, published
 from deploy.kubernetes.pods import CHANNEL, weights_mount, weights_volume
 from deploy.kubernetes.templates import objects
 from deploy.routers import ETCD_PORT, Router, etcd_command, router_script
@@ -18,50 +16,49 @@ from ground.units import MEBI
 PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000}
 
 
-def priority_classes(target: Target, origin: Provenance) -> Iterator[Object]:
+def priority_classes(target: Target) -> Iterator[Object]:
     """Yield a class per role; decode goes before prefill at restarts."""
     if target.site.priority_class:
         return
     for role in dict.fromkeys(role.role for role in target.roles):
-        for item in objects("priority", target, origin, role=role, priority=PRIORITIES[role]):
+        for item in objects("priority", target, role=role, priority=PRIORITIES[role]):
             item["metadata"].pop("namespace")  # the class is of the cluster
             yield item
 
 
-def nvlink_domain(target: Target, origin: Provenance) -> Iterator[Object]:
+def nvlink_domain(target: Target) -> Iterator[Object]:
     """Yield the ComputeDomain of the pods that NVLink joins over nodes."""
     if any(spans_nodes_by_nvlink(role) for role in target.roles):
-        yield from objects("nvlink", target, origin, channel=CHANNEL)
+        yield from objects("nvlink", target, channel=CHANNEL)
 
 
-def config_map(target: Target, launch: Launch, origin: Provenance) -> Object:
+def config_map(target: Target, launch: Launch) -> Object:
     """Return the ConfigMap with a role's script and files. BadInput where it would pass Kubernetes' limit of 1 MiB."""
-    data = {f"{launch.role.name}.sh": script(target, launch, origin), **launch.files}
+    data = {f"{launch.role.name}.sh": script(target, launch), **launch.files}
     size = sum(len(text.encode()) for text in data.values())
     if size > MEBI:
         raise BadInput(
             f"--platform: the files of {launch.role.name} are {size} bytes, a ConfigMap holds {MEBI}; "
             "use --platform bare and a shared folder"
         )
-    return next(objects("files", target, origin, pool=launch.role.name, files=data))
+    return next(objects("files", target, pool=launch.role.name, files=data))
 
 
-def etcd_objects(target: Target, origin: Provenance) -> Iterator[Object]:
+def etcd_objects(target: Target) -> Iterator[Object]:
     """Yield one etcd member and its service, where xLLM's instances register."""
     command = etcd_command(f"{target.name}-etcd:{ETCD_PORT}")
-    return objects("etcd", target, origin, command=command, port=ETCD_PORT)
+    return objects("etcd", target, command=command, port=ETCD_PORT)
 
 
-def router_objects(target: Target, router: Router, origin: Provenance) -> Iterator[Object]:
+def router_objects(target: Target, router: Router) -> Iterator[Object]:
     """Yield the router's files, deployment and service."""
     proxy = target.profile.engine == "vllm-ascend" and router.table is None
-    known = image(target, target.roles[0]) if proxy else published(target.profile, "router")
+    known = target.image(target.roles[0]) if proxy else target.published("router")
     reads = any(name == "--tokenizer_path" for name, _ in router.flags)
     return objects(
         "router",
         target,
-        origin,
-        files={"router.sh": router_script(router, origin), **owned(origin, dict(router.files))},
+        files={"router.sh": router_script(target, router), **target.origin.owned(dict(router.files))},
         image=target.site.router_image or known,
         port=target.site.router_port,
         tokenizer={"name": "model", "mountPath": weights_mount(target), "readOnly": True} if reads else None,
@@ -69,6 +66,6 @@ def router_objects(target: Target, router: Router, origin: Provenance) -> Iterat
     )
 
 
-def front(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
+def front(target: Target, launch: Launch) -> Iterator[Object]:
     """Yield a Service over the pods of aggregated instances, where the engine has no router of its own."""
-    return objects("front", target, origin, pool=launch.role.name, port=target.site.router_port)
+    return objects("front", target, pool=launch.role.name, port=target.site.router_port)

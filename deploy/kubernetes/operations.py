@@ -4,8 +4,7 @@ import json
 from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target
-from deploy.header import Provenance
-from deploy.kubernetes.dynamo import FRONTEND_PORT, scaled
+from deploy.kubernetes.orchestrators import FRONTEND_PORT, scaled
 from deploy.kubernetes.templates import objects
 from deploy.templates import Object
 from planner.engines.spec import Metrics
@@ -15,14 +14,14 @@ SCALERS = {"lws": SET, "llm-d": SET, "dynamo": ("nvidia.com/v1beta1", "DynamoGra
 FILL_SHARE = 0.85  # of an instance's planned requests, past which another is started
 
 
-def policies(target: Target, origin: Provenance) -> Iterator[Object]:
+def policies(target: Target) -> Iterator[Object]:
     """Yield a budget per role and who reaches what: pods one another, all the router, Prometheus the engines."""
     for role in target.roles:
         pods = role.nodes * len(role.instances)
         # A budget of what may go needs a controller that scales: Volcano's jobs and Dynamo's graphs say what stays.
         scales = target.kind not in ("volcano", "dynamo")
         most = {"maxUnavailable": 1} if scales else {"minAvailable": max(pods - 1, 1)}
-        yield from objects("budget", target, origin, pool=role.name, most=most)
+        yield from objects("budget", target, pool=role.name, most=most)
     # The gateway's proxies reach llm-d's pods themselves, from a namespace of theirs.
     way, pool, ports = "router", {"podplan/pool": "router"}, [target.site.router_port]
     if target.kind == "llm-d":
@@ -32,7 +31,6 @@ def policies(target: Target, origin: Provenance) -> Iterator[Object]:
     yield from objects(
         "policies",
         target,
-        origin,
         monitoring_namespace=target.site.monitoring_namespace,
         way=way,
         way_in=pool,
@@ -40,7 +38,7 @@ def policies(target: Target, origin: Provenance) -> Iterator[Object]:
     )
 
 
-def monitoring(target: Target, origin: Provenance) -> Iterator[Object]:
+def monitoring(target: Target) -> Iterator[Object]:
     """Yield the pod monitor and the dashboard of an engine that serves metrics."""
     names = target.metrics
     if names is None:
@@ -48,9 +46,9 @@ def monitoring(target: Target, origin: Provenance) -> Iterator[Object]:
     dynamo = target.kind == "dynamo"  # whose operator serves the engine's series at a port of its own
     place = {"port": "system", "path": "/metrics"} if dynamo else {"port": "http", "path": names.path}
     for role in target.roles:
-        yield from objects("monitor", target, origin, pool=role.name, **place)
+        yield from objects("monitor", target, pool=role.name, **place)
     text = json.dumps(dashboard(target, names), indent=1) + "\n"
-    yield from objects("dashboard", target, origin, dashboard=text)
+    yield from objects("dashboard", target, dashboard=text)
 
 
 def dashboard(target: Target, names: Metrics) -> Object:
@@ -99,7 +97,7 @@ def _panel(number: int, title: str, query: str, unit: str, line: float | None) -
     }
 
 
-def autoscaler(target: Target, launches: dict[str, Launch], origin: Provenance) -> Iterator[Object]:
+def autoscaler(target: Target, launches: dict[str, Launch]) -> Iterator[Object]:
     """Yield KEDA's object of each role whose instances one set counts: from one to the plan's instances.
 
     An instance is added where those there are hold most of the requests that the plan gives one of them.
@@ -111,7 +109,6 @@ def autoscaler(target: Target, launches: dict[str, Launch], origin: Provenance) 
         yield from objects(
             "scaled",
             target,
-            origin,
             pool=role.name,
             api=scaler[0],
             kind=scaler[1],

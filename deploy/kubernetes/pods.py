@@ -2,8 +2,6 @@
 
 from deploy.commands.fabric import spans_nodes_by_nvlink, talks_over_nodes
 from deploy.commands.launch import STARTUP_SECONDS, Launch, Target
-from deploy.header import Provenance, annotations
-from deploy.images import image, paired
 from deploy.kubernetes.templates import template
 from deploy.memory import exchanges
 from deploy.roles import RolePlan
@@ -31,13 +29,11 @@ def labels(target: Target, launch: Launch) -> dict[str, str]:
     }
 
 
-def pod(
-    target: Target, launch: Launch, origin: Provenance, *, probed: bool, rings: str | None = None, **env: str
-) -> Object:
+def pod(target: Target, launch: Launch, *, probed: bool, rings: str | None = None, **env: str) -> Object:
     """Return the pod template of a role; ``probed`` where it answers requests, ``rings`` the rank table's map."""
     (form,) = template("pod")
-    values = common(target, launch, origin) | {
-        "image": image(target, launch.role),
+    values = common(target, launch) | {
+        "image": target.image(launch.role),
         "files_path": target.site.files_path,
         "env": [address_variable(), *({"name": name, "value": value} for name, value in env.items())],
         "port": launch.port,
@@ -49,12 +45,12 @@ def pod(
     return found
 
 
-def common(target: Target, launch: Launch, origin: Provenance) -> Object:
+def common(target: Target, launch: Launch) -> Object:
     """Return what a role's pods have whoever makes them."""
     return {
         "pool": launch.role.name,
         "labels": labels(target, launch),
-        "annotations": annotations(origin) | target.site.annotations,
+        "annotations": target.origin.annotations | target.site.annotations,
         "settings": pod_settings(target, launch.role),
         "resources": resources(target, launch.role),
         "security": security(target, launch.role),
@@ -93,7 +89,7 @@ def pod_settings(target: Target, role: RolePlan) -> Object:
 def super_pod_block(target: Target, launch: Launch) -> dict[str, str]:
     """Return the annotation by which Ascend's Volcano plugin keeps an instance inside one super pod."""
     scheduled = target.kind == "volcano" or target.site.scheduler_name == "volcano"
-    return {"sp-block": str(launch.role.devices)} if scheduled and paired(launch.role) else {}
+    return {"sp-block": str(launch.role.devices)} if scheduled and launch.role.paired else {}
 
 
 def security(target: Target, role: RolePlan) -> Object:
@@ -147,7 +143,7 @@ def default_selector(role: RolePlan) -> dict[str, str]:
     """Return the labels by which MindCluster marks servers; a site takes one away by null."""
     if role.accelerator != "ascend":
         return {}
-    kind = "module-910b-8" if not paired(role) else f"module-a3-{role.node_size}-super-pod"
+    kind = "module-910b-8" if not role.paired else f"module-a3-{role.node_size}-super-pod"
     return {"accelerator": "huawei-Ascend910", "accelerator-type": kind}
 
 

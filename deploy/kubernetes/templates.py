@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from deploy.commands.launch import Target
-from deploy.header import Provenance, annotations
 from deploy.templates import Object, documents, filled
 
 FOLDER = Path(__file__).with_name("templates")
@@ -17,13 +16,13 @@ LOCKED: Object = {
 """The security context of what stands beside the engines."""
 
 
-def metadata(target: Target, name: str, origin: Provenance, extra: Mapping[str, str] | None = None) -> Object:
+def metadata(target: Target, name: str, extra: Mapping[str, str] | None = None) -> Object:
     """Return the metadata of a top-level object."""
     return {
         "name": name,
         "namespace": target.site.namespace,
         "labels": {"app.kubernetes.io/part-of": target.name, **(extra or {})},
-        "annotations": annotations(origin),
+        "annotations": target.origin.annotations,
     }
 
 
@@ -37,7 +36,7 @@ def plain_pod(target: Target) -> Object:
     return found
 
 
-def objects(name: str, target: Target, origin: Provenance, **values: Any) -> Iterator[Object]:
+def objects(name: str, target: Target, **values: Any) -> Iterator[Object]:
     """Yield the objects of a template; labels and annotations that it states stand beside those of the deployment."""
     known = {
         "name": target.name,
@@ -49,7 +48,7 @@ def objects(name: str, target: Target, origin: Provenance, **values: Any) -> Ite
     for document in template(name):
         item = filled(document, known)
         own = item["metadata"]
-        made = metadata(target, own["name"], origin, own.get("labels"))
+        made = metadata(target, own["name"], own.get("labels"))
         made["annotations"] |= own.get("annotations", {})
         yield item | {"metadata": made}
 

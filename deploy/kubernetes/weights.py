@@ -5,8 +5,6 @@ import re
 from collections.abc import Iterator
 
 from deploy.commands.launch import Target
-from deploy.header import Provenance
-from deploy.images import image
 from deploy.kubernetes.pods import pod_settings, resources, security, weights_mount
 from deploy.kubernetes.templates import LOCKED, objects, template
 from deploy.templates import Object, filled
@@ -45,7 +43,7 @@ def mismatched(target: Target) -> list[str]:
     return [] if target.site.model_source else [name for name in formats if name not in held]
 
 
-def weights(target: Target, origin: Provenance) -> Iterator[Object]:
+def weights(target: Target) -> Iterator[Object]:
     """Yield the claim and the job; nothing where the site has the weights, or nobody can say whence they come."""
     site, repository = target.site, source_of(target)
     if site.model_claim or site.model_host_path:
@@ -53,7 +51,7 @@ def weights(target: Target, origin: Provenance) -> Iterator[Object]:
     fetched = repository if repository is not None and not mismatched(target) else None
     values = _job(target, fetched) if fetched else {"settings": {}, "before": None, "container": None}
     storage = f"{_gibibytes(target)}Gi"
-    made = objects("weights", target, origin, storage=storage, storage_class=site.storage_class, **values)
+    made = objects("weights", target, storage=storage, storage_class=site.storage_class, **values)
     yield next(made)
     if fetched:
         yield from made
@@ -88,7 +86,7 @@ def _job(target: Target, repository: str) -> Object:
         f"--quant_type w8a8 --model_type {quoted(repository.rpartition('/')[2])} --trust_remote_code False",
     ]
     own = {"resources": resources(target, role), "security": security(target, role)}
-    convert = filled(conversion, values | own | {"image": image(target, role), "command": " && ".join(words)})
+    convert = filled(conversion, values | own | {"image": target.image(role), "command": " && ".join(words)})
     settings = {key: value for key, value in pod_settings(target, role).items() if key != "priorityClassName"}
     return {"settings": settings, "before": [fetch], "container": convert}
 

@@ -8,7 +8,6 @@ gang; its svc and env plugins give names and indices.
 from collections.abc import Callable, Iterator
 
 from deploy.commands.launch import Launch, Target
-from deploy.header import Provenance
 from deploy.kubernetes.pods import STARTUP_PERIOD_SECONDS, STARTUP_TRIES, labels, pod, super_pod_block
 from deploy.kubernetes.templates import objects
 from deploy.templates import Object
@@ -17,38 +16,36 @@ from planner.engines.spec import PlatformKind
 RING_LABEL = {"ring-controller.atlas": "ascend-910b"}
 
 
-def leader_worker_set(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
+def leader_worker_set(target: Target, launch: Launch) -> Iterator[Object]:
     """Yield the set of a role; pods after the first have a template of their own where they answer no requests."""
     topology = target.site.topology_key
     exclusive = {"leaderworkerset.sigs.k8s.io/exclusive-topology": topology} if topology else {}
     return objects(
         "lws",
         target,
-        origin,
         pool=launch.role.name,
         labels=labels(target, launch),
         annotations=super_pod_block(target, launch) | exclusive,
         instances=len(launch.role.instances),
         nodes=launch.role.nodes,
-        worker=pod(target, launch, origin, probed=launch.api == "all"),
-        leader=pod(target, launch, origin, probed=True) if launch.api == "head" else None,
+        worker=pod(target, launch, probed=launch.api == "all"),
+        leader=pod(target, launch, probed=True) if launch.api == "head" else None,
     )
 
 
-def stateful_sets(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
+def stateful_sets(target: Target, launch: Launch) -> Iterator[Object]:
     """Yield the service and the set of every instance of a role."""
     for number in range(len(launch.role.instances)):
         name = f"{target.name}-{launch.role.name}-{number}"
         chosen = labels(target, launch) | {"podplan/instance": str(number)}
         # All pods of a set are alike: where only the first answers, a probe must pass on the others.
-        template = pod(target, launch, origin, probed=launch.api == "all" or launch.role.nodes == 1)
+        template = pod(target, launch, probed=launch.api == "all" or launch.role.nodes == 1)
         template["metadata"]["labels"] = chosen
         if launch.api == "head" and launch.role.nodes > 1:
             template["spec"]["containers"][0] |= _head_probe(launch)
         yield from objects(
             "statefulset",
             target,
-            origin,
             set=name,
             labels=chosen,
             annotations=super_pod_block(target, launch),
@@ -79,21 +76,20 @@ def _head_probe(launch: Launch) -> Object:
     }
 
 
-def gangs(target: Target, launch: Launch, origin: Provenance) -> Iterator[Object]:
+def gangs(target: Target, launch: Launch) -> Iterator[Object]:
     """Yield the job of every instance of a role: a head and the other nodes, all or none."""
     role = launch.role
     for number in range(len(role.instances)):
         name = f"{target.name}-{role.name}-{number}"
         rings = name if needs_rings(launch) else None
-        tasks = [_task(target, launch, origin, "head", 1, name, rings)]
+        tasks = [_task(target, launch, "head", 1, name, rings)]
         if role.nodes > 1:
-            tasks.append(_task(target, launch, origin, "worker", role.nodes - 1, name, rings))
+            tasks.append(_task(target, launch, "worker", role.nodes - 1, name, rings))
         if rings:
-            yield from objects("rings", target, origin, job=name)
+            yield from objects("rings", target, job=name)
         yield from objects(
             "volcano",
             target,
-            origin,
             job=name,
             labels=labels(target, launch) | (RING_LABEL if rings else {}),
             annotations=super_pod_block(target, launch),
@@ -109,19 +105,17 @@ def needs_rings(launch: Launch) -> bool:
     return launch.per_device and launch.role.nodes > 1
 
 
-def _task(
-    target: Target, launch: Launch, origin: Provenance, task: str, replicas: int, job: str, rings: str | None
-) -> Object:
+def _task(target: Target, launch: Launch, task: str, replicas: int, job: str, rings: str | None) -> Object:
     probed = launch.api == "all" or task == "head"
     first = "0" if task == "head" else "1"
-    template = pod(target, launch, origin, probed=probed, rings=rings, JOB=job, FIRST_RANK=first)
+    template = pod(target, launch, probed=probed, rings=rings, JOB=job, FIRST_RANK=first)
     if rings:
         template["metadata"]["labels"] |= RING_LABEL
     template["spec"]["restartPolicy"] = "Never"  # the job restarts as a whole
     return {"name": task, "replicas": replicas, "minAvailable": replicas, "template": template}
 
 
-Workloads = Callable[[Target, Launch, Provenance], Iterator[Object]]
+Workloads = Callable[[Target, Launch], Iterator[Object]]
 WORKLOADS: dict[PlatformKind, Workloads] = {
     "lws": leader_worker_set,
     "llm-d": leader_worker_set,

@@ -2,21 +2,29 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from deploy.commands.launch import Target
 from deploy.commands.sglang import chunk_tokens
 from deploy.commands.xllm import step_tokens
-from deploy.reading.engines import READERS, Counted, trtllm
-from deploy.reading.flags import read_flags, table_key, unknown_flags
-from deploy.reading.mindie import configured, motor_roles
+from deploy.reading.engines import READERS, Counted, configured, motor_roles, trtllm
+from deploy.reading.flags import read_flags, table, table_key, unknown_flags
 from deploy.reading.nodes import Node, read_documents, read_nodes
-from deploy.reading.router import check_router
-from deploy.reading.shell import Process, UnknownForm
+from deploy.reading.shell import Process, UnknownForm, processes
 from deploy.roles import RolePlan
 from ground.errors import Fault
 
 CONFIGURED = "MIES_CONFIG_JSON_PATH"
+ADDRESSES = {"prefill": "--prefill", "decode": "--decode", "mixed": "--worker-urls"}
+ROUTERS: dict[str, tuple[str | None, dict[str, str]]] = {
+    "vllm-router": ("vllm-router-0.1.17", ADDRESSES),
+    "sglang_router.launch_router": ("sglang-router-0.3.2", ADDRESSES),
+    "load_balance_proxy_server_example.py": (None, {"prefill": "--prefiller-hosts", "decode": "--decoder-hosts"}),
+    "xllm_master_serving": ("xllm-service-0.2.0", {}),
+    "disaggregated": (None, {}),
+    "nginx": (None, {}),
+}
 PRIVATE = ("--port", "--devices", "--transfer_listen_port", "--disagg_pd_port")
 PROBLEMS = (ValueError, KeyError, IndexError, TypeError, UnknownForm, json.JSONDecodeError)
 
@@ -28,7 +36,7 @@ def check_round_trip(target: Target, files: Mapping[str, str]) -> dict[str, list
         texts = all_texts(files)
         counted = read_back(target.profile.engine, target.kind, files, experts, texts)
         problems = [*_differences(target, counted), *_maps(target, texts), *_rank_tables(target, files)]
-        problems += check_router(target, texts)
+        problems += _router(target, texts)
     except PROBLEMS as error:
         raise Fault(f"rendered files cannot be read back: {type(error).__name__}: {error}") from error
     if problems:
@@ -213,3 +221,36 @@ def _rank_tables(target: Target, files: Mapping[str, str]) -> Iterator[str]:
         role = max((r for r in target.roles if name.startswith(f"ranktable-{r.name}-")), key=lambda r: len(r.name))
         if ranks != list(range(role.devices)) or held["server_count"] != str(len(held["server_list"])):
             yield f"{name} must hold ranks 0 to {role.devices - 1} in order"
+
+
+def _router(target: Target, texts: Mapping[str, str]) -> list[str]:
+    """Return what of the router is wrong: flags that its version has not, instances missing or named twice."""
+    if "router.sh" not in texts:
+        return []
+    (process,) = processes(texts["router.sh"], {})
+    words = list(process.words)
+    known, flags = next(found for name, found in ROUTERS.items() if any(word.endswith(name) for word in words[:3]))
+    problems = []
+    if known is not None:
+        names = table(known)["flags"].keys()
+        given = {word.partition("=")[0] for word in words if word.startswith("--")}
+        problems += [f"the router does not know {name}" for name in sorted(given - names)]
+    for role, flag in flags.items():
+        wanted = sum(len(held.instances) for held in target.roles if held.role == role)
+        held = _values(words, flag)
+        repeated = len(set(held)) < len(held) and not flag.endswith(
+            "-hosts"
+        )  # hosts repeat, their ports tell them apart
+        if len(held) < wanted or repeated:
+            problems.append(f"the router has {len(set(held))} {role} addresses for {wanted} instances")
+    return problems
+
+
+def _values(words: list[str], flag: str) -> list[str]:
+    """Return the addresses behind every occurrence of a flag; ports that stand alone are not addresses."""
+    found: list[str] = []
+    for position, word in enumerate(words):
+        if word == flag:
+            values = takewhile(lambda value: not value.startswith("--"), words[position + 1 :])
+            found += [value for value in values if not value.isdigit()]
+    return found

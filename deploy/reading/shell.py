@@ -4,11 +4,16 @@ A form that is not known here is an error, so that a script cannot say more than
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-PLAIN = re.compile(r"[^\s'\"$]+")
+LITERAL = re.compile(r"'[^']*'|\"'\"")
+"""What stands between single quotes, and a single quote between double ones."""
+EXPANSION = re.compile(
+    rf"""(?P<literal>{LITERAL.pattern})|\$\(\((?P<sum>[^$()]*)\)\)|\$\(seq -s, "?(?P<first>\d+)"? "?(?P<last>\d+)"?\)"""
+    r"""|"\$\{(?P<list>\w+)\[@\]\}"|\$\{(?P<braced>[^${}]*)\}|\$(?P<name>[A-Za-z_]\w*)"""
+)
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z", re.DOTALL)
 LOOP = re.compile(r"for \(\((\w+) = 0; \1 < (\d+); \1\+\+\)\); do\Z")
 BRANCH = re.compile(r'if \[ "\$(\w+)" -eq 0 \]; then (.*); else (.*); fi\Z', re.DOTALL)
@@ -90,89 +95,23 @@ def _statement(line: str, scope: Scope, exported: dict[str, str], fixed: frozens
 
 
 def words(text: str, scope: Mapping[str, str | list[str]]) -> list[str]:
-    """Split a line into words as bash does, with variables and arithmetic filled in."""
-    found: list[str] = []
-    current: str | None = None
-    position = 0
-    while position < len(text):
-        letter = text[position]
-        if letter.isspace():
-            if current is not None:
-                found.append(current)
-            current, position = None, position + 1
-        elif letter == "'":
-            end = text.index("'", position + 1)
-            current, position = (current or "") + text[position + 1 : end], end + 1
-        elif letter == '"':
-            end = _closing(text, position + 1)
-            inner = text[position + 1 : end]
-            if inner.endswith("[@]}") and inner.startswith("${"):
-                found += scope[inner[2:-4]]
-            else:
-                current = (current or "") + _expand(inner, scope)
-            position = end + 1
-        elif letter == "$":
-            value, position = _variable(text, position, scope)
-            current = (current or "") + value
-        else:
-            run = PLAIN.match(text, position)
-            assert run is not None, "blanks, quotes and dollars are read above"
-            current, position = (current or "") + run[0], run.end()
-    return found if current is None else [*found, current]
+    """Split a line into words as bash does, with variables and arithmetic filled in, the innermost first."""
 
+    def value(found: re.Match[str]) -> str:
+        if found["literal"]:
+            return found[0]
+        if found["sum"] is not None:
+            return str(arithmetic(found["sum"], scope))
+        if found["first"]:
+            return ",".join(map(str, range(int(found["first"]), int(found["last"]) + 1)))
+        return shlex.join(scope[found["list"]]) if found["list"] else _braced(found["name"] or found["braced"], scope)
 
-def _closing(text: str, position: int) -> int:
-    """Return where a double quote ends; one inside ``$(…)`` is another."""
-    depth = 0
-    while text[position] != '"' or depth:
-        depth += (text[position] == "(") - (text[position] == ")")
-        position += 1
-    return position
-
-
-def _expand(text: str, scope: Mapping[str, str | list[str]]) -> str:
-    """Return text between double quotes with its variables filled in."""
-    parts, position = "", 0
-    while (dollar := text.find("$", position)) >= 0:
-        value, end = _variable(text, dollar, scope)
-        parts, position = parts + text[position:dollar] + value, end
-    return parts + text[position:]
-
-
-def _variable(text: str, position: int, scope: Mapping[str, str | list[str]]) -> tuple[str, int]:
-    """Return the value of the expansion at ``position`` and where it ends."""
-    if text.startswith("$((", position):
-        end = text.index("))", position)
-        return str(arithmetic(text[position + 3 : end], scope)), end + 2
-    if text.startswith("$(seq -s, ", position):
-        end = _parenthesis(text, position + 1)
-        first, last = (int(word) for word in words(text[position + 10 : end], scope))
-        return ",".join(map(str, range(first, last + 1))), end + 1
-    if text.startswith("${", position):
-        end = _brace(text, position + 1)
-        return _braced(text[position + 2 : end], scope), end + 1
-    name = NAME.match(text, position + 1)
-    if name is None:
-        raise UnknownForm(text[position : position + 40])
-    return _text(scope, name[0]), name.end()
-
-
-def _parenthesis(text: str, position: int) -> int:
-    depth = 0
-    for index in range(position, len(text)):
-        depth += (text[index] == "(") - (text[index] == ")")
-        if not depth:
-            return index
-    raise UnknownForm(text)
-
-
-def _brace(text: str, position: int) -> int:
-    depth = 0
-    for index in range(position, len(text)):
-        depth += (text[index] == "{") - (text[index] == "}")
-        if not depth:
-            return index
-    raise UnknownForm(text)
+    before = ""
+    while text != before:
+        before, text = text, EXPANSION.sub(value, text)
+    if "$" in LITERAL.sub("", text):
+        raise UnknownForm(text)
+    return shlex.split(text)
 
 
 def _braced(inner: str, scope: Mapping[str, str | list[str]]) -> str:
@@ -183,13 +122,13 @@ def _braced(inner: str, scope: Mapping[str, str | list[str]]) -> str:
         return _text(scope, inner[:-4]).rpartition("-")[2]
     if ":-" in inner:
         name, _, default = inner.partition(":-")
-        return _text(scope, name) if name in scope else _expand(default, scope)
+        return _text(scope, name) if name in scope else default
     if inner.endswith("]"):
         name, _, index = inner[:-1].partition("[")
         held = scope[name]
         if isinstance(held, str):
             raise UnknownForm(f"{name} is not a list")
-        return held[int(_expand(index, scope))]
+        return held[int(index)]
     return _text(scope, inner)
 
 

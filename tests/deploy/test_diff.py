@@ -16,7 +16,7 @@ from tests.deploy.plans import deployed
 def compared(old: Deployment, new: Deployment) -> list[str]:
     """Return the differences of two deployments."""
     read = [
-        read_files("a folder", made.origin.engine, made.origin.version, made.target.kind, made.files)
+        read_files("a folder", made.target.origin.engine, made.target.origin.version, made.target.kind, made.files)
         for made in (old, new)
     ]
     return differences(*read)

@@ -34,7 +34,7 @@ def objects(files: dict[str, str]) -> Objects:
 def test_kubectl_builds_the_base_and_the_proof(name: str, engine: str, kind: PlatformKind, tmp_path: Path) -> None:
     """``kubectl kustomize`` gives every object of the plain files, unchanged."""
     deployment = made(name, engine, kind)
-    written(tmp_path, laid_out("kustomize", deployment.target, deployment.files, deployment.origin))
+    written(tmp_path, laid_out("kustomize", deployment.target, deployment.files))
     found = built("kubectl", "kustomize", tmp_path / "overlays/site") | built(
         "kubectl", "kustomize", tmp_path / "proof"
     )
@@ -45,7 +45,7 @@ def test_kubectl_builds_the_base_and_the_proof(name: str, engine: str, kind: Pla
 def test_helm_makes_the_plain_files(name: str, engine: str, kind: PlatformKind, tmp_path: Path) -> None:
     """``helm template`` of a chart with its own values gives every object, unchanged but for the hook of the proof."""
     deployment = made(name, engine, kind)
-    chart = written(tmp_path, laid_out("helm", deployment.target, deployment.files, deployment.origin))
+    chart = written(tmp_path, laid_out("helm", deployment.target, deployment.files))
     found = built("helm", "template", "any", chart, "--namespace", "default")
     for item in found.values():
         item["metadata"].get("annotations", {}).pop("helm.sh/hook", None)
@@ -55,7 +55,7 @@ def test_helm_makes_the_plain_files(name: str, engine: str, kind: PlatformKind, 
 def test_a_chart_s_values_reach_its_objects(tmp_path: Path) -> None:
     """The release's namespace, instances and images; an option that is off leaves its objects out."""
     deployment = made("qwen-h800", "vllm", "lws")
-    chart = written(tmp_path, laid_out("helm", deployment.target, deployment.files, deployment.origin))
+    chart = written(tmp_path, laid_out("helm", deployment.target, deployment.files))
     sets = ["--set", "instances.prefill=7,images.engine=own/vllm:1,monitoring=false"]
     found = built("helm", "template", "any", chart, "--namespace", "elsewhere", *sets)
     group = found["LeaderWorkerSet", "qwen3-235b-a22b-prefill"]
