@@ -13,7 +13,7 @@ from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.day import Window
 from planner.plans.expectation import planned_rate, workload_of
-from planner.plans.recorded_manifest import unlike_steps
+from planner.plans.recorded import unlike_steps
 from planner.survival import Loss
 from planner.workload import Trace, Workload
 from podplan.on_trace import rows_of

@@ -29,7 +29,7 @@ from planner.manifest.caching import cache_of
 from planner.manifest.schema import Manifest
 from planner.plans.alone import expect_alone
 from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
-from planner.plans.recorded_manifest import expect_recorded
+from planner.plans.recorded import expect_recorded
 from planner.serving.sessions import session_trace
 from planner.workload import Trace as Rows
 from planner.workload import Traffic

@@ -1,6 +1,6 @@
 """A deployment on a recorded trace: what its own requests meet, at any rate, with longer service and after losses.
 
-Instead of asking queues, the trace is played (``plans.recorded``), so fast that its mean rate is the one asked for.
+Instead of asking queues, the trace is played (``planner.serving``), so fast that its mean rate is the one asked for.
 That the clock runs slower when all service times are longer holds for a recorded stream as for a stationary one, so
 ``checks.deployed.standing`` asks both alike; each role's figures are of a run in which that role alone has lost
 instances, or is slower.
@@ -16,13 +16,13 @@ from planner.checks.deployed import Deployed, DeployedPool, Standing, from_plan
 from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.instances.space import Role
 from planner.plans.plan import Plan
-from planner.plans.recorded import play
-from planner.serving.deployed import AggregatedPools
+from planner.serving.aggregated import AggregatedPool
+from planner.serving.deployed import play
 from planner.serving.latency import Latency
 from planner.serving.separate import SeparatePools, Served
 from planner.workload import Trace
 
-Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPools]
+Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPool]
 """The pools with so many instances left of each role."""
 
 

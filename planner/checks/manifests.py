@@ -22,8 +22,8 @@ from planner.plans.expectation import (
     pool_ttft,
     room_prompts,
 )
-from planner.plans.recorded_manifest import pools_on
-from planner.serving.deployed import AggregatedPools
+from planner.plans.recorded import pools_on
+from planner.serving.aggregated import AggregatedPool
 from planner.serving.separate import SeparatePools
 from planner.workload import Trace, Workload, running_kv_tokens
 
@@ -37,7 +37,7 @@ def manifest_on(manifest: Manifest, workload: Workload, trace: Trace | None) -> 
     if trace is None or isinstance(pools_on(manifest, workload), str):
         return deployed
 
-    def left(counts: Mapping[Role, int]) -> SeparatePools | AggregatedPools:
+    def left(counts: Mapping[Role, int]) -> SeparatePools | AggregatedPool:
         kept = [pool.model_copy(update={"instances": pool.instances[: counts[pool.role]]}) for pool in manifest.pools]
         pools = pools_on(manifest.model_copy(update={"pools": kept}), workload)
         assert not isinstance(pools, str), "fewer instances follow the same rules"

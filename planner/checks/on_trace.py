@@ -1,7 +1,7 @@
 """A plan on the trace that it was made for: what its own requests meet, and how fast it may be played.
 
 The search plays a candidate of one role as if the other took no time (``checks.traced``). Here both pools of the chosen
-plan take the requests as they came (``plans.recorded``), played so fast that their mean rate is the plan's, and the
+plan take the requests as they came (``planner.serving``), played so fast that their mean rate is the plan's, and the
 limits are checked on them.
 """
 
@@ -20,11 +20,11 @@ from planner.instances.space import Role
 from planner.instances.transfers import links_of
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.recorded import play, separate, within
 from planner.question import Question
-from planner.serving.deployed import AggregatedPools
+from planner.serving.aggregated import AggregatedPool
+from planner.serving.deployed import play
 from planner.serving.latency import Array
-from planner.serving.separate import PrefillSide, SeparatePools, Served
+from planner.serving.separate import SeparatePools, Served, prefill_pool, within
 from planner.workload import Trace, Traffic
 
 MOST_PLAYED = 600_000
@@ -109,7 +109,7 @@ def _told(question: Question, trace: Trace, rate: float, recorded: Served, most:
     )
 
 
-def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> SeparatePools | AggregatedPools:
+def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> SeparatePools | AggregatedPool:
     """Return the pools of a plan as they are played, or with so many instances of its roles instead."""
     if isinstance(plan, AggregatedPlan):
         return _aggregated_of(plan, instances)
@@ -119,24 +119,34 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Separat
     counts = (left.get("prefill", prefill.instances), left.get("decode", decode.instances))
     first, second = prefill.candidate, decode.candidate
     source, target = first.row.strategy, second.row.strategy
-    return separate(
-        PrefillSide(
-            cost=PrefillServer(question, first).cost,
+    links = links_of(question, model_cache(first.deployment), (source, counts[0]), (target, counts[1]))
+    server = PrefillServer(question, first)
+    longest = max((tokens for tokens, _, _ in question.workload.prompts or ()), default=server.budget_tokens)
+    return SeparatePools(
+        prefill=prefill_pool(
+            server.cost,
             ranks=source.attention_dp,
-            budget_tokens=int(first.tokens_per_device * source.attention_tp * source.pp),
+            budget_tokens=server.budget_tokens,
+            longest_prompt=float(longest),
             microbatches=first.microbatches,
             instances=counts[0],
         ),
-        DecodeServer(question, second, plan.transfer_seconds).side(counts[1]),
-        links_of(question, model_cache(first.deployment), (source, counts[0]), (target, counts[1])),
-        partial(granted_tokens, second.deployment),
-        question.workload,
+        decode=replace(
+            DecodeServer(question, second, plan.transfer_seconds).pool,
+            instances=counts[1],
+            source_groups=links.prefill.groups,
+            source_channels=links.channels(links.prefill),
+            target_channels=links.channels(links.decode),
+            latency_seconds=links.latency_seconds,
+        ),
+        transfer_seconds=links.held_seconds,
+        reserved_tokens=partial(granted_tokens, second.deployment),
     )
 
 
-def _aggregated_of(plan: AggregatedPlan, instances: Mapping[Role, int] | None) -> AggregatedPools:
-    one, count = AggregatedServer(plan.question, plan.mixed.candidate).pools, plan.mixed.instances
-    return replace(one, pool=replace(one.pool, instances=(instances or {}).get("mixed", count)))
+def _aggregated_of(plan: AggregatedPlan, instances: Mapping[Role, int] | None) -> AggregatedPool:
+    one, count = AggregatedServer(plan.question, plan.mixed.candidate).pool, plan.mixed.instances
+    return replace(one, instances=(instances or {}).get("mixed", count))
 
 
 def late_at(question: Question, recorded: Served) -> tuple[str, ...]:

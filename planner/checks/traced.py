@@ -16,7 +16,6 @@ from planner.instances.alignment import occupied_devices
 from planner.instances.space import Role
 from planner.objective import Aim
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.recorded import play
 from planner.programme.columns import RELATIVE
 from planner.programme.programme import Programme
 from planner.programme.proof import Bound
@@ -24,6 +23,7 @@ from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.gather import gather
 from planner.serving.capacity import Limits, Outcome, excess_of
+from planner.serving.deployed import play
 from planner.serving.latency import Latency
 from planner.workload import Trace
 

@@ -1,6 +1,5 @@
 """Aggregated instances as they are played: latencies at a rate, and the largest rate within the limits."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -15,9 +14,8 @@ from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
 from planner.question import Question
-from planner.serving.aggregated import AggregatedPool, Played, play_aggregated
-from planner.serving.capacity import Capacity, Limits, Outcome, Play, Until, on_grid_above
-from planner.serving.deployed import AggregatedPools
+from planner.serving.aggregated import AggregatedPool, play_aggregated
+from planner.serving.capacity import Capacity, Limits, Outcome, Until, on_grid_above
 from planner.serving.latency import Latency
 from planner.serving.played import FEW, MANY, SURE, Player
 from planner.serving.played import Played as Sample
@@ -61,8 +59,6 @@ class PlayedAggregated(Player):
     """One of several aggregated instances that requests are dealt to in turn."""
 
     pool: AggregatedPool
-    charged: Callable[[Floats], Floats]
-    """KV tokens that requests of so many take, [requests]."""
     most_open: int
     """Requests that it has open at most."""
     _states: dict[tuple[float, int, int], AggregatedState] = field(default_factory=dict, repr=False)
@@ -80,7 +76,7 @@ class PlayedAggregated(Player):
         """Requests per second that leave while all of a stream wait: what the instance keeps up with."""
         stream = self.stream(FEW)
         while True:
-            played = played_of(self.pool, self.charged, replace(stream, arrival_seconds=np.zeros(len(stream))))
+            played = play_aggregated(self.pool, replace(stream, arrival_seconds=np.zeros(len(stream))))
             left, count = np.sort(played.left_seconds), len(stream)
             first, last = int(0.2 * count), int(0.8 * count)
             open_ = np.sum(played.first_token_seconds <= left[first]) - np.sum(left < left[first])
@@ -122,17 +118,10 @@ def _per_token(span: np.ndarray, later: np.ndarray) -> np.ndarray:
     return np.where(later > 0, span / np.maximum(later, 1), np.nan)
 
 
-def played_of(
-    pool: AggregatedPool, charged: Callable[[Floats], Floats], stream: Stream, until: Until | None = None
-) -> Played:
-    """Play a stream until enough is known; answers are reserved as the cache charges them."""
-    reserved = charged((stream.prompt_tokens + stream.answer_tokens).astype(np.float64))
+def aggregated_outcome(pool: AggregatedPool, stream: Stream, until: Until | None = None) -> Outcome:
+    """Return the latencies of a stream's requests, played until enough is known."""
     enough = (lambda first, left: until(_outcome(first, left, stream))) if until else None
-    return play_aggregated(pool, stream, reserved, enough)
-
-
-def outcome_of(played: Played, stream: Stream) -> Outcome:
-    """Return the latencies of a stream's requests."""
+    played = play_aggregated(pool, stream, enough)
     found = _outcome(played.first_token_seconds, played.left_seconds, stream)
     return replace(found, ended=played.ended, prompt_steps=played.prompt_steps / max(played.steps, 1))
 
@@ -162,28 +151,21 @@ def aggregated_times(
 
 
 def player_of(
-    pools: AggregatedPools, workload: Workload, limits: Limits, context_tokens: int, most_open: int | None = None
+    pool: AggregatedPool, workload: Workload, limits: Limits, context_tokens: int, most_open: int | None = None
 ) -> PlayedAggregated:
     """Return what plays one of several such instances.
 
     Args: ``context_tokens`` of the model, where requests end; requests that are ``most_open`` within the limits, where
     that is known to be fewer than an instance holds.
     """
-    pool, charged = replace(pools.pool, instances=1), pools.charged
-    most = pool.ranks * pool.slots
-
-    def together(instances: int) -> Play:
-        played = replace(pool, instances=instances)
-        return lambda stream, until: outcome_of(played_of(played, charged, stream, until), stream)
-
+    pool, most = replace(pool, instances=1), pool.ranks * pool.slots
     return PlayedAggregated(
-        play=together(1),
-        together=together,
+        play=partial(aggregated_outcome, pool),
+        together=lambda instances: partial(aggregated_outcome, replace(pool, instances=instances)),
         workload=workload,
         limits=limits,
         most_tokens=context_tokens,
         pool=pool,
-        charged=charged,
         most_open=min(most_open or most, most),
     )
 
@@ -212,21 +194,19 @@ class AggregatedServer:
         return aggregated_times(cost, question.workload, candidate.batched_tokens, context, candidate.microbatches)
 
     @cached_property
-    def pools(self) -> AggregatedPools:
+    def pool(self) -> AggregatedPool:
         """One instance as it is played."""
         question, candidate, deployment = self.question, self.candidate, self.candidate.deployment
-        return AggregatedPools(
-            pool=AggregatedPool(
-                times=self.times,
-                ranks=int(deployment.strategy.attention_groups),
-                budget_tokens=candidate.batched_tokens,
-                slots=candidate.batch,
-                capacity_tokens=float(kv_capacity_tokens(deployment, candidate.memory(question.workload))),
-                rule=engine_rule(question.engine),
-                queries=1 + int(deployment.drafts),
-                acceptance=question.acceptance,
-            ),
+        return AggregatedPool(
+            times=self.times,
+            ranks=int(deployment.strategy.attention_groups),
+            budget_tokens=candidate.batched_tokens,
+            slots=candidate.batch,
+            capacity_tokens=float(kv_capacity_tokens(deployment, candidate.memory(question.workload))),
             charged=partial(granted_tokens, deployment),
+            rule=engine_rule(question.engine),
+            queries=1 + int(deployment.drafts),
+            acceptance=question.acceptance,
         )
 
     @cached_property
@@ -236,7 +216,7 @@ class AggregatedServer:
         limits = Limits(
             percentile=question.percentile, ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds
         )
-        return player_of(self.pools, question.workload, limits, question.model.max_position, self.candidate.most_open)
+        return player_of(self.pool, question.workload, limits, question.model.max_position, self.candidate.most_open)
 
     @property
     def most_per_second(self) -> float:

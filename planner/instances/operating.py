@@ -31,7 +31,7 @@ from planner.serving.decode import DecodePool
 from planner.serving.latency import Latency
 from planner.serving.played import Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.serving.separate import DecodeSide
+from planner.serving.separate import iteration_times
 from planner.serving.streams import longest_prompt
 from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload, running_kv_tokens
@@ -348,25 +348,25 @@ class DecodeServer:
             self.pool, reserved, question.workload, limits, full_per_second=candidate.requests_per_second
         )
 
-    def side(self, instances: int) -> DecodeSide:
-        """Return so many of the instance as they are played."""
-        question, candidate = self.question, self.candidate
-        return DecodeSide(
-            cost=self.cost,
-            ranks=candidate.row.strategy.attention_groups,
-            slots=candidate.batch,
-            capacity_tokens=float(kv_capacity_tokens(candidate.deployment, candidate.memory(question.workload))),
-            microbatches=candidate.microbatches,
-            instances=instances,
-            drafts=candidate.drafts,
-            acceptance=question.acceptance,
-        )
-
     @property
     def pool(self) -> DecodePool:
         """The instance as it is played, KV on its way as long as it is on average."""
-        kv_tokens = running_kv_tokens(self.question.workload).mean_tokens
-        return self.side(1).pool(kv_tokens, {"latency_seconds": self.transfer_seconds})
+        question, candidate, ranks = self.question, self.candidate, self.candidate.row.strategy.attention_groups
+        return DecodePool(
+            times=iteration_times(
+                self.cost,
+                ranks=ranks,
+                slots=candidate.batch,
+                kv_tokens_per_request=running_kv_tokens(question.workload).mean_tokens,
+                microbatches=candidate.microbatches,
+            ),
+            ranks=ranks,
+            slots=candidate.batch,
+            capacity_tokens=float(kv_capacity_tokens(candidate.deployment, candidate.memory(question.workload))),
+            drafts=candidate.drafts,
+            acceptance=question.acceptance,
+            latency_seconds=self.transfer_seconds,
+        )
 
     @cached_property
     def cost(self) -> StepCost:

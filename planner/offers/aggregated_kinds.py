@@ -235,7 +235,7 @@ class AggregatedKind:
         workload, drafts = self.question.workload, int(self.deployment.drafts)
         tried = [round(listed * 2**octaves) for octaves in _OCTAVES]
         if state is not None and not workload.input_tokens.squared_cv and workload.prompts is None:
-            running = state.mean_requests / server.pools.pool.ranks
+            running = state.mean_requests / server.pool.ranks
             taken = math.ceil(running + math.sqrt(running)) * (1 + drafts)
             new = workload.input_tokens.mean * (1 - workload.prefix_reuse)
             steps = [max(round(new / max(budget - taken, 1)), 1) for budget in tried]

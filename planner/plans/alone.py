@@ -10,7 +10,8 @@ from planner.manifest.drafts import step_chances
 from planner.manifest.schema import KvTransfer, Manifest, PhaseName, Pool, Prediction, Statistics
 from planner.manifest.stepcost import evaluate, evaluate_best
 from planner.manifest.terms import StepCost, StepLoad
-from planner.plans.expectation import Expectation, group_budget, mixed_pool, pool_pair
+from planner.plans.expectation import Expectation, mixed_pool, pool_pair
+from planner.serving.deployed import group_budget
 from planner.workload import Workload
 
 Floats = NDArray[np.float64]

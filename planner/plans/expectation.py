@@ -30,7 +30,7 @@ from planner.manifest.schema import (
 )
 from planner.plans.plan import end_to_end
 from planner.serving.capacity import Limits
-from planner.serving.deployed import aggregated_pools
+from planner.serving.deployed import aggregated_pool, group_budget
 from planner.serving.latency import Latency
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
@@ -164,7 +164,7 @@ def pool_mixed(
     every = instances if manifest.routing.prefill == "round_robin" else 1
     context, cost = manifest.model.spec.max_position, pool.step_costs["mixed"].to_step_cost()
     times = aggregated_times(cost, workload, group_budget(pool), context, pool.microbatches)
-    player = player_of(aggregated_pools(manifest, pool, times=times), workload, Limits(percentile=99.0), context)
+    player = player_of(aggregated_pool(manifest, pool, times=times), workload, Limits(percentile=99.0), context)
     return player.state(rate_per_second, every)
 
 
@@ -241,11 +241,6 @@ def busy_share(iteration_seconds: Floats, iterations: float, rate_per_second: fl
     masses = np.exp(logs - logs.max())
     total = float(masses[:-1].sum() + masses[-1] / (1 - ratios[-1]))
     return 1.0 - float(masses[0]) / total
-
-
-def group_budget(pool: Pool) -> int:
-    """Prompt tokens of one DP group and pass."""
-    return pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
 
 
 def pool_ttft(

@@ -1,69 +1,88 @@
-"""What pools do with a recorded stream: its own arrivals, lengths and reuse, one request after the other.
-
-A trace is no stationary stream. Its rate drifts, a window begins empty and may end with a backlog, a few long prompts
-decide a minute. So its requests are played (``planner.serving``): through passes, links and iterations, or through the
-steps of aggregated instances. What remains a model is what a pass, a transfer and an iteration, or a step, take.
-"""
-
-from collections.abc import Callable
+"""What a manifest is expected to do with a recorded stream: its pools, played."""
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.instances.aggregated import played_of
-from planner.instances.kv_links import KvLinks
-from planner.serving.deployed import AggregatedPools
+from ground.errors import BadInput
+from planner.manifest.schema import Manifest, Prediction, ServiceLevels, Statistics
+from planner.plans.expectation import Expectation, mixed_pool, pool_pair
+from planner.serving.aggregated import AggregatedPool
+from planner.serving.deployed import aggregated_pool, play, separate_pools
 from planner.serving.latency import Array
-from planner.serving.separate import DecodeSide, PrefillSide, SeparatePools, Served, play_separate, served
-from planner.serving.streams import Stream
-from planner.workload import Trace, Workload, running_kv_tokens
-
-Flags = NDArray[np.bool_]
+from planner.serving.separate import SeparatePools, Served, within
+from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 
 
-def separate(
-    prefill: PrefillSide,
-    decode: DecodeSide,
-    links: KvLinks,
-    reserved_tokens: Callable[[Array], Array],
-    workload: Workload,
-) -> SeparatePools:
-    """Return both pools, ready to be played.
+def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:
+    """Return what a manifest is expected to do with the requests of a trace, from an empty system until it is empty.
 
-    Args: ``reserved_tokens`` of requests of so many tokens; the ``workload`` has the lengths of what is played.
+    A finite stream always has an answer: past saturation it is the backlog that the window builds up. Reuse is what
+    stands in the trace. Collaborative routing counts as to the least load.
+
+    Args: requests that arrive before ``warmup_seconds`` load the system and are not counted.
+
+    Raises:
+        BadInput: a trace that ``Traffic.from_trace`` refuses, or a warm-up that leaves nothing of it.
     """
-    longest = max((tokens for tokens, _, _ in workload.prompts or ()), default=prefill.budget_tokens)
-    return SeparatePools(
-        prefill=prefill.pool(float(longest)),
-        decode=decode.pool(
-            running_kv_tokens(workload).mean_tokens,
-            {
-                "source_groups": links.prefill.groups,
-                "source_channels": links.channels(links.prefill),
-                "target_channels": links.channels(links.decode),
-                "latency_seconds": links.latency_seconds,
-            },
-        ),
-        transfer_seconds=links.held_seconds,
-        reserved_tokens=reserved_tokens,
+    workload = Traffic.from_trace(trace).workload
+    pools = pools_on(manifest, workload)
+    if isinstance(pools, str):
+        return Expectation(prediction=None, basis=pools)
+    arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
+    if arrival[-1] < warmup_seconds:
+        raise BadInput(f"--warmup: {warmup_seconds:g} s is past the last arrival at {arrival[-1]:g} s")
+    recorded = play(pools, trace)
+    made_of = "steps" if isinstance(pools, AggregatedPool) else "passes and iterations"
+    return Expectation(
+        prediction=_prediction(recorded, arrival, manifest.service_levels, warmup_seconds),
+        basis=f"the requests' own {made_of}, played with the manifest's step costs",
     )
 
 
-def play(pools: SeparatePools | AggregatedPools, trace: Trace) -> Served:
-    """Return what happens to every request."""
-    stream = Stream.from_trace(trace)
-    if isinstance(pools, SeparatePools):
-        return play_separate(pools, stream)
-    played = played_of(pools.pool, pools.charged, stream)
-    own = played.busy_seconds, pools.pool.instances
-    return served(stream, played.first_token_seconds, played.left_seconds, {"mixed": own})
+def pools_on(manifest: Manifest, workload: Workload) -> SeparatePools | AggregatedPool | str:
+    """Return the pools of a manifest as they are played, or why they cannot be played."""
+    aggregated = mixed_pool(manifest)
+    if aggregated is not None:
+        kv = running_kv_tokens(workload).mean_tokens
+        return unlike_steps(manifest) or aggregated_pool(manifest, aggregated, kv_tokens_per_request=kv)
+    pools = pool_pair(manifest)
+    kv = running_kv_tokens(workload).mean_tokens
+    return pools if isinstance(pools, str) else separate_pools(manifest, pools, kv_tokens_per_request=kv)
 
 
-def within(ttft: Array, tpot: Array, ttft_seconds: float | None, tpot_seconds: float | None) -> Flags:
-    """Return which requests keep both limits, [requests]; an answer of one token has no TPOT to miss."""
-    kept = np.ones(ttft.size, dtype=bool)
-    if ttft_seconds is not None:
-        kept &= ttft <= ttft_seconds
-    if tpot_seconds is not None:
-        kept &= ~(tpot > tpot_seconds)
-    return kept
+def unlike_steps(manifest: Manifest) -> str | None:
+    """Return why a trace is not played with a manifest's routing; None where it is."""
+    if manifest.routing.decode_reservation != "whole":
+        return "a trace is played with KV reserved for whole answers"
+    return None
+
+
+def _prediction(recorded: Served, arrival: Array, limits: ServiceLevels, warmup_seconds: float) -> Prediction:
+    """Return the figures in the keys of a simulation's result; attainment is joint, request by request.
+
+    Latencies are of the requests that arrive from the end of the warm-up on, rates of what completes from then on.
+    """
+    counted = arrival >= warmup_seconds
+    ttft, tpot, e2e = (
+        values[counted] for values in (recorded.ttft_seconds, recorded.tpot_seconds, recorded.e2e_seconds)
+    )
+    kept = within(ttft, tpot, limits.ttft_seconds, limits.tpot_seconds)
+    done = arrival + recorded.e2e_seconds >= warmup_seconds
+    seconds = recorded.end_seconds - warmup_seconds
+    known, waits = tpot[~np.isnan(tpot)], recorded.link_wait_seconds
+    return Prediction(
+        requests_per_second=float(done.sum()) / seconds,
+        output_tokens_per_second=float(recorded.answer_tokens[done].sum()) / seconds,
+        ttft_seconds=_statistics(ttft),
+        tpot_seconds=_statistics(known) if known.size else None,
+        e2e_seconds=_statistics(e2e),
+        slo_attainment=float(kept.mean()),
+        goodput_requests_per_second=float(kept.sum()) / seconds,
+        utilisation=recorded.busy,
+        mean_transfer_wait_seconds=None if waits is None else float(waits.mean()) if known.size else 0.0,
+        link_utilisation=recorded.link_utilisation,
+    )
+
+
+def _statistics(seconds: Array) -> Statistics:
+    p50, p90, p99 = np.percentile(seconds, (50.0, 90.0, 99.0)).tolist()
+    return Statistics(mean=float(seconds.mean()), p50=p50, p90=p90, p99=p99)

@@ -45,6 +45,8 @@ class AggregatedPool:
     """Requests at once."""
     capacity_tokens: float
     """KV."""
+    charged: Callable[[Floats], Floats] | None = None
+    """KV tokens that requests of so many are granted where answers are reserved; None: as many."""
     rule: SchedulingRule = REFERENCE_RULE
     queries: int = 1
     """Tokens of the budget that a running request takes: one and its drafts."""
@@ -58,6 +60,14 @@ class AggregatedPool:
     """Of a closed loop: a request's way to the engine."""
     token_seconds: float = 0.0
     """And of each prompt token before that, one prompt after another."""
+
+    def reserved(self, stream: Stream) -> Floats:
+        """Return the KV tokens that each of a stream's requests is granted: its prompt and answer, as they are charged.
+
+        One that no rank could hold is let in where it is alone.
+        """
+        tokens = (stream.prompt_tokens + stream.answer_tokens).astype(np.float64)
+        return tokens if self.charged is None else self.charged(tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,18 +92,13 @@ class Played:
     """Whether the play ended early: tokens that were not out then come then at the earliest."""
 
 
-def play_aggregated(
-    pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None, enough: Enough | None = None
-) -> Played:
+def play_aggregated(pool: AggregatedPool, stream: Stream, enough: Enough | None = None) -> Played:
     """Return when every request of a stream has its first and its last token; the stream's arrivals must not fall.
 
-    Args:
-        reserved_tokens: what each request is granted where answers are reserved: its prompt and answer if not given.
-            One that no rank could hold is let in where it is alone.
-        enough: asked now and then, with when those that have come have their first and last tokens, of those that do
-            not at the earliest; where it says so the play ends there.
+    Args: ``enough`` is asked now and then, with when those that have come have their first and last tokens, of those
+        that do not at the earliest; where it says so the play ends there.
     """
-    return _play(pool, stream, reserved_tokens, len(stream), enough)
+    return _play(pool, stream, len(stream), enough)
 
 
 def play_closed(pool: AggregatedPool, stream: Stream, concurrency: int) -> Played:
@@ -104,18 +109,16 @@ def play_closed(pool: AggregatedPool, stream: Stream, concurrency: int) -> Playe
     """
     first = min(concurrency, len(stream))
     reached = np.cumsum(stream.prompt_tokens, dtype=np.float64) * pool.token_seconds + pool.request_seconds
-    played = _play(pool, replace(stream, arrival_seconds=reached), None, first)
+    played = _play(pool, replace(stream, arrival_seconds=reached), first)
     sent = np.concatenate([np.zeros(first), np.sort(played.left_seconds)])[: len(stream)]
     return replace(played, arrival_seconds=sent)
 
 
-def _play(
-    pool: AggregatedPool, stream: Stream, reserved: Floats | None, first: int, enough: Enough | None = None
-) -> Played:
+def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | None = None) -> Played:
     from planner.loops import aggregated_loop as loop
 
     rule = rule_of(pool, int(stream.answer_tokens.max(initial=0)))
-    requests = requests_of(pool, stream, reserved)
+    requests = requests_of(pool, stream)
     instances = instances_of(pool, rule, first, len(stream))
     policy = loop.IN_TURN if pool.policy == "round_robin" else loop.LEAST_LOAD
     first_tokens, left = np.empty(len(stream)), np.empty(len(stream))
@@ -183,9 +186,7 @@ def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
     )
 
 
-def requests_of(
-    pool: AggregatedPool, stream: Stream, reserved_tokens: Floats | None = None, iterations: Ints | None = None
-) -> "Records":
+def requests_of(pool: AggregatedPool, stream: Stream, iterations: Ints | None = None) -> "Records":
     """Return a record for each of a stream's requests; ``iterations`` that each takes after its first token."""
     from planner.loops import batch_loop as batch
 
@@ -201,7 +202,7 @@ def requests_of(
     requests.reused = requests.done = stream.reused_tokens
     requests.after = iterations
     requests.growth = np.where(iterations > 0, after / np.maximum(iterations, 1), 1.0)
-    requests.need = stream.prompt_tokens + stream.answer_tokens if reserved_tokens is None else reserved_tokens
+    requests.need = pool.reserved(stream)
     requests.begun = requests.first = requests.left = -1.0
     requests.behind = requests.chain = batch.NOBODY
     return requests

@@ -38,20 +38,13 @@ class AggregatedRun:
         self._requests: Records | None = None
         self._numbers: Ints = np.zeros(0, dtype=np.int64)
 
-    def play(
-        self,
-        stream: Stream,
-        until: float,
-        numbers: Ints,
-        reserved_tokens: Floats | None = None,
-        iterations: Ints | None = None,
-    ) -> Left:
+    def play(self, stream: Stream, until: float, numbers: Ints, iterations: Ints | None = None) -> Left:
         """Take requests that arrive no sooner than those before and until then, play; return who left by then.
 
         Args: ``numbers`` that the requests are known by; ``iterations`` that each takes after its first token.
         """
         self._longest = max(self._longest, int(stream.answer_tokens.max(initial=0)))
-        fresh, kept = requests_of(self.pool, stream, reserved_tokens, iterations), self._requests
+        fresh, kept = requests_of(self.pool, stream, iterations), self._requests
         requests = fresh if kept is None else np.concatenate([kept, fresh]).view(np.recarray)
         self._numbers, first = np.append(self._numbers, numbers), self._numbers.size
         self._come += len(stream)

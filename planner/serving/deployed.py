@@ -1,7 +1,6 @@
-"""The pools of a manifest, ready to be played."""
+"""The pools of a manifest, ready to be played, and what they do with a recorded stream."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,12 +9,14 @@ import numpy as np
 from planner.loops.arrays import TableArrays
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
-from planner.serving.aggregated import AggregatedPool
+from planner.serving.aggregated import AggregatedPool, play_aggregated
+from planner.serving.decode import DecodePool
 from planner.serving.prefill import PrefillPool
 from planner.serving.rules import manifest_rule
-from planner.serving.separate import DecodeSide, PrefillSide, SeparatePools
-from planner.serving.streams import Floats
+from planner.serving.separate import SeparatePools, Served, iteration_times, play_separate, prefill_pool, served
+from planner.serving.streams import Floats, Stream
 from planner.serving.tables import Loads, step_table
+from planner.workload import Trace
 
 if TYPE_CHECKING:
     from planner.manifest.schema import Manifest, PhaseName, Pool
@@ -41,7 +42,7 @@ def separate_pools(
     assert transfer is not None, "a manifest with prefill and decode pools has links"
     costs = costs or {pool.role: pool.step_costs[pool.role].to_step_cost() for pool in pools}
     widths = [pool.degrees.attention_tp * pool.degrees.pp for pool in pools]
-    links = min(widths)
+    links, ranks = min(widths), decode.degrees.attention_groups
     sources = [each for each in manifest.pools if each.role == "prefill"]
 
     def transfer_seconds(prompts: Floats) -> Floats:
@@ -50,14 +51,19 @@ def separate_pools(
 
     return SeparatePools(
         prefill=_prefill(manifest, prefill, costs["prefill"]),
-        decode=_decode(manifest, decode, costs["decode"]).pool(
-            kv_tokens_per_request or _usual_kv(manifest),
-            {
-                "source_groups": sum(len(each.instances) * each.degrees.attention_groups for each in sources),
-                "source_channels": widths[0] // links,
-                "target_channels": widths[1] // links,
-                "latency_seconds": transfer.latency_seconds,
-            },
+        decode=DecodePool(
+            times=_iterations(manifest, decode, costs["decode"], ranks, kv_tokens_per_request),
+            ranks=ranks,
+            slots=decode.limits.requests_per_dp_rank,
+            capacity_tokens=float(decode.kv.capacity_tokens_per_rank),
+            instances=len(decode.instances),
+            policy=manifest.routing.decode,
+            drafts=decode.mtp.drafts,
+            acceptance=decode.mtp.acceptance,
+            source_groups=sum(len(each.instances) * each.degrees.attention_groups for each in sources),
+            source_channels=widths[0] // links,
+            target_channels=widths[1] // links,
+            latency_seconds=transfer.latency_seconds,
         ),
         transfer_seconds=transfer_seconds,
         reserved_tokens=partial(in_blocks, decode),
@@ -68,16 +74,20 @@ def separate_pools(
 def step_times(manifest: "Manifest", pool: "Pool", phase: "PhaseName", cost: StepCost) -> TableArrays:
     """Return the seconds of an instance's steps in a phase, at a cost that may be of fewer ranks than the pool's."""
     if phase == "mixed":
-        return aggregated_pools(manifest, pool, cost).pool.times
+        return aggregated_pool(manifest, pool, cost).times
     if phase == "prefill":
         return _prefill(manifest, pool, cost).times
-    side = replace(_decode(manifest, pool, cost), ranks=int(cost.attention_groups))
-    return side.pool(_usual_kv(manifest), {}).times
+    return _iterations(manifest, pool, cost, int(cost.attention_groups))
 
 
 def _usual_kv(manifest: "Manifest") -> float:
     """Cached tokens of a running request of the manifest's workload, on average."""
     return manifest.workload.input_tokens + manifest.workload.output_tokens / 2
+
+
+def group_budget(pool: "Pool") -> int:
+    """Prompt tokens of one DP group and pass."""
+    return pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
 
 
 def in_blocks(pool: "Pool", tokens: Floats) -> Floats:
@@ -86,28 +96,19 @@ def in_blocks(pool: "Pool", tokens: Floats) -> Floats:
     return np.asarray(np.ceil(np.asarray(pool.kv.charged(tokens)) / block) * block, dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AggregatedPools:
-    """A pool of aggregated instances as it is played."""
-
-    pool: AggregatedPool
-    charged: Callable[[Floats], Floats]
-    """KV tokens that requests of so many tokens are granted."""
-
-
-def aggregated_pools(
+def aggregated_pool(
     manifest: "Manifest",
     pool: "Pool",
     cost: StepCost | None = None,
     kv_tokens_per_request: float | None = None,
     times: TableArrays | None = None,
-) -> AggregatedPools:
+) -> AggregatedPool:
     """Return a pool of aggregated instances; ``cost`` and ``kv_tokens_per_request`` as in ``separate_pools``.
 
     Args: ``times`` of its steps, where they are known already.
     """
     ranks, drafts = pool.degrees.attention_groups, pool.mtp
-    budget = pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
+    budget = group_budget(pool)
     loads = Loads(
         ranks=ranks,
         budget_tokens=budget,
@@ -116,45 +117,56 @@ def aggregated_pools(
         kv_tokens_per_request=kv_tokens_per_request or _usual_kv(manifest),
         microbatches=pool.microbatches,
     )
-    return AggregatedPools(
-        pool=AggregatedPool(
-            times=times or step_table(stacked(cost or pool.step_costs["mixed"].to_step_cost()), loads),
-            ranks=ranks,
-            budget_tokens=budget,
-            slots=pool.limits.requests_per_dp_rank,
-            capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
-            rule=manifest_rule(manifest),
-            queries=1 + drafts.drafts,
-            acceptance=drafts.acceptance,
-            instances=len(pool.instances),
-            policy="round_robin" if manifest.routing.prefill == "round_robin" else "least_load",
-        ),
+    return AggregatedPool(
+        times=times or step_table(stacked(cost or pool.step_costs["mixed"].to_step_cost()), loads),
+        ranks=ranks,
+        budget_tokens=budget,
+        slots=pool.limits.requests_per_dp_rank,
+        capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
         charged=partial(in_blocks, pool),
+        rule=manifest_rule(manifest),
+        queries=1 + drafts.drafts,
+        acceptance=drafts.acceptance,
+        instances=len(pool.instances),
+        policy="round_robin" if manifest.routing.prefill == "round_robin" else "least_load",
     )
+
+
+def play(pools: SeparatePools | AggregatedPool, trace: Trace) -> Served:
+    """Return what happens to every request of a trace, at its own arrivals, lengths and reuse.
+
+    A trace is no stationary stream. Its rate drifts, a window begins empty and may end with a backlog, a few long
+    prompts decide a minute. So its requests are played: through passes, links and iterations, or through the steps of
+    aggregated instances. What remains a model is what a pass, a transfer and an iteration, or a step, take.
+    """
+    stream = Stream.from_trace(trace)
+    if isinstance(pools, SeparatePools):
+        return play_separate(pools, stream)
+    played = play_aggregated(pools, stream)
+    own = played.busy_seconds, pools.instances
+    return served(stream, played.first_token_seconds, played.left_seconds, {"mixed": own})
 
 
 def _prefill(manifest: "Manifest", pool: "Pool", cost: StepCost) -> PrefillPool:
     """Return the prefill instances; a shared queue counts as dealing to the least load."""
-    side = PrefillSide(
-        cost=stacked(cost),
+    return prefill_pool(
+        stacked(cost),
         ranks=pool.degrees.attention_dp,
-        budget_tokens=pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp,
+        budget_tokens=group_budget(pool),
+        longest_prompt=float(manifest.model.spec.max_position),
         microbatches=pool.microbatches,
         instances=len(pool.instances),
         policy="round_robin" if manifest.routing.prefill == "round_robin" else "least_load",
     )
-    return side.pool(float(manifest.model.spec.max_position))
 
 
-def _decode(manifest: "Manifest", pool: "Pool", cost: StepCost) -> DecodeSide:
-    return DecodeSide(
-        cost=stacked(cost),
-        ranks=pool.degrees.attention_groups,
+def _iterations(
+    manifest: "Manifest", pool: "Pool", cost: StepCost, ranks: int, kv_tokens_per_request: float | None = None
+) -> TableArrays:
+    return iteration_times(
+        stacked(cost),
+        ranks=ranks,
         slots=pool.limits.requests_per_dp_rank,
-        capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
+        kv_tokens_per_request=kv_tokens_per_request or _usual_kv(manifest),
         microbatches=pool.microbatches,
-        instances=len(pool.instances),
-        drafts=pool.mtp.drafts,
-        acceptance=pool.mtp.acceptance,
-        policy=manifest.routing.decode,
     )

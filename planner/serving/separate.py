@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.manifest.drafts import Acceptance
+from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost
-from planner.serving.decode import Decoded, DecodePool, DecodeRequests, RankPolicy, play_decode
+from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_decode
 from planner.serving.prefill import Policy, Prefilled, PrefillPool, play_prefill
 from planner.serving.streams import Floats, Ints, Stream
 from planner.serving.tables import Loads, step_table
@@ -16,84 +17,41 @@ from planner.serving.tables import Loads, step_table
 if TYPE_CHECKING:
     from planner.manifest.schema import Role
 
-
-class DecodeLinks(TypedDict, total=False):
-    """What a decode pool knows of the links before it, where that is known; see ``DecodePool``."""
-
-    source_groups: int
-    source_channels: int
-    target_channels: int
-    latency_seconds: float
+Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillSide:
-    """Prefill instances that are alike, by what a step costs."""
-
-    cost: StepCost
-    """Stacked."""
-    ranks: int
-    budget_tokens: int
-    microbatches: int
-    instances: int
-    policy: Policy = "round_robin"
-
-    def pool(self, longest_prompt: float) -> PrefillPool:
-        """Return them ready to be played with prompts of so many tokens at most."""
-        loads = Loads(
-            ranks=self.ranks,
-            budget_tokens=self.budget_tokens,
-            longest_prompt=longest_prompt,
-            microbatches=self.microbatches,
-        )
-        return PrefillPool(
-            times=step_table(self.cost, loads),
-            ranks=self.ranks,
-            budget_tokens=self.budget_tokens,
-            instances=self.instances,
-            policy=self.policy,
-        )
+def prefill_pool(
+    cost: StepCost,
+    *,
+    ranks: int,
+    budget_tokens: int,
+    longest_prompt: float,
+    microbatches: int,
+    instances: int = 1,
+    policy: Policy = "round_robin",
+) -> PrefillPool:
+    """Return prefill instances by what a step costs, ready to be played with prompts of so many tokens at most."""
+    loads = Loads(ranks=ranks, budget_tokens=budget_tokens, longest_prompt=longest_prompt, microbatches=microbatches)
+    times = step_table(cost, loads)
+    return PrefillPool(times=times, ranks=ranks, budget_tokens=budget_tokens, instances=instances, policy=policy)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeSide:
-    """Decode instances that are alike, by what a step costs."""
+def iteration_times(
+    cost: StepCost, *, ranks: int, slots: int, kv_tokens_per_request: float, microbatches: int
+) -> TableArrays:
+    """Return the seconds of a decode instance's iterations.
 
-    cost: StepCost
-    """Stacked."""
-    ranks: int
-    slots: int
-    capacity_tokens: float
-    microbatches: int
-    instances: int
-    drafts: int
-    acceptance: Acceptance
-    policy: RankPolicy = "least_kv"
-
-    def pool(self, kv_tokens_per_request: float, links: DecodeLinks) -> DecodePool:
-        """Return them ready to be played behind links.
-
-        Args: ``kv_tokens_per_request`` cached of a running one on average, near which iterations are known best.
-        """
-        loads = Loads(
-            ranks=self.ranks,
-            budget_tokens=2,
-            longest_prompt=2.0,
-            most_running=self.ranks * self.slots,
-            kv_tokens_per_request=kv_tokens_per_request,
-            microbatches=self.microbatches,
-        )
-        return DecodePool(
-            times=step_table(self.cost, loads),
-            ranks=self.ranks,
-            slots=self.slots,
-            capacity_tokens=self.capacity_tokens,
-            instances=self.instances,
-            policy=self.policy,
-            drafts=self.drafts,
-            acceptance=self.acceptance,
-            **links,
-        )
+    Args: ``kv_tokens_per_request`` cached of a running one on average, near which iterations are known best.
+    """
+    loads = Loads(
+        ranks=ranks,
+        budget_tokens=2,
+        longest_prompt=2.0,
+        most_running=ranks * slots,
+        kv_tokens_per_request=kv_tokens_per_request,
+        microbatches=microbatches,
+    )
+    return step_table(cost, loads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -144,6 +102,16 @@ def served(
         end_seconds=end,
         busy={role: seconds / (instances * end) for role, (seconds, instances) in busy.items()},
     )
+
+
+def within(ttft: Floats, tpot: Floats, ttft_seconds: float | None, tpot_seconds: float | None) -> Flags:
+    """Return which requests keep both limits, [requests]; an answer of one token has no TPOT to miss."""
+    kept = np.ones(ttft.size, dtype=bool)
+    if ttft_seconds is not None:
+        kept &= ttft <= ttft_seconds
+    if tpot_seconds is not None:
+        kept &= ~(tpot > tpot_seconds)
+    return kept
 
 
 def play_separate(pools: SeparatePools, stream: Stream) -> Served:

@@ -18,7 +18,7 @@ from planner.manifest.schema import Manifest, Pool
 from planner.manifest.terms import StepCost
 from planner.serving.aggregated_run import AggregatedRun
 from planner.serving.decode import DecodeRequests, DecodeRun, Gone
-from planner.serving.deployed import aggregated_pools, separate_pools
+from planner.serving.deployed import aggregated_pool, separate_pools
 from planner.serving.prefill import PrefillRun
 from planner.serving.streams import Stream
 from runtime.simulate.alive import Alive, pieces
@@ -281,8 +281,7 @@ class _Aggregated(_Direct):
         self, manifest: Manifest, options: SimulationOptions, ledger: Ledger, observer: Observer | None
     ) -> None:
         super().__init__(manifest, options, ledger, observer)
-        found = aggregated_pools(manifest, self._answering, self._costs["mixed"])
-        self._charged, self._run = found.charged, AggregatedRun(found.pool)
+        self._run = AggregatedRun(aggregated_pool(manifest, self._answering, self._costs["mixed"]))
 
     def _steps(self) -> dict[str, int]:
         return {"mixed": self._run.steps}
@@ -291,13 +290,13 @@ class _Aggregated(_Direct):
         return {"mixed": self._run.busy_seconds(until)}
 
     def _play(self, part: Requests, numbers: Ints, until: float) -> None:
-        reserved = self._charged((part.input_tokens + part.output_tokens).astype(np.float64))
-        fit = reserved <= self._answering.kv.capacity_tokens_per_rank
+        stream = _stream(part)
+        fit = self._run.pool.reserved(stream) <= self._answering.kv.capacity_tokens_per_rank
         self._alive.note(numbers, first=np.full(numbers.size, np.nan), started=np.full(numbers.size, np.nan))
         self._leave(numbers[~fit], part.arrival_seconds[~fit], completed=False)
         after = part.output_tokens[fit] - 1
         iterations = np.where(after > 0, self._iterations.draw_all(after), 0)
-        gone = self._run.play(_stream(part).select(np.flatnonzero(fit)), until, numbers[fit], reserved[fit], iterations)
+        gone = self._run.play(stream.select(np.flatnonzero(fit)), until, numbers[fit], iterations)
         self._alive.note(gone.number, first=gone.first_token_seconds, started=gone.begun_seconds)
         self._leave(gone.number, gone.left_seconds)
         self._sample(min(until, self._ledger.last_seconds), *self._run.held_tokens())

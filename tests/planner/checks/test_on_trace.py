@@ -6,8 +6,8 @@ import pytest
 from planner.checks.on_trace import on_trace, pools_of
 from planner.plans.assemble import assemble
 from planner.plans.plan import DisaggregatedPlan
-from planner.plans.recorded import play
-from planner.plans.recorded_manifest import expect_recorded
+from planner.plans.recorded import expect_recorded
+from planner.serving.deployed import play
 from planner.workload import Trace
 from tests.plans import small_plan
 

@@ -11,9 +11,9 @@ from planner.checks.traced import Traced, least_chips, search_on_trace, together
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan
-from planner.plans.recorded import play
 from planner.question import Question
 from planner.search.search import search
+from planner.serving.deployed import play
 from planner.workload import Trace
 from tests.questions import small_question
 

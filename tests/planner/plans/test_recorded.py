@@ -7,7 +7,7 @@ import pytest
 
 from ground.errors import BadInput
 from planner.manifest.schema import Manifest
-from planner.plans.recorded_manifest import expect_recorded
+from planner.plans.recorded import expect_recorded
 from planner.workload import Trace
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions

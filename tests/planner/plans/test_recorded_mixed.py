@@ -10,8 +10,8 @@ from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Routing
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble import assemble
-from planner.plans.recorded import play
-from planner.plans.recorded_manifest import expect_recorded, pools_on
+from planner.plans.recorded import expect_recorded, pools_on
+from planner.serving.deployed import play
 from planner.workload import Trace, Traffic
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions

@@ -9,7 +9,7 @@ import pytest
 
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Routing
-from planner.plans.recorded_manifest import expect_recorded
+from planner.plans.recorded import expect_recorded
 from planner.workload import Trace
 from runtime.simulate import run as event_engine
 from runtime.simulate.direct import Blocked, run_direct
