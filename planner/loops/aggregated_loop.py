@@ -5,8 +5,6 @@ scheduled when the last one begins, so it does not know who ends with that one, 
 without prompts are added up until somebody leaves, arrives or lacks memory.
 """
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,12 +29,11 @@ from planner.loops.batch_loop import (
     part,
 )
 from planner.loops.compiled import called, njit, outermost
-from planner.loops.tables_loop import alone_seconds, kv_slope, loaded_seconds
+from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, loaded_seconds, reached
 
 Floats = NDArray[np.float64]
 
 IN_TURN, LEAST_LOAD = 0, 1
-_ROUNDING = 1e-9
 _NEVER = 1 << 60
 _STEP, _NO_STEP = 1, 2
 
@@ -347,9 +344,9 @@ def _stretch(
     more = kv_slope(times, decoding) * pool.ranks[i, slowest].grows
     begin = max(pool.heads[i].clock, pool.steps[i, a].end)
     if steps > 1 and until < np.inf:
-        steps = _reached(until - begin, first, more, steps)
+        steps = reached(until - begin, first, more, steps)
     steps = _leaving(i, s, steps, requests, pool, rule)
-    return steps, first * steps + more * steps * (steps - 1) / 2, first + more * (steps - 1)
+    return steps, lasting(first, more, steps), first + more * (steps - 1)
 
 
 @njit
@@ -368,11 +365,3 @@ def _leaving(i: int, s: int, most: int, requests: Records, pool: Instances, rule
                 p = requests[p].later
         steps += 1
     return max(steps, 1)
-
-
-@njit
-def _reached(seconds: float, first: float, more: float, most: int) -> int:
-    """Return the least number of steps that take ``seconds``: the first so long, each next one so much longer."""
-    slope, seconds = first - more / 2, max(seconds, 0.0)
-    root = (math.sqrt(slope * slope + 2 * more * seconds) - slope) / more if more > 0 else seconds / first
-    return int(min(max(math.ceil(root * (1 - _ROUNDING)), 1), most))

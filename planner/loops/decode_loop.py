@@ -7,14 +7,13 @@ from numpy.typing import NDArray
 
 from planner.loops.arrays import TableArrays
 from planner.loops.compiled import njit, outermost
-from planner.loops.tables_loop import alone_seconds
+from planner.loops.tables_loop import alone_seconds, lasting, reached
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LEAST_KV, LEAST_REQUESTS, IN_TURN = 0, 1, 2
 _NOBODY = -1
-_ROUNDING = 1e-9
 
 
 class Jobs(NamedTuple):
@@ -42,8 +41,6 @@ class Jobs(NamedTuple):
     left: Floats
     waited: Floats
     """Seconds from room in decode until its links were free."""
-    placed: Floats
-    """Seconds at which it has room in decode."""
 
 
 class Ranks(NamedTuple):
@@ -92,19 +89,6 @@ class Links(NamedTuple):
 
 
 @njit
-def _reached(seconds: float, first: float, more: float, most: int) -> int:
-    """Return the least number of iterations that take ``seconds``."""
-    slope = first - more / 2
-    root = (np.sqrt(slope * slope + 2 * more * seconds) - slope) / more if more > 1e-15 else seconds / first
-    return min(max(int(np.ceil(root * (1 - _ROUNDING))), 1), most)
-
-
-@njit
-def _lasting(first: float, more: float, steps: int) -> float:
-    return first * steps + more * steps * (steps - 1) / 2
-
-
-@njit
 def _begin(i: int, begin: float, jobs: Jobs, ranks: Ranks, clocks: Clocks, times: TableArrays) -> None:
     """Let in whose KV is there at ``begin`` and start iterations, up to those with which somebody leaves or joins."""
     span = clocks.leaving.shape[1]
@@ -137,9 +121,9 @@ def _begin(i: int, begin: float, jobs: Jobs, ranks: Ranks, clocks: Clocks, times
     last = alone_seconds(times, total, 0.0, float(most), kv + ranks.growth[i, top] * (steps - 1))
     more = max((last - first) / (steps - 1), 0.0) if steps > 1 else 0.0
     if clocks.coming[i] >= 0:
-        steps = _reached(jobs.there[clocks.coming[i]] - begin, first, more, steps)
+        steps = reached(jobs.there[clocks.coming[i]] - begin, first, more, steps)
     clocks.start[i], clocks.first[i], clocks.more[i], clocks.steps[i] = begin, first, more, steps
-    clocks.free[i] = begin + _lasting(first, more, steps)
+    clocks.free[i] = begin + lasting(first, more, steps)
 
 
 @njit
@@ -195,7 +179,7 @@ def _place(p: int, chosen: int, now: float, jobs: Jobs, ranks: Ranks, clocks: Cl
     ranks.reserved[i, r] += jobs.need[p]
     clocks.turn[0] += 1
     ranks.turns[i, r] = clocks.turn[0]
-    jobs.rank[p], jobs.placed[p] = chosen, now
+    jobs.rank[p] = chosen
     sends, gets = links.source[jobs.source[p]], links.target[chosen]
     out, into = int(np.argmin(sends)), int(np.argmin(gets))
     leaves, comes = max(now, sends[out]), max(now, gets[into])
@@ -221,9 +205,9 @@ def _shorten(i: int, p: int, jobs: Jobs, ranks: Ranks, clocks: Clocks, times: Ta
     if np.isinf(clocks.free[i]):
         _begin(i, there, jobs, ranks, clocks, times)
     elif clocks.free[i] > there and clocks.steps[i] > 1:
-        steps = _reached(max(there - clocks.start[i], 0.0), clocks.first[i], clocks.more[i], clocks.steps[i])
+        steps = reached(there - clocks.start[i], clocks.first[i], clocks.more[i], clocks.steps[i])
         clocks.steps[i] = steps
-        clocks.free[i] = clocks.start[i] + _lasting(clocks.first[i], clocks.more[i], steps)
+        clocks.free[i] = clocks.start[i] + lasting(clocks.first[i], clocks.more[i], steps)
 
 
 @outermost
@@ -235,8 +219,8 @@ def play(
     rule: tuple[int, int, float],
     times: TableArrays,
     until: float,
-) -> int:
-    """Serve jobs until ``until``, first come, first served; return how many of them have been placed.
+) -> None:
+    """Serve jobs until ``until``, first come, first served.
 
     Each goes to the rank that the policy names among those with room: ``rule`` is (policy, slots, KV tokens) of a rank.
     Those with a rank already when it begins come first and are not placed again.
@@ -272,4 +256,3 @@ def play(
             head += 1
         if ended >= 0:
             _begin(ended, now, jobs, ranks, clocks, times)
-    return head

@@ -1,4 +1,6 @@
-"""Compiled: seconds of a step, read off a ``TableArrays``."""
+"""Compiled: seconds of a step, read off a ``TableArrays``, and of steps that grow evenly."""
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +15,10 @@ __all__ = [
     "computing_seconds",
     "keep_worth_loading",
     "kv_slope",
+    "lasting",
     "loaded_seconds",
     "pass_seconds",
+    "reached",
     "step_seconds",
 ]
 
@@ -22,6 +26,8 @@ Floats = NDArray[np.float64]
 
 LEAST_SECONDS = 1e-9
 """Of a step: what is read off a table of an odd cost may fall below nothing."""
+_FLAT, _ROUNDING = 1e-15, 1e-9
+"""Seconds by which steps grow that are none, and the part of a step that is rounding."""
 
 
 @njit
@@ -187,3 +193,17 @@ def kv_slope(times: TableArrays, running: int) -> float:
     """Seconds that one more cached token adds to a rank beside so many running requests of all ranks."""
     i, x = cell(times.running, float(running))
     return _between(times.kv_seconds, i, x)
+
+
+@njit
+def lasting(first: float, more: float, steps: int) -> float:
+    """Seconds of so many steps: the first so long, each next one so much longer."""
+    return first * steps + more * steps * (steps - 1) / 2
+
+
+@njit
+def reached(seconds: float, first: float, more: float, most: int) -> int:
+    """Return the least number of such steps that take ``seconds``, at least one and so many at most."""
+    slope, seconds = first - more / 2, max(seconds, 0.0)
+    root = (math.sqrt(slope * slope + 2 * more * seconds) - slope) / more if more > _FLAT else seconds / first
+    return int(min(max(math.ceil(root * (1 - _ROUNDING)), 1), most))

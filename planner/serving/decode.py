@@ -112,7 +112,6 @@ class Gone(NamedTuple):
     left_seconds: Floats
     there_seconds: Floats
     link_wait_seconds: Floats
-    placed_seconds: Floats
     rank: Ints
     """Counted over all instances."""
 
@@ -153,9 +152,7 @@ class DecodeRun:
             latency=np.array([pool.latency_seconds]),
         )
         none, nothing = np.zeros(0, dtype=np.int64), np.zeros(0)
-        self._jobs = loop.Jobs(
-            *(nothing, nothing, nothing, none, nothing, nothing, none, none, none, nothing, nothing, nothing, nothing)
-        )
+        self._jobs = loop.Jobs(*(nothing,) * 3, none, *(nothing,) * 2, *(none,) * 3, *(nothing,) * 3)
         self._numbers, self._come = none, 0
 
     def busy_seconds(self, until: float = np.inf) -> float:
@@ -188,7 +185,7 @@ class DecodeRun:
         if steps is None:
             steps = drawn_iterations(requests.answer_tokens, pool.drafts, pool.acceptance, np.random.default_rng(0))
         waiting, nothing = np.full(count, -1), np.zeros(count)
-        fresh = (waiting, waiting.copy(), nothing, np.full(count, np.inf), nothing.copy(), nothing.copy())
+        fresh = (waiting, waiting.copy(), nothing, np.full(count, np.inf), nothing.copy())
         columns = (
             requests.ready_seconds,
             requests.cached_tokens,
@@ -210,9 +207,7 @@ class DecodeRun:
         gone = np.isfinite(jobs.left)
         self._keep(jobs, numbers, np.flatnonzero(~gone))
         left = np.flatnonzero(gone)
-        return Gone(
-            numbers[left], *(column[left] for column in (jobs.left, jobs.there, jobs.waited, jobs.placed, jobs.rank))
-        )
+        return Gone(numbers[left], *(column[left] for column in (jobs.left, jobs.there, jobs.waited, jobs.rank)))
 
     def _widen(self, span: int) -> None:
         """Make room for answers of so many iterations."""
