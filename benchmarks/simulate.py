@@ -14,20 +14,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from ground.traces import Trace, read_trace, repeat, requests_per_second, scale_rate
 from ground.units import MEBI
-from hardware.loader import load_hardware
-from models.loader import load_model
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
-from planner.question import Machines, Question
 from planner.search.search import search
-from planner.strategy import Strategy
-from planner.workload import Lengths, Workload
+from podplan.options import QuestionFlags
+from podplan.question import read_question
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests, from_trace, open_stream, with_running
@@ -39,44 +35,18 @@ REQUESTS = 120_000
 MILLION = 1_000_000
 
 
-def _is_wide(strategy: Strategy) -> bool:
-    """Whether attention is DP=320 and experts are EP=320 on the same devices, in one stage."""
-    degrees = (strategy.attention_tp, strategy.attention_dp, strategy.moe_ep, strategy.pp)
-    return degrees == (1, DECODE_RANKS, DECODE_RANKS, 1) and not strategy.domains
-
-
-def decode_only(question: Question) -> Manifest:
-    """Return the plan whose decode instance is DP=320, EP=320."""
-    spaces = search.role_space
-
-    def some(asked: Question, role: Any) -> Any:
-        space = spaces(asked, role)
-        if role == "prefill":
-            return space
-        return replace(space, rows=[row for row in space.rows if _is_wide(row.strategy)])
-
-    search.role_space = some
-    best = search.search(question).best
+def made() -> Manifest:
+    """Return the plan of one decode instance of so many ranks, with enough prefill for it."""
+    flags = QuestionFlags(
+        model="deepseek-r1", hw="cm384", strategy=f'decode="DP={DECODE_RANKS}, EP={DECODE_RANKS}"', engine="reference",
+        isl="1155", isl_cv=f"{0.92**0.5}", osl="211", osl_cv=f"{0.60**0.5}", mtp="1", shape="disaggregated",
+    )  # fmt: skip
+    asked = read_question(flags).question
+    prefill = replace(asked.prefill, devices=2560, budget="prefill")
+    decode = replace(asked.decode, devices=DECODE_RANKS, budget="decode")
+    best = search(replace(asked, prefill=prefill, decode=decode), explain=False, beside=False).best
     assert best is not None, "the strategy fits the machine"
     return assemble(best, {"benchmark": "simulate"})
-
-
-def manifest_of(workload: Workload) -> Manifest:
-    """Return a manifest with enough prefill for the decode instance."""
-    hardware = load_hardware("cm384")
-    prefill = Machines(hardware=hardware, devices=2560, weights="int8", budget="prefill")
-    decode = Machines(hardware=hardware, devices=DECODE_RANKS, weights="int8", budget="decode")
-    return decode_only(
-        Question(
-            model=load_model("deepseek-r1"),
-            prefill=prefill,
-            decode=decode,
-            workload=workload,
-            ttft_seconds=2.0,
-            tpot_seconds=0.05,
-            drafts=(1,),
-        )
-    )
 
 
 def told(name: str, manifest: Manifest, parts: Iterable[Requests], warmup: float) -> None:
@@ -97,10 +67,7 @@ def told(name: str, manifest: Manifest, parts: Iterable[Requests], warmup: float
 
 def main() -> None:
     """Print the figures."""
-    workload = Workload(
-        input_tokens=Lengths(mean=1155, squared_cv=0.92), output_tokens=Lengths(mean=211, squared_cv=0.60)
-    )
-    manifest = manifest_of(workload)
+    manifest = made()
     decode = next(pool for pool in manifest.pools if pool.role == "decode")
     slots = decode.limits.requests_per_dp_rank * DECODE_RANKS
     expected = manifest.predicted.e2e_seconds

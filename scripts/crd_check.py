@@ -27,50 +27,30 @@ RESULT = ROOT / "tests/deploy/crds.json"
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Object = dict[str, Any]
 UNREAD: set[str] = set()
-# apiVersion, kind -> project, commit, file
+# apiVersion, kind -> project, commit, folder of the CRD, whose file is named by its group and the kind's plural
 SOURCES = {
-    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): (
-        "lws",
-        "060ab4d",
-        "config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml",
-    ),
-    ("batch.volcano.sh/v1alpha1", "Job"): (
-        "volcano",
-        "ed72c7c81",
-        "config/crd/volcano/bases/batch.volcano.sh_jobs.yaml",
-    ),
-    ("nvidia.com/v1beta1", "DynamoGraphDeployment"): (
-        "dynamo",
-        "2a6da14c8",
-        "deploy/operator/config/crd/bases/nvidia.com_dynamographdeployments.yaml",
-    ),
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): ("lws", "060ab4d", "config/crd/bases"),
+    ("batch.volcano.sh/v1alpha1", "Job"): ("volcano", "ed72c7c81", "config/crd/volcano/bases"),
+    ("nvidia.com/v1beta1", "DynamoGraphDeployment"): ("dynamo", "2a6da14c8", "deploy/operator/config/crd/bases"),
     ("inference.networking.k8s.io/v1", "InferencePool"): (
-        "gateway-api-inference-extension",
-        "84436a96",
-        "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
+        "gateway-api-inference-extension", "84436a96", "config/crd/bases",
     ),
-    ("gateway.networking.k8s.io/v1", "Gateway"): (
-        "gateway-api",
-        "4564255ac",
-        "config/crd/standard/gateway.networking.k8s.io_gateways.yaml",
-    ),
-    ("gateway.networking.k8s.io/v1", "HTTPRoute"): (
-        "gateway-api",
-        "4564255ac",
-        "config/crd/standard/gateway.networking.k8s.io_httproutes.yaml",
-    ),
+    ("gateway.networking.k8s.io/v1", "Gateway"): ("gateway-api", "4564255ac", "config/crd/standard"),
+    ("gateway.networking.k8s.io/v1", "HTTPRoute"): ("gateway-api", "4564255ac", "config/crd/standard"),
     ("resource.nvidia.com/v1beta1", "ComputeDomain"): (
-        "k8s-dra-driver-gpu",
-        "22407113",
-        "deployments/helm/dra-driver-nvidia-gpu/crds/resource.nvidia.com_computedomains.yaml",
+        "k8s-dra-driver-gpu", "22407113", "deployments/helm/dra-driver-nvidia-gpu/crds",
     ),
-    ("keda.sh/v1alpha1", "ScaledObject"): ("keda", "8b4f083ca", "config/crd/bases/keda.sh_scaledobjects.yaml"),
+    ("keda.sh/v1alpha1", "ScaledObject"): ("keda", "8b4f083ca", "config/crd/bases"),
     ("monitoring.coreos.com/v1", "PodMonitor"): (
-        "prometheus-operator",
-        "6adcebc50",
-        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+        "prometheus-operator", "6adcebc50", "example/prometheus-operator-crd",
     ),
-}
+}  # fmt: skip
+
+
+def crd_of(api: str, kind: str) -> tuple[str, str, str]:
+    """Return project, commit and file of a kind's CRD."""
+    project, commit, folder = SOURCES[api, kind]
+    return project, commit, f"{folder}/{api.partition('/')[0]}_{kind.lower()}s.yaml"
 
 
 def strict(schema: Any) -> Any:
@@ -124,9 +104,9 @@ def broken(schema: Object, value: Any) -> Iterator[str]:
         yield from broken(schema.get("items", {}), inner)
 
 
-def crd_schema(folder: Path, api: str, source: tuple[str, str, str]) -> Object:
+def crd_schema(folder: Path, api: str, kind: str) -> Object:
     """Return the schema of one version of a CRD."""
-    project, commit, path = source
+    project, commit, path = crd_of(api, kind)
     text = subprocess.run(
         ["git", "-C", folder / project, "show", f"{commit}:{path}"], check=True, capture_output=True, text=True
     ).stdout
@@ -173,7 +153,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     from tests.deploy.objects import shapes
 
-    schemas = {key: crd_schema(Path(sys.argv[1]), key[0], source) for key, source in SOURCES.items()}
+    schemas = {key: crd_schema(Path(sys.argv[1]), *key) for key in SOURCES}
     known = {key: Draft202012Validator(strict(schema)) for key, schema in schemas.items()}
     counts, accepted, errors = dict.fromkeys(SOURCES, 0), {key: set[str]() for key in SOURCES}, 0
     for item in objects():
@@ -189,7 +169,7 @@ def main() -> None:
             print(f"{key[1]}: {said[:200]}")
     found = {
         f"{api} {kind}": {
-            "crd": " ".join(SOURCES[api, kind]),
+            "crd": " ".join(crd_of(api, kind)),
             "objects": counts[api, kind],
             "shapes": sorted(accepted[api, kind]),
         }

@@ -7,12 +7,12 @@ engine itself needs an accelerator's libraries to be imported. Facts only: names
 """
 
 import ast
-import io
 import json
 import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +26,19 @@ class Sources:
 
     def __init__(self, path: Path) -> None:
         """Open ``path``, a .whl file or a folder."""
-        self._folder = path if path.is_dir() else None
-        self._archive = None if path.is_dir() else zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+        if path.is_dir():
+            self._files = {str(each.relative_to(path)): each.read_bytes for each in path.rglob("*.py")}
+        else:
+            archive = zipfile.ZipFile(path)
+            self._files = {name: partial(archive.read, name) for name in archive.namelist()}
 
     def names(self, pattern: str) -> list[str]:
         """Return the files whose path matches ``pattern`` from the start."""
-        if self._folder:
-            found = [str(p.relative_to(self._folder)) for p in self._folder.rglob("*.py")]
-        else:
-            assert self._archive is not None
-            found = self._archive.namelist()
-        return sorted(name for name in found if re.match(pattern, name))
+        return sorted(name for name in self._files if re.match(pattern, name))
 
     def tree(self, name: str) -> ast.Module:
         """Return the syntax tree of a file."""
-        if self._folder:
-            return ast.parse((self._folder / name).read_text(encoding="utf-8"))
-        assert self._archive is not None
-        return ast.parse(self._archive.read(name).decode())
+        return ast.parse(self._files[name]())
 
 
 def literal(node: ast.expr | None) -> Any:
@@ -278,27 +273,19 @@ def argparse_files(*patterns: str) -> Callable[[Sources], dict[str, Any]]:
     return read
 
 
+def dynamo(engine: str) -> Callable[[Sources], dict[str, Any]]:
+    """Return the reader of a Dynamo worker's own arguments."""
+    own = rf"dynamo/{engine}/(backend_args|args)\.py"
+    return argparse_files(own, r"dynamo/common/configuration/groups/.*\.py")
+
+
 READERS: dict[str, tuple[str, str, Callable[[Sources], dict[str, Any]]]] = {
     "vllm": ("vllm", "0.33.0", vllm),
     "vllm-ascend": ("vllm-ascend", "0.23.0", vllm_ascend),
     "sglang": ("sglang", "0.5.23", sglang),
     "sglang-router": ("sglang-router", "0.3.2", argparse_files(r"sglang_router/(router_args|launch_router)\.py")),
     "vllm-router": ("vllm-router", "0.1.17", argparse_files(r"vllm_router/(router_args|launch_router)\.py")),
-    "dynamo-vllm": (
-        "ai-dynamo",
-        "1.6.1",
-        argparse_files(r"dynamo/vllm/(backend_args|args)\.py", r"dynamo/common/configuration/groups/.*\.py"),
-    ),
-    "dynamo-sglang": (
-        "ai-dynamo",
-        "1.6.1",
-        argparse_files(r"dynamo/sglang/(backend_args|args)\.py", r"dynamo/common/configuration/groups/.*\.py"),
-    ),
-    "dynamo-trtllm": (
-        "ai-dynamo",
-        "1.6.1",
-        argparse_files(r"dynamo/trtllm/(backend_args|args)\.py", r"dynamo/common/configuration/groups/.*\.py"),
-    ),
+    **{f"dynamo-{engine}": ("ai-dynamo", "1.6.1", dynamo(engine)) for engine in ("vllm", "sglang", "trtllm")},
     "dynamo-frontend": ("ai-dynamo", "1.6.1", argparse_files(r"dynamo/frontend/.*args\.py")),
 }
 

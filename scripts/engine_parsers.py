@@ -218,17 +218,8 @@ def installed(work: Path) -> None:
         if not (python := work / name / "bin/python").exists():
             run(sys.executable, "-m", "venv", work / name)
             run(python, "-m", "pip", "install", "--quiet", "uv")
-            run(
-                work / name / "bin/uv",
-                "pip",
-                "install",
-                "--quiet",
-                "--python",
-                python,
-                "--override",
-                override,
-                *packages,
-            )
+            uv = [work / name / "bin/uv", "pip", "install", "--quiet", "--python", python, "--override", override]
+            run(*uv, *packages)
             if BESIDE.get(name):
                 run(python, "-m", "pip", "install", "--quiet", "--no-deps", *BESIDE[name])
     for package in {each for _, over in PARSERS.values() for each in over}:

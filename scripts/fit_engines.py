@@ -8,6 +8,7 @@ is fitted to end-to-end runs but the deviations of intervals (scripts/fit_residu
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -47,6 +48,7 @@ class Constant:
         return {f"{machine} {dtype}": one for machine in ("h100", "h200") for dtype in self.weights}
 
 
+Tried = float | tuple[float, ...]
 LAUNCHES = (0.0, 5e-4, 1e-3, 1.5e-3, 2e-3, 2.5e-3, 3e-3)
 CONSTANTS = (
     Constant(
@@ -73,32 +75,29 @@ def main(path: Path) -> None:
         own = [run for run in own if (load_model(run.labels["model"]).moe is None) == constant.dense]
         own = [run for run in own if not constant.weights or run.labels["weights"] in constant.weights]
         off = {seconds: errors(constant, own, seconds) for seconds in constant.tried}
-        best = min(constant.tried, key=lambda seconds: mean(off[seconds]))
-        print(
-            f"{constant.engine} {constant.field}: {best:g} s, {constant.metric} {mean(off[constant.tried[0]]):.1%} -> "
-            f"{mean(off[best]):.1%} of {len(own)} runs"
-        )
-        for name in sorted({run.cells[constant.apart] for run in own}):
-            out = [number for number, run in enumerate(own) if run.cells[constant.apart] == name]
-            rest = [number for number in range(len(own)) if number not in out]
-            found = min(constant.tried, key=lambda seconds: mean(off[seconds][number] for number in rest))
-            print(
-                f"  without {name}: {found:g} s; its error {mean(off[constant.tried[0]][n] for n in out):.1%} -> "
-                f"{mean(off[found][n] for n in out):.1%}"
-            )
+        told(f"{constant.engine} {constant.field}, {constant.metric}", own, constant.apart, off)
 
 
 def fit_host(runs: list[Run]) -> None:
     """Fit what all engines share: a request's way through the host and that of each of its prompt tokens."""
     own = [run for run in runs if "ttft_seconds" in run.measured and run.labels["engine"] != "sglang"]
-    off = {seconds: [host_error(run, *seconds) for run in own] for seconds in HOST}
-    best = min(HOST, key=lambda seconds: mean(off[seconds]))
-    print(f"host {best}: ttft_seconds {mean(off[best]):.1%} of {len(own)} runs")
-    for name in sorted({run.labels["model"] for run in own}):
-        out = [number for number, run in enumerate(own) if run.labels["model"] == name]
-        rest = [number for number in range(len(own)) if number not in out]
-        found = min(HOST, key=lambda seconds: mean(off[seconds][number] for number in rest))
-        print(f"  without {name}: {found}; its error {mean(off[found][n] for n in out):.1%}")
+    told("host, ttft_seconds", own, "model", {tried: [host_error(run, *tried) for run in own] for tried in HOST})
+
+
+def told(name: str, own: list[Run], apart: str, off: Mapping[Tried, list[float]]) -> None:
+    """Print the value with the smallest mean error beside the first one, and those found with a group left out."""
+    first = next(iter(off))
+
+    def fitted(among: list[int], others: list[int]) -> str:
+        best = min(off, key=lambda tried: mean(off[tried][number] for number in among))
+        before, after = (mean(off[tried][number] for number in others) for tried in (first, best))
+        return f"{best} s, {before:.1%} -> {after:.1%}"
+
+    every = list(range(len(own)))
+    print(f"{name}: {fitted(every, every)} of {len(own)} runs")
+    for group in sorted({run.cells[apart] for run in own}):
+        out = [number for number in every if own[number].cells[apart] == group]
+        print(f"  without {group}: {fitted([number for number in every if number not in out], out)}")
 
 
 def host_error(run: Run, request_seconds: float, token_seconds: float) -> float:

@@ -44,7 +44,6 @@ MACHINES = {
     "rtx_pro_6000_server": "rtx-pro-6000",
 }
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
-HOPPER = ("h100", "h200")
 POINTS = 15
 HOLD = 0.02
 """Weight of a straight line through neighbouring points beside that of a measurement: it places what none does."""

@@ -21,7 +21,7 @@ def engine_names() -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: (name != "reference", name)))
 
 
-def load_engine(text: str, flag: str = "--engine") -> EngineProfile:
+def load_engine(text: str) -> EngineProfile:
     """Return the profile of ``NAME`` (the newest range) or ``NAME@VERSION``.
 
     Raises BadInput naming the flag, with the known engines or the known versions.
@@ -29,7 +29,7 @@ def load_engine(text: str, flag: str = "--engine") -> EngineProfile:
     name, _, version = text.strip().lower().partition("@")
     known = engine_names()
     if name not in known:
-        raise BadInput(f"{flag}: {name[:40]!r} is not one of {', '.join(known)}{suggest(name, known)}")
+        raise BadInput(f"--engine: {name[:40]!r} is not one of {', '.join(known)}{suggest(name, known)}")
     profiles = _profiles(name)
     if not version:
         return profiles[-1]
@@ -37,7 +37,7 @@ def load_engine(text: str, flag: str = "--engine") -> EngineProfile:
         if _holds(profile, version):
             return profile
     ranges = ", ".join(f"{p.versions.first} up to (not including) {p.versions.before}" for p in profiles)
-    raise BadInput(f"{flag}: version {version[:20]!r} of {name} is not known; known are {ranges}")
+    raise BadInput(f"--engine: version {version[:20]!r} of {name} is not known; known are {ranges}")
 
 
 def all_engines() -> list[EngineProfile]:

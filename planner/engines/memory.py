@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ground.units import GIBI, MEBI
-from planner.engines.ascend import mc2_capacity
-from planner.engines.buffers import (
+from planner.engines.exchanges import (
     HCCL_BUFFERS,
     deepep_low_latency_bytes,
     deepep_normal_bytes,
     hccl_low_latency_mebibytes,
     hccl_normal_mebibytes,
+    mc2_capacity,
 )
 from planner.engines.spec import EngineProfile, RoleName
 from planner.manifest.terms import Number, larger, smaller

@@ -372,7 +372,11 @@ def broken_pair(profile: EngineProfile, prefill: Setup, decode: Setup) -> Broken
     return None
 
 
-def nearest_reachable(profile: EngineProfile, setup: Setup, largest_tensor: int = 64) -> Setup | None:
+_LARGEST_TENSOR = 64
+"""TP that is tried but for the whole stage."""
+
+
+def nearest_reachable(profile: EngineProfile, setup: Setup) -> Setup | None:
     """Return the reachable setup on as many devices that differs least from ``setup``; None where there is none.
 
     Attention TP counts most, then expert TP, pipeline stages, redundancy and microbatches: distances are
@@ -380,16 +384,16 @@ def nearest_reachable(profile: EngineProfile, setup: Setup, largest_tensor: int 
     """
     if broken_rule(profile, setup) is None:
         return setup
-    reachable = [other for other in _neighbours(setup, largest_tensor) if broken_rule(profile, other) is None]
+    reachable = [other for other in _neighbours(setup) if broken_rule(profile, other) is None]
     return min(reachable, key=lambda other: _distance(setup, other), default=None)
 
 
-def _neighbours(setup: Setup, largest_tensor: int) -> Iterator[Setup]:
+def _neighbours(setup: Setup) -> Iterator[Setup]:
     """Yield setups on the same devices, without what only some engines have."""
     devices, experts = setup.strategy.devices, setup.experts
     for pp in sorted({1, setup.strategy.pp}):
         stage = devices // pp
-        degrees = [n for n in range(1, stage + 1) if stage % n == 0 and (n <= largest_tensor or n == stage)]
+        degrees = [n for n in range(1, stage + 1) if stage % n == 0 and (n <= _LARGEST_TENSOR or n == stage)]
         for tp in degrees:
             for moe_tp in degrees if experts else (tp,):
                 strategy = Strategy(

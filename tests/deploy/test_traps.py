@@ -16,7 +16,7 @@ from deploy.render import render
 from deploy.site import Site
 from ground.errors import BadInput, Infeasible
 from ground.units import GIBI
-from planner.engines.ascend import exchange_of, mc2_capacity
+from planner.engines.exchanges import exchange_of, mc2_capacity
 from planner.engines.loader import load_engine
 from planner.engines.rules import Setup, broken_rule, expert_mode
 from planner.engines.spec import PlatformKind

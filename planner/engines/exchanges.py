@@ -1,15 +1,22 @@
-"""Bytes that exchanges of experts set aside before a token moves, by the arithmetic of the libraries themselves.
+"""Exchanges of experts: which one vLLM-Ascend takes, and the bytes that they set aside before a token moves.
 
-References: DeepEP csrc/config.hpp and deep_ep/buffer.py (030cdf0); CANN tiling of MoeDistributeDispatchV2 and
-MoeDistributeCombineV2 on A3, shared experts on every rank. The HCCL sizes were held against two published ones: a log's
-294 MiB, and the 600 that vLLM-Ascend's guide sets for 80 tokens, EP 32 and 8 experts a device (598 here).
-Functions take numbers or arrays.
+Bytes by the arithmetic of the libraries themselves: DeepEP csrc/config.hpp and deep_ep/buffer.py (030cdf0); CANN tiling
+of MoeDistributeDispatchV2 and MoeDistributeCombineV2 on A3, shared experts on every rank. The HCCL sizes were held
+against two published ones: a log's 294 MiB, and the 600 that vLLM-Ascend's guide sets for 80 tokens, EP 32 and 8
+experts a device (598 here). Its choice, at run time by device generation, EP degree and tokens: vllm_ascend's
+ascend_forward_context.py of the 0.23.0 wheel, select_moe_comm_method; without fused MC2.
+Functions take numbers or arrays, but ``exchange_of``.
 """
+
+from typing import Literal
 
 import numpy as np
 
 from ground.units import MEBI
-from planner.manifest.terms import Number, larger
+from planner.manifest.terms import Number, larger, smaller
+
+Generation = Literal["a2", "a3", "a5"]
+Exchange = Literal["mc2", "all_to_all", "allgather"]
 
 BF16_BYTES = 2
 ALIGNMENT_BYTES = 128  # of DeepEP's buffers
@@ -21,6 +28,8 @@ META_BYTES = 8 + 128 * (8 + 4) + 128 * 4  # DeepEP: source, room for 128 experts
 BLOCK_BYTES = 512  # CANN: what a token's message is aligned to
 HCCL_BUFFERS = 2  # a communicator holds one HCCL_BUFFSIZE to send and one to receive
 COMBINE_FIXED_MIB = 3 + 204  # CANN: status and synchronisation of the normal combine
+GRAPH_TOKENS = 512  # vLLM-Ascend: the largest captured graph
+A2_LEAST_EP, A2_MOST_EXPERTS_PER_DEVICE = 16, 24  # vLLM-Ascend: of MC2 on A2
 
 
 def _up(value: Number, unit: int) -> Number:
@@ -71,3 +80,37 @@ def hccl_normal_mebibytes(tokens: Number, hidden: int, *, experts_per_token: int
     """Return the HCCL_BUFFSIZE that the normal combine needs for ``tokens`` of a rank in one step."""
     answers = tokens * experts_per_token * _up(2 * hidden, BLOCK_BYTES)
     return -(-2 * (answers + COMBINE_FIXED_MIB * MEBI) // MEBI)
+
+
+def mc2_capacity(tokens: Number, tensor: Number) -> Number:
+    """Return the tokens of a DP rank that MC2 takes: min(ceil(tokens / TP), 512) · TP.
+
+    >>> mc2_capacity(1500, 2)
+    1024
+    """
+    return smaller(-(-tokens // tensor), GRAPH_TOKENS) * tensor
+
+
+def exchange_of(
+    generation: Generation,
+    *,
+    ep: int,
+    experts: int,
+    tokens: int,
+    capacity: Number,
+    world: int,
+    experts_per_token: int,
+) -> Exchange:
+    """Return the exchange of a step of ``tokens`` per DP rank with EP degree ``ep`` over ``world`` devices.
+
+    ``capacity`` is ``mc2_capacity``. A2 takes MC2 from EP 16 on with at most 24 experts per device, else it gathers
+    tokens on all ranks; past the capacity A3 takes an all-to-all, A5 too where ``world`` exceeds the experts per token.
+    """
+    fits = tokens <= capacity
+    if ep == 1:
+        return "allgather"
+    if generation == "a2":
+        return "mc2" if fits and ep >= A2_LEAST_EP and experts // ep <= A2_MOST_EXPERTS_PER_DEVICE else "allgather"
+    if fits:
+        return "mc2"
+    return "allgather" if generation == "a5" and world <= experts_per_token else "all_to_all"
