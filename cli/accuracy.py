@@ -1,12 +1,12 @@
 """`plan accuracy`: predictions beside published measurements as tables, as JSON and as the page docs/accuracy.md."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from string import Template
 from typing import get_args
 
 from cli.options import JSON, Text, options
-from cli.output import Screen, print_json
+from cli.output import Screen, cells, print_json
 from ground.errors import BadInput, Infeasible
 from ground.units import format_count, format_duration, number_of
 from planner.accuracy import (
@@ -31,8 +31,6 @@ from podplan.result import picked
 
 ASCEND_RUNS = ("cann-recipes", "vLLM-Ascend")
 """Sources of the runs on Ascend that state all that a prediction needs and are no paper's of its own system."""
-CASE_COLUMNS = ["case", "metric", "predicted", "published", "error", "80 % interval", "tier"]
-GROUP_COLUMNS = ["kind", "source", "cases", "mean |error|", "median", "mean error", "rank corr.", "in interval"]
 
 
 @options
@@ -75,7 +73,7 @@ def _print_components(json: bool) -> None:
     if json:
         print_json(components_as_json(results))
         return
-    Screen().table(COLUMNS, component_rows(results), right=COLUMNS[3:])
+    Screen().grid(results, COMPONENTS)
     Screen().lines(component_summary(results))
 
 
@@ -109,10 +107,9 @@ def _selected(results: list[Comparison], kind: str | None) -> list[Comparison]:
 
 def _print(results: list[Comparison]) -> None:
     excluded = load_excluded()
-    Screen().table(GROUP_COLUMNS, group_rows(groups(results)), right=GROUP_COLUMNS[2:])
-    right = ["predicted", "published", "error"]
-    Screen().table(CASE_COLUMNS, case_rows(misses_first(results)), title="Largest misses first", right=right)
-    Screen().table(["not compared", "rows", "because"], excluded_rows(excluded), right=["rows"])
+    Screen().grid(groups(results), GROUPS)
+    Screen().grid(misses_first(results), CASES, "Largest misses first")
+    Screen().grid(excluded, EXCLUDED)
     Screen().lines(summary(results, excluded))
 
 
@@ -173,46 +170,34 @@ def strategy_text(result: Comparison) -> str:
     return format_strategy(asked.strategy, moe=asked.model.moe is not None)
 
 
-def case_rows(results: Iterable[Comparison]) -> list[list[str]]:
-    """Return a table row per comparison."""
-    return [
-        [
-            result.case.id,
-            METRICS[result.case.metric],
-            _value(result, result.predicted),
-            _value(result, result.case.published),
-            f"{result.error:+.1%}",
-            {True: "inside", False: "outside", None: ""}[result.inside],
-            result.case.tier,
-        ]
-        for result in results
-    ]
-
-
 def _value(result: Comparison, value: float) -> str:
     return format_duration(value) if result.case.metric.endswith("_seconds") else format_count(value)
 
 
-def group_rows(table: Iterable[Group]) -> list[list[str]]:
-    """Return a table row per kind and source."""
-    return [
-        [
-            row.kind,
-            row.source,
-            str(row.cases),
-            f"{row.mape:.1%}",
-            f"{row.median:.1%}",
-            f"{row.bias:+.1%}",
-            "" if row.rank_correlation is None else f"{row.rank_correlation:.2f}",
-            "" if row.inside is None else f"{row.inside:.0%}",
-        ]
-        for row in table
-    ]
-
-
-def excluded_rows(excluded: Iterable[Excluded]) -> list[list[str]]:
-    """Return a table row per reason for which published values are not compared."""
-    return [[row.what, str(row.rows), row.reason] for row in excluded]
+CASES: dict[str, Callable[[Comparison], str]] = {
+    "case": lambda each: each.case.id,
+    "metric": lambda each: METRICS[each.case.metric],
+    ">predicted": lambda each: _value(each, each.predicted),
+    ">published": lambda each: _value(each, each.case.published),
+    ">error": lambda each: f"{each.error:+.1%}",
+    "80 % interval": lambda each: {True: "inside", False: "outside", None: ""}[each.inside],
+    "tier": lambda each: each.case.tier,
+}
+GROUPS: dict[str, Callable[[Group], str]] = {
+    "kind": lambda each: each.kind,
+    "source": lambda each: each.source,
+    ">cases": lambda each: str(each.cases),
+    ">mean |error|": lambda each: f"{each.mape:.1%}",
+    ">median": lambda each: f"{each.median:.1%}",
+    ">mean error": lambda each: f"{each.bias:+.1%}",
+    ">rank corr.": lambda each: "" if each.rank_correlation is None else f"{each.rank_correlation:.2f}",
+    ">in interval": lambda each: "" if each.inside is None else f"{each.inside:.0%}",
+}
+EXCLUDED: dict[str, Callable[[Excluded], str]] = {
+    "not compared": lambda each: each.what,
+    ">rows": lambda each: str(each.rows),
+    "because": lambda each: each.reason,
+}
 
 
 def summary(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> str:
@@ -250,19 +235,19 @@ def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> str
     misses = [[r.case.id, METRICS[r.case.metric], f"{r.error:+.1%}", r.case.cause] for r in ranked if large(r)]
     every = [
         [f"[{row[0]}]({result.case.url})", *_subject(result), *row[1:]]
-        for result, row in zip(ranked, case_rows(ranked), strict=True)
+        for result, row in zip(ranked, cells(ranked, CASES), strict=True)
     ]
     left_out = [[f"[{row.what}]({row.url})", str(row.rows), row.reason] for row in excluded]
     operators = [[row.what, str(row.rows), row.use] for row in load_operators()]
     return Template(PAGE.read_text(encoding="utf-8")).substitute(
         summary=summary(results, excluded),
         groups=_table(
-            "kind|source|cases|mean abs. error|median|mean error|rank corr.|in interval", group_rows(groups(results))
+            "kind|source|cases|mean abs. error|median|mean error|rank corr.|in interval", cells(groups(results), GROUPS)
         ),
         misses=_table("case|metric|error|believed cause", misses),
         cases=_table("case|model|hardware|strategy|metric|predicted|published|error|interval|tier", every),
         component_summary=component_summary(parts),
-        components=_table("|".join(COLUMNS), component_rows(parts)),
+        components=_table("|".join(COMPONENTS).replace(">", ""), cells(parts, COMPONENTS)),
         constants=_table("engine|constant|value|left out", constants()),
         taken="\n".join(f"- {name}: {note}." for name, note in {r.case.id: r.case.note for r in results}.items()),
         excluded=_table("what|rows|because", left_out),
@@ -286,19 +271,21 @@ def _table(names: str, rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([f"| {names.replace('|', ' | ')} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-COLUMNS = ["case", "part of a step", "of", "predicted", "published", "error"]
 OF = {"seconds": "layer and microbatch", "share": "share of the step", "step": "step"}
 
 
-def component_rows(results: Sequence[ComponentComparison]) -> list[list[str]]:
-    """Return a row per published part, in the order of the file."""
-    rows = []
-    for result in results:
-        one = result.component
-        share = one.measure == "share"
-        told = [f"{value:.1%}" if share else format_duration(value) for value in (result.predicted, one.published)]
-        rows.append([one.case, one.part, OF[one.measure], *told, f"{result.error:+.0%}"])
-    return rows
+def _part(result: ComponentComparison, value: float) -> str:
+    return f"{value:.1%}" if result.component.measure == "share" else format_duration(value)
+
+
+COMPONENTS: dict[str, Callable[[ComponentComparison], str]] = {
+    "case": lambda each: each.component.case,
+    "part of a step": lambda each: each.component.part,
+    "of": lambda each: OF[each.component.measure],
+    ">predicted": lambda each: _part(each, each.predicted),
+    ">published": lambda each: _part(each, each.component.published),
+    ">error": lambda each: f"{each.error:+.0%}",
+}
 
 
 def component_summary(results: Sequence[ComponentComparison]) -> str:

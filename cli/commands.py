@@ -13,6 +13,8 @@ from ground.errors import BadInput
 
 DEFAULT = "search"
 
+HOMES = {"sweep": "compare", "supernode": "hardware", "measure": "calibrate"}
+"""Commands that stand in another's module, under their own names."""
 # name -> one line of help; the command itself is `command` in cli/<name>.py
 COMMANDS = {
     "search": "Find the best deployment for a load on a machine; `plan MODEL` for short.",
@@ -68,13 +70,13 @@ def _strict_parser(made: Callable[[Any], Any], context: Any) -> Any:
 
 
 def app_of(name: str) -> typer.Typer:
-    """Return a command: the ``app`` of cli/<name>.py where it has commands of its own, else of its ``command``."""
-    module = import_module(f"cli.{name}")
+    """Return a command: the ``app`` of its module where it has commands of its own, else of its function."""
+    module = import_module(f"cli.{HOMES.get(name, name)}")
     if hasattr(module, "app"):
         own: typer.Typer = module.app
         return own
     made = typer.Typer(add_completion=False, rich_markup_mode=None)
-    made.command()(module.command)
+    made.command()(getattr(module, name if name in HOMES else "command"))
     return made
 
 

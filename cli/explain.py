@@ -62,10 +62,15 @@ def _show(screen: Screen, found: ExplainResult) -> None:
     screen.lines("")
     show_near(screen, found.near)
     screen.text("What a little more of each resource would buy on the plan's devices, each solved again:")
-    rows = [
-        [one.resource, one.unit, carried_rate(one.requests_per_second), f"{one.gain:+.1%}"] for one in found.resources
-    ]
-    screen.table(["resource", "more", "requests", "gain"], rows, right=["requests", "gain"])
+    screen.grid(
+        found.resources,
+        {
+            "resource": lambda one: one.resource,
+            "more": lambda one: one.unit,
+            ">requests": lambda one: carried_rate(one.requests_per_second),
+            ">gain": lambda one: f"{one.gain:+.1%}",
+        },
+    )
 
 
 def show_near(screen: Screen, near: Sequence[Near]) -> None:
@@ -86,11 +91,14 @@ def _refused(screen: Screen, found: ExplainResult) -> None:
     answer = found.answer
     screen.text(f"No plan (binding limit: {answer.binding_limit}): {answer.explanation}.")
     screen.lines("")
-    rows = [
-        [each.direction, "no" if each.value is None else f"{each.flag} {each.value}".strip(), each.told]
-        for each in found.changes
-    ]
-    screen.table(["change alone", "ask instead", "what it means"], rows)
+    screen.grid(
+        found.changes,
+        {
+            "change alone": lambda each: each.direction,
+            "ask instead": lambda each: "no" if each.value is None else f"{each.flag} {each.value}".strip(),
+            "what it means": lambda each: each.told,
+        },
+    )
 
 
 def _pool(screen: Screen, pool: PoolTerms) -> None:

@@ -1,4 +1,4 @@
-"""`plan hardware`: the machines that are known, and where every value of one comes from."""
+"""`plan hardware` and `plan supernode`: the machines that are known, where every value comes from, and their sizes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +19,7 @@ from hardware.spec import Fitted, HardwareSpec
 from podplan.catalogue import hardware as hardware_of
 from podplan.catalogue import sourced_values
 from podplan.options import argument, flag, switch
+from podplan.supernodes import supernode as supernode_of
 
 
 @options
@@ -159,3 +160,35 @@ def _value(path: str, held: Sourced | Fitted) -> str:
     if path.endswith("_seconds"):
         return format_duration(held.value)
     return format_bytes(held.value) if path.endswith("_bytes") else f"{held.value:g}"
+
+
+@options
+def supernode(
+    hw: str = argument("HARDWARE", "Catalogue name or path to a hardware YAML.", default="cm384"),
+    sizes: Text = flag("CHIPS", "Sizes by commas, such as 224,384 [parts of it]."),
+    blocks: Text = flag("B", "Chips that must share one: mean=10.08,largest=64, 1:50,8:30 or manifests [first]."),
+    json: bool = JSON,
+) -> None:
+    """Say how many switches supernodes of several sizes take, and how full jobs leave them.
+
+    \b
+    Examples:
+      plan supernode cm384
+      plan supernode cm384 --sizes 192,256,288,352,384 --blocks mean=11.28,largest=128
+      plan supernode cm384 --blocks plan-r1/manifest.yaml,plan-qwen/manifest.yaml
+
+    Blocks come in any order; one that does not fit begins the next supernode.
+    """
+    found = supernode_of(hw, sizes=sizes or "", blocks=blocks)
+    if json:
+        print_json(found.to_dict())
+        return
+    screen = Screen()
+    names = ["chips", "nodes", "switches", "ports used", "chips per switch", "chips allocated", "allocated per switch"]
+    shown = [[_figure(value) for value in row.values()] for row in found.rows()]
+    screen.text(f"{hw}, {found.headline}:")
+    screen.table(names, shown, right=names)
+
+
+def _figure(value: object) -> str:
+    return f"{value:.1%}" if isinstance(value, float) and value <= 1 else f"{value:.4g}"

@@ -1,5 +1,7 @@
 """`plan migrate`: the cheapest safe steps from one manifest to another."""
 
+from collections.abc import Callable
+
 from cli.options import FORCE, JSON, File, takes
 from cli.output import Screen, check_force, note, print_json, progress
 from ground.units import format_bytes, format_duration, format_rate
@@ -41,22 +43,18 @@ def command(
 def _show(screen: Screen, found: MigrateResult) -> None:
     screen.text(f"{found.headline}.")
     screen.lines("")
-    rows = []
-    for row, step in zip(found.rows(), found.change.migration.steps, strict=True):
-        rows.append(
-            [
-                str(row["step"]),
-                _names(step.drain),
-                _names([each.name for each in step.start]),
-                _how(step),
-                format_duration(step.seconds),
-                format_rate(step.carries_per_second),
-                format_duration(step.below_seconds) if step.below_seconds else "",
-            ]
-        )
-    columns = ["step", "drain", "start", "how", "takes", "carries", "limits not promised"]
-    if rows:
-        screen.table(columns, rows, right=["step", "takes", "carries", "limits not promised"])
+    steps = list(enumerate(found.change.migration.steps, start=1))
+    columns: dict[str, Callable[[tuple[int, Step]], str]] = {
+        ">step": lambda row: str(row[0]),
+        "drain": lambda row: _names(row[1].drain),
+        "start": lambda row: _names([each.name for each in row[1].start]),
+        "how": lambda row: _how(row[1]),
+        ">takes": lambda row: format_duration(row[1].seconds),
+        ">carries": lambda row: format_rate(row[1].carries_per_second),
+        ">limits not promised": lambda row: format_duration(row[1].below_seconds) if row[1].below_seconds else "",
+    }
+    if steps:
+        screen.grid(steps, columns)
     change, promise, asked = found.change, found.change.migration.promise, found.asked
     ends = f"OLD carries {format_rate(change.carries_before)}, NEW {format_rate(change.carries_after)}"
     screen.text(

@@ -80,8 +80,8 @@ class Screen:
     ) -> None:
         """Write a table with a row per thing, told by each column; a name behind ``>`` is of a column of numbers."""
         right = [name.removeprefix(">") for name in columns if name.startswith(">")]
-        rows = [[tell(each) for tell in columns.values()] for each in things]
-        self.table([name.removeprefix(">") for name in columns], rows, title=title, right=right, spare=spare)
+        names = [name.removeprefix(">") for name in columns]
+        self.table(names, cells(things, columns), title=title, right=right, spare=spare)
 
     def show(self, table: TextTable) -> None:
         """Write a table that is put together."""
@@ -101,6 +101,11 @@ class Screen:
 
     def _strong(self, *lines: str) -> None:
         self.lines(*(f"\x1b[1m{line.rstrip()}\x1b[0m" if self._bold else line for line in lines))
+
+
+def cells(things: Iterable[Item], columns: Mapping[str, Callable[[Item], str]]) -> list[list[str]]:
+    """Return what each column tells of each thing."""
+    return [[tell(each) for tell in columns.values()] for each in things]
 
 
 def short_duration(seconds: float) -> str:

@@ -3,8 +3,8 @@
 from io import StringIO
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from cli.charts import drawn
 from cli.output import Screen
+from cli.plots import drawn
 from cli.tables import TextTable
 
 STYLE = """

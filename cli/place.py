@@ -1,5 +1,6 @@
 """`plan place`: expert placement from measured loads, as tables and pictures."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,11 @@ from cli.plots import Plot, PlotLine, check_matplotlib, plotted
 from ground.files import check_folder, write_files
 from ground.units import format_bytes, format_duration
 from planner.manifest.loads import rank_loads
+from planner.placement.decide import Choice
 from planner.placement.methods import trivial
 from podplan.options import flag
 from podplan.place_input import PlaceFlags
-from podplan.placement import FILES, Decision, PlaceResult, placed
+from podplan.placement import FILES, PlaceResult, placed
 
 
 @takes(PlaceFlags)
@@ -61,7 +63,6 @@ def _check_folders(out: Path | None, plot: Path | None, force: bool) -> None:
         check_matplotlib()
 
 
-COLUMNS = ["placement", "mean over layers", "worst layer"]
 Y_LABEL = "load over the mean device"
 LOADS, REDUNDANCY = PLOTS = ("device_loads.svg", "redundancy.svg")
 
@@ -86,24 +87,16 @@ def summary_lines(answer: PlaceResult) -> list[str]:
     return lines
 
 
-CURVE_COLUMNS = ["redundant", "per device", "imbalance", "worst layer", "bound", "weights per device", "time", "fits"]
-
-
-def curve_rows(decision: Decision) -> list[list[str]]:
-    """Return a row per number of redundant experts."""
-    rows = []
-    for choice in decision.choices:
-        effect = choice.effect
-        costs = ["", "", ""]
-        if effect is not None:
-            costs = [
-                format_bytes(effect.weights_bytes),
-                format_duration(effect.seconds),
-                "yes" if effect.fits else "no",
-            ]
-        figures = [f"{value:.4f}" for value in (choice.imbalance, choice.worst, choice.lower_bound)]
-        rows.append([str(choice.redundant), str(choice.slots_per_rank), *figures, *costs])
-    return rows
+CURVE: dict[str, Callable[[Choice], str]] = {
+    ">redundant": lambda each: str(each.redundant),
+    ">per device": lambda each: str(each.slots_per_rank),
+    ">imbalance": lambda each: f"{each.imbalance:.4f}",
+    ">worst layer": lambda each: f"{each.worst:.4f}",
+    ">bound": lambda each: f"{each.lower_bound:.4f}",
+    ">weights per device": lambda each: format_bytes(each.effect.weights_bytes) if each.effect else "",
+    ">time": lambda each: format_duration(each.effect.seconds) if each.effect else "",
+    ">fits": lambda each: ("yes" if each.effect.fits else "no") if each.effect else "",
+}
 
 
 def decision_lines(answer: PlaceResult) -> list[str]:
@@ -172,11 +165,17 @@ def plot_files(folder: Path, answer: PlaceResult) -> dict[Path, bytes]:
 def show_placement(screen: Screen, answer: PlaceResult) -> None:
     """Write what is placed, how well, and what is decided."""
     screen.lines(answer.headline)
-    rows = [[name, f"{values.mean():.4f}", f"{values.max():.4f}"] for name, values in answer.compared().items()]
-    screen.table(COLUMNS, rows, right=COLUMNS[1:])
+    screen.grid(
+        answer.compared().items(),
+        {
+            "placement": lambda row: row[0],
+            ">mean over layers": lambda row: f"{row[1].mean():.4f}",
+            ">worst layer": lambda row: f"{row[1].max():.4f}",
+        },
+    )
     screen.lines(*summary_lines(answer))
     if answer.decision is not None and answer.decision.choices:
-        screen.table(CURVE_COLUMNS, curve_rows(answer.decision), title="Redundant experts", right=CURVE_COLUMNS)
+        screen.grid(answer.decision.choices, CURVE, "Redundant experts")
     screen.lines(*decision_lines(answer))
 
 

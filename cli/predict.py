@@ -16,7 +16,6 @@ from podplan.planning import FILES
 from podplan.prediction import PredictResult, assumptions, predicted, shared_text
 
 KINDS = MEMORY_KINDS[:-1]
-COLUMNS = ["operator", "stream", "count", "busy", "exposed", "share", "work", "memory", "message", "bound"]
 
 
 @takes(PredictFlags)
@@ -49,10 +48,22 @@ def show_prediction(screen: Screen, found: PredictResult) -> None:
     """Write time, throughput and memory, every operator, and what was assumed."""
     answer = found.prediction
     screen.lines(*_headlines(found), "")
-    right = ["count", "busy", "exposed", "share", "work", "memory", "message"]
-    title = "Operators of one iteration on one device"
-    screen.table(
-        COLUMNS, _operator_rows(answer), title=title, right=right, spare=["stream", "message", "memory", "work"]
+    screen.grid(
+        sorted(answer.operators, key=lambda row: (-row.exposed_seconds, -row.seconds)),
+        {
+            "operator": lambda row: row.name,
+            "stream": lambda row: row.stream,
+            ">count": lambda row: str(row.count),
+            ">busy": lambda row: format_duration(row.seconds),
+            ">exposed": lambda row: format_duration(row.exposed_seconds),
+            ">share": lambda row: f"{row.exposed_seconds / answer.iteration_seconds:.1%}",
+            ">work": lambda row: format_si(row.flops, "FLOP") if row.flops else "",
+            ">memory": lambda row: format_bytes(row.bytes) if row.bytes else "",
+            ">message": lambda row: format_bytes(row.message_bytes) if row.message_bytes else "",
+            "bound": lambda row: row.bound,
+        },
+        "Operators of one iteration on one device",
+        spare=["stream", "message", "memory", "work"],
     )
     screen.table(["memory per device", "bytes", "share"], _memory_rows(answer.memory), right=["bytes", "share"])
     screen.lines("Assumed, for it was not given:")
@@ -142,23 +153,3 @@ def _memory_rows(memory: Memory) -> list[list[str]]:
     rows = [(kind, float(getattr(memory, kind))) for kind in KINDS]
     rows += [("in all", float(memory.used)), ("capacity", float(memory.capacity))]
     return [[kind.replace("_", " "), format_bytes(size), f"{size / memory.capacity:.1%}"] for kind, size in rows]
-
-
-def _operator_rows(answer: Prediction) -> list[list[str]]:
-    """Return the operators, what delays the iteration most first."""
-    ranked = sorted(answer.operators, key=lambda row: (-row.exposed_seconds, -row.seconds))
-    return [
-        [
-            row.name,
-            row.stream,
-            str(row.count),
-            format_duration(row.seconds),
-            format_duration(row.exposed_seconds),
-            f"{row.exposed_seconds / answer.iteration_seconds:.1%}",
-            format_si(row.flops, "FLOP") if row.flops else "",
-            format_bytes(row.bytes) if row.bytes else "",
-            format_bytes(row.message_bytes) if row.message_bytes else "",
-            row.bound,
-        ]
-        for row in ranked
-    ]

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from io import StringIO
 
-from cli.charts import curves, rank_map, stacked
 from cli.output import Screen
 from cli.page import Page
 from cli.plan_view import show_plan
-from cli.plots import Mark, Plot, PlotLine
+from cli.plots import Mark, Plot, PlotLine, curves, rank_map, stacked
 from ground.units import MILLI, carried_rate, counted, format_bytes, format_duration
 from planner.manifest.schema import Manifest
 from planner.plans.plan import Plan

@@ -1,20 +1,27 @@
 """`plan search`, and `plan MODEL` for short: the best deployment for a load on a machine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cli.options import JSON, WORKERS, File, Given, Text, takes_question
 from cli.output import Screen, check_force, note, print_json, progress, read_outputs
 from cli.plan_view import show_front, show_plan
+from cli.rows_view import number
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder
+from ground.units import format_count, format_rate
 from planner.search.search import at_need
 from podplan.options import flag, switch
 from podplan.planning import FILES as SAVED
 from podplan.planning import PlanResult, read_levels, solved, widened
 from podplan.question import Asked
 from podplan.question_files import asked_of, single_question
+from podplan.result import Row
 from podplan.workers import aside, executor_of
+
+if TYPE_CHECKING:
+    from podplan.scenarios import ScenariosResult
 
 FILES = (*SAVED, "report.txt", "report.html")
 
@@ -94,7 +101,6 @@ def _show(screen: Screen, found: PlanResult, *, wide: bool, verbose: bool) -> No
 
 def _scenarios(given: Given, path: Path, json: bool, others: Sequence[object], out: Path | None, force: bool) -> None:
     """Answer a file of scenarios under the flags of a question."""
-    from cli.scenarios_view import show_scenarios
     from podplan.scenarios import solved_scenarios
 
     if any(each is not None for each in others) or "hw" not in given:
@@ -103,9 +109,42 @@ def _scenarios(given: Given, path: Path, json: bool, others: Sequence[object], o
         found = solved_scenarios(given, path)
     if out is not None and found.robust is not None:
         note(f"wrote {', '.join(found.save(out, force=force, flag='--out'))} to {out}")
-    print_json(found.to_dict()) if json else show_scenarios(Screen(), found)
+    print_json(found.to_dict()) if json else _show_scenarios(Screen(), found)
     if found.robust is None:
         raise Infeasible(f"{found.headline}; a lower share, or more devices, would have one")
+
+
+def _show_scenarios(screen: Screen, found: "ScenariosResult") -> None:
+    """Print the scenarios with what is best for each, the one plan and the policy."""
+    from podplan.scenarios import layout_text
+
+    screen.text(f"{found.headline}.")
+    screen.lines("")
+    windows = found.policy
+    holds: dict[object, str] = {None: "", True: "yes", False: "no"}
+    columns: dict[str, Callable[[Row], str]] = {
+        "scenario": lambda row: str(row["scenario"]),
+        **({"model": lambda row: str(row["model"])} if len(found.space.layouts) > 1 else {}),
+        ">rate": lambda row: format_rate(number(row["requests_per_second"]) or 0.0),
+        ">weight": lambda row: f"{row['weight']:g}",
+        ">chips alone": lambda row: format_count(chips) if (chips := number(row["chips_alone"])) else "none",
+        "one plan holds": lambda row: holds[row["one_plan_holds"]],
+        **({"policy": lambda row: str(row["policy"] or "no plan")} if windows else {}),
+    }
+    screen.grid(found.rows(), columns)
+    for _, _, each in found.asked():
+        if each.relaxed is not None:
+            screen.text(f"{each.name}: nothing keeps the limits; planned is what comes nearest, {each.relaxed}.")
+    if found.robust is not None:
+        screen.text(f"One plan: {' beside '.join(layout_text(each) for each in found.robust.layouts)}.")
+    if windows is not None:
+        screen.text(
+            f"Policy: {format_count(windows.chip_hours)} chip-hours, {windows.moving_chip_hours:.3g} of them to move; "
+            f"bound {format_count(windows.bound_chip_hours)} (proven for each window, moves free), gap "
+            f"{windows.gap:.1%}; re-planning at every window {format_count(windows.replanned_chip_hours)}, "
+            f"{windows.replanned_moving_chip_hours:.3g} of them to move; one plan for the peak "
+            f"{format_count(windows.peak_chip_hours) if windows.peak else 'is not there'}."
+        )
 
 
 def _drawn(found: PlanResult, path: Path) -> bytes:

@@ -3,11 +3,11 @@
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from cli.charts import curves
 from cli.options import Text, options
 from cli.output import note
 from cli.page import STYLE, Page
 from cli.plan_view import show_plan
+from cli.plots import curves
 from cli.report import FRONT_TOLD, breakdown, front_plot, html_report
 from ground.errors import BadInput, Infeasible
 from ground.units import read_index
