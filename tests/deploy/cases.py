@@ -1,6 +1,7 @@
 """Plans that every exporter is tried on, and every pair of them with an engine and a kind that is possible."""
 
 from functools import cache
+from typing import Any
 
 from deploy.render import Deployment, render
 from deploy.site import Site
@@ -81,3 +82,12 @@ def pairs() -> list[tuple[str, str, PlatformKind]]:
 def made(name: str, engine: str, kind: PlatformKind) -> Deployment:
     """Return the deployment of a plan."""
     return render(plan(name), load_engine(engine), kind, Site(), DIGEST)
+
+
+def files_of(manifest: Manifest | str, engine: str, kind: PlatformKind = "bare", **site: Any) -> dict[str, str]:
+    """Return the files of a manifest, or of one of the plans by its name, for a site."""
+    if isinstance(manifest, str):
+        if not site:
+            return made(manifest, engine, kind).files
+        manifest = plan(manifest)
+    return render(manifest, load_engine(engine), kind, Site(**site), DIGEST).files

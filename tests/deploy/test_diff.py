@@ -9,7 +9,7 @@ from deploy.render import Deployment, render
 from deploy.site import Site
 from ground.errors import BadInput
 from planner.engines.loader import load_engine
-from tests.deploy.cases import DIGEST, made
+from tests.deploy.cases import DIGEST, files_of, made
 from tests.deploy.plans import deployed
 
 
@@ -75,7 +75,7 @@ def test_roles_and_flags_come_and_go() -> None:
 
 def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
     """One that is none, one without our README.md, a chart, and files that cannot be read back."""
-    titles, files = {"SGLang": "sglang"}, made("r1-cm384", "sglang", "bare").files
+    titles, files = {"SGLang": "sglang"}, files_of("r1-cm384", "sglang")
     for name, text, said in (
         ("none/x", "", "is not a folder"),
         ("README.md", "# a stranger's", "has no README.md of plan deploy"),

@@ -13,7 +13,7 @@ from deploy.site import Site, read_site
 from ground.errors import BadInput
 from ground.files import to_yaml
 from planner.engines.loader import load_engine
-from tests.deploy.cases import DIGEST, plan
+from tests.deploy.cases import DIGEST, files_of, plan
 from tests.deploy.plans import deployed
 
 
@@ -69,7 +69,7 @@ def test_a2_servers_have_tables_of_version_1_0(tmp_path: Path) -> None:
 
 def test_without_an_inventory_there_is_a_marked_template_and_a_collector() -> None:
     """Addresses are never invented."""
-    files = render(plan("r1-cm384"), load_engine("xllm"), "bare", Site(), DIGEST).files
+    files = files_of("r1-cm384", "xllm")
     held = json.loads(files["ranktable-decode-0.template.json"])
     assert held["status"] == "initializing"
     assert all(
@@ -124,4 +124,4 @@ def test_a_name_that_no_command_can_carry_is_refused() -> None:
         spec = replace(manifest.model.spec, name=name)
         wrong = manifest.model_copy(update={"model": manifest.model.model_copy(update={"spec": spec})})
         with pytest.raises(BadInput, match=r"model\.spec\.name"):
-            render(wrong, load_engine("sglang"), "bare", Site(), DIGEST)
+            files_of(wrong, "sglang")

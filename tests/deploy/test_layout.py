@@ -13,7 +13,7 @@ from deploy.render import render
 from deploy.site import Site, read_site
 from planner.engines.loader import load_engine
 from planner.engines.spec import PlatformKind
-from tests.deploy.cases import DIGEST, made, plan
+from tests.deploy.cases import DIGEST, files_of, made, plan
 from tests.deploy.objects import check
 from tests.deploy.tools import Objects, built, by_name, written
 
@@ -151,7 +151,7 @@ def _export(script: str) -> str:
 
 def test_a_label_of_the_defaults_can_be_taken_away() -> None:
     """MindCluster's labels do not stand on every Ascend cluster: null removes one."""
-    kept = objects(made("r1-cm384", "sglang", "lws").files)["LeaderWorkerSet", "deepseek-r1-decode"]
+    kept = objects(files_of("r1-cm384", "sglang", "lws"))["LeaderWorkerSet", "deepseek-r1-decode"]
     selector = kept["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["nodeSelector"]
     assert selector == {"accelerator": "huawei-Ascend910", "accelerator-type": "module-a3-16-super-pod"}
     site = Site.model_validate({"node_selectors": {"all": {"accelerator": None, "accelerator-type": None}}})
@@ -162,7 +162,7 @@ def test_a_label_of_the_defaults_can_be_taken_away() -> None:
 
 def test_a_dashboard_draws_the_plan_s_limits() -> None:
     """TTFT and TPOT at the plan's percentile, with its limits as lines."""
-    held = objects(made("qwen-h800", "vllm", "lws").files)["ConfigMap", "qwen3-235b-a22b-dashboard"]
+    held = objects(files_of("qwen-h800", "vllm", "lws"))["ConfigMap", "qwen3-235b-a22b-dashboard"]
     board = json.loads(held["data"]["qwen3-235b-a22b.json"])
     first = board["panels"][0]
     assert "histogram_quantile(0.99" in first["targets"][0]["expr"]

@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 
 from deploy.reading.shell import processes
-from tests.deploy.cases import made, plan
+from tests.deploy.cases import files_of, plan
 
 
 class Server(BaseHTTPRequestHandler):
@@ -54,7 +54,7 @@ def server() -> Iterator[str]:
 def test_the_check_sees_each_role_s_counter_move(server: str, tmp_path: Path, through: bool) -> None:
     """It ends well where tokens went through both roles, and names the role where they did not."""
     Server.through = through
-    text = made("qwen-h800", "vllm", "lws").files["smoke.yaml"]
+    text = files_of("qwen-h800", "vllm", "lws")["smoke.yaml"]
     script = text.partition("smoke.sh: |\n")[2].partition("\n---")[0].replace("\n    ", "\n")
     for host in (
         "qwen3-235b-a22b-prefill-0.qwen3-235b-a22b-prefill",
@@ -85,7 +85,7 @@ def test_the_check_sees_each_role_s_counter_move(server: str, tmp_path: Path, th
 )
 def test_the_benchmark_sends_the_plan_s_traffic(name: str, engine: str, programme: str, wanted: dict[str, str]) -> None:
     """Lengths and requests in flight are the manifest's; its rate too, where it has one."""
-    text = made(name, engine, "bare").files["benchmark.sh"]
+    text = files_of(name, engine)["benchmark.sh"]
     lines = [line for line in text.splitlines() if not line.startswith("command -v")]
     (process,) = processes("\n".join(lines), {"ROUTER": "http://r", "OUT": "/out"})
     words = list(process.words)
@@ -97,7 +97,7 @@ def test_the_benchmark_sends_the_plan_s_traffic(name: str, engine: str, programm
 
 def test_a_slurm_job_fills_in_addresses_and_starts_every_node(tmp_path: Path) -> None:
     """With srun and scontrol played: the plan's nodes are the job's, decode comes first, paths are the run's."""
-    for name, text in made("qwen-h800", "vllm", "slurm").files.items():
+    for name, text in files_of("qwen-h800", "vllm", "slurm").items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     tools = tmp_path / "tools"
     tools.mkdir()

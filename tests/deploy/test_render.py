@@ -15,13 +15,11 @@ from jsonschema import ValidationError
 
 from deploy.reading.check import all_texts
 from deploy.reading.flags import TABLES, table, table_key
-from deploy.render import render
-from deploy.site import Site
 from ground.errors import BadInput, Infeasible
 from ground.version import VERSION
 from planner.engines.loader import load_engine, load_orchestrator
 from planner.engines.spec import PlatformKind
-from tests.deploy.cases import DIGEST, PLANS, made, pairs, plan
+from tests.deploy.cases import DIGEST, PLANS, files_of, made, pairs, plan
 from tests.deploy.emitted import commands, possible
 from tests.deploy.objects import check
 from tests.deploy.plans import deployed
@@ -42,7 +40,7 @@ def test_every_engine_and_kind_is_tried() -> None:
 @pytest.mark.parametrize(("name", "engine", "kind"), POSSIBLE)
 def test_objects_are_what_kubernetes_takes(name: str, engine: str, kind: PlatformKind) -> None:
     """Core objects and pod templates by Kubernetes' strict schemas, custom resources by ours."""
-    for file, text in made(name, engine, kind).files.items():
+    for file, text in files_of(name, engine, kind).items():
         if file.endswith(".yaml"):
             for item in documents(text):
                 check(item)
@@ -55,7 +53,7 @@ def documents(text: str) -> Iterator[Any]:
 
 def test_a_misspelt_field_is_refused() -> None:
     """The validation of this suite can fail, at each level."""
-    text = made("qwen-h800", "vllm", "lws").files["decode.yaml"]
+    text = files_of("qwen-h800", "vllm", "lws")["decode.yaml"]
     for wrong in (
         text.replace("  size:", "  sizze:"),
         text.replace("resources:", "resourcez:"),
@@ -84,7 +82,7 @@ def test_every_file_says_where_it_comes_from(name: str, engine: str, kind: Platf
 @pytest.mark.parametrize(("name", "engine", "kind"), POSSIBLE)
 def test_scripts_are_bash(name: str, engine: str, kind: PlatformKind) -> None:
     """``bash -n`` reads every script, those in ConfigMaps included."""
-    for file, text in all_texts(made(name, engine, kind).files).items():
+    for file, text in all_texts(files_of(name, engine, kind)).items():
         if file.endswith((".sh", ".env", ".sbatch")):
             done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{file}: {done.stderr}"
@@ -174,18 +172,18 @@ def test_pools_that_cannot_be_told_apart_are_refused() -> None:
     prefill, decode = manifest.pools
     twice = manifest.model_copy(update={"pools": [prefill, decode, decode]})
     with pytest.raises(BadInput, match="takes one pool of each role"):
-        render(twice, load_engine("vllm"), "llm-d", Site(), DIGEST)
-    files = render(twice, load_engine("vllm"), "lws", Site(), DIGEST).files
+        files_of(twice, "vllm", "llm-d")
+    files = files_of(twice, "vllm", "lws")
     assert {"decode-1.yaml", "decode-2.yaml", "prefill.yaml"} <= files.keys()
     ascend = plan("r1-cm384")
     one, other = ascend.pools[1], ascend.pools[0].model_copy(update={"role": "decode"})
     for pool, why in ((one, None), (other, "connector tells one TP degree")):
         staged = ascend.model_copy(update={"pools": [ascend.pools[0], one, pool]})
         with pytest.raises(BadInput, match=why) if why else nullcontext():
-            render(staged, load_engine("vllm-ascend"), "lws", Site(), DIGEST)
+            files_of(staged, "vllm-ascend", "lws")
     mixed = manifest.model_copy(update={"pools": [prefill, decode, decode.model_copy(update={"role": "mixed"})]})
     with pytest.raises(BadInput, match="a router each"):
-        render(mixed, load_engine("sglang"), "bare", Site(), DIGEST)
+        files_of(mixed, "sglang")
 
 
 SITE: dict[str, Any] = {
@@ -236,5 +234,5 @@ def test_what_a_plan_and_a_site_ask_for_reaches_the_files(
     model: str, hardware: str, engine: str, kind: PlatformKind, roles: Any, site: Any, file: str, said: str
 ) -> None:
     """Names, images, selectors, resources, storage, networks; caches, microbatches, dense models on every device."""
-    files = render(deployed(model, hardware, **roles), load_engine(engine), kind, Site(**site), DIGEST).files
+    files = files_of(deployed(model, hardware, **roles), engine, kind, **site)
     assert said in files[file]

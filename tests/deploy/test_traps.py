@@ -1,7 +1,6 @@
 """One test per trap of deployment files that users of other tools have fallen into; versions in planner/engines."""
 
 import json
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +8,9 @@ import pytest
 import yaml
 
 from deploy.inventory import Inventory, check_inventory
-from deploy.reading.check import all_texts, ascend_rows, read_back
+from deploy.reading.check import ascend_rows, read_back
 from deploy.reading.flags import read_flags, unknown_options
 from deploy.reading.nodes import Node, read_nodes
-from deploy.render import render
-from deploy.site import Site
 from ground.errors import BadInput, Infeasible
 from ground.units import GIBI
 from planner.engines.exchanges import exchange_of, mc2_capacity
@@ -22,8 +19,10 @@ from planner.engines.rules import Setup, broken_rule, expert_mode
 from planner.engines.spec import PlatformKind
 from planner.manifest.schema import Routing
 from planner.strategy import parse_strategy
-from tests.deploy.cases import DIGEST, made, plan
+from tests.deploy.cases import files_of, made, plan
 from tests.deploy.plans import deployed
+
+MOTOR = "user_config.json"
 
 
 def flags_of(name: str, engine: str, kind: PlatformKind, role: str) -> dict[str, str | None]:
@@ -33,7 +32,119 @@ def flags_of(name: str, engine: str, kind: PlatformKind, role: str) -> dict[str,
 
 def first(name: str, engine: str, kind: PlatformKind, role: str) -> Node:
     """Return a role's first node."""
-    return next(node for node in read_nodes(kind, made(name, engine, kind).files) if node.role == role)
+    return next(node for node in read_nodes(kind, files_of(name, engine, kind)) if node.role == role)
+
+
+MOONCAKE, TRUSTED, CLAIMED = {"kv_transfer": "mooncake"}, {"trust_remote_code": True}, {"model_claim": "mine"}
+STAGED = {"mixed": {"strategy": "TP=1 [PP=4]", "tokens": 512, "requests": 128, "instances": 2}}
+Told = tuple[str, str, PlatformKind, dict[str, Any], str, list[str], list[str]]
+TOLD: list[Told] = [
+    # The guide names the exchange at the planned batch: on A3 decode's 96 tokens go by MC2, prefill's by an all-to-all.
+    ("r1-cm384", "vllm-ascend", "bare", {}, "README.md", ["decode: 96 tokens a step reach their experts by mc2"], []),
+    ("r1-cm384", "vllm-ascend", "bare", {}, "README.md", ["prefill: 4096 tokens a step reach", "by all_to_all"], []),
+    # xLLM: 200 concurrent requests (128 open answers of its service), graphs off or of 16 requests bind silently.
+    ("r1-cm384", "xllm", "bare", {}, "decode.sh", [f"--max_concurrent_requests={48 * 64} ", "--enable_graph=true"], []),
+    ("r1-cm384", "xllm", "bare", {}, "decode.sh", ["--acl_graph_decode_batch_size_limit=48"], []),
+    ("r1-cm384", "xllm", "bare", {}, "router.sh", ["--http_server_max_concurrency=0"], []),
+    # Schedulers aim at the plan's limits in milliseconds: xLLM's service, MindIE Motor's controller.
+    ("r1-cm384", "xllm", "bare", {}, "router.sh", ["--target_ttft=2000", "--target_tpot=50"], []),
+    ("r1-cm384", "mindie", "motor", {}, MOTOR, ['"digs_prefill_slo": 2000', '"digs_decode_slo": 50'], []),
+    # Kimi's tokenizer is code; and vLLM gives engines up after ten minutes, while weights may load for longer.
+    ("qwen-h800", "vllm", "bare", TRUSTED, "decode.sh", ["--trust-remote-code", "READY_TIMEOUT_S=3600"], []),
+    ("r1-cm384", "sglang", "bare", TRUSTED, "decode.sh", ["--trust-remote-code"], []),
+    ("r1-cm384", "vllm-ascend", "bare", TRUSTED, "decode.sh", ["--trust-remote-code", "READY_TIMEOUT_S=3600"], []),
+    ("qwen-h800", "vllm", "bare", {}, "decode.sh", [], ["--trust-remote-code"]),
+    ("r1-cm384", "sglang", "bare", {}, "decode.sh", [], ["--trust-remote-code"]),
+    # One site value changes the engines' connectors and the router alike; NPUs keep their own.
+    ("qwen-h800", "vllm", "bare", MOONCAKE, "decode.sh", ['"MooncakeConnector","kv_role":"kv_consumer"'], ["NIXL"]),
+    ("qwen-h800", "vllm", "bare", MOONCAKE, "prefill.sh", ["MOONCAKE_BOOTSTRAP_PORT=$((8998 + FIRST_DEVICE))"], []),
+    ("qwen-h800", "vllm", "bare", MOONCAKE, "router.sh", ["--kv-connector mooncake", "h800-node-0:8004 9002"], []),
+    ("qwen-h800", "sglang", "bare", MOONCAKE, "decode.sh", ["--disaggregation-transfer-backend mooncake"], []),
+    ("r1-cm384", "sglang", "bare", MOONCAKE, "decode.sh", ["--disaggregation-transfer-backend ascend"], []),
+    # Four stages have four parts of a step of 2,048 tokens under way; a scheduler forms one of them at a time.
+    ("staged", "vllm", "bare", {}, "mixed.sh", ["--max-num-batched-tokens 512"], []),
+    ("staged", "sglang", "bare", {}, "mixed.sh", ["--chunked-prefill-size 512"], []),
+    # SGLang 0.5.21 inside Dynamo 1.6.1 and 0.5.18 in the images for Ascend know the older pair of flags alone.
+    ("qwen-h800", "sglang", "bare", {}, "decode.sh", ["--attn-dp-size"], []),
+    ("qwen-h800", "sglang", "dynamo", {}, "graph.yaml", ["--enable-dp-attention"], ["--attn-dp-size"]),
+    ("qwen-h800", "sglang", "dynamo", {}, "README.md", ["# qwen3-235b-a22b with SGLang 0.5.21, dynamo"], []),
+    ("r1-cm384", "sglang", "bare", {}, "decode.sh", ["--enable-dp-attention"], ["--attn-dp-size"]),
+    # Buffers: 48 requests of 2 tokens at EP 64 with 5 slots a device; SGLang's prefill combines 4096 tokens a device.
+    ("r1-cm384", "vllm-ascend", "bare", {}, "decode.sh", ["HCCL_BUFFSIZE=892\n"], []),
+    ("r1-cm384", "sglang", "bare", {}, "prefill.sh", ["HCCL_BUFFSIZE=862\n"], []),
+    ("r1-h800", "vllm", "lws", {}, "decode.yaml", ["REMOTE_TRANSPORT=ibgda", "SYMMETRIC_SIZE=2G", "SYS_RAWIO"], []),
+    ("r1-h800", "vllm", "lws", {}, "decode.yaml", ["rdma/ib: '1'"], []),
+    # A router's own limit is ten minutes, or half an hour, and then it ends.
+    ("r1-h800", "vllm", "bare", {}, "router.sh", ["--worker-startup-timeout-secs 3600"], []),
+    ("r1-h800", "sglang", "lws", {}, "router.yaml", ["--worker-startup-timeout-secs 3600"], []),
+    # The README waits for the job that fetches the weights; without such a job it names none.
+    ("qwen-h800", "vllm", "lws", {}, "README.md", ["job/qwen3-235b-a22b-weights"], []),
+    ("qwen-h800", "vllm", "lws", CLAIMED, "README.md", [], ["job/qwen3-235b-a22b-weights"]),
+    ("r1-cm384", "mindie", "motor", {}, "README.md", [], ["weights.yaml"]),
+    # SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone, and never where it drafts; the
+    # manifest says in which order it was played. A chunk is whole pages.
+    ("dense-mixed", "sglang", "bare", {}, "mixed.sh", ["--enable-mixed-chunk"], []),
+    ("dense-mixed", "sglang", "bare", {}, "README.md", [], ["plan again"]),
+    ("prompts-first", "sglang", "bare", {}, "mixed.sh", ["--chunked-prefill-size"], ["--enable-mixed-chunk"]),
+    ("prompts-first", "vllm", "bare", {}, "README.md", ["in steps of their own"], []),
+    ("r1-mixed", "sglang", "bare", {}, "mixed.sh", [f"--chunked-prefill-size {16 * 4096} "], ["--enable-mixed-chunk"]),
+    ("r1-mixed", "sglang", "bare", {}, "README.md", ["where it drafts, lets those wait"], []),
+    ("r1-cm384", "sglang", "bare", {}, "prefill.sh", [], ["--enable-mixed-chunk"]),
+]
+"""Of what is right or wrong by one line of a file: plan, engine, kind, site, file, what it has, what it lacks."""
+
+
+@pytest.mark.parametrize(("name", "engine", "kind", "site", "file", "has", "lacks"), TOLD)
+def test_a_file_says_what_its_reader_needs(
+    name: str, engine: str, kind: PlatformKind, site: dict[str, Any], file: str, has: list[str], lacks: list[str]
+) -> None:
+    """Each line above is a trap, and what is written instead."""
+    own: dict[str, Any] = {
+        "staged": lambda: deployed("qwen3-8b", "h100", **STAGED),
+        "prompts-first": lambda: plan("dense-mixed").model_copy(update={"routing": Routing(chunks="prefill_first")}),
+    }
+    text = files_of(own[name]() if name in own else name, engine, kind, **site)[file]
+    assert [each for each in has if each not in text] == [each for each in lacks if each in text] == []
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_low_latency_exchange_has_queues_and_counters_for_its_tokens(engine: str) -> None:
+    """DeepEP asserts two entries of a queue per token, past 511 tokens more than by default, and whole fours of tokens
+    of all ranks; it counts up to 1,024.
+    """
+
+    def script(requests: int) -> str:
+        prefill = {"strategy": "DP=8, EP=8", "weights": "fp8"}
+        decode = {"strategy": "DP=16, EP=16", "requests": requests, "drafts": 1, "weights": "fp8"}
+        return files_of(deployed("deepseek-r1", "h200", prefill=prefill, decode=decode), engine)["decode.sh"]
+
+    assert "export NVSHMEM_QP_DEPTH=1024\n" in script(100)
+    assert "export NVSHMEM_QP_DEPTH=1210\n" in (wide := script(301))  # of 602 tokens, in whole fours
+    assert ("--max-num-batched-tokens 604 " in wide, "RANK=604\n" in wide) == (engine == "vllm", engine == "sglang")
+    with pytest.raises(Infeasible, match=r"at most 1024 tokens .* 600 requests bring 1200; plan with --batch 512"):
+        script(600)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("kind", ["lws", "dynamo"])
+def test_nvlink_over_trays_takes_a_claimed_channel(engine: str, kind: PlatformKind) -> None:
+    """IMEX joins the trays of decode; prefill, inside one, claims none; no adapter's registers are mapped."""
+    files = files_of("r1-gb200", engine, kind)
+    assert "kind: ComputeDomain" in files["nvlink.yaml"] and "nvlink.yaml" not in files_of("r1-h800", engine, kind)
+    text = files["decode.yaml"] if kind == "lws" else files["graph.yaml"]
+    assert text.count("resourceClaimTemplateName: deepseek-r1-nvlink") == text.count(" claims:\n") > 0
+    assert "NCCL_MNNVL_ENABLE" in text and "FABRIC" in text and "ibgda" not in text and "SYS_RAWIO" not in text
+    assert ("VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL" in text) == (engine == "vllm")
+    assert "resourceClaims" not in files.get("prefill.yaml", "")
+
+
+def test_decode_goes_before_prefill_at_restarts() -> None:
+    """Decode holds requests that have begun."""
+    classes = yaml.safe_load_all(files_of("r1-cm384", "sglang", "lws")["priorities.yaml"])
+    held = {item["metadata"]["name"].rpartition("-")[2]: item["value"] for item in classes}
+    assert held["decode"] > held["prefill"]
+    table = files_of("r1-cm384", "sglang")["hosts.tsv"]
+    assert table.find("decode") < table.find("prefill\t")
 
 
 def test_ascend_s_redundancy_is_derived_from_the_map() -> None:
@@ -50,7 +161,7 @@ def test_an_all_to_all_back_end_forces_ep_to_the_stage() -> None:
         prefill={"strategy": "TP=4 + DP=4, TP=2 + EP=8"},
         decode={"strategy": "TP=4 + DP=4, EP=16"},
     )
-    files = render(hybrid, load_engine("sglang"), "bare", Site(), DIGEST).files
+    files = files_of(hybrid, "sglang")
     held = {node.role: read_flags(node.processes[0].words) for node in read_nodes("bare", files)}
     assert (held["prefill"]["--ep-size"], held["prefill"]["--moe-a2a-backend"]) == ("8", "none")
     assert (held["decode"]["--ep-size"], held["decode"]["--moe-a2a-backend"]) == ("16", "deepep")
@@ -61,10 +172,10 @@ def test_vllm_refuses_an_ep_tp_hybrid_and_says_who_takes_it() -> None:
     asked = {"strategy": "TP=2 + DP=32, TP=2 + EP=32", "weights": "int8"}
     hybrid = deployed("deepseek-r1", "cm384", prefill=asked, decode=asked)
     with pytest.raises(Infeasible, match="expert-grid") as error:
-        render(hybrid, load_engine("vllm-ascend"), "bare", Site(), DIGEST)
+        files_of(hybrid, "vllm-ascend")
     assert "the nearest that it runs on 64 devices is 'TP=2 + DP=32, EP=64'" in str(error.value)
     for engine, kind in (("xllm", "bare"), ("sglang", "bare"), ("mindie", "motor")):
-        files = render(hybrid, load_engine(engine), kind, Site(), DIGEST).files  # type: ignore[arg-type]
+        files = files_of(hybrid, engine, kind)  # type: ignore[arg-type]
         if engine == "xllm":
             held = read_flags(read_nodes("bare", files)[0].processes[0].words)
             assert held["--expert_parallel_degree"] == "1"
@@ -80,13 +191,6 @@ def test_a2_falls_back_to_all_gather(ep: int, experts: int, tokens: int, exchang
         "a2", ep=ep, experts=experts, tokens=tokens, capacity=mc2_capacity(1024, 1), world=ep, experts_per_token=8
     )
     assert found == exchange
-
-
-def test_the_guide_names_the_exchange_at_the_planned_batch() -> None:
-    """On A3 decode's 96 tokens go by MC2, prefill's 4096 by an all-to-all."""
-    guide = made("r1-cm384", "vllm-ascend", "bare").files["README.md"]
-    assert "decode: 96 tokens a step reach their experts by mc2" in guide
-    assert "prefill: 4096 tokens a step reach their experts by all_to_all" in guide
 
 
 def test_dual_batch_overlap_has_an_exchange_that_it_can_hide() -> None:
@@ -111,7 +215,7 @@ def test_prefill_and_decode_agree_on_drafts_and_cache() -> None:
         prefill={"strategy": "DP=16, EP=16", "weights": "int8"},
         decode={"strategy": "DP=16, EP=16", "drafts": 2, "weights": "int8"},
     )
-    files = render(two, load_engine("vllm-ascend"), "bare", Site(), DIGEST).files
+    files = files_of(two, "vllm-ascend")
     held = {node.role: read_flags(node.processes[0].words) for node in read_nodes("bare", files)}
     drafts = {role: json.loads(f["--speculative-config"] or "")["num_speculative_tokens"] for role, f in held.items()}
     assert drafts == {"prefill": 1, "decode": 2}
@@ -131,7 +235,7 @@ def test_both_sides_of_mooncake_state_the_sizes_of_both() -> None:
 
 def test_dynamo_is_v1beta1_with_a_main_container_and_no_injected_flags() -> None:
     """v1alpha1's services are obsolete; the operator adds the flags of several nodes; prefill names its connector."""
-    graph = yaml.safe_load(made("r1-h800", "vllm", "dynamo").files["graph.yaml"])
+    graph = yaml.safe_load(files_of("r1-h800", "vllm", "dynamo")["graph.yaml"])
     assert graph["apiVersion"] == "nvidia.com/v1beta1"
     assert "services" not in graph["spec"]
     for component in graph["spec"]["components"]:
@@ -147,32 +251,12 @@ def test_dynamo_is_v1beta1_with_a_main_container_and_no_injected_flags() -> None
             assert container["securityContext"]["capabilities"]["add"][0] == "IPC_LOCK"
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_the_low_latency_exchange_has_queues_and_counters_for_its_tokens(engine: str) -> None:
-    """DeepEP asserts two entries of a queue per token, past 511 tokens more than by default, and whole fours of tokens
-    of all ranks; it counts up to 1,024.
-    """
-
-    def files(requests: int) -> dict[str, str]:
-        prefill = {"strategy": "DP=8, EP=8", "weights": "fp8"}
-        decode = {"strategy": "DP=16, EP=16", "requests": requests, "drafts": 1, "weights": "fp8"}
-        manifest = deployed("deepseek-r1", "h200", prefill=prefill, decode=decode)
-        return render(manifest, load_engine(engine), "bare", Site(), DIGEST).files
-
-    assert "export NVSHMEM_QP_DEPTH=1024\n" in files(100)["decode.sh"]
-    assert "export NVSHMEM_QP_DEPTH=1210\n" in files(301)["decode.sh"]  # of 602 tokens, in whole fours
-    assert ("--max-num-batched-tokens 604 " in files(301)["decode.sh"]) == (engine == "vllm")
-    assert ("RANK=604\n" in files(301)["decode.sh"]) == (engine == "sglang")  # which has room for 128 by default
-    with pytest.raises(Infeasible, match=r"at most 1024 tokens .* 600 requests bring 1200; plan with --batch 512"):
-        files(600)
-
-
 @pytest.mark.parametrize("engine", ["mindie", "trtllm"])
 def test_instances_that_share_a_host_stand_apart_behind_nginx(engine: str) -> None:
     """Neither brings a router on hosts; MindIE reads port and devices from a file, here one of each instance."""
     hardware = "910b" if engine == "mindie" else "h100"
     manifest = deployed("qwen3-8b", hardware, mixed={"strategy": "TP=2", "instances": 2})
-    files = dict(render(manifest, load_engine(engine), "bare", Site(), DIGEST).files)
+    files = dict(files_of(manifest, engine))
     servers = [f"server FILL-IN-{hardware}-node-0:{port};" for port in (8000, 8002)]
     assert "\n    ".join(servers) in files["nginx.conf"] and "listen 9000;" in files["nginx.conf"]
     assert 'ROUTER="${ROUTER:-http://127.0.0.1:9000}"' in files["smoke.sh"]
@@ -183,9 +267,9 @@ def test_instances_that_share_a_host_stand_apart_behind_nginx(engine: str) -> No
 
 def test_expert_maps_count_layers_as_each_engine_does() -> None:
     """DeepSeek-R1: 58 MoE layers for Ascend's map, a row for each of 61 layers for SGLang; every expert somewhere."""
-    ascend = ascend_rows(made("r1-cm384", "vllm-ascend", "bare").files["expert-map-decode.json"])
+    ascend = ascend_rows(files_of("r1-cm384", "vllm-ascend")["expert-map-decode.json"])
     assert len(ascend) == 58
-    text = made("r1-cm384", "sglang", "bare").files["expert-location-decode.json"]
+    text = files_of("r1-cm384", "sglang")["expert-location-decode.json"]
     held = json.loads(text)
     assert set(held) == {"physical_to_logical_map"}  # more keys would be arguments that SGLang does not have
     rows = held["physical_to_logical_map"]
@@ -196,7 +280,7 @@ def test_expert_maps_count_layers_as_each_engine_does() -> None:
 
 def test_one_stateful_set_is_one_instance() -> None:
     """A set is one rendezvous group, whose names come up before pods are ready."""
-    held = list(yaml.safe_load_all(made("r1-h800", "vllm", "statefulset").files["decode.yaml"]))
+    held = list(yaml.safe_load_all(files_of("r1-h800", "vllm", "statefulset")["decode.yaml"]))
     sets = [item for item in held if item["kind"] == "StatefulSet"]
     services = [item for item in held if item["kind"] == "Service"]
     assert len(sets) == len(services) == 2
@@ -206,39 +290,6 @@ def test_one_stateful_set_is_one_instance() -> None:
         assert item["spec"]["podManagementPolicy"] == "Parallel"
 
 
-def test_decode_goes_before_prefill_at_restarts() -> None:
-    """Decode holds requests that have begun."""
-    held = {
-        item["metadata"]["name"].rpartition("-")[2]: item["value"]
-        for item in yaml.safe_load_all(made("r1-cm384", "sglang", "lws").files["priorities.yaml"])
-    }
-    assert held["decode"] > held["prefill"]
-    assert made("r1-cm384", "sglang", "bare").files["hosts.tsv"].find("decode") < made(
-        "r1-cm384", "sglang", "bare"
-    ).files["hosts.tsv"].find("prefill\t")
-
-
-def test_xllm_s_defaults_that_cap_a_plan_are_raised() -> None:
-    """200 concurrent requests (128 open answers of its service), graphs off or of 16 requests bind silently."""
-    held = flags_of("r1-cm384", "xllm", "bare", "decode")
-    assert held["--max_concurrent_requests"] == str(48 * 64)
-    assert held["--enable_graph"] == "true"
-    assert held["--acl_graph_decode_batch_size_limit"] == "48"
-    assert "--http_server_max_concurrency=0" in made("r1-cm384", "xllm", "bare").files["router.sh"]
-
-
-@pytest.mark.parametrize(
-    ("name", "engine"), [("qwen-h800", "vllm"), ("r1-cm384", "sglang"), ("r1-cm384", "vllm-ascend")]
-)
-def test_a_repository_s_code_runs_where_the_site_says_so(name: str, engine: str) -> None:
-    """Kimi's tokenizer is code; and vLLM gives engines up after ten minutes, while weights may load for longer."""
-    trusted = render(plan(name), load_engine(engine), "bare", Site(trust_remote_code=True), DIGEST).files["decode.sh"]
-    assert (
-        "--trust-remote-code" in trusted and "--trust-remote-code" not in made(name, engine, "bare").files["decode.sh"]
-    )
-    assert ("VLLM_ENGINE_READY_TIMEOUT_S=3600" in trusted) == engine.startswith("vllm")
-
-
 def test_xllm_cuts_no_prompts_and_keeps_no_prefixes_where_prefill_is_apart() -> None:
     """Its guide turns both off, so that whole prompts must fit a step; a plan that counts on reuse is refused."""
     held = flags_of("r1-cm384", "xllm", "bare", "prefill")
@@ -246,7 +297,7 @@ def test_xllm_cuts_no_prompts_and_keeps_no_prefixes_where_prefill_is_apart() -> 
     assert int(held["--max_tokens_per_batch"] or 0) >= 4096 and "--enable_schedule_overlap" not in held
     workload = plan("r1-cm384").workload.model_copy(update={"prefix_reuse": 0.5})
     with pytest.raises(Infeasible, match="xLLM caches no prefixes"):
-        render(plan("r1-cm384").model_copy(update={"workload": workload}), load_engine("xllm"), "bare", Site(), DIGEST)
+        files_of(plan("r1-cm384").model_copy(update={"workload": workload}), "xllm")
 
 
 def test_a_longer_request_than_memory_holds_is_refused() -> None:
@@ -258,9 +309,9 @@ def test_a_longer_request_than_memory_holds_is_refused() -> None:
     ]
     small = manifest.model_copy(update={"pools": pools})
     with pytest.raises(Infeasible, match="mean request of 5120 tokens does not fit the KV cache"):
-        render(small, load_engine("sglang"), "bare", Site(), DIGEST)
+        files_of(small, "sglang")
     with pytest.raises(BadInput, match="longest_request_tokens: 9999999 tokens do not fit"):
-        render(manifest, load_engine("sglang"), "bare", Site(longest_request_tokens=9_999_999), DIGEST)
+        files_of(manifest, "sglang", longest_request_tokens=9_999_999)
 
 
 def test_the_mode_of_two_microbatches_is_an_exchange() -> None:
@@ -289,36 +340,12 @@ def test_prefill_has_room_for_the_draft_layer_that_it_must_load() -> None:
         update={"pools": [prefill.model_copy(update={"memory_bytes_per_device": full}), manifest.pools[1]]}
     )
     with pytest.raises(Infeasible, match="must load the draft layer that decode uses"):
-        render(tight, load_engine("sglang"), "bare", Site(), DIGEST)
-
-
-def test_kv_may_go_over_mooncake_between_gpus() -> None:
-    """One site value changes the engines' connectors and the router alike; NPUs keep their own."""
-    site = Site(kv_transfer="mooncake")
-    vllm = render(plan("qwen-h800"), load_engine("vllm"), "bare", site, DIGEST).files
-    assert '"kv_connector":"MooncakeConnector","kv_role":"kv_consumer"' in vllm["decode.sh"]
-    assert "export VLLM_MOONCAKE_BOOTSTRAP_PORT=$((8998 + FIRST_DEVICE))" in vllm["prefill.sh"]
-    assert "NIXL" not in vllm["decode.sh"] and "--kv-connector mooncake" in vllm["router.sh"]
-    assert "--prefill http://FILL-IN-h800-node-0:8004 9002" in vllm["router.sh"]
-    sglang = render(plan("qwen-h800"), load_engine("sglang"), "bare", site, DIGEST).files
-    assert "--disaggregation-transfer-backend mooncake" in sglang["decode.sh"]
-    ascend = render(plan("r1-cm384"), load_engine("sglang"), "bare", site, DIGEST).files
-    assert "--disaggregation-transfer-backend ascend" in ascend["decode.sh"]
-
-
-def test_schedulers_aim_at_the_plan_s_limits() -> None:
-    """TTFT 2 s and TPOT 50 ms, in milliseconds, where MindIE Motor and xLLM's service ask for them."""
-    controller = json.loads(made("r1-cm384", "mindie", "motor").files["user_config.json"])[
-        "mindie_ms_controller_config"
-    ]
-    assert (controller["digs_prefill_slo"], controller["digs_decode_slo"]) == (2000, 50)
-    router = made("r1-cm384", "xllm", "bare").files["router.sh"]
-    assert "--target_ttft=2000" in router and "--target_tpot=50" in router
+        files_of(tight, "sglang")
 
 
 def test_motor_s_reader_finds_every_key_it_asks_for() -> None:
     """deploy_ac_job.py and its validator at 5dfb024 index these without a default, whatever is switched off."""
-    files = made("r1-cm384", "mindie", "motor").files
+    files = files_of("r1-cm384", "mindie", "motor")
     deploy = json.loads(files["user_config.json"])["deploy_config"]
     assert (deploy["p_instances_scale_num"], deploy["d_instances_scale_num"], deploy["model_id"]) == (0, 0, "")
     for name in ("mindie_env_path", "mindie_host_log_path", "mindie_container_log_path", "weight_mount_path"):
@@ -348,9 +375,9 @@ SCHEDULE = (
 
 def test_mindie_s_reader_finds_its_compulsory_keys() -> None:
     """MindIE-LLM's src/config_manager at 0695772 ends the server without them, on a host that merges no defaults."""
-    own = json.loads(made("r1-mixed", "mindie", "bare").files["config-mixed-0.json"])
+    own = json.loads(files_of("r1-mixed", "mindie")["config-mixed-0.json"])
     assert set(SERVER.split()) <= set(own["ServerConfig"]) and own["ServerConfig"]["httpsEnabled"] is False
-    motor = json.loads(made("r1-cm384", "mindie", "motor").files["user_config.json"])
+    motor = json.loads(files_of("r1-cm384", "mindie", "motor")["user_config.json"])
     for config in (own, motor["mindie_server_prefill_config"], motor["mindie_server_decode_config"]):
         backend = config["BackendConfig"]
         schedule, deployed = backend["ScheduleConfig"], backend["ModelDeployConfig"]
@@ -359,71 +386,6 @@ def test_mindie_s_reader_finds_its_compulsory_keys() -> None:
         assert schedule["maxPrefillTokens"] >= deployed["maxInputTokenLen"]
         assert 0 < schedule["maxIterTimes"] <= deployed["maxSeqLen"]
         assert len(backend["npuDeviceIds"][0]) == deployed["ModelConfig"][0]["worldSize"]
-
-
-def test_a_plan_that_mixes_is_told_to_mix() -> None:
-    """SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone, and never where it drafts; the
-    manifest says in which order it was played. A chunk is whole pages.
-    """
-    assert "--enable-mixed-chunk" in made("dense-mixed", "sglang", "bare").files["mixed.sh"]
-    own = plan("dense-mixed").model_copy(update={"routing": Routing(chunks="prefill_first")})
-    text = render(own, load_engine("sglang"), "bare", Site(), DIGEST).files["mixed.sh"]
-    assert "--chunked-prefill-size" in text and "--enable-mixed-chunk" not in text
-    flags = read_flags(first("r1-mixed", "sglang", "bare", "mixed").processes[0].words)
-    assert "--enable-mixed-chunk" not in flags
-    assert "where it drafts, lets those wait" in made("r1-mixed", "sglang", "bare").files["README.md"]
-    assert "in steps of their own" in render(own, load_engine("vllm"), "bare", Site(), DIGEST).files["README.md"]
-    assert "plan again" not in made("dense-mixed", "sglang", "bare").files["README.md"]
-    assert int(flags["--chunked-prefill-size"] or 0) // 16 % 128 == 0
-    assert "--enable-mixed-chunk" not in made("r1-cm384", "sglang", "bare").files["prefill.sh"]
-
-
-def test_an_engine_is_told_the_tokens_of_one_stage_s_part() -> None:
-    """Four stages have four parts of a step of 2,048 tokens under way; a scheduler forms one of them at a time."""
-    staged = deployed(
-        "qwen3-8b", "h100", mixed={"strategy": "TP=1 [PP=4]", "tokens": 512, "requests": 128, "instances": 2}
-    )
-    for engine, flag in (("vllm", "--max-num-batched-tokens 512"), ("sglang", "--chunked-prefill-size 512")):
-        assert flag in render(staged, load_engine(engine), "bare", Site(), DIGEST).files["mixed.sh"]
-
-
-def test_releases_have_their_own_flags_of_attention_dp() -> None:
-    """0.5.23 on GPUs; 0.5.21 inside Dynamo 1.6.1 and 0.5.18 in the images for Ascend know the older pair alone."""
-    assert "--attn-dp-size" in made("qwen-h800", "sglang", "bare").files["decode.sh"]
-    older = (
-        made("qwen-h800", "sglang", "dynamo").files["graph.yaml"],
-        made("r1-cm384", "sglang", "bare").files["decode.sh"],
-    )
-    for text in older:
-        assert "--enable-dp-attention" in text and "--attn-dp-size" not in text
-    assert "# qwen3-235b-a22b with SGLang 0.5.21, dynamo" in made("qwen-h800", "sglang", "dynamo").files["README.md"]
-
-
-def test_buffers_follow_batch_and_layout() -> None:
-    """48 requests of 2 tokens at EP 64 with 5 slots a device; the prefill of SGLang combines 4096 tokens a device."""
-    exported = dict(re.findall(r"export (\w+)=(\S+)", made("r1-cm384", "vllm-ascend", "bare").files["decode.sh"]))
-    assert int(exported["HCCL_BUFFSIZE"]) == pytest.approx(892, abs=2)
-    exported = dict(re.findall(r"export (\w+)=(\S+)", made("r1-cm384", "sglang", "bare").files["prefill.sh"]))
-    assert int(exported["HCCL_BUFFSIZE"]) == 862
-    decode = made("r1-h800", "vllm", "lws").files["decode.yaml"]
-    assert "export NVSHMEM_REMOTE_TRANSPORT=ibgda" in decode and "export NVSHMEM_SYMMETRIC_SIZE=2G" in decode
-    assert "SYS_RAWIO" in decode and "rdma/ib: '1'" in decode
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-@pytest.mark.parametrize("kind", ["lws", "dynamo"])
-def test_nvlink_over_trays_takes_a_claimed_channel(engine: str, kind: PlatformKind) -> None:
-    """IMEX joins the trays of decode; prefill, inside one, claims none; no adapter's registers are mapped."""
-    files = made("r1-gb200", engine, kind).files
-    assert "kind: ComputeDomain" in files["nvlink.yaml"]
-    text = files["decode.yaml"] if kind == "lws" else files["graph.yaml"]
-    assert text.count("resourceClaimTemplateName: deepseek-r1-nvlink") == text.count(" claims:\n") > 0
-    assert "NCCL_MNNVL_ENABLE" in text and "FABRIC" in text and "ibgda" not in text and "SYS_RAWIO" not in text
-    assert ("VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL" in text) == (engine == "vllm")
-    assert (
-        "resourceClaims" not in files.get("prefill.yaml", "")
-        and "nvlink.yaml" not in made("r1-h800", engine, kind).files
-    )
 
 
 def test_memory_shares_leave_room_for_buffers_and_graphs() -> None:
@@ -439,12 +401,12 @@ def test_memory_shares_leave_room_for_buffers_and_graphs() -> None:
         update={"pools": [plan("qwen-h800").pools[0], pool.model_copy(update={"memory_bytes_per_device": memory})]}
     )
     with pytest.raises(Infeasible, match=r"vLLM leaves .* for keys and values in the decode pool"):
-        render(tight, load_engine("vllm"), "bare", Site(), DIGEST)
+        files_of(tight, "vllm")
 
 
 def test_a_gang_knows_its_names_before_it_is_ready() -> None:
     """A head is ready once its workers have joined, who find it by name; nothing shuts the router out or gives up."""
-    for item in yaml.safe_load_all(made("r1-h800", "vllm", "volcano").files["decode.yaml"]):
+    for item in yaml.safe_load_all(files_of("r1-h800", "vllm", "volcano")["decode.yaml"]):
         if item["kind"] == "Job":
             assert item["spec"]["maxRetry"] == 1_000_000
             assert item["spec"]["plugins"]["svc"] == [
@@ -455,7 +417,7 @@ def test_a_gang_knows_its_names_before_it_is_ready() -> None:
 
 def test_rank_tables_are_asked_for_and_waited_for() -> None:
     """The Ascend operator fills in a ConfigMap that must be there; it collects none for LeaderWorkerSets."""
-    files = made("r1-cm384", "xllm", "volcano").files
+    files = files_of("r1-cm384", "xllm", "volcano")
     held = [item for item in yaml.safe_load_all(files["decode.yaml"]) if item["kind"] == "ConfigMap"]
     assert {"rings-config-deepseek-r1-decode-0"} <= {item["metadata"]["name"] for item in held}
     assert "until grep -q" in files["decode.yaml"]
@@ -478,12 +440,12 @@ def test_kv_does_not_go_from_a2_to_a3_with_vllm_ascend() -> None:
         for first in (prefill, gpus)
     )
     with pytest.raises(BadInput, match="SGLang cannot span ascend and nvidia devices"):
-        render(across, load_engine("sglang"), "bare", Site(), DIGEST)
+        files_of(across, "sglang")
     with pytest.raises(Infeasible, match=r"\(pair-device\).*moves no keys and values from"):
-        render(both, load_engine("vllm-ascend"), "bare", Site(), DIGEST)
-    assert "decode.sh" in render(both, load_engine("sglang"), "bare", Site(), DIGEST).files
+        files_of(both, "vllm-ascend")
+    assert "decode.sh" in files_of(both, "sglang")
     with pytest.raises(BadInput, match="one Slurm job has nodes of one kind, the plan 2"):
-        render(both, load_engine("sglang"), "slurm", Site(), DIGEST)
+        files_of(both, "sglang", "slurm")
     with pytest.raises(BadInput, match="host 'a' must name its cluster, one of"):
         check_inventory(Inventory.model_validate({"hosts": [{"name": "a", "address": "10.0.0.1"}]}), both, "hosts.yaml")
 
@@ -492,44 +454,27 @@ def test_devices_whose_files_are_not_known_are_refused() -> None:
     """Ascend 950 is no A2 of another name; DeepEP has no kernels for PCIe, vLLM's gathers have."""
     asked = {"strategy": "TP=1 + DP=8, EP=8"}
     with pytest.raises(Infeasible, match=r"not for Ascend 950DT \(machine\)"):
-        render(deployed("qwen3-235b-a22b", "950dt", mixed=asked), load_engine("vllm-ascend"), "bare", Site(), DIGEST)
+        files_of(deployed("qwen3-235b-a22b", "950dt", mixed=asked), "vllm-ascend")
     cards = deployed("qwen3-235b-a22b", "rtx-pro-6000", mixed=asked)
     with pytest.raises(Infeasible, match=r"take NVLink inside a node .* is on PCIe \(machine\)"):
-        render(cards, load_engine("sglang"), "bare", Site(), DIGEST)
-    assert "mixed.sh" in render(cards, load_engine("vllm"), "bare", Site(), DIGEST).files
+        files_of(cards, "sglang")
+    assert "mixed.sh" in files_of(cards, "vllm")
 
 
 def test_dynamo_s_pods_may_ask_the_kubernetes_api() -> None:
     """Workers register and frontends look them up there: without a token of the operator's account none is found."""
-    site = Site(service_account="serving", model_host_path="/mnt/weights")
-    files = render(plan("r1-h800"), load_engine("vllm"), "dynamo", site, DIGEST).files
+    files = files_of("r1-h800", "vllm", "dynamo", service_account="serving", model_host_path="/mnt/weights")
     for component in yaml.safe_load(files["graph.yaml"])["spec"]["components"]:
         spec = component["podTemplate"]["spec"]
         assert not {"automountServiceAccountToken", "serviceAccountName"} & spec.keys()
         assert {"name": "model", "hostPath": {"path": "/mnt/weights", "type": "Directory"}} in spec["volumes"]
 
 
-def test_a_router_waits_as_long_as_engines_may_load() -> None:
-    """Its own limit is ten minutes, or half an hour, and then it ends."""
-    for engine, kind in (("vllm", "bare"), ("sglang", "lws")):
-        files = all_texts(made("r1-h800", engine, kind).files)  # type: ignore[arg-type]
-        assert "--worker-startup-timeout-secs 3600" in files["router.sh"]
-
-
-def test_weights_are_there_before_engines_start() -> None:
-    """The README waits for the job that fetches them; without such a job it names none."""
-    name = "job/qwen3-235b-a22b-weights"
-    assert name in made("qwen-h800", "vllm", "lws").files["README.md"]
-    own = render(plan("qwen-h800"), load_engine("vllm"), "lws", Site(model_claim="mine"), DIGEST)
-    assert name not in own.files["README.md"]
-    assert "weights.yaml" not in made("r1-cm384", "mindie", "motor").files["README.md"]
-
-
 def trtllm_options(tokens: int) -> dict[str, Any]:
     """Return the YAML of an aggregated instance of TensorRT-LLM whose steps hold so many tokens."""
     roles = {"mixed": {"strategy": "DP=8, EP=8", "tokens": tokens, "redundant": 8, "requests": 8}}
     manifest = deployed("qwen3-30b-a3b", "h800", **roles)
-    files = render(manifest, load_engine("trtllm"), "bare", Site(), DIGEST).files
+    files = files_of(manifest, "trtllm")
     assert "TRTLLM_CAN_USE_DEEP_EP=1" in files["mixed.sh"]  # off by default, and then tokens are gathered
     found: dict[str, Any] = yaml.safe_load(files["options-mixed.yml"])
     return found
@@ -563,4 +508,4 @@ def test_motor_takes_so_many_instances_of_so_many_nodes(prefill: dict[str, Any],
     roles: dict[str, Any] = {"prefill": prefill, "decode": {"strategy": "DP=16, EP=16"}}
     manifest = deployed("deepseek-r1", "cm384", **{name: held | {"weights": "int8"} for name, held in roles.items()})
     with pytest.raises(Infeasible, match=said):
-        render(manifest, load_engine("mindie"), "motor", Site(), DIGEST)
+        files_of(manifest, "mindie", "motor")
