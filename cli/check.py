@@ -15,7 +15,8 @@ from ground.units import format_duration, format_rate, rounded_down
 from planner.checks.check import Verdict
 from planner.checks.margins import AfterLoss, Margin
 from planner.plans.servers import spare_instances
-from podplan.checking import STATIONARY, Checked, checked
+from podplan.checking import STATIONARY, Checked
+from podplan.checking import check as verdicts
 from podplan.day import span_text
 from podplan.options import flag, switch
 from podplan.question_files import question_schema
@@ -54,7 +55,7 @@ def command(
     report = Path(junit_file) if junit_file is not None else None
     if report is not None:
         check_file(report, force=force, flag="--junit")
-    found = checked(typed, with_bar("checking", executor_of(workers)))
+    found = verdicts(**typed, workers=with_bar("checking", executor_of(workers)))
     if report is not None:
         write_files({report: junit(found.questions)}, force=force)
     tell_github(found.questions, summary)

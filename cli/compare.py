@@ -11,7 +11,8 @@ from cli.rows_view import MEASURES, number, show_rows
 from ground.errors import BadInput
 from ground.units import format_duration, format_rate
 from planner.question import Question
-from podplan.comparison import CompareResult, compared, compared_entries, swept
+from podplan.comparison import CompareResult, compare
+from podplan.comparison import sweep as swept
 from podplan.machines import basis_lines, unlike_prices
 from podplan.options import flag, switch
 from podplan.question import Asked
@@ -44,8 +45,7 @@ def command(
     check_force(force, {"--csv FILE": csv, "--plot FILE": plot})
     outputs = read_outputs(csv, plot, force)
     key, label = _measure(measure or "tokens-per-chip")
-    entries = compared_entries(given)
-    found = compared(entries, front, with_bar("comparing", executor_of(workers)))
+    found = compare(**given, front=front, workers=with_bar("comparing", executor_of(workers)))
     unlike = unlike_prices([one.question for one in found.asked]) if key == "cost_per_million_tokens" else None
     if unlike and outputs.plot is not None:
         raise BadInput(f"--measure cost: {unlike}")
@@ -89,7 +89,7 @@ def sweep(
     outputs = read_outputs(csv, plot, force)
     if measure is not None:
         _measure(measure)
-    found = swept(given, over or [], with_bar("sweeping", executor_of(workers)))
+    found = swept(**given, over=over or [], workers=with_bar("sweeping", executor_of(workers)))
     rated = found.asked[0].question.rate_per_second is not None
     drawn = _curves(found, *_measure(measure or ("chips" if rated else "requests")))
     return _shown(found, outputs, drawn, [axis.field for axis in found.axes], json=json)

@@ -11,7 +11,7 @@ from ground.units import carried_rate, format_duration
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
 from planner.search.changes.near import Near
-from podplan.explaining import ExplainResult, explained
+from podplan.explaining import ExplainResult, explain
 from podplan.options import flag
 from podplan.plan_data import pools_text
 from podplan.workers import executor_of
@@ -37,7 +37,7 @@ def command(
     """
     typed = given if name is None else {**given, "name": name}
     with progress("searching deployments ..."):
-        found = explained(typed, with_bar("solving changed questions", executor_of(workers)))
+        found = explain(**typed, workers=with_bar("solving changed questions", executor_of(workers)))
     if found.ignored:
         note(found.ignored)
     print_json(found.to_dict()) if json else _show(Screen(), found)

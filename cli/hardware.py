@@ -18,8 +18,8 @@ from hardware.loader import load_hardware, problems_of
 from hardware.spec import Fitted, HardwareSpec
 from podplan.catalogue import hardware as hardware_of
 from podplan.catalogue import sourced_values
+from podplan.catalogue import supernode as supernode_of
 from podplan.options import argument, flag, switch
-from podplan.supernodes import supernode as supernode_of
 
 
 @options

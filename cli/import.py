@@ -1,9 +1,11 @@
 """`plan import`: a running deployment as a manifest, with its headroom, what is wrong and what would mend it."""
 
+from dataclasses import asdict
+
 from cli.exit_codes import ExitCode
 from cli.options import JSON, takes
 from cli.output import Screen, print_json
-from podplan.importing import ImportFlags, ImportResult, imported
+from podplan.importing import ImportFlags, ImportResult, import_deployment
 
 
 @takes(ImportFlags)
@@ -22,7 +24,7 @@ def command(
     Kubernetes objects (LeaderWorkerSet, DisaggregatedSet, Deployment, StatefulSet, Volcano's Job, Dynamo's graph),
     scripts and command lines of vLLM, vLLM-Ascend and SGLang. Exit code 0: it keeps the limits; 3: it does not.
     """
-    result = imported(flags)
+    result = import_deployment(**asdict(flags))
     print_json(result.to_dict()) if json else _show(Screen(), result, flags)
     return ExitCode.DONE if result.feasible else ExitCode.INFEASIBLE
 

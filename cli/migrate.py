@@ -1,12 +1,13 @@
 """`plan migrate`: the cheapest safe steps from one manifest to another."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 
 from cli.options import FORCE, JSON, File, takes
 from cli.output import Screen, check_force, note, print_json, progress
 from ground.units import format_bytes, format_duration, format_rate
 from planner.manifest.migration import Step
-from podplan.migrating import MIGRATION, MigrateFlags, MigrateResult, migrated
+from podplan.migrating import MIGRATION, MigrateFlags, MigrateResult, migrate
 from podplan.options import flag
 
 MOST_NAMES = 4
@@ -33,7 +34,7 @@ def command(
     """
     check_force(force, {"--out DIR": out})
     with progress("looking for the cheapest steps ..."):
-        found = migrated(flags)
+        found = migrate(**asdict(flags))
     if out is not None:
         names = found.save(out, force=force, flag="--out")
         note(f"wrote {MIGRATION} and {len(names) - 1} manifests to {out}")

@@ -1,6 +1,7 @@
 """`plan place`: expert placement from measured loads, as tables and pictures."""
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from planner.placement.decide import Choice
 from planner.placement.methods import trivial
 from podplan.options import flag
 from podplan.place_input import PlaceFlags
-from podplan.placement import FILES, PlaceResult, placed
+from podplan.placement import FILES, PlaceResult, place
 
 
 @takes(PlaceFlags)
@@ -40,7 +41,7 @@ def command(
     check_force(force, {"--out DIR": out, "--plot DIR": plot})
     _check_folders(out, plot, force)
     with progress("placing experts ..."):
-        found = placed(flags)
+        found = place(**asdict(flags))
     drawn = {} if plot is None else plot_files(plot, found)
     written = {} if out is None else {out / name: text for name, text in found.files().items()}
     write_files({**written, **drawn}, force=force)

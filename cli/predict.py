@@ -1,6 +1,7 @@
 """`plan predict`: one configuration, every operator."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from cli.options import FORCE, JSON, File, takes
 from cli.output import Screen, note, print_json
@@ -13,7 +14,7 @@ from planner.costs.predict import Prediction
 from podplan.options import PredictFlags, flag, flag_name
 from podplan.plan_data import MEMORY_KINDS
 from podplan.planning import FILES
-from podplan.prediction import PredictResult, assumptions, predicted, shared_text
+from podplan.prediction import PredictResult, assumptions, predict, shared_text
 
 KINDS = MEMORY_KINDS[:-1]
 
@@ -36,7 +37,7 @@ def command(
 
     Decode and prefill are service times: no waiting for arrivals, no KV transfer. Counts take k and M.
     """
-    found = predicted(flags)
+    found = predict(**asdict(flags))
     if out is not None:
         check_folder(out, FILES, force=force, flag="--out")
         found.plan().save(out, force=force, flag="--out")

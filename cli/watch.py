@@ -1,6 +1,7 @@
 """`plan watch`: what a running system tells beside its plan; exit 3 when a change pays."""
 
 import time
+from dataclasses import asdict
 
 from cli.exit_codes import ExitCode
 from cli.options import JSON, Text, takes
@@ -8,7 +9,7 @@ from cli.output import Screen, print_json, progress, short_duration
 from ground.units import counted, format_count, format_rate, parse_duration
 from podplan.options import argument, flag, switch
 from podplan.plan_data import pools_text
-from podplan.watching import WatchFlags, WatchResult, watched
+from podplan.watching import WatchFlags, WatchResult, watch
 
 
 @takes(WatchFlags)
@@ -34,7 +35,7 @@ def command(
     pause = 300.0 if every is None else parse_duration(every, "--every")
     while True:
         with progress("watching ..."):
-            found = watched(sources, flags)
+            found = watch(*sources, **asdict(flags))
         print_json(found.to_dict()) if json else _show(Screen(), found)
         if once:
             return ExitCode.INFEASIBLE if found.pays else ExitCode.DONE

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from ground.errors import Infeasible as Infeasible
     from podplan.catalogue import HardwareResult as HardwareResult
     from podplan.catalogue import ModelsResult as ModelsResult
+    from podplan.catalogue import SupernodeResult as SupernodeResult
     from podplan.catalogue import hardware as hardware
     from podplan.catalogue import models as models
+    from podplan.catalogue import supernode as supernode
     from podplan.checking import CheckResult as CheckResult
     from podplan.checking import check as check
     from podplan.comparison import CompareResult as CompareResult
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
     from podplan.simulation import SimulateResult as SimulateResult
     from podplan.simulation import simulate as simulate
     from podplan.simulation import simulate_policies as simulate_policies
-    from podplan.supernodes import SupernodeResult as SupernodeResult
-    from podplan.supernodes import supernode as supernode
     from podplan.verification import VerifyResult as VerifyResult
     from podplan.verification import verify as verify
     from podplan.watching import WatchResult as WatchResult
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "ground.errors": ("BadInput", "Infeasible"),
-    "podplan.catalogue": ("HardwareResult", "ModelsResult", "hardware", "models"),
+    "podplan.catalogue": ("HardwareResult", "ModelsResult", "SupernodeResult", "hardware", "models", "supernode"),
     "podplan.checking": ("CheckResult", "check"),
     "podplan.comparison": ("CompareResult", "compare", "sweep"),
     "podplan.explaining": ("ExplainResult", "explain"),
@@ -65,7 +65,6 @@ _HOMES = {
     "podplan.prediction": ("PredictResult", "predict"),
     "podplan.scenarios": ("ScenariosResult", "robust"),
     "podplan.simulation": ("PoliciesResult", "SimulateResult", "simulate", "simulate_policies"),
-    "podplan.supernodes": ("SupernodeResult", "supernode"),
     "podplan.verification": ("VerifyResult", "verify"),
     "podplan.watching": ("WatchResult", "watch"),
 }

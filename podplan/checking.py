@@ -22,7 +22,7 @@ from podplan.question import Asked
 from podplan.question_files import CHECK_KEYS, CHECKED, Entry, asked_of, questions_in_place, typed_of
 from podplan.readers import read_confidence, read_headroom
 from podplan.result import Result, Row, picked
-from podplan.workers import Executor, executor_of
+from podplan.workers import Workers, executor_of
 
 if TYPE_CHECKING:
     from podplan.fixed import ManifestQuestion
@@ -165,7 +165,7 @@ class CheckResult(Result):
         return {"feasible": self.feasible, "questions": [each.to_dict() for each in self.questions]}
 
 
-def check(question: str | None = None, *, workers: int | str | None = None, **flags: object) -> CheckResult:
+def check(question: str | None = None, *, workers: Workers = None, **flags: object) -> CheckResult:
     """Say whether limits hold, by how much, with which confidence, and after a loss.
 
     Args:
@@ -176,13 +176,9 @@ def check(question: str | None = None, *, workers: int | str | None = None, **fl
     Raises:
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
-    return checked(typed_of({"model": question, **flags}, *CHECK_KEYS), executor_of(workers))
-
-
-def checked(typed: Mapping[str, str], executor: Executor) -> CheckResult:
-    """Return the verdicts on what flags or a file ask, as the texts that would be typed."""
+    typed = typed_of({"model": question, **flags}, *CHECK_KEYS)
     asked = [read_entry(entry) for entry in _entries(typed)]
-    found = chain.from_iterable(executor(_verdicts, _alike(asked)))
+    found = chain.from_iterable(executor_of(workers)(_verdicts, _alike(asked)))
     return CheckResult(
         questions=tuple(
             Checked(asked=asked[number], verdict=verdict, windows=windows, seconds=took)

@@ -17,7 +17,7 @@ from podplan.question import Asked, read_question
 from podplan.question_files import Entry, asked_of, questions_in_place, typed_of
 from podplan.readers import spaced
 from podplan.result import Result, Row
-from podplan.workers import Executor, executor_of
+from podplan.workers import Workers, executor_of
 
 MOST_COMPARED = 200
 MOST_POINTS = 1000
@@ -70,10 +70,10 @@ class CompareResult(Result):
 
 
 def compare(
-    questions: str | Sequence[str | Mapping[str, object]],
+    questions: str | Sequence[str | Mapping[str, object]] | None = None,
     *,
     front: bool = False,
-    workers: int | str | None = None,
+    workers: Workers = None,
     **flags: object,
 ) -> CompareResult:
     """Set the best plans of several models and machines, or of several questions, side by side.
@@ -88,7 +88,7 @@ def compare(
     Raises:
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
-    if isinstance(questions, str):
+    if questions is None or isinstance(questions, str):
         entries = compared_entries(typed_of({"model": questions, **flags}))
     elif all(isinstance(one, str) for one in questions):
         entries = compared_entries(typed_of({"model": ",".join(map(str, questions)), **flags}))
@@ -97,13 +97,8 @@ def compare(
         entries = [
             Entry(name=one.get("name", f"{one.get('model')} on {one.get('hw')}"), where="", values=one) for one in own
         ]
-    return compared(entries, front, executor_of(workers))
-
-
-def compared(entries: Sequence[Entry], front: bool, executor: Executor) -> CompareResult:
-    """Return the best plans, or the fronts, of named questions."""
     asked = [(entry.name, asked_of(entry)) for entry in entries]
-    rows = chain.from_iterable(executor(partial(_compared, front), asked))
+    rows = chain.from_iterable(executor_of(workers)(partial(_compared, front), asked))
     return CompareResult(table=tuple(rows), asked=tuple(one for _, one in asked))
 
 
@@ -141,13 +136,13 @@ def _listed(text: str) -> list[str]:
 
 
 def sweep(
-    model: str,
+    model: str | None = None,
     *,
     over: str | Sequence[str] | Mapping[str, Sequence[object]],
-    workers: int | str | None = None,
+    workers: Workers = None,
     **flags: object,
 ) -> CompareResult:
-    """Find the best plan at every point of one range, or of two.
+    """Find the best plan at every point of one range, or of two; a point without one stays, with what binds.
 
     Args:
         model: a catalogue name, or the path of a config.json or of a model YAML.
@@ -164,19 +159,15 @@ def sweep(
         ]
     else:
         ranges = [over] if isinstance(over, str) else list(over)
-    return swept(typed_of({"model": model, **flags}), ranges, executor_of(workers))
-
-
-def swept(typed: Mapping[str, str], over: Sequence[str], executor: Executor) -> CompareResult:
-    """Return the best plan at every point; a point without one stays in the table, with what binds."""
+    typed = typed_of({"model": model, **flags})
     if typed.get("model") is None or typed.get("hw") is None:
         raise BadInput("give MODEL, --hw HW and --over FLAG=VALUES; see plan sweep --help")
-    axes = _axes(over, typed)
+    axes = _axes(ranges, typed)
     points = [
         dict(zip((axis.field for axis in axes), values, strict=True)) for values in product(*(a.values for a in axes))
     ]
     asked = [(point, read_question(flags_of(QuestionFlags, {**typed, **point}))) for point in points]
-    rows = tuple(executor(_point, asked))
+    rows = tuple(executor_of(workers)(_point, asked))
     return CompareResult(table=rows, asked=tuple(one for _, one in asked), axes=tuple(axes))
 
 

@@ -1,6 +1,6 @@
 """`podplan.explain`: what binds as arithmetic, what more of each resource buys, and what would be feasible."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from podplan.planning import solved
 from podplan.question import Asked
 from podplan.question_files import asked_of, single_question, typed_of
 from podplan.result import Result, Row, as_data, picked
-from podplan.workers import Executor, executor_of
+from podplan.workers import Workers, executor_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +108,7 @@ def room_text(plan: Plan, near: Sequence[Near]) -> str:
     return " ".join(told)
 
 
-def explain(question: str, *, workers: int | str | None = None, **flags: object) -> ExplainResult:
+def explain(question: str | None = None, *, workers: Workers = None, **flags: object) -> ExplainResult:
     """Show the bottleneck as arithmetic, and what a little more of each resource would buy.
 
     Args:
@@ -119,12 +119,7 @@ def explain(question: str, *, workers: int | str | None = None, **flags: object)
     Raises:
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
-    return explained(typed_of({"model": question, **flags}), executor_of(workers))
-
-
-def explained(typed: Mapping[str, str], executor: Executor) -> ExplainResult:
-    """Return what is to be told of a question; one search for each resource or direction, and more for the latter."""
-    entry = single_question(typed, "explain")
+    executor, entry = executor_of(workers), single_question(typed_of({"model": question, **flags}), "explain")
     asked, ignored = asked_of(entry), entry.ignored
     answer = solved(asked, beside=False, play=False).answer
     if answer.best is None:

@@ -18,10 +18,9 @@ from planner.survival import Loss
 from planner.workload import Trace, Workload
 from podplan.on_trace import rows_of
 from podplan.options import QuestionFlags, flag_name
-from podplan.prefixes import with_hits
 from podplan.question_files import CHECK_KEYS, CHECKED
 from podplan.readers import read_limit, read_percentile, read_survive
-from podplan.traffic import LENGTH_FIELDS, AskedTraffic, read_traffic
+from podplan.traffic import LENGTH_FIELDS, AskedTraffic, read_traffic, with_hits
 
 _OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace", "format")
 _LIMITS = ("ttft", "tpot", "percentile", "survive")

@@ -121,14 +121,11 @@ def import_deployment(
 ) -> ImportResult:
     """Return a running deployment as a manifest with its headroom, what is wrong, and what would mend it.
 
-    Keywords are the flags of ``plan import``. Raises BadInput where the source or a flag cannot be read.
+    Keywords are the flags of ``plan import``; the manifest is written where a folder is given. Raises BadInput where
+    the source or a flag cannot be read.
     """
     folder = None if out is None else Path(out)
-    return imported(flags_of(ImportFlags, {"source": source, "hw": hw, "out": folder, "force": force, **given}))
-
-
-def imported(flags: ImportFlags) -> ImportResult:
-    """Return the same for flags as they were typed; writes the manifest where a folder is given."""
+    flags = flags_of(ImportFlags, {"source": source, "hw": hw, "out": folder, "force": force, **given})
     found = read_source(_text_of(flags.source))
     profile = load_engine(flags.engine or found[0].engine)
     model = load_model(flags.model or _model_of(found[0]))

@@ -140,15 +140,12 @@ def migrate(old: str | Path | Manifest, new: str | Path | Manifest, **flags: obj
         BadInput: a keyword that is no flag, or a value that it cannot have.
         Infeasible: instances of both cannot serve beside each other.
     """
-    return migrated(flags_of(MigrateFlags, flags), _manifest(old), _manifest(new))
-
-
-def migrated(flags: MigrateFlags, old: Manifest | None = None, new: Manifest | None = None) -> MigrateResult:
-    """Return the change that flags ask for, between the manifests that they name or that are given."""
-    old, new = old or read_manifest(flags.old), new or _manifest(flags.new)
-    asked = _asked(flags, old, new)
+    typed = flags_of(MigrateFlags, flags)
+    before = old if isinstance(old, Manifest) else read_manifest(Path(old))
+    after = _manifest(new)
+    asked = _asked(typed, before, after)
     begin = perf_counter()
-    found = change(old, new, asked)
+    found = change(before, after, asked)
     return MigrateResult(change=found, asked=asked, seconds=perf_counter() - begin)
 
 

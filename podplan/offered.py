@@ -34,8 +34,8 @@ from planner.serving.sessions import session_trace
 from planner.workload import Trace as Rows
 from planner.workload import Traffic
 from podplan.options import SimulateFlags
-from podplan.prefixes import with_hits
 from podplan.readers import read_choice
+from podplan.traffic import with_hits
 from runtime.simulate.engine import NEVER
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.workload import (

@@ -213,7 +213,7 @@ def _mean_max(values: NDArray[np.float64]) -> dict[str, float]:
     return {"mean": float(values.mean()), "max": float(values.max())}
 
 
-def place(loads: str | Path, *, devices: int, **flags: object) -> PlaceResult:
+def place(loads: str | Path, *, devices: int | str, **flags: object) -> PlaceResult:
     """Place experts and their replicas on devices from measured loads.
 
     Args:
@@ -222,31 +222,27 @@ def place(loads: str | Path, *, devices: int, **flags: object) -> PlaceResult:
         flags: the long flags of ``plan place``, such as ``nodes=4, redundant_experts=32``.
 
     Raises:
-        BadInput: a keyword that is no flag, or a value that it cannot have.
+        BadInput: a keyword that is no flag, or a value that it cannot have; before anything that takes long.
     """
-    return placed(flags_of(PlaceFlags, {"loads": Path(loads), "devices": devices, **flags}))
-
-
-def placed(flags: PlaceFlags) -> PlaceResult:
-    """Place the experts as the flags ask; BadInput naming the flag before anything that takes long."""
-    read = read_loads(flags.loads)
-    dense_layers, asked = read_dense_layers(flags, read), read_asked(flags)
-    problem, decision = decide(flags, read, asked)
-    split = read_holdout(flags, problem)
-    running, weight = read_current(flags, problem), read_weight(flags, problem)
+    typed = flags_of(PlaceFlags, {"loads": Path(loads), "devices": devices, **flags})
+    read = read_loads(typed.loads)
+    dense_layers, asked = read_dense_layers(typed, read), read_asked(typed)
+    problem, decision = decide(typed, read, asked)
+    split = read_holdout(typed, problem)
+    running, weight = read_current(typed, problem), read_weight(typed, problem)
     start = time.perf_counter()
-    found = place_experts(problem, flags.method)
+    found = place_experts(problem, typed.method)
     timed = traffic = migration = None
     if asked is not None:
-        found, timed = time_experts(flags, problem, asked, found)
+        found, timed = time_experts(typed, problem, asked, found)
     if weight is not None:
         found, traffic = weigh_traffic(problem, found, weight)
-    certified = certify(problem, found) if flags.certify else Certified(placement=found, certificates={})
+    certified = certify(problem, found) if typed.certify else Certified(placement=found, certificates={})
     if running is not None:
-        found, migration = migrate(flags, problem, certified.placement, running)
+        found, migration = migrate(typed, problem, certified.placement, running)
         certified = replace(certified, placement=found)
     seconds = time.perf_counter() - start
-    held_out = hold_out(problem, split, flags.method) if split else None
+    held_out = hold_out(problem, split, typed.method) if split else None
     return PlaceResult(
         read=read,
         dense_layers=dense_layers,

@@ -22,7 +22,7 @@ from planner.engines.loader import load_engine
 from planner.serving.benchmark import WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan import readers
-from podplan.options import PredictFlags, flag_name, flags_of, left_open
+from podplan.options import PredictFlags, QuestionFlags, flag_name, flags_of, left_open
 from podplan.plan_data import INTERVAL, memory_json
 from podplan.result import Result, Row, picked, whole
 
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 
 MOST_PASSES = 1000  # of one prompt: each is costed on its own
 MOST_OPEN = 100_000  # requests of a closed loop, which is played request by request
+
+ROOM = 1.25
+"""Limits over what was predicted, so that a queue fits between."""
+PASSES = 3.0
+"""The same of TTFT, in passes of a prompt: it waits for one that runs."""
+SHARED = (
+    "model hw nodes engine weights kv_dtype mtp mtp_acceptance expert_balance expert_skew prefix_reuse isl osl beams "
+    "images video graphs host_jitter"
+)
+ANSWER_TOKENS = 1024
 
 OPERATOR = "name stream count seconds exposed_seconds flops bytes message_bytes bound"
 
@@ -60,10 +70,40 @@ class PredictResult(Result):
         return f"{asked.model.name} on {asked.hardware.name}, {asked.phase}, {strategy_text(answer)} ({size})"
 
     def plan(self) -> "PlanResult":
-        """Return the best plan with one instance as predicted, and of the other role what it needs to work."""
-        from podplan.predicted_plan import planned  # only a plan needs a search
+        """Return the best plan with one instance as predicted, and of the other role what it needs to work.
 
-        return planned(self)
+        Requests are as long as the prediction's: in decode their mean KV is what was given. Limits are ``ROOM`` times
+        the predicted TPOT and ``PASSES`` times the predicted TTFT, those of the other role the usual ones.
+        """
+        from planner.instances.reachable import REFERENCE  # only a plan needs a search
+        from podplan.planning import solved
+        from podplan.question import read_question
+
+        flags, answer = self.flags, self.prediction
+        asked, role = answer.configuration, answer.configuration.phase
+        redundant, shared = int(answer.deployment.redundant), int(answer.deployment.shared_ranks)
+        given = {name: getattr(flags, name) for name in SHARED.split()}
+        given["engine"] = given["engine"] or REFERENCE  # whose host costs a prediction takes
+        if role == "decode":
+            output = min(ANSWER_TOKENS, round(asked.kv_tokens))
+            given |= {"isl": f"{max(round(asked.kv_tokens - output / 2), 1)}", "osl": f"{output}"}
+        open_requests = asked.concurrency if role == "mixed" else asked.requests
+        held = asked.batch if open_requests is None else -(-open_requests // asked.strategy.attention_groups)
+        tokens = {"prefill": asked.tokens, "mixed": asked.batched_tokens}
+        moe = asked.model.moe is not None
+        ttft, tpot = answer.ttft_seconds, answer.tpot_seconds
+        given |= {
+            "strategy": f"{role}={strategy_text(answer)}",
+            "instances": f"{role}=1",
+            "batch": None if role == "prefill" else f"{role}={held}",
+            "tokens": f"{role}={tokens[role]}" if role in tokens else None,
+            "microbatches": f"{answer.microbatches}" if moe else None,
+            "redundant_experts": f"{role}={redundant}" if moe else None,
+            "shared_experts": f"{role}={f'dedicated={shared}' if shared else 'local'}" if moe else None,
+            "ttft": None if ttft is None else f"{PASSES * ttft}s",
+            "tpot": None if tpot is None else f"{ROOM * tpot}s",
+        }
+        return solved(read_question(QuestionFlags(**given)), beside=False)
 
     def rows(self) -> list[Row]:
         """Return a row per operator, what delays the iteration most first."""
@@ -121,12 +161,8 @@ def predict(model: str, *, hw: str, phase: str, strategy: str, **flags: object) 
     Raises:
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
-    return predicted(flags_of(PredictFlags, {"model": model, "hw": hw, "phase": phase, "strategy": strategy, **flags}))
-
-
-def predicted(flags: PredictFlags) -> PredictResult:
-    """Return what is predicted of the configuration that flags ask for."""
-    return PredictResult(flags=flags, prediction=predict_configuration(read_configuration(flags)))
+    asked = flags_of(PredictFlags, {"model": model, "hw": hw, "phase": phase, "strategy": strategy, **flags})
+    return PredictResult(flags=asked, prediction=predict_configuration(read_configuration(asked)))
 
 
 # The flags that one phase or two have; the others have all of them.

@@ -21,8 +21,7 @@ from podplan.job import UTILISATION, Job, read_job
 from podplan.machines import read_machines
 from podplan.options import QuestionFlags, flag_name
 from podplan.pins import check_pins, pinned_shape, read_pins, shared_flag
-from podplan.prefixes import AskedPool, read_prefix_pool
-from podplan.traffic import AskedTraffic, read_traffic
+from podplan.traffic import AskedPool, AskedTraffic, read_prefix_pool, read_traffic
 
 if TYPE_CHECKING:
     from ground.traces import Trace

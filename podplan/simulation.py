@@ -13,11 +13,10 @@ from planner.manifest.document import read_manifest
 from planner.manifest.migration import union
 from planner.manifest.schema import Manifest, ManifestWorkload, Prediction
 from podplan.changing import PlayedMigration, read_autoscale, read_change
-from podplan.expert_loads import measured_balance, read_loads
 from podplan.offered import Offered, check_most, read_offered, read_seed
 from podplan.options import SimulateFlags, flag_name, flags_of
 from podplan.readers import read_tokens
-from podplan.rebalancing import Changing, Rebalanced, rebalanced
+from podplan.rebalancing import Changing, Rebalanced, measured_balance, read_loads, rebalanced
 from podplan.result import Result, Row, picked
 from runtime.simulate.engine import NEVER
 from runtime.simulate.faults import parse_fault

@@ -1,4 +1,4 @@
-"""Lengths, reuse and rate, or `--trace`: what the requests are like and how many come."""
+"""Lengths, reuse, `--sessions` and rate, or `--trace`: what requests are like, how many come, what a cache holds."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,13 +11,20 @@ from numpy.typing import NDArray
 
 from ground.errors import BadInput, naming
 from ground.files import read_text
+from ground.prefix_cache import PrefixCache
 from ground.tables import csv_table
-from ground.units import number_of, parse_count, parse_rate
+from ground.units import number_of, parse_count, parse_duration, parse_rate, parse_size
+from hardware.formats import KvDtype
 from models.spec import ModelSpec
 from models.vision import Pictures
+from planner.costs.deployment import Deployment
+from planner.costs.memory import kv_bytes_per_token_of_model
+from planner.costs.prefixes import find_plane
 from planner.plans.day import Window, peak_rate
+from planner.question import Machines, PrefixPool
 from planner.serving.prompts import answer_kinds, histogram_kinds
-from planner.workload import Lengths, LengthShape, Traffic, Workload, histogram_lengths
+from planner.strategy import Strategy
+from planner.workload import Lengths, LengthShape, Sessions, Traffic, Workload, histogram_lengths
 from planner.workload import Trace as Rows
 from podplan.day import read_rate_profile
 from podplan.options import QuestionFlags, flag_name
@@ -33,6 +40,10 @@ LENGTH_FIELDS = ("isl", "osl", "isl_cv", "osl_cv", "isl_distribution", "isl_hist
 MOST_CV = 100.0
 GROWTH = "--growth"
 MOST_MONTHS = 120
+MOST_IN_A_SESSION = 10_000
+_REQUESTS, _SEED = 20_000, 0
+_TOKEN_SECONDS = 0.05
+"""Of an answer, by which turns are stamped: the default limit of TPOT."""
 Floats = NDArray[np.float64]
 Kinds = TypeVar("Kinds")
 Prompts = tuple[tuple[float, float, float], ...] | None
@@ -166,8 +177,6 @@ def _of_sessions(
     flags: QuestionFlags, sides: "tuple[StatedLengths, StatedLengths]", rate: float | None, known: Known
 ) -> Workload:
     """Return the traffic of sessions, of which the sides tell what is new in a turn and its answer."""
-    from podplan.sessions import longest_tokens, read_sessions, sessions_workload
-
     (prompt, answer), (model, hits) = sides, known
     if flags.prefix_reuse is not None or prompt.histogram or answer.histogram or flags.images or flags.video:
         raise BadInput("--sessions: takes --isl and --osl alone; leave reuse, histograms and pictures out")
@@ -285,3 +294,116 @@ def check_positions(prompt: StatedLengths, answer: StatedLengths, model: ModelSp
                 f"--{side}-histogram: its longest of {stated.longest:.10g} tokens exceeds the {model.max_position} "
                 f"positions of {model.name}"
             )
+
+
+def read_sessions(text: str, new_tokens: Lengths) -> Sessions:
+    """Return sessions such as ``turns=4,think=30s,branches=3,answers=dropped``; BadInput naming the flag."""
+    given = {name.strip(): value.strip() for name, _, value in (part.partition("=") for part in text.split(","))}
+    known, answers = {"turns", "think", "branches", "answers"}, given.get("answers", "kept")
+    if "turns" not in given or given.keys() - known or answers not in ("kept", "dropped"):
+        raise BadInput(f"--sessions: {text[:60]!r} is not such as turns=4,think=30s,branches=3,answers=kept or dropped")
+    shape = Sessions(
+        turns=parse_count(given["turns"], "--sessions turns"),
+        new_tokens=new_tokens,
+        think_seconds=parse_duration(given.get("think", "0s"), "--sessions think", allow_zero=True),
+        branches=parse_count(given.get("branches", "1"), "--sessions branches"),
+        keeps_answers=answers == "kept",
+    )
+    if shape.turns * shape.branches > MOST_IN_A_SESSION:
+        raise BadInput(f"--sessions: turns times branches must be at most {MOST_IN_A_SESSION}")
+    return shape
+
+
+def longest_tokens(shape: Sessions, answer: Lengths) -> float:
+    """Return the mean tokens of a session when its last turn has its answer."""
+    return shape.turns * shape.branches * (shape.new_tokens.mean + answer.mean)
+
+
+def sessions_workload(
+    shape: Sessions, answer: Lengths, rate: float | None, hits: Callable[["Trace"], "Trace"]
+) -> Workload:
+    """Return the traffic of sessions in full swing: those under way at the ends of what is played do not count.
+
+    Branches come at once: of Poisson groups the variance of counts is their size times the mean, which is the squared
+    CV of gaps that queues take.
+
+    Args: ``rate`` of requests, on which depends what a pool of a size still has; ``hits`` in that pool.
+    """
+    from ground.traces import reused_tokens, select  # only sessions are played to be known
+    from planner.serving.sessions import session_trace
+
+    base = Workload(input_tokens=shape.new_tokens, output_tokens=answer)
+    turn = _TOKEN_SECONDS * answer.mean
+    ramp = shape.turns * (shape.think_seconds + turn)
+    per_second = rate or _REQUESTS / (10 * ramp + 1)
+    count = _REQUESTS + int(min(2 * ramp * per_second, 5 * _REQUESTS))
+    found = hits(session_trace(base, shape, per_second, count, _SEED, turn))
+    arrival = found.arrival_seconds
+    begun = np.isnan(found.delay_seconds) if found.delay_seconds is not None else np.ones_like(arrival, dtype=bool)
+    inside = (arrival >= 2 * ramp) & (arrival <= arrival[begun][-1])
+    kept = inside if inside.sum() > _REQUESTS / 10 else np.ones_like(inside)
+    traffic = Traffic.from_trace(Rows.of(select(found, np.flatnonzero(kept)), reused_tokens(found)[kept])).workload
+    branches = float(shape.branches)
+    return replace(traffic, output_tokens=answer, length_covariance=0.0, arrival_squared_cv=branches, sessions=shape)
+
+
+def read_prefix_pool(text: str | None, machines: Machines) -> PrefixPool | None:
+    """Return the pool of ``ub=8TB`` or ``ub=8TB,ssd=100TB``; BadInput naming the flag."""
+    if text is None:
+        return None
+    first, *others = (part.strip() for part in text.split(","))
+    name, given, size = first.partition("=")
+    if not given or len(others) > 1 or any(not each.startswith("ssd=") for each in others):
+        raise BadInput(f"--cache: {text[:40]!r} is not PLANE=SIZE, such as ub=8TB or ub=8TB,ssd=100TB")
+    return PrefixPool(
+        plane=find_plane(machines.hardware, name, "--cache").name,
+        capacity_bytes=parse_size(size, "--cache"),
+        ssd_bytes=parse_size(others[0].removeprefix("ssd="), "--cache") if others else 0.0,
+    )
+
+
+@dataclass(slots=True)
+class AskedPool:
+    """The pool that was asked for of a model's prefill, and the cache of its size that the trace went through."""
+
+    model: ModelSpec
+    machines: Machines
+    kv_dtype: KvDtype
+    pool: PrefixPool | None
+    cache: PrefixCache | None = None
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of a token in the pool: every layer once."""
+        return kv_bytes_per_token_of_model(
+            Deployment(
+                model=self.model,
+                hardware=self.machines.hardware,
+                strategy=Strategy(),
+                phase="prefill",
+                weights=self.machines.weights,
+                kv_dtype=self.kv_dtype,
+            )
+        )
+
+    def with_hits(self, trace: "Trace") -> "Trace":
+        """Return the trace with what each prompt finds in the pool."""
+        if self.pool is None or trace.hash_ids is None:
+            return trace
+        size, ssd = self.pool.capacity_bytes, self.pool.ssd_bytes
+        self.cache = PrefixCache.of_bytes(trace.block_tokens, self.token_bytes, size, ssd)
+        return with_hits(trace, self.cache)
+
+    @property
+    def measured(self) -> PrefixPool | None:
+        """The pool with the share of hits that comes from SSD."""
+        if self.pool is None or self.cache is None:
+            return self.pool
+        return replace(self.pool, ssd_share=self.cache.ssd_hit_tokens / max(self.cache.hit_tokens, 1))
+
+
+def with_hits(trace: "Trace", cache: PrefixCache) -> "Trace":
+    """Return the trace with what each prompt finds in a cache that all of them go through in turn."""
+    from ground.traces import reused_tokens  # readers of many formats, for a trace alone
+
+    return replace(trace, reused_tokens=reused_tokens(trace, cache)) if trace.hash_ids else trace

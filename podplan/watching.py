@@ -1,6 +1,5 @@
 """`podplan.watch`: what a running system tells beside its plan, and whether a change pays."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,10 @@ from planner.question import Machines, Question
 from planner.search.search import search
 from planner.search.sure import restated, stressed
 from planner.workload import Workload
-from podplan.expert_loads import measured_balance
 from podplan.options import Flags, Text, flag, flags_of
 from podplan.plan_data import plan_json
 from podplan.readers import read_fraction
+from podplan.rebalancing import measured_balance
 from podplan.result import Result, Row, picked
 from podplan.seen import Observed, look
 
@@ -127,7 +126,7 @@ class WatchResult(Result):
 
 
 def watch(*sources: str, **flags: object) -> WatchResult:
-    """Look once at what runs.
+    """Look once at what runs: what is seen, what it means, and the change that would mend it.
 
     Args:
         sources: URLs of metrics, files of them, a request log, or results that ``verify`` reads.
@@ -136,15 +135,11 @@ def watch(*sources: str, **flags: object) -> WatchResult:
     Raises:
         BadInput: a source that tells nothing, a keyword that is no flag, or a value that it cannot have.
     """
-    return watched(list(sources), flags_of(WatchFlags, flags))
-
-
-def watched(sources: Sequence[str], flags: WatchFlags) -> WatchResult:
-    """Return what is seen, what it means, and the change that would mend it."""
-    manifest = read_manifest(Path(flags.manifest or ""))
-    hold = flags.seconds("hold", HOUR_SECONDS)
-    room = read_fraction(flags.headroom, "--headroom", 0.1)
-    seen = look(sources, manifest, flags.manifest or "", flags.seconds("window", None))
+    typed = flags_of(WatchFlags, flags)
+    manifest = read_manifest(Path(typed.manifest or ""))
+    hold = typed.seconds("hold", HOUR_SECONDS)
+    room = read_fraction(typed.headroom, "--headroom", 0.1)
+    seen = look(sources, manifest, typed.manifest or "", typed.seconds("window", None))
     factor = step_factor(manifest, seen)
     slow = max(factor, 0.05)
     base = WatchResult(
@@ -153,12 +148,12 @@ def watched(sources: Sequence[str], flags: WatchFlags) -> WatchResult:
         factor=factor,
         factor_interval=_interval(manifest),
         carries=_carries(manifest, seen.workload, slow),
-        balance=_balance(manifest, flags.expert_loads),
+        balance=_balance(manifest, typed.expert_loads),
     )
     question = _question(manifest, seen.workload, seen.upper_per_second * (1 + room))
     best = search(stressed(question, slow), explain=False, beside=False).best
     best = None if best is None else restated(best, question, slow)
-    startup = flags.seconds("startup", None, zero=True)
+    startup = typed.seconds("startup", None, zero=True)
     if best is None:
         told = "no plan on these machines carries it, with the room asked for: plan MODEL --rate says what binds"
         return replace(base, why=told)

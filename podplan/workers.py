@@ -39,6 +39,7 @@ class Executor(Protocol):
 
 
 Done = Callable[[], object]
+Workers = int | str | Executor | None
 
 
 def cores() -> int:
@@ -46,14 +47,16 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
 
 
-def executor_of(workers: int | str | None) -> Executor:
-    """Return the executor that ``--workers`` names: N processes, or ``dask:ADDRESS`` of a scheduler.
+def executor_of(workers: "Workers") -> Executor:
+    """Return the executor that ``--workers`` names: N processes, or ``dask:ADDRESS`` of a scheduler; one as it is.
 
     Raises:
         BadInput: neither of them, or Dask is not installed.
     """
     if workers is None:
         return spread
+    if not isinstance(workers, int | str):
+        return workers
     text = str(workers).strip()
     if text.startswith(DASK):
         if find_spec("distributed") is None:

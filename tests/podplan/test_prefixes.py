@@ -12,8 +12,8 @@ from ground.errors import BadInput
 from hardware.loader import load_hardware
 from planner.question import Machines, PrefixPool
 from podplan.options import QuestionFlags
-from podplan.prefixes import read_prefix_pool
 from podplan.question import read_question
+from podplan.traffic import read_prefix_pool
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import open_loop
 
