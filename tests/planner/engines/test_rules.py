@@ -31,22 +31,7 @@ def rule(engine: str, strategy: str | Strategy, **fields: object) -> str | None:
 
 
 HYBRID = "TP=2 + DP=32, TP=2 + EP=32"
-
-
-@pytest.mark.parametrize(
-    ("engine", "expected"),
-    [
-        ("vllm", "expert-grid"),
-        ("vllm-ascend", "expert-grid"),
-        ("sglang", None),
-        ("xllm", None),
-        ("mindie", None),
-        ("reference", None),
-    ],
-)
-def test_the_ep_tp_hybrid_is_reachable_by_some_engines_only(engine: str, expected: str | None) -> None:
-    """64 devices as EP32 x TP2: vLLM flattens TP over DP (fused_moe/config.py), the others have a grid."""
-    assert rule(engine, HYBRID) == expected
+"""64 devices as EP32 x TP2: vLLM flattens TP over DP (fused_moe/config.py), the others have a grid."""
 
 
 def test_the_hybrid_runs_without_an_all_to_all() -> None:
@@ -56,7 +41,6 @@ def test_the_hybrid_runs_without_an_all_to_all() -> None:
         assert mode is not None and mode.exchange == "all_gather"
         full = expert_mode(load_engine(engine), deepseek("DP=64, EP=64"))
         assert full is not None and full.exchange == "all_to_all"
-    assert rule("xllm", HYBRID, redundant=32) == "redundancy-mode"
     other = expert_mode(load_engine("sglang"), deepseek("DP=64, EP=64", architecture="gpt_oss"))
     assert other is not None and other.exchange == "all_gather"
 
@@ -79,6 +63,13 @@ def test_what_only_the_reference_runs(engine: str, strategy: str, fields: dict[s
 @pytest.mark.parametrize(
     ("engine", "strategy", "fields", "expected"),
     [
+        ("vllm", HYBRID, {}, "expert-grid"),
+        ("vllm-ascend", HYBRID, {}, "expert-grid"),
+        ("sglang", HYBRID, {}, None),
+        ("xllm", HYBRID, {}, None),
+        ("xllm", HYBRID, {"redundant": 32}, "redundancy-mode"),
+        ("mindie", HYBRID, {}, None),
+        ("reference", HYBRID, {}, None),
         ("xllm", "DP=8 [PP=2]", {}, "pipeline"),
         ("mindie", "DP=8 [PP=2]", {}, "pipeline"),
         ("sglang", "DP=8, EP=8 [PP=2]", {"drafts": 1}, "pipeline-drafts"),
@@ -137,19 +128,25 @@ def test_a_refusal_is_a_sentence_with_a_source() -> None:
     assert broken.source.startswith("wheel: ")
 
 
-def test_prefill_and_decode_must_agree() -> None:
+SMALL, LARGE = deepseek("TP=2 + DP=8, EP=16"), deepseek("TP=8 + DP=2, EP=16")
+WHOLE = {"latent": False}
+
+
+@pytest.mark.parametrize(
+    ("engine", "prefill", "decode", "expected"),
+    [
+        ("vllm-ascend", SMALL, LARGE, None),
+        ("vllm-ascend", replace(SMALL, **WHOLE), replace(LARGE, **WHOLE), "pair-tensor"),
+        ("vllm-ascend", replace(LARGE, **WHOLE), replace(SMALL, **WHOLE), None),
+        ("vllm", replace(SMALL, **WHOLE), replace(LARGE, **WHOLE), None),
+        ("vllm", SMALL, replace(LARGE, kv_dtype="fp8"), "pair-kv-dtype"),
+        ("mindie", replace(SMALL, instances=17), LARGE, "pair-instances"),
+    ],
+)
+def test_prefill_and_decode_must_agree(engine: str, prefill: Setup, decode: Setup, expected: str | None) -> None:
     """Ascend's connector needs P.tp % D.tp == 0 unless attention is latent; KV types must be the same everywhere."""
-    ascend, vllm = load_engine("vllm-ascend"), load_engine("vllm")
-    small, large = deepseek("TP=2 + DP=8, EP=16"), deepseek("TP=8 + DP=2, EP=16")
-    assert broken_pair(ascend, small, large) is None
-    pair = broken_pair(ascend, replace(small, latent=False), replace(large, latent=False))
-    assert pair is not None and pair.rule == "pair-tensor"
-    assert broken_pair(ascend, replace(large, latent=False), replace(small, latent=False)) is None
-    assert broken_pair(vllm, replace(small, latent=False), replace(large, latent=False)) is None
-    kv = broken_pair(vllm, small, replace(large, kv_dtype="fp8"))
-    assert kv is not None and kv.rule == "pair-kv-dtype"
-    many = broken_pair(load_engine("mindie"), replace(small, instances=17), large)
-    assert many is not None and many.rule == "pair-instances"
+    broken = broken_pair(load_engine(engine), prefill, decode)
+    assert (broken and broken.rule) == expected
 
 
 def test_the_nearest_strategy_keeps_what_it_can() -> None:
