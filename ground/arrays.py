@@ -5,8 +5,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
-def distinct(values: NDArray[np.float64]) -> NDArray[np.float64]:
+
+def distinct(values: Floats) -> Floats:
     """Return the distinct values, ascending.
 
     ``np.unique`` without further results imports masked arrays when it is first called, which takes 30 ms.
@@ -17,7 +21,7 @@ def distinct(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.unique(values, return_index=True)[0]
 
 
-def percentiles(values: NDArray[np.float64], levels: float | NDArray[np.float64]) -> NDArray[np.float64]:
+def percentiles(values: Floats, levels: float | Floats) -> Floats:
     """Return ``np.percentile``, which imports masked arrays too; of equal values that value, without it.
 
     >>> percentiles(np.array([3.0, 3.0]), 99.0).tolist()
@@ -41,7 +45,7 @@ def placed(counts: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     return np.flatnonzero(there).astype(counts.dtype), (np.cumsum(there) - 1)[whole]
 
 
-def windows(rows: NDArray[np.float64], length: int) -> NDArray[np.float64]:
+def windows(rows: Floats, length: int) -> Floats:
     """All runs of so many neighbours in each row, [rows, starts, length], of contiguous ``rows``; they share memory.
 
     What numpy's ``sliding_window_view`` gives, fifteen times quicker.
@@ -54,7 +58,7 @@ def windows(rows: NDArray[np.float64], length: int) -> NDArray[np.float64]:
     return np.ndarray((number, size - length + 1, length), rows.dtype, rows, strides=(along, step, step))
 
 
-def on_nodes(places: NDArray[np.float64], weights: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
+def on_nodes(places: Floats, weights: Floats, nodes: int) -> Floats:
     """Put point masses on the two nodes beside each, so that means stay, [..., nodes]; what lies beyond on the last.
 
     Args: ``places`` [..., points] in units of the nodes, 0 or more; their ``weights`` [points], or of each.

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Ints
 from ground.errors import BadInput
 
 
@@ -33,7 +34,7 @@ def check_redundancy(experts: int, ranks: int, redundant: int) -> int:
     return slots // ranks
 
 
-def replica_counts(loads: NDArray[Any], slots: int, max_per_expert: int) -> NDArray[np.int64]:
+def replica_counts(loads: NDArray[Any], slots: int, max_per_expert: int) -> Ints:
     """Replicas of every expert that minimise the busiest replica, max w_i / r_i.
 
     Greedy: every slot beyond one per expert goes to the expert with the largest w_i / r_i that may have more. Optimal,
@@ -72,12 +73,12 @@ def replica_counts(loads: NDArray[Any], slots: int, max_per_expert: int) -> NDAr
     return np.array(counts, dtype=np.int64)
 
 
-def water_filling(loads: NDArray[Any], slots: int, max_per_expert: int) -> NDArray[np.int64]:
+def water_filling(loads: NDArray[Any], slots: int, max_per_expert: int) -> Ints:
     """``replica_counts`` of every row, [rows, experts]."""
     return np.stack([replica_counts(row, slots, max_per_expert) for row in loads])
 
 
-def longest_first(loads: NDArray[Any], counts: NDArray[np.int64], ranks: int) -> NDArray[np.int64]:
+def longest_first(loads: NDArray[Any], counts: Ints, ranks: int) -> Ints:
     """Map one layer by longest processing time first: replicas by falling load, each to the lightest open rank.
 
     All ranks get equally many slots and no rank an expert twice.
@@ -95,6 +96,8 @@ def longest_first(loads: NDArray[Any], counts: NDArray[np.int64], ranks: int) ->
     slots_per_rank = int(counts.sum()) // ranks
     per_replica = loads / counts
     order = np.argsort(-per_replica, kind="stable")
+    if slots_per_rank == 1:
+        return np.repeat(order, counts[order])[:, None]
     held: list[list[int]] = [[] for _ in range(ranks)]
     heap = [(0.0, rank) for rank in range(ranks)]
     for expert, load, count in zip(order.tolist(), per_replica[order].tolist(), counts[order].tolist(), strict=True):
@@ -132,6 +135,6 @@ def _make_room(held: list[list[int]], expert: int, slots_per_rank: int) -> None:
     held[receiver].append(moving)
 
 
-def longest_first_rows(loads: NDArray[Any], counts: NDArray[np.int64], ranks: int) -> NDArray[np.int64]:
+def longest_first_rows(loads: NDArray[Any], counts: Ints, ranks: int) -> Ints:
     """``longest_first`` of every row, [rows, ranks, slots_per_rank]."""
     return np.stack([longest_first(row, count, ranks) for row, count in zip(loads, counts, strict=True)])

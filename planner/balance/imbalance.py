@@ -11,14 +11,14 @@ import math
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from ground.errors import BadInput
 from ground.units import number_of
 from planner.balance.counts import check_redundancy, longest_first, replica_counts
 from planner.balance.skew import MIXED, LoadDistribution, quantile_loads
 
-Number = float | NDArray[np.float64]
+Number = float | Floats
 
 _SEED = 20251
 _SHUFFLES = 256
@@ -63,14 +63,14 @@ def static_factor(experts: int, ranks: int, redundant: int, distribution: LoadDi
 
 
 @functools.lru_cache(maxsize=8)
-def _shuffled_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
+def _shuffled_loads(distribution: LoadDistribution, experts: int) -> Floats:
     """The typical loads in random orders, [draws, experts]; fixed seed."""
     rows = np.tile(quantile_loads(distribution, experts), (_SHUFFLES, 1))
     return np.random.default_rng(_SEED).permuted(rows, axis=1)
 
 
 @functools.lru_cache(maxsize=8)
-def drifted_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
+def drifted_loads(distribution: LoadDistribution, experts: int) -> Floats:
     """The typical loads after drift, [draws, experts], every draw with mean 1; fixed seed."""
     scores = np.random.default_rng(_SEED).standard_normal((_DRIFTS, experts))
     loads = quantile_loads(distribution, experts) * np.exp(distribution.drift_log_sigma * scores)
@@ -78,7 +78,7 @@ def drifted_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.fl
 
 
 @functools.lru_cache(maxsize=1)
-def _half_line() -> tuple[NDArray[np.float64], float]:
+def _half_line() -> tuple[Floats, float]:
     """Phi on a grid over x >= 0 and the grid's step."""
     step = 0.05
     return np.array([0.5 * (1 + math.erf(step * i / math.sqrt(2))) for i in range(201)]), step

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from ground.errors import BadInput
 from ground.names import suggest
 
@@ -105,7 +106,7 @@ def measured_distribution(loads: NDArray[Any], name: str) -> LoadDistribution:
     return LoadDistribution(name=f"measured in {name}", shares=tuple(shares.tolist()), source=source)
 
 
-def expert_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
+def expert_loads(distribution: LoadDistribution, experts: int) -> Floats:
     """Typical expert loads of one layer: the mid-point quantiles of the log-normal, hottest first, mean 1.
 
     w_i proportional to exp(sigma * Phi^-1(1 - (i + 1/2) / experts)); [experts], in units of the mean expert.
@@ -114,7 +115,7 @@ def expert_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.flo
 
 
 @functools.lru_cache(maxsize=64)
-def quantile_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.float64]:
+def quantile_loads(distribution: LoadDistribution, experts: int) -> Floats:
     """The typical loads of ``expert_loads``, read-only, [experts].
 
     Raises:
@@ -137,7 +138,7 @@ def quantile_loads(distribution: LoadDistribution, experts: int) -> NDArray[np.f
     return loads
 
 
-def sample_expert_loads(distribution: LoadDistribution, layers: int, experts: int, seed: int) -> NDArray[np.float64]:
+def sample_expert_loads(distribution: LoadDistribution, layers: int, experts: int, seed: int) -> Floats:
     """Random expert loads, [layers, experts], every layer drawn on its own and scaled to mean 1.
 
     Log-normal loads are drawn; of the other distributions the typical loads are put in a random order.
@@ -146,6 +147,6 @@ def sample_expert_loads(distribution: LoadDistribution, layers: int, experts: in
     if distribution.shares or distribution.exponent:
         return rng.permuted(np.tile(quantile_loads(distribution, experts), (layers, 1)), axis=1)
     scores = rng.standard_normal((layers, experts))
-    loads: NDArray[np.float64] = np.exp(distribution.log_sigma * scores)
+    loads: Floats = np.exp(distribution.log_sigma * scores)
     loads /= loads.mean(axis=1, keepdims=True)
     return loads

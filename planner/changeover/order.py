@@ -11,13 +11,10 @@ from itertools import pairwise
 from math import ceil, inf
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.changeover.moving import Terms
 from planner.manifest.migration import How
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 BELOW_WEIGHT = 1e6
 """Seconds of a change that one second below the limits counts as: any that are spared are worth the time."""

@@ -10,17 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Bools, Floats, Ints
 from ground.units import HOUR_SECONDS
 from planner.changeover.lots import kinds_of
 from planner.changeover.moving import Terms, drain_seconds, weight_plane
 from planner.changeover.robust import Layout, Scenario, at_hand, layouts_of, options_of
 from planner.manifest.schema import Manifest, Pool
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 Joint = tuple[Layout, ...]
 """A layout of each model."""
 MOST_JOINT = 250_000

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ground.arrays import Floats
 from planner.costs.cache import model_cache
 from planner.costs.memory import granted_tokens
 from planner.instances.aggregated import AggregatedServer
@@ -23,7 +24,6 @@ from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.question import Question
 from planner.serving.aggregated import AggregatedPool
 from planner.serving.deployed import play
-from planner.serving.latency import Array
 from planner.serving.separate import SeparatePools, Served, prefill_pool, within
 from planner.workload import Trace, Traffic
 
@@ -163,5 +163,5 @@ def _keeps(recorded: Served, question: Question) -> bool:
     return not late_at(question, recorded)
 
 
-def _at(seconds: Array, question: Question) -> float:
+def _at(seconds: Floats, question: Question) -> float:
     return float(np.percentile(seconds, question.percentile))

@@ -12,7 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from planner.serving.latency import Array
+from ground.arrays import Floats
 
 _MOST_EVENTS, _FEW_EVENTS = 1024, 60.0
 """Counted one by one, all of them or where few are expected; otherwise their number is taken as normal."""
@@ -43,7 +43,7 @@ class Arrivals:
             dispersion=max(squared_cv * phases, 1.0),
         )
 
-    def counts(self, seconds: Array, prompts_per_cell: float, cells: int) -> Array:
+    def counts(self, seconds: Floats, prompts_per_cell: float, cells: int) -> Floats:
         """Probabilities of 0, 1, ... cells of prompts within ``seconds``, [times, cells]; the last: so many or more."""
         reached = self.reached(seconds, prompts_per_cell, cells)
         found = np.zeros((reached.shape[0], cells))
@@ -52,7 +52,7 @@ class Arrivals:
         found[:, : most - 1] -= reached[:, 1:most]
         return np.maximum(found, 0.0, out=found)  # but for rounding
 
-    def reached(self, seconds: Array, prompts_per_cell: float, cells: int) -> Array:
+    def reached(self, seconds: Floats, prompts_per_cell: float, cells: int) -> Floats:
         """Chances of 0, 1, ... cells of prompts or more within ``seconds``, [times, counts].
 
         As far as any is reached, up to ``cells``: a mean of m is passed by sqrt(2 m x) + x / 3 with a chance below
@@ -72,7 +72,7 @@ class Arrivals:
         return found
 
 
-def _by_event(means: Array, dispersion: float, events_per_cell: float, cells: int) -> Array:
+def _by_event(means: Floats, dispersion: float, events_per_cell: float, cells: int) -> Floats:
     """Count event by event, rounded at random to the cells beside each, [times, cells + 1].
 
     With e events to a cell, fewer than c cells have the chance (f(c e) - f((c - 1) e)) / e, f(x) = E[max(x - N, 0)]. As
@@ -92,7 +92,7 @@ def _by_event(means: Array, dispersion: float, events_per_cell: float, cells: in
     return np.maximum(found, 0.0, out=found)
 
 
-def count_distribution(means: Array, dispersion: float, counts: int) -> Array:
+def count_distribution(means: Floats, dispersion: float, counts: int) -> Floats:
     """Probabilities of 0..counts-1 events, [..., counts]: given mean, and variance ``dispersion`` times the mean.
 
     Poisson for a dispersion of 1, above it negative binomial: p(k)/p(k-1) = (d - 1)/d + (mean - d + 1)/(d k).
@@ -116,13 +116,13 @@ _SCORES = np.linspace(-9.0, 9.0, 3601)
 
 
 @cache
-def _excesses() -> Array:
+def _excesses() -> Floats:
     """E[max(Z - score, 0)] of a standard normal Z at ``_SCORES``; few questions need it."""
     normal = NormalDist()
     return np.array([normal.pdf(score) - score * (1 - normal.cdf(score)) for score in _SCORES.tolist()])
 
 
-def _as_normal(means: Array, dispersion: float, cells: int) -> Array:
+def _as_normal(means: Floats, dispersion: float, cells: int) -> Floats:
     """Chances of 0, 1, ... cells or more, [times, cells + 1], of a normal number, rounded to either side.
 
     It has these means, and variances ``dispersion`` times them. Rounding at random so that the mean stays turns a

@@ -8,19 +8,16 @@ the cap stands, so sums up to each cap tell all of them in one go.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.closed_forms.birth_death import Iterating, request_levels, residence_variance
-from planner.serving.latency import Array
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches(Iterating):
     """An instance whose batch may be capped."""
 
-    full_seconds: Array
+    full_seconds: Floats
     """[requests], of an iteration where so many are the cap."""
     limit_seconds: float
     """Of TPOT."""
@@ -28,11 +25,11 @@ class Batches(Iterating):
     """Of what a full instance finishes, the most that is planned with."""
 
     @property
-    def full_per_second(self) -> Array:
+    def full_per_second(self) -> Floats:
         """Requests finished per second where so many are the cap and all run, [requests]."""
         return np.asarray(self.running / (self.iterations.mean * self.full_seconds))
 
-    def kept(self, caps: Ints, rate_per_second: float) -> Array:
+    def kept(self, caps: Ints, rate_per_second: float) -> Floats:
         """Return the share of requests that keep the limit with each cap at a rate, [caps]; 0 past most utilisation.
 
         What ``birth_death.decode_state`` says of one cap, but that waits are exponential instead of levels of it.
@@ -51,11 +48,11 @@ class _Occupancies:
     batches: Batches
     rate: float
     caps: Ints
-    waiting: Array
+    waiting: Floats
     """[caps]: share that finds the instance full."""
-    seen: Array
+    seen: Floats
     """[0..requests]: pi(n) n / tau(n), what iterations see."""
-    own: Array
+    own: Floats
     """[caps]: what they see of a full instance, with 0, 1, ... waiting."""
 
     @classmethod
@@ -69,7 +66,7 @@ class _Occupancies:
         own = in_line * caps / batches.full_seconds[caps - 1]
         return cls(batches, rate, caps, in_line / (np.cumsum(masses)[caps - 1] + in_line), seen, own)
 
-    def kept(self) -> Array:
+    def kept(self) -> Floats:
         """Share of requests within the limit, [caps]."""
         batches, caps, spread = self.batches, self.caps, self.batches.iterations.squared_cv
         seconds, full = batches.iteration_seconds, batches.full_seconds[self.caps - 1]
@@ -86,7 +83,7 @@ class _Occupancies:
         waiting = self.waiting[:, None]
         return np.asarray(((1 - waiting) * within / self._total[:, None] + waiting * late) @ likely)
 
-    def _within(self, longest: Array) -> Array:
+    def _within(self, longest: Floats) -> Floats:
         """What iterations of at most so long see, [caps, levels]."""
         caps, seconds = self.caps[:, None], self.batches.iteration_seconds
         places = np.minimum(np.searchsorted(seconds, longest, side="right"), caps)  # states that are in time
@@ -101,15 +98,15 @@ class _Occupancies:
         return np.asarray(masses + np.where(places == caps, 0.0, part * own))
 
     @property
-    def _total(self) -> Array:
+    def _total(self) -> Floats:
         return np.asarray(np.cumsum(self.seen)[self.caps - 1] + self.own)
 
-    def _mean_seen(self, values: Array) -> Array:
+    def _mean_seen(self, values: Floats) -> Floats:
         """Mean over iterations of what is given by the running requests, [caps]."""
         below = np.cumsum(self.seen * np.append(0.0, values))[self.caps - 1]
         return np.asarray((below + self.own * values[self.caps - 1]) / self._total)
 
-    def _elasticity(self, mean: Array) -> Array:
+    def _elasticity(self, mean: Floats) -> Floats:
         running, seconds = self.batches.running, self.batches.iteration_seconds
         busy = self._mean_seen(running)
         slope = np.interp(busy + 0.5, running, seconds) - np.interp(busy - 0.5, running, seconds)

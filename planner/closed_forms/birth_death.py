@@ -16,14 +16,14 @@ from typing import Self
 
 import numpy as np
 
-from ground.arrays import distinct, placed
+from ground.arrays import Floats, distinct, placed
 from ground.errors import BadInput
 from planner.serving.capacity import largest_rate
-from planner.serving.latency import Array, Latency
+from planner.serving.latency import Latency
 from planner.serving.streams import lengths_at
 from planner.workload import Lengths
 
-IterationSeconds = Callable[[Array], Array]
+IterationSeconds = Callable[[Floats], Floats]
 
 _TABLE_NODES = 257
 _LENGTH_EDGES = np.concatenate(
@@ -80,7 +80,7 @@ class DecodeState:
 class Iterating:
     """Requests that advance together, tabulated once for all rates; those of all ranks."""
 
-    iteration_seconds: Array
+    iteration_seconds: Floats
     """[requests], with 1, 2, ... running up to the largest batch; not falling."""
     iterations: Lengths
     """Of a request."""
@@ -91,12 +91,12 @@ class Iterating:
     joining_iterations: float = 0.0
 
     @property
-    def running(self) -> Array:
+    def running(self) -> Floats:
         """1, 2, ... requests."""
         return np.arange(1.0, self.iteration_seconds.size + 1)
 
     @property
-    def finished_per_second(self) -> Array:
+    def finished_per_second(self) -> Floats:
         """Requests finished per second with 1, 2, ... running: n / (I tau(n)); [requests]."""
         return np.asarray(self.running / (self.iterations.mean * self.iteration_seconds))
 
@@ -218,7 +218,7 @@ def _state(server: _Server, rate: float) -> DecodeState | None:
     )
 
 
-def residence_variance(elasticity: Array, residence: Array, squared_cv: float) -> Array:
+def residence_variance(elasticity: Floats, residence: Floats, squared_cv: float) -> Floats:
     """Variance of the occupancy averaged over a residence, as a share of its variance in time.
 
     Count iterations instead of seconds. With exponential lengths the occupancy forgets at 1 - e per mean residence, e
@@ -243,7 +243,7 @@ def residence_variance(elasticity: Array, residence: Array, squared_cv: float) -
     return np.asarray(forgetting * (fixed + (1 - fixed) * min(squared_cv, 1.0)), dtype=np.float64)
 
 
-def _requests(server: _Server, rate: float, occupancy: Array, waiting: float) -> tuple[Array, Array, Array]:
+def _requests(server: _Server, rate: float, occupancy: Floats, waiting: float) -> tuple[Floats, Floats, Floats]:
     """Requests as point masses: tokens, seconds of transfer, wait and iterations, mass.
 
     Iteration times are shrunk to their mean as far as a residence averages them; iterations see the occupancy weighted
@@ -283,7 +283,7 @@ def _requests(server: _Server, rate: float, occupancy: Array, waiting: float) ->
     )
 
 
-def _alike(seen: Array, seconds: Array) -> tuple[Array, Array]:
+def _alike(seen: Floats, seconds: Floats) -> tuple[Floats, Floats]:
     """Return states whose iterations last about as long as one, with their mean; states are in the order of seconds."""
     low, high = float(seconds[0]), float(seconds[-1])
     edges = np.linspace(low, high, _DRAFT_STATES + 1)[:-1]
@@ -292,7 +292,7 @@ def _alike(seen: Array, seconds: Array) -> tuple[Array, Array]:
     return masses, np.add.reduceat(seen * seconds, starts) / masses
 
 
-def request_levels(iterations: Lengths, tokens_squared_cv: float) -> tuple[Array, Array, Array]:
+def request_levels(iterations: Lengths, tokens_squared_cv: float) -> tuple[Floats, Floats, Floats]:
     """Return requests that stand for all, [levels]: how likely they are, their length over the mean, and their luck.
 
     Luck is the iterations that an answer takes over those that it takes on average. They are as many as it takes
@@ -311,7 +311,7 @@ def request_levels(iterations: Lengths, tokens_squared_cv: float) -> tuple[Array
 
 
 @cache
-def _normal_levels() -> tuple[Array, Array]:
+def _normal_levels() -> tuple[Floats, Floats]:
     """Return the shares of a standard normal between levels, and its mean there."""
     normal = NormalDist()
     edges = np.array([0.0, *_DRAFT_EDGES, 1.0])
@@ -328,7 +328,7 @@ def _wait_scale(server: _Server, rate: float) -> float:
     return (1 + server.iterations.squared_cv) / 2 / (float(server.finished_per_second[-1]) - rate)
 
 
-def _ordered(seconds: Array, masses: Array, mean: float | None = None) -> Latency:
+def _ordered(seconds: Floats, masses: Floats, mean: float | None = None) -> Latency:
     order = np.argsort(seconds, kind="stable")
     known = float(seconds @ masses / masses.sum()) if mean is None else mean
     return Latency.from_masses(seconds[order], masses[order], known)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ground.arrays import on_nodes, windows
+from ground.arrays import Floats, on_nodes, windows
 from planner.closed_forms.arrival_counts import Arrivals
-from planner.closed_forms.bulk_lattice import Lattice, holds_of, lattice_of
+from planner.closed_forms.bulk_lattice import Lattice, lattice_of
 from planner.closed_forms.pass_seconds import Passes
-from planner.serving.latency import Array
 
 _NEGLIGIBLE = 1e-10
 """Share of a chance by which it may be off where a tail is taken as geometric, and mass below the least that waits."""
@@ -30,17 +29,13 @@ class Chain:
     """The stationary chain."""
 
     lattice: Lattice
-    holds: Array
-    """[sizes]: how likely a full pass holds 1.. places."""
-    fit: Array
-    """[sizes]: chance that so many places fit into a pass."""
-    passes: Array
+    passes: Floats
     """[sizes + 1, times]: durations of passes on the grid of time."""
-    reached: Array
+    reached: Floats
     """[times, counts]: chance that so many cells or more arrive within a time, as far as there is any."""
-    starts: Array
+    starts: Floats
     """[sizes, fine]: chance that a pass takes all of so many places and leaves part of a prompt behind."""
-    left: Array
+    left: Floats
     """[cells]: chance that a pass is full and leaves so much behind."""
 
 
@@ -51,38 +46,26 @@ def settled_chain(passes: Passes, arrivals: Arrivals, rate: float, squared_cv: f
     times = math.ceil(float(lattice.seconds.max()) / width) + 2
     lasting = on_nodes(lattice.seconds[:, None] / width, np.ones(1), times)
     reached = arrivals.reached(np.arange(float(times)) * width, lattice.prompts_per_cell, lattice.cells)
-    brought, holds = lasting @ reached, holds_of(lattice)
-    walk = _Walk(lattice, holds, brought[:-1], brought[-1])
-    settled = walk.settled()
+    brought = lasting @ reached
+    settled = _Walk(lattice, brought[:-1], brought[-1]).settled()
     fine, cells, sizes = lattice.fine, lattice.cells, lattice.sizes
     starts, left = np.zeros(sizes * fine), np.zeros(cells)
     starts[: min(starts.size, cells - fine)] = settled[fine : fine * (sizes + 1)]
-    for size in walk.held.tolist():
-        left[fine : cells - fine * size] += holds[size - 1] * settled[fine * (size + 1) :]
-    return Chain(
-        lattice=lattice,
-        holds=holds,
-        fit=walk.fit,
-        passes=lasting,
-        reached=reached,
-        starts=starts.reshape(sizes, fine) * walk.fit[:, None],
-        left=left,
-    )
+    left[fine : cells - fine * sizes] = settled[fine * (sizes + 1) :]
+    return Chain(lattice=lattice, passes=lasting, reached=reached, starts=starts.reshape(sizes, fine), left=left)
 
 
+@dataclass(frozen=True, slots=True)
 class _Walk:
-    """How what waits goes up and down from pass to pass, on a lattice."""
+    """How what waits goes up and down from pass to pass, on a lattice: the chances that so much or more arrives."""
 
-    def __init__(self, lattice: Lattice, holds: Array, brought: Array, whole: Array) -> None:
-        """Know what a full pass holds, and the chances that so much or more arrives during passes.
+    lattice: Lattice
+    brought: Floats
+    """[sizes, counts]: while all of 1.. places are taken."""
+    whole: Floats
+    """[counts]: during full passes that leave somebody behind."""
 
-        Args: ``brought`` [sizes, counts] while all of 1.. places are taken, and ``whole`` [counts] during full passes.
-        """
-        self.lattice, self.brought, self.whole, self.holds = lattice, brought, whole, holds
-        self.fit = np.cumsum(holds[::-1])[::-1]
-        self.held = np.flatnonzero(holds) + 1
-
-    def settled(self) -> Array:
+    def settled(self) -> Floats:
         """Stationary distribution of what waits when a pass starts, [cells].
 
         States that all but never occur are left out. Tried, and shown by what is found.
@@ -92,7 +75,7 @@ class _Walk:
         assert found is not None, "the whole lattice has a distribution"
         return found
 
-    def _between(self, lowest: int, tail: "_Tail | None") -> Array | None:
+    def _between(self, lowest: int, tail: "_Tail | None") -> Floats | None:
         """Solve from a state to the tail, or else to the end; None where other states matter, too."""
         cells = self.lattice.cells
         states = (tail.first if tail else cells - 1) + 1 - lowest
@@ -117,33 +100,30 @@ class _Walk:
             found[-1] /= 1 - tail.factor
         return np.asarray(found / found.sum(), dtype=np.float64)
 
-    def _beyond(self, lowest: int, states: int) -> Array:
+    def _beyond(self, lowest: int, states: int) -> Floats:
         """Chances that each of these states or a further one, [states + 1], follows on each of them, [states]."""
         fine, sizes = self.lattice.fine, self.lattice.sizes
         found = self._after_full(lowest, states)
         first, end = lowest // fine, lowest + states + 1
         counts = np.zeros((sizes + 1 - first, max(end, self.brought.shape[1])))
-        counts[:, : self.brought.shape[1]] = self.brought[first - 1 :] * self.fit[first - 1 :, None]
+        counts[:, : self.brought.shape[1]] = self.brought[first - 1 :]
         for left in range(fine):  # of all places taken, and so much that is less than one
             taken = found[left : fine * (sizes + 1) - lowest : fine]
             taken += counts[: taken.shape[0], lowest - left : end - left]
         return found
 
-    def _after_full(self, lowest: int, states: int) -> Array:
+    def _after_full(self, lowest: int, states: int) -> Floats:
         """The part of ``_beyond`` that is through passes that leave somebody behind: they take what they hold."""
         fine, sizes, counts = self.lattice.fine, self.lattice.sizes, self.whole.size
         found = np.zeros((states, states + 1))
-        waiting = np.arange(max(lowest, fine * (int(self.held[0]) + 1)), lowest + states)
-        if not waiting.size:
-            return found
-        padded = np.zeros((1, max(states + counts, fine * sizes + 1 + 2 * states)))
-        padded[:, :states] = 1.0
-        padded[:, states : states + counts] = self.whole
-        rises = windows(padded, 2 * states)[0, fine * self.held + 1]  # by 1 - states ... states
-        places = np.minimum(waiting // fine, sizes + 1)
-        smaller = np.arange(places[0], sizes + 2)[:, None] > self.held
-        of_places = windows((smaller * self.holds[self.held - 1]) @ rises, states + 1)
-        found[-waiting.size :] = of_places[places - places[0], lowest + states - 1 - waiting]
+        waiting = np.arange(max(lowest, fine * (sizes + 1)), lowest + states)
+        if waiting.size:
+            first = fine * sizes + 1
+            padded = np.zeros((1, max(states + counts, first + 2 * states)))
+            padded[:, :states] = 1.0
+            padded[:, states : states + counts] = self.whole
+            rises = windows(padded[:, first : first + 2 * states], states + 1)[0]  # by 1 - states ... states
+            found[-waiting.size :] = rises[lowest + states - 1 - waiting]
         return found
 
     def _tail(self) -> "_Tail | None":
@@ -154,9 +134,7 @@ class _Walk:
         """
         fine, sizes, counts = self.lattice.fine, self.lattice.sizes, self.whole.size
         chances = np.zeros(fine * sizes + counts)
-        for number in self.held.tolist():
-            some = chances[fine * (sizes - number) :][:counts]
-            some[:-1] += self.holds[number - 1] * (self.whole[:-1] - self.whole[1:])
+        chances[: counts - 1] = self.whole[:-1] - self.whole[1:]
         chances[chances < 1e-13] = 0.0  # rounding, which the tail would blow up
         steps = np.arange(chances.size) - float(fine * sizes)
         drift = -float(chances @ steps)
@@ -184,10 +162,10 @@ class _Tail:
 
     first: int
     factor: float
-    falls: Array
+    falls: Floats
     """Chances that what waits goes down, by most ... 1 and by nothing."""
 
-    def moves(self, states: int) -> Array:
+    def moves(self, states: int) -> Floats:
         """Chances of the last ``states`` up to the first of the tail after any of it, [states], in those of the first.
 
         From all that wait j cells more: at d below, the sum over j of factor^j times the chance to fall by d + j.

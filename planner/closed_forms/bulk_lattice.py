@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ground.arrays import Floats
 from planner.closed_forms.pass_seconds import Passes
-from planner.serving.latency import Array
 
 _CELLS = 256
 """Of the lattice."""
@@ -28,15 +28,13 @@ class Lattice:
 
     fine: int
     """Cells of what takes one place in a pass."""
-    prompts: Array
+    prompts: Floats
     """[sizes]: prompts of passes that took 1.. places."""
-    most: float
-    """Prompts of the largest pass."""
     least: int
     """Places of the smallest pass that is not all but never."""
     cells: int
     """Waiting is counted from 0 to ``cells`` - 1."""
-    seconds: Array
+    seconds: Floats
     """[sizes + 1]: durations of passes that take all, by how many that is; last full ones."""
     width_seconds: float
     """Of a cell of time."""
@@ -86,24 +84,11 @@ def lattice_of(passes: Passes, rate: float, squared_cv: float, phases: int) -> L
     return Lattice(
         fine=fine,
         prompts=np.arange(1.0, count + 1) * step,
-        most=sizes,
         least=min(max(int(_least(passes, rate, squared_cv, settled) / step), 1), count),
         cells=fine * (count + math.ceil(queued / step) + 1),
         seconds=seconds,
         width_seconds=max(settled.seconds / _USUAL, longest / _LONGEST, horizon / _HORIZON),
     )
-
-
-def holds_of(lattice: Lattice) -> Array:
-    """How likely a full pass holds 1.. places, [sizes]; between two places so that means stay."""
-    prompts = lattice.prompts
-    place = min(max(lattice.most / float(prompts[0]), 1.0), float(prompts.size)) - 1
-    low = min(int(place), max(prompts.size - 2, 0))
-    found = np.zeros(prompts.size)
-    found[low] = 1 - (place - low)
-    if place > low:
-        found[low + 1] = place - low
-    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.arrays import windows
+from ground.arrays import Floats, windows
 from ground.errors import BadInput
 from planner.closed_forms.arrival_counts import Arrivals
 from planner.closed_forms.bulk_chain import Chain, settled_chain
 from planner.closed_forms.bulk_lattice import RARE
 from planner.closed_forms.pass_seconds import Passes
-from planner.serving.latency import Array, Latency
+from planner.serving.latency import Latency
 
 Policy = Literal["random", "round_robin", "least_load"]
 
@@ -57,7 +57,7 @@ def latency_of(passes: Passes, rate: float, arrival_squared_cv: float = 1.0) -> 
     return Latency.from_masses(*sojourn(passes, max(rate, 1e-12), arrival_squared_cv))
 
 
-def sojourn(passes: Passes, rate: float, squared_cv: float) -> tuple[Array, Array, float]:
+def sojourn(passes: Passes, rate: float, squared_cv: float) -> tuple[Floats, Floats, float]:
     """Return the sojourn of prompts: rising seconds, masses between each and the one before, and the mean."""
     arrivals = Arrivals.of(rate, squared_cv)
     chain = settled_chain(passes, arrivals, rate, squared_cv)
@@ -71,7 +71,7 @@ def sojourn(passes: Passes, rate: float, squared_cv: float) -> tuple[Array, Arra
     return found[order], chances[order], mean
 
 
-def _ahead(chain: Chain) -> Array:
+def _ahead(chain: Chain) -> Floats:
     """Arrivals per pass by the rest of the running pass and place in line, [times - 1, places].
 
     With l cells left over, the prompt at place p arrives when l and the arrivals of the pass so far reach it; of a pass
@@ -97,7 +97,7 @@ def _ahead(chain: Chain) -> Array:
     return found
 
 
-def _rests(lasting: Array) -> Array:
+def _rests(lasting: Floats) -> Floats:
     """[rest, kinds, gone]: chance that a pass lasts gone + rest + 1 cells of time, of durations [kinds, times]."""
     size = lasting.shape[1] - 1
     padded = np.concatenate([lasting[:, 1:], np.zeros((lasting.shape[0], size))], axis=1)
@@ -119,23 +119,23 @@ def _idle_share(chain: Chain) -> float:
 class _Line:
     """What comes before the own pass ends."""
 
-    rest: Array
+    rest: Floats
     """[times - 1, sizes + 1]: masses by the rest of the running pass and by what the own pass takes, if it is next."""
     before: NDArray[np.complex128]
     """[passes ahead, frequencies]: the rest and so many whole passes, from one on."""
-    own: Array
+    own: Floats
     """[passes ahead, sizes + 1]: what the own pass takes behind them."""
     length: int
     """Cells of time."""
 
 
-def _line(chain: Chain, arrivals: Arrivals, ahead: Array) -> _Line:
+def _line(chain: Chain, arrivals: Arrivals, ahead: Floats) -> _Line:
     """Distribution of residual and whole passes ahead, by what the own pass takes.
 
-    Full passes ahead take what they hold at random; the place that is left in line when the own pass starts fits it.
+    The place that is left in line when the own pass starts fits it.
     """
     lattice, sizes = chain.lattice, chain.lattice.sizes
-    chances, places = _passes_ahead(chain, ahead.sum(axis=0))
+    chances, places = _passes_ahead(ahead.sum(axis=0), sizes)
     (rests, times), blocks = (ahead.shape[0], chain.passes.shape[1]), chances.shape[1]
     full = float(chain.passes[-1] @ np.arange(times))
     length = _quick_length(2 * times + blocks * full)
@@ -147,11 +147,11 @@ def _line(chain: Chain, arrivals: Arrivals, ahead: Array) -> _Line:
     every = chain.reached[:, :: lattice.fine][:, :sizes]
     joined[:rests, : every.shape[1]] = (every[1:] + every[:-1]) / 2
     if blocks == 1:
-        return _Line(_own_sizes(chain, waiting, joined), np.zeros((0, 1), dtype=np.complex128), waiting[:0], length)
+        return _Line(_own_sizes(waiting, joined), np.zeros((0, 1), dtype=np.complex128), waiting[:0], length)
     waits = (np.arange(1.0, blocks) * full + _middle(later)) * lattice.width_seconds
     every = arrivals.reached(waits, lattice.prompts_per_cell, sizes * lattice.fine)[:, :: lattice.fine][:, :sizes]
     joined[rests:, : every.shape[1]] = every
-    takes = _own_sizes(chain, waiting, joined)
+    takes = _own_sizes(waiting, joined)
     own = takes[rests:] / np.maximum(takes[rests:].sum(axis=1, keepdims=True), 1e-300)
     whole = np.fft.rfft(chain.passes[-1], length)
     powers = np.multiply.accumulate(np.broadcast_to(whole, (blocks - 1, whole.size)), axis=0)
@@ -164,7 +164,7 @@ def _quick_length(least: float) -> int:
     return math.ceil(least / unit) * unit
 
 
-def _behind(line: _Line, passes: Array) -> Array:
+def _behind(line: _Line, passes: Floats) -> Floats:
     """Time in line and own pass together, [times]; ``passes`` [sizes + 1, times] by what they took."""
     found = np.zeros(line.length)
     if line.own.size:
@@ -178,58 +178,32 @@ def _behind(line: _Line, passes: Array) -> Array:
     return np.maximum(found, 0.0, out=found)
 
 
-def _passes_ahead(chain: Chain, masses: Array) -> tuple[Array, Array]:
-    """How many full passes come before the own one.
+def _passes_ahead(masses: Floats, sizes: int) -> tuple[Floats, Floats]:
+    """Return how many full passes come before the own one, [places, passes], and the masses by passes and place left.
 
-    With k* the chance that so many full passes hold k places together, it is that number for place p where they hold
-    p - j and the own pass fits the j that remain.
-
-    Args:
-        chain: with what full passes hold.
-        masses: [places] of arrivals.
-
-    Returns:
-        Their chances [places, passes], and the masses by passes and j, [passes, sizes], still to fit.
+    Args: ``masses`` [places] of arrivals, and the places of a full pass; the latter masses are [passes, sizes].
     """
-    sizes = chain.lattice.sizes
-    if chain.fit[-1] == 1:  # full passes always hold as much
-        alike = np.zeros((-(-masses.size // sizes), sizes))
-        alike.flat[: masses.size] = masses
-        further = np.cumsum(alike.sum(axis=1)[::-1])[::-1]
-        ahead = max(int(np.count_nonzero(further >= RARE * masses.sum())), 1)
-        return np.repeat(np.eye(alike.shape[0], ahead), sizes, axis=0)[: masses.size], alike[:ahead]
-    fit, holds = np.append(0.0, chain.fit), np.append(0.0, chain.holds)
-    together = np.zeros(masses.size)
-    together[0] = 1.0
-    chances, places = [], []
-    remaining = masses.copy()
-    for _ in range(masses.size):
-        chances.append(np.convolve(together, fit)[1 : masses.size + 1])
-        row = np.zeros(sizes)
-        row[: min(sizes, remaining.size)] = remaining[:sizes]
-        places.append(row)
-        together = np.convolve(together, holds)[: masses.size]
-        remaining = np.correlate(np.append(remaining, np.zeros(sizes)), holds, "valid")
-        if not together.any() or remaining.sum() < RARE * masses.sum():
-            break
-    return np.stack(chances, axis=1), np.stack(places)
+    alike = np.zeros((-(-masses.size // sizes), sizes))
+    alike.flat[: masses.size] = masses
+    further = np.cumsum(alike.sum(axis=1)[::-1])[::-1]
+    ahead = max(int(np.count_nonzero(further >= RARE * masses.sum())), 1)
+    return np.repeat(np.eye(alike.shape[0], ahead), sizes, axis=0)[: masses.size], alike[:ahead]
 
 
-def _middle(later: Array) -> Array:
+def _middle(later: Floats) -> Floats:
     """Mean rest in cells of time, by column."""
     masses = np.maximum(later.sum(axis=0), 1e-300)
     return np.asarray((np.arange(later.shape[0]) + 0.5) @ later / masses, dtype=np.float64)
 
 
-def _own_sizes(chain: Chain, places: Array, reached: Array) -> Array:
+def _own_sizes(places: Floats, reached: Floats) -> Floats:
     """Distribution of the own pass, [rows, sizes + 1]: it takes all of 1.. places, or is full.
 
     It takes the place and who comes until it begins, as far as they fit.
 
-    Args: ``places`` [rows, sizes] masses, of which that share counts that fits; ``reached`` [rows, sizes] chances that
-    0, 1, ... prompts or more come.
+    Args: ``places`` [rows, sizes] masses; ``reached`` [rows, sizes] chances that 0, 1, ... prompts or more come.
     """
-    sizes = chain.lattice.sizes
+    sizes = places.shape[1]
     length = _quick_length(2 * sizes)
     # The place and who joins, side by side: the product of their transforms is that of the sum.
     terms = np.zeros((2, places.shape[0], length))
@@ -239,6 +213,5 @@ def _own_sizes(chain: Chain, places: Array, reached: Array) -> Array:
     one, other = np.fft.rfft(terms)
     found = np.empty((places.shape[0], sizes + 1))
     np.maximum(np.fft.irfft(one * other, length)[:, :sizes], 0.0, out=found[:, :sizes])
-    found[:, :sizes] *= chain.fit
-    found[:, sizes] = np.maximum(places @ chain.fit - found[:, :sizes].sum(axis=1), 0.0)
+    found[:, sizes] = np.maximum(places.sum(axis=1) - found[:, :sizes].sum(axis=1), 0.0)
     return found

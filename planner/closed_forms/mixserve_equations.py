@@ -23,9 +23,9 @@ Where the paper contradicts itself, the reading here is:
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+from numpy.typing import ArrayLike
 
-Number = float | npt.NDArray[np.float64]
+from planner.manifest.terms import Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +195,7 @@ def _over_pairs(cost: Number, d: Number) -> Number:
     return _plain(np.where(np.asarray(d) > 1, cost, 0.0))
 
 
-def _plain(value: npt.ArrayLike) -> Number:
+def _plain(value: ArrayLike) -> Number:
     """Return a float for a single number, the array otherwise."""
     array = np.asarray(value, dtype=float)
     return float(array) if array.ndim == 0 else array

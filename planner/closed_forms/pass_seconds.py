@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ground.arrays import distinct
+from ground.arrays import Floats, distinct
 from ground.errors import BadInput
 
-Array = NDArray[np.float64]
-PassSeconds = Callable[[Array], Array]
+PassSeconds = Callable[[Floats], Floats]
 
 _NODES = 256
 
@@ -20,9 +18,9 @@ _NODES = 256
 class Passes:
     """Pass times of one instance, tabulated once for all rates."""
 
-    prompts: Array
+    prompts: Floats
     """[nodes], rising, from one to the most that a pass holds."""
-    seconds: Array
+    seconds: Floats
     """[nodes], not falling."""
 
     @classmethod
@@ -54,6 +52,6 @@ class Passes:
         """Prompts per second of passes that are always full."""
         return self.most / self.full_seconds
 
-    def at(self, prompts: Array) -> Array:
+    def at(self, prompts: Floats) -> Floats:
         """Return the durations of passes with so many prompts."""
         return np.asarray(np.interp(prompts, self.prompts, self.seconds), dtype=np.float64)

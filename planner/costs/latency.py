@@ -3,17 +3,13 @@
 Service times only: no waiting for arrivals, no KV transfer; those are ``serving``.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.balance.busiest import Layout, static_factors
 from planner.balance.imbalance import Balance, expected_maximum_normal, static_factor
-from planner.balance.skew import LoadDistribution
 from planner.costs.deployment import Deployment
 from planner.costs.operators import build_step_cost
 from planner.costs.vision_operators import with_encoder
@@ -43,24 +39,10 @@ def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
         return replace(cost, balance=one, sampling_deviations=deviations(count))
     layouts = np.stack(np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)).reshape(2, -1)
     pairs, where = np.unique(layouts, axis=1, return_inverse=True)
-    static = static_balance(experts, [(int(count), int(extra)) for count, extra in pairs.T], balance)
-    noise = np.array([deviations(int(count)) for count, _ in pairs.T])
+    each = [(int(count), int(extra)) for count, extra in pairs.T]
+    static = np.array([static_factor(experts, *layout, balance.distribution, balanced) for layout in each])
+    noise = np.array([deviations(count) for count, _ in each])
     return replace(cost, balance=static[where], sampling_deviations=noise[where])
-
-
-_FACTORS: dict[tuple[int, LoadDistribution, bool], dict[Layout, float]] = {}
-"""Static factors of layouts known so far: they depend on nothing but their keys."""
-
-
-def static_balance(experts: int, layouts: Sequence[Layout], balance: Balance) -> NDArray[np.float64]:
-    """Return the static factor of every layout, [layouts]; those not known yet are found together."""
-    key = experts, balance.distribution, balance.kind == "measured"
-    known = _FACTORS.setdefault(key, {})
-    missing = sorted({layout for layout in layouts if layout not in known})
-    if missing:
-        factors = static_factors(experts, missing, balance.distribution, balance.kind == "measured").tolist()
-        known.update(zip(missing, factors, strict=True))
-    return np.array([known[layout] for layout in layouts])
 
 
 @lru_cache(maxsize=4096)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Ints
 from ground.errors import BadInput
 from ground.sourced import Stated
 from ground.validation import plain
@@ -16,7 +16,6 @@ from planner.manifest.layout import RANK_COLUMNS, GroupRule
 from planner.manifest.loads import check_expert_map
 from planner.manifest.schema import Manifest, ManifestWorkload, Pool, PromptKinds
 
-Table = NDArray[np.int64]
 COLUMN = {name: index for index, name in enumerate(RANK_COLUMNS)}
 GROUP_KEYS = {
     "tp": ("pp", "domain", "dp"),
@@ -106,7 +105,7 @@ def _check_sizes(manifest: Manifest, pool: Pool, path: str) -> None:
         )
 
 
-def _check_rows(pool: Pool, table: Table, per_node: int, path: str) -> None:
+def _check_rows(pool: Pool, table: Ints, per_node: int, path: str) -> None:
     """Each rank stands once, on its own device, with its own coordinates in the range of the degrees."""
     count = pool.devices_per_instance
     if len(table) != count:
@@ -125,7 +124,7 @@ def _check_rows(pool: Pool, table: Table, per_node: int, path: str) -> None:
     _check_coordinates(pool, table, path)
 
 
-def _check_coordinates(pool: Pool, table: Table, path: str) -> None:
+def _check_coordinates(pool: Pool, table: Ints, path: str) -> None:
     """Attention and expert coordinates are those of the degrees, each once; -1 only where a rank has none."""
     degrees = pool.degrees
     limits = {
@@ -156,7 +155,7 @@ def _check_coordinates(pool: Pool, table: Table, path: str) -> None:
             raise BadInput(f"{path}: {held.size} ranks have {label} coordinates {names}, must be {expected} by degrees")
 
 
-def _repeated(values: Table) -> int | None:
+def _repeated(values: Ints) -> int | None:
     """Return the index of the first value that stands earlier already, None where all differ."""
     first = np.zeros(len(values), dtype=bool)
     first[np.unique(values, return_index=True)[1]] = True
@@ -164,7 +163,7 @@ def _repeated(values: Table) -> int | None:
     return int(again[0]) if again.size else None
 
 
-def _check_groups(pool: Pool, table: Table, path: str) -> None:
+def _check_groups(pool: Pool, table: Ints, path: str) -> None:
     """The groups of each kind are exactly the ranks that share the other coordinates."""
     count = len(table)
     given: dict[str, list[tuple[int, GroupRule]]] = {}
@@ -181,7 +180,7 @@ def _check_groups(pool: Pool, table: Table, path: str) -> None:
             raise BadInput(f"{where}: the {kind} groups must be those ranks that share {', '.join(keys)} in rank_table")
 
 
-def _expected_groups(table: Table, kind: str, keys: tuple[str, ...]) -> Iterator[tuple[int, ...]]:
+def _expected_groups(table: Ints, kind: str, keys: tuple[str, ...]) -> Iterator[tuple[int, ...]]:
     """Yield the ranks of each group of more than one, ordered by the coordinate of the kind."""
     held = table[table[:, COLUMN[kind]] >= 0]
     groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
@@ -194,7 +193,7 @@ def _expected_groups(table: Table, kind: str, keys: tuple[str, ...]) -> Iterator
 
 
 def _check_instances(
-    manifest: Manifest, pool: Pool, table: Table, path: str, used: dict[tuple[str, int], str], names: set[str]
+    manifest: Manifest, pool: Pool, table: Ints, path: str, used: dict[tuple[str, int], str], names: set[str]
 ) -> None:
     """Instances lie in the cluster and share no device."""
     cluster = manifest.clusters[pool.hardware]

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from ground.arrays import Floats
 
 
-def curve_seconds(points: Sequence[float | Array], load: float | Array) -> float | Array:
+def curve_seconds(points: Sequence[float | Floats], load: float | Floats) -> float | Floats:
     """Return the seconds at a load; points (numbers or arrays over instances) and load broadcast."""
     if isinstance(load, np.ndarray) or any(isinstance(point, np.ndarray) for point in points):
         return along(np.log2(np.stack(np.broadcast_arrays(*points))), np.asarray(load, dtype=np.float64))
@@ -36,7 +35,7 @@ def at(points: Sequence[Any], load: float) -> float:
     return float(low * (points[left + 1] / low) ** (place - left))
 
 
-def along(logarithms: Array, load: Array) -> Array:
+def along(logarithms: Floats, load: Floats) -> Floats:
     """Return the seconds at loads [..., instances], from base-2 logarithms of the points, [points] or more."""
     place = np.log2(np.maximum(load, 1.0))
     left = np.minimum(place.astype(np.intp), len(logarithms) - 2)
@@ -53,16 +52,16 @@ def along(logarithms: Array, load: Array) -> Array:
 class Curve:
     """A curve term made ready: the form of its load and its points, as they are and as logarithms."""
 
-    load: Mapping[str, float | Array]
-    points: tuple[float | Array, ...]
-    logarithms: Array
+    load: Mapping[str, float | Floats]
+    points: tuple[float | Floats, ...]
+    logarithms: Floats
 
     @classmethod
-    def of(cls, load: Mapping[str, float | Array], points: tuple[float | Array, ...]) -> "Curve":
+    def of(cls, load: Mapping[str, float | Floats], points: tuple[float | Floats, ...]) -> "Curve":
         """Return the curve with the logarithms of its points."""
         return cls(load, points, np.log2(np.stack(np.broadcast_arrays(*points))))
 
-    def seconds(self, load: float | Array) -> float | Array:
+    def seconds(self, load: float | Floats) -> float | Floats:
         """Return the seconds at a value of the load's form."""
         if isinstance(load, np.ndarray) or self.logarithms.ndim > 1:
             return along(self.logarithms, np.asarray(load, dtype=np.float64))

@@ -4,9 +4,8 @@ from functools import cache
 from itertools import accumulate
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from ground.arrays import Floats, Ints
 
 Acceptance = float | tuple[float, ...]
 """Of a draft, given those before it: of all, or of the first, the second, ... where the last holds for those beyond."""
@@ -43,7 +42,7 @@ def tokens_squared_cv(drafts: int, acceptance: Acceptance) -> float:
     return float(chances @ (tokens / mean - 1) ** 2)
 
 
-def step_chances(drafts: int, acceptance: Acceptance) -> NDArray[np.float64]:
+def step_chances(drafts: int, acceptance: Acceptance) -> Floats:
     """Return the chances of 1, 2, ... drafts + 1 tokens in an iteration, [drafts + 1]."""
     return -np.diff(np.array([*reached(drafts, acceptance), 0.0]))
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from ground.errors import BadInput
 
 
-def rank_loads(loads: NDArray[Any], slots: NDArray[np.int64], ranks: int) -> NDArray[np.float64]:
+def rank_loads(loads: NDArray[Any], slots: Ints, ranks: int) -> Floats:
     """Load of every rank when the tokens of an expert are split evenly over its replicas.
 
     rank load = sum over the slots of a rank of w_expert / replicas_expert.
@@ -33,18 +34,18 @@ def rank_loads(loads: NDArray[Any], slots: NDArray[np.int64], ranks: int) -> NDA
     flat = slots + row_start  # [layers, slots], unique id of (layer, expert)
     replicas = np.bincount(flat.ravel(), minlength=layers * experts)
     per_slot = loads.ravel()[flat] / replicas[flat]  # [layers, slots]
-    total: NDArray[np.float64] = per_slot.reshape(layers, ranks, -1).sum(axis=2)
+    total: Floats = per_slot.reshape(layers, ranks, -1).sum(axis=2)
     return total
 
 
-def imbalance(rank_loads: NDArray[Any]) -> NDArray[np.float64]:
+def imbalance(rank_loads: NDArray[Any]) -> Floats:
     """Busiest rank over the mean rank, max / mean, [layers] from [layers, ranks]; 1 for a layer without load."""
     mean = rank_loads.mean(axis=-1)
     peak = rank_loads.max(axis=-1)
     return np.where(mean > 0, peak / np.where(mean > 0, mean, 1.0), 1.0)
 
 
-def check_expert_map(slots: NDArray[np.int64], experts: int, ranks: int, path: str = "expert_map") -> None:
+def check_expert_map(slots: Ints, experts: int, ranks: int, path: str = "expert_map") -> None:
     """Refuse a map that no engine could load.
 
     Every layer has equally many slots on every rank, every id is in range, every expert is somewhere, and no rank holds

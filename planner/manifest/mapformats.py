@@ -15,15 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Ints
 from ground.errors import BadInput
 from ground.files import parse_json, parse_yaml
 from ground.validation import validate
 from planner.manifest.layout import ExpertMap
 from planner.manifest.loads import check_expert_map
-
-Integers = NDArray[np.int64]
 
 MOST_SLOTS = 16_000_000
 
@@ -32,7 +30,7 @@ MOST_SLOTS = 16_000_000
 class MoeMap:
     """The MoE layers' slots [layers, slots] on ``ranks`` ranks, after ``dense_layers`` layers without experts."""
 
-    slots: Integers
+    slots: Ints
     experts: int
     ranks: int
     dense_layers: int = 0
@@ -139,7 +137,7 @@ def read_map(text: str, where: str, *, experts: int, ranks: int) -> MoeMap:
     )
 
 
-def _rows(rows: object, where: str) -> Integers:
+def _rows(rows: object, where: str) -> Ints:
     """Rows of equal length of whole numbers, [rows, slots]."""
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
         raise BadInput(f"{where}: must be a list of rows, one per layer")

@@ -5,9 +5,10 @@ take numbers or arrays of one broadcast shape, so they serve one step and a mill
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
-Number = float | NDArray[np.float64]
+from ground.arrays import Floats
+
+Number = float | Floats
 
 
 def kept_tokens(tokens: Number, sequences: Number, reach: int) -> Number:

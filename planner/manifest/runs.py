@@ -8,13 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ground.arrays import Floats
 from planner.manifest.curves import Curve
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, CurveTerm, Form, Number, Stage, Term, form, smaller
 
-Array = NDArray[np.float64]
 NONE: Mapping[Any, Any] = {}
 
 
@@ -97,10 +94,10 @@ class Block:
     gate: tuple[str, ...]
     rows: slice
     """Of the kernels of all blocks."""
-    kernels: dict[str, Array]
+    kernels: dict[str, Floats]
     runs: slice
     """Of the runs of all blocks."""
-    sums: dict[str, Array]
+    sums: dict[str, Floats]
     floors: list[float]
     """By run."""
 

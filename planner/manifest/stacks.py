@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.manifest.curves import Curve
 from planner.manifest.runs import NONE, Block, Place, Run, Transfers, runs_of
 from planner.manifest.terms import (
@@ -28,8 +28,6 @@ from planner.manifest.terms import (
     plus,
     timings,
 )
-
-Array = NDArray[np.float64]
 
 # Stages of one stream stand side by side: kernels behind one gate are then one block.
 ORDER: tuple[Stage, ...] = (
@@ -87,7 +85,7 @@ class StackedTerms(tuple[Term, ...]):
             for stage, place in self.places.items()
         }
 
-    def take(self, rows: NDArray[np.int64]) -> "StackedTerms":
+    def take(self, rows: Ints) -> "StackedTerms":
         """Return the same for some of the instances; the terms themselves stay those of all."""
         result = StackedTerms(self)
         result.blocks = [
@@ -111,8 +109,8 @@ class StackedStage:
     ``compute_sum`` is compute that hides no memory, ``memory`` and ``fixed`` what no compute hides.
     """
 
-    compute: Array
-    moved: Array
+    compute: Floats
+    moved: Floats
     compute_sum: Number
     memory: Number
     fixed: Number
@@ -192,9 +190,9 @@ def _blocks(runs: Sequence[Run]) -> list[Block]:
     return blocks
 
 
-def _columns(pairs: Sequence[tuple[Form, Form]]) -> dict[str, Array]:
+def _columns(pairs: Sequence[tuple[Form, Form]]) -> dict[str, Floats]:
     """Return forms of compute and memory by variable: [2, forms, instances], [2, forms, 1] where all are alike."""
-    columns: dict[str, Array] = {}
+    columns: dict[str, Floats] = {}
     for name in dict.fromkeys(name for pair in pairs for own in pair for name in own):
         shapes = {np.shape(own[name]) for pair in pairs for own in pair if name in own}
         column = columns[name] = np.zeros((2, len(pairs), *(np.broadcast_shapes((1,), *shapes))))
@@ -251,7 +249,7 @@ def one_after_the_other(cost: StepCost) -> Mapping[Stage, Stage]:
     return dict.fromkeys(("dispatch", "combine") if dedicated(cost) else EXPERT_STAGES[1:], "gate")
 
 
-def taken(cost: StepCost, rows: NDArray[np.int64]) -> StepCost:
+def taken(cost: StepCost, rows: Ints) -> StepCost:
     """Return the cost, with stacked terms, of some of the instances that it stands for."""
     changed: dict[str, Any] = {}
     for each in fields(cost):
@@ -267,7 +265,7 @@ def taken(cost: StepCost, rows: NDArray[np.int64]) -> StepCost:
     return replace(cost, **changed)
 
 
-def _at(value: Any, rows: NDArray[np.int64]) -> Any:
+def _at(value: Any, rows: Ints) -> Any:
     """Return the coefficients of some instances; what stands for all of them stays."""
     if not isinstance(value, np.ndarray) or not value.ndim or value.shape[-1] == 1:
         return value
@@ -278,11 +276,11 @@ def _at(value: Any, rows: NDArray[np.int64]) -> Any:
     )  # twice as quick as [..., rows]
 
 
-def _form_at(coefficients: Mapping[str, Any], rows: NDArray[np.int64]) -> dict[str, Any]:
+def _form_at(coefficients: Mapping[str, Any], rows: Ints) -> dict[str, Any]:
     return {name: _at(value, rows) for name, value in coefficients.items()}
 
 
-def _transfers_at(transfers: Transfers, rows: NDArray[np.int64]) -> Transfers:
+def _transfers_at(transfers: Transfers, rows: Ints) -> Transfers:
     fastest: list[list[Form]] = [[_form_at(protocol, rows) for protocol in each] for each in transfers.fastest]
     curves = [
         Curve(
@@ -305,7 +303,7 @@ def stage_launches(terms: tuple[Term, ...]) -> Mapping[Stage, float]:
     return terms.launches if isinstance(terms, StackedTerms) else launches_per_layer(terms)
 
 
-def _running(gate: tuple[str, ...], values: Mapping[str, Number]) -> Array | float | None:
+def _running(gate: tuple[str, ...], values: Mapping[str, Number]) -> Floats | float | None:
     """Return 1 where a block has work and 0 elsewhere; None where it has work everywhere, a plain 0 where nowhere."""
     if any(_positive(values[name]) for name in gate):
         return None
@@ -322,7 +320,7 @@ def _positive(value: Number) -> bool:
     return bool(value.size and value.min() > 0) if isinstance(value, np.ndarray) else value > 0
 
 
-def _fill(out: Array, columns: Mapping[str, Array], values: Mapping[str, Number]) -> None:
+def _fill(out: Floats, columns: Mapping[str, Floats], values: Mapping[str, Number]) -> None:
     """Write linear forms into ``out`` [2, forms, *points]; coefficients are [2, forms, instances or 1]."""
     filled = False
     for name, column in columns.items():
@@ -339,7 +337,7 @@ def _fill(out: Array, columns: Mapping[str, Array], values: Mapping[str, Number]
         out[...] = 0.0
 
 
-def _total(rows: Array) -> Number:
+def _total(rows: Floats) -> Number:
     """Return the sum of rows, [points]."""
-    total: Array = rows[0] if len(rows) == 1 else np.add.reduce(rows)
+    total: Floats = rows[0] if len(rows) == 1 else np.add.reduce(rows)
     return total

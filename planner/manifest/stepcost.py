@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Bools
 from planner.manifest.disaggregated import Passage, drain_seconds, layer_seconds
 from planner.manifest.stacks import stage_launches, stage_timings
 from planner.manifest.terms import (
@@ -156,7 +156,7 @@ def split_layer(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
     return 2 * larger(best, traffic), chosen
 
 
-def either(condition: bool | NDArray[np.bool_], one: Number, other: Number) -> Number:
+def either(condition: bool | Bools, one: Number, other: Number) -> Number:
     """Return ``one`` where the condition holds and ``other`` elsewhere, element by element."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, one, other)

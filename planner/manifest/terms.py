@@ -30,12 +30,12 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from planner.manifest.curves import curve_seconds
 from planner.manifest.reach import context_within, kept_tokens, pairs_within
 
-Number = float | NDArray[np.float64]
+Number = float | Floats
 Form = Mapping[str, Number]
 _PLAIN = (float, int)
 Stage = Literal["attention", "gate", "dispatch", "experts", "shared", "combine", "dense", "head", "draft"]

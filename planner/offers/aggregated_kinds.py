@@ -13,9 +13,9 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from ground.arrays import Floats
 from planner.costs.deployment import Deployment
 from planner.instances.aggregated import FEWEST, AggregatedServer
-from planner.instances.aggregated_bounds import Floats
 from planner.instances.aggregated_candidates import (
     BUDGETS,
     AggregatedCandidate,

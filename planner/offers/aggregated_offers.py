@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.costs.latency import accepted_tokens
 from planner.instances.aggregated import FEWEST
-from planner.instances.aggregated_bounds import Bounds, Floats, aggregated_least, means_of
+from planner.instances.aggregated_bounds import Bounds, aggregated_least, means_of
 from planner.instances.aggregated_candidates import aggregated_room, budgets_of, most_held, with_given_batch
 from planner.instances.built import Built, built
 from planner.instances.candidates import row_microbatches
@@ -26,7 +26,6 @@ from planner.question import Question
 from planner.serving.rules import engine_rule
 from planner.workload import reserved_kv_tokens
 
-Ints = NDArray[np.int64]
 Needed = Callable[[Ints], Floats]
 """The rate that an instance of so many devices, [instances], must carry to be played; infinite where none is."""
 
@@ -110,13 +109,13 @@ def _group_offers(
     left, most = np.flatnonzero(np.isfinite(least)), np.zeros((1, 0))
     for sieve in (_without_prompts, _with_largest, _with_each):
         if not left.size:
-            return Offers.of([])
+            return Offers.none()
         part = own.select(left)
         most = sieve(question, part, bounds_of(question, part, count), (room[left], least[left]))
         kept = most.max(axis=0) >= least[left]
         left, most = left[kept], most[:, kept]
     if not left.size:
-        return Offers.of([])
+        return Offers.none()
     group, bounds = own.group.select(left), bounds_of(question, own.select(left), count)
     steps = cache(lambda: bounds.sorts(budgets_of(question)))  # most groups have no row that is played
     alone = bounds.with_budgets(budgets_of(question)).longest_alone().reshape(most.shape)

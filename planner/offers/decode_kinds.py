@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.balance.imbalance import expected_maximum_normal
 from planner.closed_forms.batch_caps import Batches
 from planner.instances.decode_candidates import DecodeCandidate, iteration, request_rate
@@ -15,9 +15,6 @@ from planner.instances.operating import DecodeServer
 from planner.instances.space import Row
 from planner.offers.integers import largest_carried
 from planner.workload import running_kv_tokens
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Caps that are tried for being quickest at a rate: all but always the first keeps the limit.
 _TRIED = 8

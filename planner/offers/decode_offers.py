@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Bools, Floats, Ints
 from planner.costs.latency import accepted_tokens
 from planner.instances.brackets import largest_between
 from planner.instances.built import Built, built
@@ -36,10 +37,6 @@ from planner.offers.decode_kinds import DecodeKind
 from planner.offers.offer import Offers
 from planner.question import Question
 from planner.workload import reserved_kv_tokens, running_kv_tokens
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 LEADING = 10
 """Rows of each size of which the largest batch is always known: as many as anything asks for by their order."""
@@ -259,7 +256,7 @@ def _offers(question: Question, table: _Table, slowest_seconds: float, count: Co
     """Return the rows of a table that keep the limit: a full batch bounds what each carries."""
     keep = np.flatnonzero(~table.known | (table.batch > 0))
     if not keep.size:
-        return Offers.of([])
+        return Offers.none()
     group = table.group.select(keep) if keep.size < table.room.size else table.group
     most = np.minimum(question.most_utilisation * table.most[keep], most_linked(question, group.deployment))
     quickest = question.goal.timed

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Bools, Floats, Ints
 from planner.costs.deployment import Deployment
 from planner.instances.candidates import row_microbatches
 from planner.instances.operating import (
@@ -38,10 +38,6 @@ from planner.offers.integers import largest_carried, least_of
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.serving.played import EVENLY, FEW, SURE, PlayedPrefill
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 # Prompts of a group up to which every budget is tried, and then those that are one in so many apart.
 _EACH = 12
@@ -301,7 +297,7 @@ class PrefillKind:
             return math.inf
         return server.tail_seconds(each, instances)
 
-    def _able(self, instances: int, rate: float) -> NDArray[np.bool_]:
+    def _able(self, instances: int, rate: float) -> Bools:
         return np.asarray(self.budgets.bound_per_second * instances >= rate * (1 - 1e-9))
 
     def _carrying(self, instances: int, rate: float, last: int | None = None) -> int | None:

@@ -3,7 +3,6 @@
 Thousands are made as arrays in one go; a queue is built for the few that a plan could use.
 """
 
-import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,9 @@ from functools import partial
 from typing import Protocol, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.instances.least import Least
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 class Server(Protocol):
@@ -44,32 +40,18 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Offer:
-    """A kind of instance: ``bound_per_second`` is what one of any number of them can carry at most.
-
-    ``guess_per_second`` is about what it does carry: it only decides what is solved first.
-    """
-
-    devices: int
-    bound_per_second: float
-    build: Callable[[], Server]
-    guess_per_second: float = math.inf
-    layers: tuple[int, int] = (1, 1)
-    """Attention TP and pipeline stages: what two roles must agree on in some engines."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Offers:
-    """Kinds of instances as arrays, [offers]; thousands of them are made in one go and few are ever built.
-
-    The fields are those of ``Offer``; ``layers`` is [offers, 2], and ``build`` makes the server of one by its number.
-    """
+    """Kinds of instances as arrays, [offers]; thousands of them are made in one go and few are ever built."""
 
     devices: Ints
     bound_per_second: Floats
+    """What one of any number of instances can carry at most."""
     guess_per_second: Floats
+    """About what it does carry: it only decides what is solved first."""
     layers: Ints
+    """[offers, 2]: attention TP and pipeline stages, what two roles must agree on in some engines."""
     build: Callable[[int], Server]
+    """Makes the server of one by its number."""
     least: Least | None = None
     """How long requests take at least; None where nobody asks for the quickest."""
 
@@ -77,21 +59,16 @@ class Offers:
         return int(self.devices.size)
 
     @classmethod
-    def of(cls, offers: Sequence[Offer]) -> Self:
-        """Return single offers as arrays."""
-        return cls(
-            devices=np.array([offer.devices for offer in offers], dtype=np.int64),
-            bound_per_second=np.array([offer.bound_per_second for offer in offers], dtype=np.float64),
-            guess_per_second=np.array([offer.guess_per_second for offer in offers], dtype=np.float64),
-            layers=np.array([offer.layers for offer in offers], dtype=np.int64).reshape(-1, 2),
-            build=partial(_of_list, offers),
-        )
+    def none(cls) -> Self:
+        """Return no offers."""
+        nothing: Ints = np.zeros(0, dtype=np.int64)
+        return cls(nothing, np.zeros(0), np.zeros(0), nothing.reshape(0, 2), partial(_of_parts, [0], []))
 
     @classmethod
     def joined(cls, parts: Sequence["Offers"]) -> Self:
         """Return the offers of several parts, in their order."""
         if not parts:
-            return cls.of([])
+            return cls.none()
         starts = np.cumsum([0, *(len(part) for part in parts)]).tolist()
         known = [part.least for part in parts if part.least is not None]
         return cls(
@@ -137,11 +114,6 @@ class Offers:
         within = np.arange(order.size) - np.searchsorted(sizes, sizes)
         kept = order[within < most]
         return [int(n) for n in kept[np.argsort(-(self.bound_per_second / self.devices)[kept], kind="stable")]]
-
-
-def _of_list(offers: Sequence[Offer], number: int) -> Server:
-    """Make the server of a single offer."""
-    return offers[number].build()
 
 
 def _of_parts(starts: list[int], builds: list[Callable[[int], Server]], number: int) -> Server:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Bools, Floats, Ints
 from planner.instances.built import Built, built
 from planner.instances.candidates import row_microbatches
 from planner.instances.decode_candidates import Count
@@ -34,9 +34,6 @@ from planner.offers.offer import Offers
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-
 # Points of one evaluation: fewer cost as much, for the calls, and more leave the cache.
 POINTS_AT_ONCE = 4096
 
@@ -53,7 +50,7 @@ class _PrefillTable:
     prompts: Ints
     chunks: int
     seconds: Floats
-    fits: NDArray[np.bool_]
+    fits: Bools
     single: Floats
     longest: Floats
     saturated: Floats
@@ -169,7 +166,7 @@ class _Passes:
         found = [longest_alone(self.question, self.cost, ranks, parts) for parts in self._microbatches]
         return np.asarray(np.minimum.reduce(found))
 
-    def full(self, prompts: Floats) -> tuple[Floats, NDArray[np.bool_], Floats, Ints]:
+    def full(self, prompts: Floats) -> tuple[Floats, Bools, Floats, Ints]:
         """Seconds, whether memory holds it, prompts per second that no stream of such passes exceeds, microbatches.
 
         Args: ``prompts`` of a DP group [budgets, 1]. Returns four of [budgets, rows].

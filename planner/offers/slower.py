@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from ground.arrays import Bools, Floats
+
 Excess = Callable[[], Floats]
 """Tells by how much an instance is late: latency over limit, [budgets]; 0 where not known."""
 _ROUNDING = 1e-9
@@ -83,7 +83,7 @@ class Slower:
         known.excess.append(cache(excess))
         known.numbers.append((passes.ranks, instances * passes.ranks, rate_per_second / passes.ranks))
 
-    def late(self, passes: Passes, instances: int, rate_per_second: float) -> NDArray[np.bool_]:
+    def late(self, passes: Passes, instances: int, rate_per_second: float) -> Bools:
         """Return with which budgets one of so many instances must be late at its rate, [budgets].
 
         What is dealt to fewer comes the less evenly.

@@ -7,9 +7,8 @@ filler bound, no expert twice on a rank. Rows are layers, or nodes of layers; lo
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from ground.arrays import Bools, Floats
 
 _MARGIN = 1e-9
 """Keeps rounding from calling a reachable target impossible."""
@@ -81,7 +80,7 @@ def _filler_bound(loads: Floats, ranks: int, slots: int, proven: Floats) -> Floa
     return low
 
 
-def _ruled_out(loads: Floats, ranks: int, slots: int, target: Floats) -> NDArray[np.bool_]:
+def _ruled_out(loads: Floats, ranks: int, slots: int, target: Floats) -> Bools:
     """Whether the filler argument rules out a busiest rank of ``target``, [rows]."""
     others = slots // ranks - 1
     filler, impossible = np.zeros(len(loads)), np.zeros(len(loads), dtype=bool)

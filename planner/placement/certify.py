@@ -4,13 +4,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ground.arrays import Ints
 from planner.manifest.loads import imbalance, rank_loads
 from planner.placement.dual import GOAL, strongest_bound
 from planner.placement.improve import search_jointly
 from planner.placement.methods import Placement, lower_bound
 from planner.placement.pricing import Certificate
 from planner.placement.problem import Problem
-from planner.placement.rows import Integers
 
 _ROUNDS = ((GOAL, 3_000, GOAL), (0.01, 8_000, GOAL / 4), (0.01, 16_000, GOAL / 4))
 """Rounds of (layers with a wider gap, steps of the search from another seed, gap at which the proof stops)."""
@@ -53,7 +53,7 @@ def certify(problem: Problem, placed: Placement) -> Certified:
     return Certified(placement=placed, certificates=certificates)
 
 
-def _search_longer(problem: Problem, placed: Placement, rows: Integers, steps: int, seed: int) -> None:
+def _search_longer(problem: Problem, placed: Placement, rows: Ints, steps: int, seed: int) -> None:
     """Search the maps of ``rows`` on in place."""
     loads = problem.mean_loads[rows]
     floor = placed.lower_bound[rows] * loads.sum(axis=1) / problem.ranks

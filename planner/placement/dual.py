@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.placement.pricing import (
     Certificate,
     Replicas,
@@ -23,9 +23,6 @@ from planner.placement.pricing import (
     possible_replicas,
     price,
 )
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 GOAL = 5e-3
 """A layer is done when the proven gap is this small."""
@@ -126,7 +123,7 @@ def _adopt(state: _Prices, prices: Floats, worth: float) -> None:
         state.inner, state.proven = prices / worth, total
 
 
-def _cuts(state: _Prices, outer: Floats, replicas: Replicas, nearest: Integers, seen: set[bytes]) -> Floats | None:
+def _cuts(state: _Prices, outer: Floats, replicas: Replicas, nearest: Ints, seen: set[bytes]) -> Floats | None:
     """Return rows [cuts, knots] of ranks worth more than 1 near the programme's answer; None at the optimum."""
     for towards in _TOWARDS:
         prices = state.inner + towards * (outer - state.inner)

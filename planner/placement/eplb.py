@@ -11,15 +11,13 @@ Ref: github.com/deepseek-ai/EPLB, README and eplb.py; vLLM, SGLang (``deepseek``
 import heapq
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
+from planner.balance.counts import longest_first
 from planner.placement.problem import Problem
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
-
-def eplb(problem: Problem) -> Integers:
+def eplb(problem: Problem) -> Ints:
     """Map every layer as EPLB does, duplicates removed; [layers, slots]."""
     return np.stack(
         [
@@ -29,14 +27,14 @@ def eplb(problem: Problem) -> Integers:
     )
 
 
-def eplb_as_published(problem: Problem) -> Integers:
+def eplb_as_published(problem: Problem) -> Ints:
     """Map every layer as EPLB does; a rank may hold an expert twice. [layers, slots]."""
     hierarchical = problem.groups % problem.nodes == 0
     nodes, groups = (problem.nodes, problem.groups) if hierarchical else (1, 1)
     return np.stack([_layer(load, problem.ranks, problem.slots, nodes, groups) for load in problem.mean_loads])
 
 
-def _layer(loads: Floats, ranks: int, slots: int, nodes: int, groups: int) -> Integers:
+def _layer(loads: Floats, ranks: int, slots: int, nodes: int, groups: int) -> Ints:
     """One layer, [slots]."""
     size = len(loads) // groups
     group_loads = loads.reshape(groups, size).sum(axis=1)
@@ -51,22 +49,12 @@ def _layer(loads: Floats, ranks: int, slots: int, nodes: int, groups: int) -> In
     return np.concatenate(held)
 
 
-def balanced_packs(weights: Floats, packs: int) -> Integers:
+def balanced_packs(weights: Floats, packs: int) -> Ints:
     """Put items into packs of equal number, heaviest first, each into the lightest pack with room; [packs, items]."""
-    room = len(weights) // packs
-    heap = [(0.0, pack) for pack in range(packs)]
-    members: list[list[int]] = [[] for _ in range(packs)]
-    for item in np.argsort(-weights, kind="stable").tolist():
-        total, pack = heap[0]
-        members[pack].append(item)
-        if len(members[pack]) < room:
-            heapq.heapreplace(heap, (total + float(weights[item]), pack))
-        else:
-            heapq.heappop(heap)
-    return np.array(members, dtype=np.int64)
+    return longest_first(weights, np.ones(len(weights), dtype=np.int64), packs)
 
 
-def _greedy_replicas(loads: Floats, slots: int) -> Integers:
+def _greedy_replicas(loads: Floats, slots: int) -> Ints:
     """Every expert once, then one more of the one with the largest load per replica; [slots] expert indices."""
     copies = list(range(len(loads)))
     heap = [(-float(load), 1, expert) for expert, load in enumerate(loads)]
@@ -78,7 +66,7 @@ def _greedy_replicas(loads: Floats, slots: int) -> Integers:
     return np.array(copies, dtype=np.int64)
 
 
-def _without_duplicates(slots: Integers, loads: Floats, problem: Problem) -> Integers:
+def _without_duplicates(slots: Ints, loads: Floats, problem: Problem) -> Ints:
     """Empty every second slot of an expert on a rank and give it to the expert that then leaves the least maximum.
 
     Ties go to the expert whose other replicas are relieved most. With kept groups only experts of the node are taken.
@@ -104,7 +92,7 @@ def _without_duplicates(slots: Integers, loads: Floats, problem: Problem) -> Int
     return held.ravel()
 
 
-def _doubled(held: Integers) -> list[tuple[int, int]]:
+def _doubled(held: Ints) -> list[tuple[int, int]]:
     """(rank, slot) of every slot whose expert stands earlier on the same rank."""
     return [
         (rank, slot)
@@ -114,7 +102,7 @@ def _doubled(held: Integers) -> list[tuple[int, int]]:
     ]
 
 
-def _addable(held: Integers, rank: int, problem: Problem) -> Integers:
+def _addable(held: Ints, rank: int, problem: Problem) -> Ints:
     """Experts that ``rank`` lacks; with kept groups those of its node."""
     per_node = problem.ranks // problem.nodes
     node = rank // per_node
@@ -123,7 +111,7 @@ def _addable(held: Integers, rank: int, problem: Problem) -> Integers:
     return absent[absent >= 0]
 
 
-def hottest_first(loads: NDArray[np.float64], slots: int, most_per_expert: int) -> NDArray[np.int64]:
+def hottest_first(loads: Floats, slots: int, most_per_expert: int) -> Ints:
     """Replica counts of one layer by xDeepServe's greedy, [experts] with the sum ``slots``; loads [experts, slices].
 
     The load of a layer is the sum over slices of its hottest expert's load; each spare slot goes to the expert, among

@@ -10,8 +10,8 @@ nodes, puts what they reached in place of their bounds, and repeats until the be
 from math import comb
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Bools, Floats, Ints
 from planner.balance.counts import longest_first_rows, water_filling
 from planner.placement.bounds import simple_bounds
 from planner.placement.eplb import balanced_packs
@@ -19,9 +19,6 @@ from planner.placement.improve import SETTLED, search_jointly, settle
 from planner.placement.partition import best_partition, group_sets
 from planner.placement.problem import Problem
 from planner.placement.rows import BOLD
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 _MOST_SETS = 2_000
 _MOST_GROUPS = 16
@@ -44,7 +41,7 @@ def _many(problem: Problem) -> bool:
     return problem.groups > _MOST_GROUPS or comb(problem.groups, each) > _MOST_SETS
 
 
-def keep_groups(problem: Problem) -> Integers:
+def keep_groups(problem: Problem) -> Ints:
     """Place with every group on one node, [layers, slots]."""
     each = problem.groups // problem.nodes
     if _many(problem):
@@ -70,12 +67,12 @@ def keep_groups(problem: Problem) -> Integers:
     return held[layers[:, None], taken].reshape(problem.layers, -1)
 
 
-def _best_placed(costs: Floats, placed: NDArray[np.bool_], groups: int, each: int) -> Integers:
+def _best_placed(costs: Floats, placed: Bools, groups: int, each: int) -> Ints:
     """The best partition into sets that were placed, [layers, sets]; the first one placed is always one."""
     return best_partition(np.where(placed, costs, 1000 * costs.max() + 1.0), groups, each)[0]
 
 
-def _set_bounds(problem: Problem, sets: Integers) -> Floats:
+def _set_bounds(problem: Problem, sets: Ints) -> Floats:
     """Bound on the busiest rank of a node that holds a set of groups, [layers, sets]."""
     by_group = problem.mean_loads.reshape(problem.layers, problem.groups, -1)
     rows = by_group[:, sets].reshape(problem.layers * len(sets), -1)
@@ -83,7 +80,7 @@ def _set_bounds(problem: Problem, sets: Integers) -> Floats:
     return bounds.best.reshape(problem.layers, -1)
 
 
-def _place_nodes(problem: Problem, layer: Integers, members: Integers, floor: Floats) -> tuple[Integers, Floats]:
+def _place_nodes(problem: Problem, layer: Ints, members: Ints, floor: Floats) -> tuple[Ints, Floats]:
     """Place the experts of ``members`` [rows, groups] of a layer on one node: maps [rows, slots] and their peaks."""
     ranks, slots = problem.ranks // problem.nodes, problem.slots // problem.nodes
     size = problem.experts // problem.groups
@@ -100,7 +97,7 @@ def _place_nodes(problem: Problem, layer: Integers, members: Integers, floor: Fl
     return np.take_along_axis(experts, flat, axis=1), carried.max(axis=1)
 
 
-def _packed_groups(problem: Problem) -> Integers:
+def _packed_groups(problem: Problem) -> Ints:
     """Many groups: longest first to the nodes, [layers, slots]."""
     loads = problem.mean_loads
     group_loads = loads.reshape(problem.layers, problem.groups, -1).sum(axis=2)

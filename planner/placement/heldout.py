@@ -3,9 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from ground.arrays import Floats
 from ground.errors import BadInput
 from planner.placement.eplb import eplb
 from planner.placement.methods import METHODS, default_method, measure
@@ -19,9 +17,9 @@ class HeldOut:
     """Slice imbalance [layers] of maps made from one half of the slices, on that half and on the other."""
 
     split: Split
-    seen: NDArray[np.float64]
-    unseen: NDArray[np.float64]
-    eplb_unseen: NDArray[np.float64]
+    seen: Floats
+    unseen: Floats
+    eplb_unseen: Floats
 
     @property
     def gain(self) -> float:

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from planner.placement.rows import MILD, TOKENS, Floats, Integers, Kick, Objective, Rows, swap_best, trade_at_random
+from ground.arrays import Floats, Ints
+from planner.placement.rows import MILD, TOKENS, Kick, Objective, Rows, swap_best, trade_at_random
 
 SETTLED = 2e-4
 """A row is done within this excess over its floor: routing noise is fifty times larger."""
@@ -11,7 +12,7 @@ _TEMPERATURE = 1e-3
 """Mean share by which a settled map may be worse than the one before it and still be searched on from."""
 
 
-def settle(loads: Floats, held: Integers, floor: Floats, objective: Objective = TOKENS) -> Integers:
+def settle(loads: Floats, held: Ints, floor: Floats, objective: Objective = TOKENS) -> Ints:
     """Swap replicas of the busiest rank, the best pair first, until no swap helps; counts stay.
 
     Every step lowers the busiest rank of its row strictly, so it ends.
@@ -38,14 +39,14 @@ def settle(loads: Floats, held: Integers, floor: Floats, objective: Objective = 
 
 def search_jointly(
     loads: Floats,
-    held: Integers,
+    held: Ints,
     floor: Floats,
     steps: int,
     *,
     seed: int = 0,
     objective: Objective = TOKENS,
     kick: Kick = MILD,
-) -> Integers:
+) -> Ints:
     """Iterated local search over counts and positions: trade at random, settle, go on from what is hardly worse.
 
     Args:

@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ground.archives import read_arrays
+from ground.arrays import Floats
 from ground.errors import BadInput
 from ground.files import parse_json, read_text
 from ground.tables import csv_rows
 from ground.units import MEBI, number_of, read_index
 from planner.placement.problem import check_loads
 from planner.placement.torchfile import read_torch_file
-
-Floats = NDArray[np.float64]
 
 MOST_BYTES = 512 * MEBI
 MOST_ELEMENTS = 64 * MEBI

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Bools, Floats, Ints
 from ground.errors import BadInput
 from ground.names import suggest
 from planner.balance.counts import longest_first_rows, water_filling
@@ -22,9 +22,7 @@ from planner.placement.improve import search_jointly, settle
 from planner.placement.problem import Problem
 from planner.placement.sliced import fewer_slices, search_slices, slice_imbalance
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-Method = Callable[[Problem], Integers]
+Method = Callable[[Problem], Ints]
 
 MOST_STEPS = 1000
 SLICE_STEPS = 1500
@@ -34,14 +32,14 @@ SLICE_STEPS = 1500
 class Placement:
     """An expert map with what it achieves and what no map could better; [layers] each, busiest rank over the mean."""
 
-    slots: Integers
+    slots: Ints
     """[layers, ranks * slots_per_rank] logical expert ids, rank by rank."""
     imbalance: Floats
     lower_bound: Floats
     method: str
 
     @property
-    def proven(self) -> NDArray[np.bool_]:
+    def proven(self) -> Bools:
         """Layers whose map no other can better."""
         return np.asarray(self.imbalance <= self.lower_bound * (1 + 1e-9))
 
@@ -51,14 +49,14 @@ class Placement:
         return float(1 - self.lower_bound.mean() / self.imbalance.mean())
 
 
-def water_filling_lpt(problem: Problem) -> Integers:
+def water_filling_lpt(problem: Problem) -> Ints:
     """Counts by water-filling, positions by longest first: what most engines do, without duplicates on a rank."""
     loads = problem.mean_loads
     counts = water_filling(loads, problem.slots, problem.ranks)
     return longest_first_rows(loads, counts, problem.ranks).reshape(problem.layers, -1)
 
 
-def local_search(problem: Problem) -> Integers:
+def local_search(problem: Problem) -> Ints:
     """``water_filling_lpt`` and then swaps until none helps the busiest rank; counts stay."""
     held = water_filling_lpt(problem).reshape(problem.layers, problem.ranks, -1)
     if problem.slots_per_rank > 1:
@@ -66,7 +64,7 @@ def local_search(problem: Problem) -> Integers:
     return held.reshape(problem.layers, -1)
 
 
-def joint(problem: Problem, effort: float = 1.0) -> Integers:
+def joint(problem: Problem, effort: float = 1.0) -> Ints:
     """``local_search`` and then counts and positions together; ``effort`` multiplies the steps of the search."""
     slots = local_search(problem)
     if problem.slots_per_rank == 1:
@@ -76,7 +74,7 @@ def joint(problem: Problem, effort: float = 1.0) -> Integers:
     return search_jointly(problem.mean_loads, held, _floor(problem), steps).reshape(problem.layers, -1)
 
 
-def slices(problem: Problem) -> Integers:
+def slices(problem: Problem) -> Ints:
     """From a map for the mean loads, lower the sum over slices of the busiest rank; groups stay where they are kept."""
     start = keep_groups(problem) if problem.keep_groups else local_search(problem)
     loads = problem.loads if problem.sliced else problem.loads[:, :, None]
@@ -89,14 +87,14 @@ def slices(problem: Problem) -> Integers:
     return held.reshape(problem.layers, -1)
 
 
-def xdeepserve(problem: Problem) -> Integers:
+def xdeepserve(problem: Problem) -> Ints:
     """xDeepServe's greedy: replicas to the experts that are hottest in some slice, then heaviest first to ranks."""
     loads = problem.loads if problem.sliced else problem.loads[:, :, None]
     counts = np.stack([hottest_first(layer, problem.slots, problem.ranks) for layer in loads])
     return longest_first_rows(problem.mean_loads, counts, problem.ranks).reshape(problem.layers, -1)
 
 
-def trivial(problem: Problem) -> Integers:
+def trivial(problem: Problem) -> Ints:
     """Slot s holds expert s modulo the experts: the layout that engines start from."""
     row = np.arange(problem.slots) % problem.experts
     return np.tile(row, (problem.layers, 1))
@@ -152,7 +150,7 @@ def place(problem: Problem, method: str = "auto") -> Placement:
     return Placement(slots=slots, imbalance=reached, lower_bound=np.minimum(bound, reached), method=name)
 
 
-def measure(problem: Problem, slots: Integers) -> Floats:
+def measure(problem: Problem, slots: Ints) -> Floats:
     """Busiest rank over the mean rank, [layers]; with time slices of their sums, see ``slice_imbalance``."""
     if problem.sliced:
         return slice_imbalance(problem.loads, slots, problem.ranks)
@@ -175,7 +173,7 @@ def _floor(problem: Problem) -> Floats:
     return simple_bounds(problem.mean_loads, problem.ranks, problem.slots).best
 
 
-def _in_order(slots: Integers, problem: Problem) -> Integers:
+def _in_order(slots: Ints, problem: Problem) -> Ints:
     """The same map with the experts of every rank in rising order."""
     held = slots.reshape(problem.layers, problem.ranks, -1)
     return np.sort(held, axis=2).reshape(problem.layers, -1)

@@ -9,18 +9,15 @@ rank most per load. Its trace answers both questions: the best map within some m
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.placement.problem import Problem
 from planner.placement.rows import Rows, swap_best
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 _GAIN = 1e-9
 
 
-def moves(current: Integers, target: Integers, ranks: int) -> Integers:
+def moves(current: Ints, target: Ints, ranks: int) -> Ints:
     """Expert weights that each rank must load to get from one map to the other, [layers, ranks].
 
     Maps are [layers, slots]; the target may have more or fewer slots than the current one.
@@ -29,7 +26,7 @@ def moves(current: Integers, target: Integers, ranks: int) -> Integers:
     return np.asarray((after[:, :, :, None] != before[:, :, None, :]).all(axis=3).sum(axis=2))
 
 
-def renumbered(current: Integers, target: Integers, problem: Problem) -> Integers:
+def renumbered(current: Ints, target: Ints, problem: Problem) -> Ints:
     """The target with its ranks renumbered so that most experts stay where they are; [layers, slots].
 
     With kept groups, or several nodes, ranks change places within their node only.
@@ -54,14 +51,14 @@ class Trace:
 
     loads: list[int]
     imbalance: list[float]
-    slots: list[Integers]
+    slots: list[Ints]
 
     def within(self, most_loads: int) -> int:
         """The step with the least imbalance that needs no more loads."""
         return max(step for step, loads in enumerate(self.loads) if loads <= most_loads)
 
 
-def few_moves(loads: Floats, current: Integers, ranks: int, most_loads: int) -> Trace:
+def few_moves(loads: Floats, current: Ints, ranks: int, most_loads: int) -> Trace:
     """Improve one layer's map step by step, the greatest gain per load first.
 
     Args:

@@ -4,10 +4,8 @@ from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from ground.arrays import Floats, Ints
 
 _SHARPNESS = 16
 """Among partitions with the least maximum, the one with the least sum of this power of the sets' costs is taken."""
@@ -41,7 +39,7 @@ def _transitions(groups: int, each: int) -> tuple[tuple[int, int, int], ...]:
     return tuple(steps)
 
 
-def best_partition(costs: Floats, groups: int, each: int) -> tuple[Integers, Floats]:
+def best_partition(costs: Floats, groups: int, each: int) -> tuple[Ints, Floats]:
     """Partition ``groups`` groups into sets of ``each`` with the least maximum cost.
 
     Args:
@@ -56,7 +54,7 @@ def best_partition(costs: Floats, groups: int, each: int) -> tuple[Integers, Flo
     scale = costs.max(axis=1, keepdims=True)
     powers = (costs / np.where(scale > 0, scale, 1.0)) ** _SHARPNESS
     highest, total = {0: np.zeros(rows)}, {0: np.zeros(rows)}
-    came: dict[int, tuple[Integers, Integers]] = {}  # placed -> (last set, placed before it), [rows] each
+    came: dict[int, tuple[Ints, Ints]] = {}  # placed -> (last set, placed before it), [rows] each
     for before, index, after in _transitions(groups, each):
         peak = np.maximum(highest[before], costs[:, index])
         spent = total[before] + powers[:, index]

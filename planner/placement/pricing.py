@@ -13,10 +13,8 @@ counts as columns; derived here, see docs/placement.md.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from ground.arrays import Floats, Ints
 
 GRID = 1000
 _MARGIN = 1e-9
@@ -34,9 +32,9 @@ class Certificate:
 class Replicas:
     """Every replica that a map with the busiest rank at the target can have: expert, count and load on the grid."""
 
-    expert: Integers
-    count: Integers
-    size: Integers
+    expert: Ints
+    count: Ints
+    size: Ints
     slots_per_rank: int
 
 
@@ -45,9 +43,9 @@ class Priced:
     """The greatest worth of a rank with each replica on it, and what it takes to name the others on it."""
 
     worth: Floats  # [replicas]
-    rest: Integers  # [replicas] grid load that the other slots use
-    dearest: Integers  # [grid] replica that is dearest at a grid load
-    steps: list[Integers]  # for each further slot, [grid] grid load of the replica in it
+    rest: Ints  # [replicas] grid load that the other slots use
+    dearest: Ints  # [grid] replica that is dearest at a grid load
+    steps: list[Ints]  # for each further slot, [grid] grid load of the replica in it
 
 
 def possible_replicas(loads: Floats, ranks: int, slots: int, target: float) -> Replicas | None:
@@ -89,7 +87,7 @@ def price(replicas: Replicas, prices: Floats) -> Priced:
     return Priced(worth=value + highest[room], rest=at[room], dearest=dearest, steps=steps)
 
 
-def _dearest(size: Integers, value: Floats) -> tuple[Floats, Integers]:
+def _dearest(size: Ints, value: Floats) -> tuple[Floats, Ints]:
     """The greatest value at each grid load and the replica that has it; minus infinity where there is none."""
     order = np.lexsort((value, size))
     last = order[np.flatnonzero(np.append(size[order][1:] != size[order][:-1], True))]
@@ -98,7 +96,7 @@ def _dearest(size: Integers, value: Floats) -> tuple[Floats, Integers]:
     return single, dearest
 
 
-def _one_more(best: Floats, single: Floats, offered: Integers) -> tuple[Floats, Integers]:
+def _one_more(best: Floats, single: Floats, offered: Ints) -> tuple[Floats, Ints]:
     """Greatest sum of ``best`` and one offered replica at each grid load, and the grid load of that replica."""
     before = np.arange(GRID + 1)[:, None] - offered[None, :]  # [grid, offered]
     sums = np.where(before >= 0, best[before], -np.inf) + single[offered]
@@ -106,7 +104,7 @@ def _one_more(best: Floats, single: Floats, offered: Integers) -> tuple[Floats, 
     return sums[np.arange(GRID + 1), chosen], offered[chosen]
 
 
-def dearest_ranks(replicas: Replicas, priced: Priced, first: Integers) -> Integers:
+def dearest_ranks(replicas: Replicas, priced: Priced, first: Ints) -> Ints:
     """Return the dearest rank with each of the replicas ``first`` on it, [len(first), slots per rank] replicas."""
     ranks = np.empty((len(first), replicas.slots_per_rank), dtype=np.int64)
     ranks[:, 0] = first

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from ground.errors import BadInput
 from planner.balance.counts import check_redundancy
 
@@ -26,7 +27,7 @@ class Problem:
         BadInput: anything else.
     """
 
-    loads: NDArray[np.float64]
+    loads: Floats
     ranks: int
     redundant: int = 0
     nodes: int = 1
@@ -78,7 +79,7 @@ class Problem:
         return self.loads.ndim == 3
 
     @property
-    def mean_loads(self) -> NDArray[np.float64]:
+    def mean_loads(self) -> Floats:
         """Loads without time slices, their sum, [layers, experts]."""
         return self.loads.sum(axis=2) if self.sliced else self.loads
 

@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+from ground.arrays import Bools, Floats, Ints
 
 _GAIN = 1e-9
 """A move must lower the busiest rank by this share at least: rounding must not keep the search running."""
@@ -51,7 +49,7 @@ class Objective:
     ``cost(sums)`` takes the components, added up over a rank, on the last axis and leaves the others.
     """
 
-    weights: Callable[[Floats, Integers], Floats]
+    weights: Callable[[Floats, Ints], Floats]
     cost: Callable[[Floats], Floats]
 
 
@@ -67,15 +65,15 @@ class Rows:
 
     objective: Objective
     loads: Floats  # [rows, experts]
-    counts: Integers  # [rows, experts]
-    held: Integers  # [rows, ranks, slots]
+    counts: Ints  # [rows, experts]
+    held: Ints  # [rows, ranks, slots]
     weight: Floats  # [rows, experts, components] of one replica
     carried: Floats  # [rows, ranks, slots, components]
     total: Floats  # [rows, ranks, components]
-    on: NDArray[np.bool_]  # [rows, experts, ranks]
+    on: Bools  # [rows, experts, ranks]
 
     @classmethod
-    def start(cls, loads: Floats, held: Integers, objective: Objective = TOKENS) -> "Rows":
+    def start(cls, loads: Floats, held: Ints, objective: Objective = TOKENS) -> "Rows":
         """Take over maps [rows, ranks, slots] without an expert twice on a rank."""
         rows, ranks, slots = held.shape
         experts = loads.shape[1]
@@ -96,7 +94,7 @@ class Rows:
         state.refresh(np.arange(rows))
         return state
 
-    def refresh(self, rows: Integers) -> None:
+    def refresh(self, rows: Ints) -> None:
         """Recompute for ``rows`` what follows from counts and maps."""
         held = self.held[rows]
         self.weight[rows] = self.objective.weights(self.loads[rows], self.counts[rows])
@@ -105,14 +103,14 @@ class Rows:
         self.on[rows] = False
         self.on[rows[:, None, None], held, np.arange(held.shape[1])[None, :, None]] = True
 
-    def peak(self, rows: Integers) -> tuple[Integers, Floats]:
+    def peak(self, rows: Ints) -> tuple[Ints, Floats]:
         """Busiest rank and its cost, [rows] each."""
         cost = self.objective.cost(self.total[rows])
         busy = cost.argmax(axis=1)
         return busy, cost[np.arange(len(rows)), busy]
 
 
-def swap_best(state: Rows, rows: Integers) -> tuple[Integers, Floats]:
+def swap_best(state: Rows, rows: Ints) -> tuple[Ints, Floats]:
     """Swap on every row the pair that leaves the least maximum on the two ranks, where that helps the busiest rank.
 
     Returns:
@@ -129,7 +127,7 @@ def swap_best(state: Rows, rows: Integers) -> tuple[Integers, Floats]:
     return rows[~helps], highest[~helps]
 
 
-def _pair_costs(state: Rows, rows: Integers, busy: Integers) -> Floats:
+def _pair_costs(state: Rows, rows: Ints, busy: Ints) -> Floats:
     """Greater cost of the two ranks after every swap with the busiest rank, infinite where an expert would double."""
     count, ranks, slots = len(rows), state.held.shape[1], state.held.shape[2]
     each = np.arange(count)
@@ -148,7 +146,7 @@ def _pair_costs(state: Rows, rows: Integers, busy: Integers) -> Floats:
     return after
 
 
-def _exchange(state: Rows, rows: Integers, here: tuple[Integers, Integers], there: tuple[Integers, Integers]) -> None:
+def _exchange(state: Rows, rows: Ints, here: tuple[Ints, Ints], there: tuple[Ints, Ints]) -> None:
     """Exchange the experts of two (rank, slot) places on every row."""
     first, second = state.held[rows, *here], state.held[rows, *there]
     for place, old, new in ((here, first, second), (there, second, first)):
@@ -160,7 +158,7 @@ def _exchange(state: Rows, rows: Integers, here: tuple[Integers, Integers], ther
         state.total[rows, place[0]] = state.carried[rows, place[0]].sum(axis=1)
 
 
-def trade_at_random(state: Rows, rows: Integers, rng: np.random.Generator, kick: Kick = MILD) -> None:
+def trade_at_random(state: Rows, rows: Ints, rng: np.random.Generator, kick: Kick = MILD) -> None:
     """Turn a slot of a replicated expert into one more replica of another, once or a few times per row.
 
     Most often an expert of the busiest rank gains, drawn in proportion to its load there, from one whose replicas would
@@ -189,7 +187,7 @@ def trade_at_random(state: Rows, rows: Integers, rng: np.random.Generator, kick:
     state.refresh(rows)
 
 
-def _hot(state: Rows, rows: Integers, busy: Integers, rng: np.random.Generator) -> Integers:
+def _hot(state: Rows, rows: Ints, busy: Ints, rng: np.random.Generator) -> Ints:
     """Expert of the busiest rank, drawn in proportion to its load there, [rows]."""
     carried = state.carried[rows, busy, :, 0]  # [rows, own slot]
     share = carried / np.maximum(carried.max(axis=1, keepdims=True), np.finfo(float).tiny)
@@ -197,7 +195,7 @@ def _hot(state: Rows, rows: Integers, busy: Integers, rng: np.random.Generator) 
     return np.asarray(state.held[rows, busy, waits.argmin(axis=1)])
 
 
-def _sparing(state: Rows, rows: Integers, gains: Integers, rng: np.random.Generator) -> Integers:
+def _sparing(state: Rows, rows: Ints, gains: Ints, rng: np.random.Generator) -> Ints:
     """Expert whose replicas stay light with one fewer, [rows]; one with a single replica where there is none."""
     each, counts = np.arange(len(rows)), state.counts[rows]
     burden = np.where(counts > 1, state.loads[rows] / np.maximum(counts - 1, 1), np.inf)
@@ -208,7 +206,7 @@ def _sparing(state: Rows, rows: Integers, gains: Integers, rng: np.random.Genera
     return np.asarray(cheap[each, (rng.random(len(rows)) ** 2 * nearest).astype(np.int64)])
 
 
-def _shuffle(state: Rows, rows: Integers, busy: Integers, rng: np.random.Generator) -> None:
+def _shuffle(state: Rows, rows: Ints, busy: Ints, rng: np.random.Generator) -> None:
     """Exchange a random slot of the busiest rank with one elsewhere, where no expert doubles; maps only."""
     ranks, slots = state.held.shape[1:]
     mine, rank, theirs = (rng.integers(most, size=len(rows)) for most in (slots, ranks, slots))
@@ -218,9 +216,7 @@ def _shuffle(state: Rows, rows: Integers, busy: Integers, rng: np.random.Generat
     state.held[rows[free], rank[free], theirs[free]] = give[free]
 
 
-def _trade(
-    state: Rows, rows: Integers, gains: Integers, loses: Integers, rng: np.random.Generator
-) -> NDArray[np.bool_]:
+def _trade(state: Rows, rows: Ints, gains: Ints, loses: Ints, rng: np.random.Generator) -> Bools:
     """Turn a random slot of ``loses`` on a rank without ``gains`` over to ``gains``; counts and maps only.
 
     Returns whether a row had no such slot.

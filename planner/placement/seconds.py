@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from planner.costs.deployment import Deployment
 from planner.costs.expert_operators import expert_terms
 from planner.manifest.terms import Number, timing
 from planner.placement.eplb import eplb
 from planner.placement.improve import search_jointly
 from planner.placement.problem import Problem
-from planner.placement.rows import Floats, Integers, Objective
+from planner.placement.rows import Objective
 
 _STEPS = 600
 
@@ -26,7 +27,7 @@ _STEPS = 600
 class Timed:
     """Maps for the least seconds of the busiest rank, [layers, slots], and those seconds beside others', [layers]."""
 
-    slots: Integers
+    slots: Ints
     seconds: Floats
     balanced_tokens: Floats
     """Of the map that balances tokens."""
@@ -37,7 +38,7 @@ def seconds_objective(deployment: Deployment) -> Objective:
     """Return the objective of a deployment; loads are tokens of one iteration, [rows, experts]."""
     terms = [term for term in expert_terms(deployment) if term.stage == "experts"]
 
-    def weights(loads: Floats, counts: Integers) -> Floats:
+    def weights(loads: Floats, counts: Ints) -> Floats:
         tokens = loads / counts
         return np.stack([tokens, -np.expm1(-tokens)], axis=2)
 
@@ -54,7 +55,7 @@ def tokens_per_iteration(loads: Floats, deployment: Deployment, tokens: float) -
     return np.asarray(loads * (routed / loads.sum(axis=1, keepdims=True)))
 
 
-def busiest_seconds(loads: Floats, slots: Integers, ranks: int, objective: Objective) -> Floats:
+def busiest_seconds(loads: Floats, slots: Ints, ranks: int, objective: Objective) -> Floats:
     """Seconds of the busiest rank, [layers], from tokens of an iteration [layers, experts] and maps [layers, slots]."""
     counts = np.stack([np.bincount(row, minlength=loads.shape[1]) for row in slots])
     weight = objective.weights(loads, counts)
@@ -64,7 +65,7 @@ def busiest_seconds(loads: Floats, slots: Integers, ranks: int, objective: Objec
 
 
 def place_for_seconds(
-    problem: Problem, deployment: Deployment, tokens: float, usual: Integers, *, search: bool = True
+    problem: Problem, deployment: Deployment, tokens: float, usual: Ints, *, search: bool = True
 ) -> Timed:
     """Place so that the busiest rank's experts take least seconds in an iteration of ``tokens`` tokens in all.
 

@@ -8,12 +8,9 @@ side by side.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Bools, Floats, Ints
 from planner.manifest.loads import rank_loads
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 _CANDIDATES = 48
 _TRADE_EVERY = 4
@@ -24,7 +21,7 @@ _MOST_SLICES = 64
 """The search adds neighbouring slices up where there are more: a step's moves are priced on every slice."""
 
 
-def slice_imbalance(loads: Floats, slots: Integers, ranks: int) -> Floats:
+def slice_imbalance(loads: Floats, slots: Ints, ranks: int) -> Floats:
     """Sum over slices of the busiest rank over the sum of the mean ranks, [layers].
 
     Args:
@@ -56,10 +53,10 @@ class _Slices:
     """Maps under improvement; the last two follow from the others."""
 
     loads: Floats  # [layers, experts, slices]
-    counts: Integers  # [layers, experts]
-    held: Integers  # [layers, ranks, slots]
+    counts: Ints  # [layers, experts]
+    held: Ints  # [layers, ranks, slots]
     node_ranks: int  # moves stay within runs of so many ranks
-    on: NDArray[np.bool_]  # [layers, experts, ranks]
+    on: Bools  # [layers, experts, ranks]
     carried: Floats  # [layers, ranks, slices]
 
     def derive(self) -> None:
@@ -76,7 +73,7 @@ class _Slices:
         return np.asarray(self.carried.max(axis=1).sum(axis=1))
 
 
-def search_slices(loads: Floats, held: Integers, *, steps: int, node_ranks: int | None = None) -> Integers:
+def search_slices(loads: Floats, held: Ints, *, steps: int, node_ranks: int | None = None) -> Ints:
     """Lower the sum over slices of the busiest rank by exchanges and trades, from ``held`` on.
 
     Args:
@@ -105,14 +102,14 @@ def search_slices(loads: Floats, held: Integers, *, steps: int, node_ranks: int 
     return state.held
 
 
-def _peak_ranks(state: _Slices, count: int, rng: np.random.Generator) -> Integers:
+def _peak_ranks(state: _Slices, count: int, rng: np.random.Generator) -> Ints:
     """Busiest ranks of random slices, [layers, count]."""
     layers, _, slices = state.carried.shape
     busiest = state.carried.argmax(axis=1)  # [layers, slices]
     return np.take_along_axis(busiest, rng.integers(slices, size=(layers, count)), axis=1)
 
 
-def _near(state: _Slices, here: Integers, rng: np.random.Generator) -> Integers:
+def _near(state: _Slices, here: Ints, rng: np.random.Generator) -> Ints:
     """Random ranks that experts of ``here`` may go to, of its shape."""
     return np.asarray(here - here % state.node_ranks + rng.integers(state.node_ranks, size=here.shape))
 
@@ -145,7 +142,7 @@ def _exchange(state: _Slices, rng: np.random.Generator) -> None:
         state.on[each, come[each, best], rank] = True
 
 
-def _others(state: _Slices, here: Integers, there: Integers) -> Floats:
+def _others(state: _Slices, here: Ints, there: Ints) -> Floats:
     """Busiest of the ranks other than two, [layers, candidates, slices]: one of the three busiest is neither."""
     carried = state.carried
     most = min(3, carried.shape[1])
@@ -186,9 +183,7 @@ def _trade(state: _Slices, rng: np.random.Generator) -> None:
     state.derive()
 
 
-def _after_trade(
-    state: _Slices, gains: Integers, loses: Integers, at: Integers, more: Integers, fewer: Integers
-) -> Floats:
+def _after_trade(state: _Slices, gains: Ints, loses: Ints, at: Ints, more: Ints, fewer: Ints) -> Floats:
     """Cost of every layer with one more replica of ``gains`` in the place of one of ``loses`` on rank ``at``."""
     each = np.arange(len(gains))
     with_gain, with_loss = state.on[each, gains].astype(float), state.on[each, loses].astype(float)  # [layers, ranks]

@@ -9,23 +9,20 @@ map can better.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.manifest.loads import imbalance, rank_loads
 from planner.placement.grouped import keep_groups
 from planner.placement.improve import search_jointly
 from planner.placement.problem import Problem
 from planner.placement.rows import Rows, swap_best
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
-
 _MOST_STEPS = 400
 _ROUNDING = 1e-6
 """The solver's feasibility tolerance."""
 
 
-def leaving_share(problem: Problem, slots: Integers) -> Floats:
+def leaving_share(problem: Problem, slots: Ints) -> Floats:
     """Share of the tokens that is served away from the node of their expert's group, [layers]."""
     layers = problem.layers
     counts = np.stack([np.bincount(row, minlength=problem.experts) for row in slots])
@@ -37,7 +34,7 @@ def leaving_share(problem: Problem, slots: Integers) -> Floats:
     return np.asarray(1 - served.max(axis=2).sum(axis=1) / served.sum(axis=(1, 2)))
 
 
-def pay_for_leaving(problem: Problem, weight: float) -> Integers:
+def pay_for_leaving(problem: Problem, weight: float) -> Ints:
     """Map with the least imbalance + weight * leaving share on the way from kept groups to free swaps; [layers, slots].
 
     ``problem`` keeps its groups. ``weight`` is what serving all tokens away from home would add to the imbalance.
@@ -63,7 +60,7 @@ def pay_for_leaving(problem: Problem, weight: float) -> Integers:
     return np.sort(best.reshape(problem.layers, problem.ranks, -1), axis=2).reshape(problem.layers, -1)
 
 
-def _worth(problem: Problem, slots: Integers, weight: float) -> Floats:
+def _worth(problem: Problem, slots: Ints, weight: float) -> Floats:
     reached = imbalance(rank_loads(problem.mean_loads, slots, problem.ranks))
     return np.asarray(reached + weight * leaving_share(problem, slots))
 

@@ -11,9 +11,10 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from planner.instances.alignment import occupied_devices
 from planner.instances.space import Role
-from planner.offers.offer import Floats, Ints, Offers, Server
+from planner.offers.offer import Offers, Server
 from planner.question import Machines
 from planner.survival import Loss, lost_of_sizes
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
+from ground.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,9 +18,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ground.arrays import distinct
+from ground.arrays import Floats, Ints, distinct
 from ground.errors import BadInput
 from planner.objective import LEAST_PART, Aim, Incumbent
 from planner.programme.columns import BELOW, RELATIVE, Rates, Side
@@ -28,8 +27,6 @@ from planner.programme.columns import BELOW, RELATIVE, Rates, Side
 if TYPE_CHECKING:
     from planner.programme.routes import Routes
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Way = tuple[Side, ...]
 """A side of each role of a model, or one of aggregated instances."""
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from planner.costs.latency import static_balance
 from planner.instances.decode_candidates import Count
 from planner.instances.reachable import REFERENCE, most_instances, pairs
 from planner.instances.space import (
@@ -148,13 +147,12 @@ def gather(
     costed already of a question in other formats.
     """
     costing = costing or Costing()
-    none = Offers.of([])
+    none = Offers.none()
     if question.shape == "aggregated":
         prefill, decode = (make_side(question, role, none, costing.model) for role in ROLES)
         return Pools(prefill, decode, {})
     spaces = {} if rows else {role: costing.space(question, role) for role in ROLES}
     rows = rows or {role: space.rows for role, space in spaces.items()}
-    know_balance(question, [row for role in ROLES for row in rows[role]])
     first = costing.prefill(question, rows["prefill"])
     # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
     transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
@@ -210,15 +208,6 @@ def aggregated(
     Where a rate is asked their queues are solved for no more than it.
     """
     space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
-    know_balance(question, space.rows)
     asked = None if aim.rate is None else aim.rate * (question.rate_per_second or 1.0)
     offers, dropped = aggregated_offers(question, space.rows, count, needed_rates(question, aim, known), asked)
     return Aggregated(offers, dropped, {} if rows is not None else {"mixed": space.cut})
-
-
-def know_balance(question: Question, rows: list[Row]) -> None:
-    """Find the expert balance of all rows at once, which is quicker than group by group."""
-    if question.model.moe is None or question.balance.kind not in ("measured", "none"):
-        return
-    layouts = {(row.strategy.moe_ep - row.dedicated, row.redundant) for row in rows if row.strategy.moe_ep > 1}
-    static_balance(question.model.moe.experts, sorted(layouts), question.balance)

@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from planner.instances.decode_candidates import Count
 from planner.instances.space import Row, role_space
 from planner.objective import Aim, Incumbent
@@ -23,8 +24,8 @@ from planner.programme.columns import BELOW
 from planner.programme.programme import Picks, Programme, solve_open
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
-from planner.search.gather import Costing, Option, Pools, gather, know_balance, make_side
-from planner.search.shapes import TINY, Floats, Ints, limited, needed_rates, not_aggregated, on_each_pool, on_machines
+from planner.search.gather import Costing, Option, Pools, gather, make_side
+from planner.search.shapes import TINY, limited, needed_rates, not_aggregated, on_each_pool, on_machines
 from planner.search.solve import plan_at
 
 TIGHTEST = 0.3
@@ -169,10 +170,7 @@ def mixed_rows(question: Question) -> list[tuple[Question, list[Row]]]:
     """Return the aggregated rows of each pool that they may stand on; none where they are not searched."""
     if not_aggregated(question) is not None:
         return []
-    found = [(own, role_space(own, "mixed").rows) for own in on_each_pool(question)]
-    for own, rows in found:
-        know_balance(own, rows)
-    return found
+    return [(own, role_space(own, "mixed").rows) for own in on_each_pool(question)]
 
 
 def _ahead(

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.instances.reachable import REFERENCE
 from planner.objective import SLACK, Aim, Incumbent
 from planner.programme.columns import Side
@@ -14,8 +14,6 @@ from planner.programme.programme import Programme
 from planner.question import Machines, Question
 from planner.survival import lost_of_sizes
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Needed = Callable[[Ints], Floats]
 """The rate that one instance of so many devices, [instances], has to carry; infinite where none of them would do."""
 

@@ -25,9 +25,8 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from ground.arrays import Floats
 
 LEVELS: tuple[tuple[str, ...], ...] = (
     (),
@@ -83,7 +82,7 @@ class Expected:
     """Of the logarithm."""
 
 
-def covariance(deviations: Deviations, one: Sequence[Residual], other: Sequence[Residual]) -> Array:
+def covariance(deviations: Deviations, one: Sequence[Residual], other: Sequence[Residual]) -> Floats:
     """Covariance of the errors of runs without what is each one's own, [one, other]."""
     total = np.zeros((len(one), len(other)))
     for labels, deviation in zip(LEVELS, deviations.levels, strict=True):
@@ -93,7 +92,7 @@ def covariance(deviations: Deviations, one: Sequence[Residual], other: Sequence[
     return np.asarray(total + deviations.smooth**2 * shared(LEVELS[-1], one, other) * np.exp(-distance / 2))
 
 
-def shared(labels: tuple[str, ...], one: Sequence[Residual], other: Sequence[Residual]) -> Array:
+def shared(labels: tuple[str, ...], one: Sequence[Residual], other: Sequence[Residual]) -> Floats:
     """Return which pairs share labels, as 0 and 1."""
     keys: dict[tuple[str, ...], int] = {}
     codes = [
@@ -103,7 +102,7 @@ def shared(labels: tuple[str, ...], one: Sequence[Residual], other: Sequence[Res
     return np.asarray(codes[0][:, None] == codes[1][None], dtype=np.float64)
 
 
-def weights(deviations: Deviations, inner: Array, errors: Array) -> Array:
+def weights(deviations: Deviations, inner: Floats, errors: Floats) -> Floats:
     """Return what each known error counts for: the less, the farther it lies from what the others make of it.
 
     Args: ``inner`` is the covariance of the runs without what is each one's own.
@@ -166,7 +165,7 @@ def expected(
     ]
 
 
-def posterior(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Array, Array]:
+def posterior(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Floats, Floats]:
     """Return mean [asked] and covariance [asked, asked] of the errors of runs, without what is each one's own."""
     shared = covariance(deviations, asked, asked)
     if not known:
@@ -175,7 +174,7 @@ def posterior(deviations: Deviations, known: Sequence[Residual], asked: Sequence
     return between @ solved[:, 0], shared - between @ solved[:, 1:]
 
 
-def _learnt(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Array, Array]:
+def _learnt(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Floats, Floats]:
     """Return the covariance of asked with known runs, and what solves the known ones for their errors and for it."""
     errors = np.array([each.error for each in known])
     between, inner = covariance(deviations, asked, known), covariance(deviations, known, known)
@@ -183,6 +182,6 @@ def _learnt(deviations: Deviations, known: Sequence[Residual], asked: Sequence[R
     return between, np.asarray(np.linalg.solve(inner, np.column_stack([errors[:, None], between.T])))
 
 
-def _variance(deviations: Deviations, count: int) -> Array:
+def _variance(deviations: Deviations, count: int) -> Floats:
     """Variance of any run's error without its own, [count]."""
     return np.full(count, sum(each**2 for each in deviations.levels) + deviations.smooth**2)

@@ -7,7 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from planner.manifest.drafts import MOST_DRAWN, Acceptance, Ints, drawn_iterations, drawn_sums, mean_iterations
+from ground.arrays import Ints
+from planner.manifest.drafts import MOST_DRAWN, Acceptance, drawn_iterations, drawn_sums, mean_iterations
 from planner.manifest.schema import Drafts
 
 _OFFSETS_AT_ONCE = 4096

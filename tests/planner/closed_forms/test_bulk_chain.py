@@ -1,13 +1,12 @@
 """The chain of what waits when passes start: leaving out what is negligible, against the whole of it."""
 
-from dataclasses import fields
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from planner.closed_forms.arrival_counts import Arrivals
 from planner.closed_forms.bulk_chain import _Walk, settled_chain
-from planner.closed_forms.bulk_lattice import Lattice, holds_of
 from planner.closed_forms.pass_seconds import Passes
 
 
@@ -18,18 +17,12 @@ def _walk(most, fixed, utilisation, squared_cv):
     arrivals = Arrivals.of(rate, squared_cv)
     chain = settled_chain(service, arrivals, rate, squared_cv)
     brought = chain.passes @ chain.reached
-    return _Walk(chain.lattice, holds_of(chain.lattice), brought[:-1], brought[-1]), chain
+    return _Walk(chain.lattice, brought[:-1], brought[-1]), chain
 
 
 def _whole(walk):
     """Solved over the whole lattice."""
     return walk._between(walk.lattice.fine, None)
-
-
-def _longer(lattice, cells):
-    """The same lattice, with more cells and no least."""
-    known = {each.name: getattr(lattice, each.name) for each in fields(lattice)}
-    return Lattice(**{**known, "cells": cells, "least": 1})
 
 
 CASES = [
@@ -45,8 +38,7 @@ CASES = [
 def test_what_is_left_out_is_negligible(most, fixed, utilisation, squared_cv):
     """Solved between its least and a geometric tail, the chain is that of five times as long a lattice."""
     walk, chain = _walk(most, fixed, utilisation, squared_cv)
-    lattice = _longer(chain.lattice, 5 * chain.lattice.cells)
-    whole = _whole(_Walk(lattice, walk.holds, walk.brought, walk.whole))
+    whole = _whole(replace(walk, lattice=replace(chain.lattice, cells=5 * chain.lattice.cells, least=1)))
     quick = walk.settled()
     assert walk._tail() is not None
     assert quick[:-1] == pytest.approx(whole[: quick.size - 1], abs=3e-9)
@@ -72,6 +64,5 @@ def test_a_least_that_is_not_negligible_is_noticed():
     """Told that no pass takes fewer than what most take, the chain is solved from one prompt on all the same."""
     walk, chain = _walk(16, 2.0, 0.93, 1 / 14)
     whole = _whole(walk)
-    known = {each.name: getattr(chain.lattice, each.name) for each in fields(chain.lattice)}
-    wrong = Lattice(**{**known, "least": 14})
-    assert _Walk(wrong, walk.holds, walk.brought, walk.whole).settled() == pytest.approx(whole, abs=1e-12)
+    wrong = replace(walk, lattice=replace(chain.lattice, least=14))
+    assert wrong.settled() == pytest.approx(whole, abs=1e-12)

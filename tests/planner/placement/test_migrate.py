@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
-from planner.placement.exact import solve_layer
 from planner.placement.methods import place
 from planner.placement.migrate import few_moves, moves, renumbered
 from planner.placement.problem import Problem
@@ -61,7 +60,7 @@ def test_few_moves_never_beats_the_best_map_with_as_many():
     """Six experts on three ranks, by enumeration of all maps within two loads; mostly it is the best."""
     rng = np.random.default_rng(2)
     maps, best = every_map(6, 3, 3), 0
-    for number in range(30):
+    for _ in range(30):
         loads = rng.lognormal(0, 1, 6)
         current = np.array([0, 1, 2, 3, 4, 5, 0, 1, 2])
         orders = [maps.reshape(-1, 3, 3)[:, list(o)].reshape(-1, 9) for o in itertools.permutations(range(3))]
@@ -72,10 +71,6 @@ def test_few_moves_never_beats_the_best_map_with_as_many():
         reached = few_moves(loads, current, 3, 2).imbalance[-1]
         assert reached >= optimum * (1 - 1e-9)
         best += reached <= optimum * 1.0001
-        if number < 3:  # the integer programme finds that best map too
-            solved = solve_layer(loads, 3, 9, current, 2)
-            assert moves(current[None], solved[None], 3).sum() <= 2
-            assert imbalance(rank_loads(loads[None], solved[None], 3))[0] == pytest.approx(optimum)
     assert best >= 10
 
 

@@ -10,10 +10,10 @@ from planner.instances.decode_candidates import Count
 from planner.instances.space import role_rows
 from planner.objective import Aim
 from planner.offers.decode_offers import decode_offers
-from planner.offers.offer import Offer, Offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.programme.columns import Side
 from planner.programme.programme import Programme
+from tests.planner.programme.offers import offers_of
 from tests.questions import machines, small_question
 
 POOL = machines("qwen3-8b", "h100", 6)
@@ -49,8 +49,8 @@ OFFER = st.tuples(st.integers(1, 6), st.floats(1, 20), st.floats(0, 0.99), st.fl
 def test_hopeless_columns_are_never_solved():
     """One offer is far ahead: nothing else is asked for its queue."""
     queues = [Queue(10.0, 0.0), Queue(1.0, 0.0)]
-    offers = [Offer(1, queue.each * 1.02, lambda queue=queue: queue) for queue in queues]
-    own = Side("prefill", POOL, Offers.of(offers))
+    offers = offers_of(*((1, queue.each * 1.02, lambda queue=queue: queue) for queue in queues))
+    own = Side("prefill", POOL, offers)
 
     Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="throughput")).settle()
 
@@ -91,8 +91,8 @@ def test_other_numbers_of_a_solved_kind_come_before_other_kinds():
             return super().pool_carries(instances, rate_per_second)
 
     kinds = [Queue(5.0, 0.0), *(Slow(each, 0.0) for each in (1.0, 2.0, 3.0))]
-    prefill = Side("prefill", POOL, Offers.of([Offer(1, 10.0, lambda kind=kind: kind) for kind in kinds]))
-    decode = Side("decode", POOL, Offers.of([Offer(1, 5.0, lambda: Queue(5.0, 0.0))]))
+    prefill = Side("prefill", POOL, offers_of(*((1, 10.0, lambda kind=kind: kind) for kind in kinds)))
+    decode = Side("decode", POOL, offers_of((1, 5.0, lambda: Queue(5.0, 0.0))))
 
     both = Programme((((prefill, decode),),), Aim(devices={POOL.budget: 6}, objective="throughput"))
     choice = both.likely()
@@ -105,8 +105,8 @@ def test_other_numbers_of_a_solved_kind_come_before_other_kinds():
 def test_what_suffices_is_solved_alone(rate: float) -> None:
     """Any columns that carry the rate, where there are some; how much others carry is not asked."""
     queues = [Queue(4.0, 0.5), Queue(5.0, 0.0)]
-    offers = [Offer(1, 2 * queue.each, lambda queue=queue: queue) for queue in queues]
-    own = Side("prefill", POOL, Offers.of(offers))
+    offers = offers_of(*((1, 2 * queue.each, lambda queue=queue: queue) for queue in queues))
+    own = Side("prefill", POOL, offers)
     picks = Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="chips", rate=rate)).sufficient()
 
     assert (picks is None) == (rate > 30)

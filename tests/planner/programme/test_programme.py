@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ground.errors import BadInput
 from planner.objective import Aim
-from planner.offers.offer import Offer, Offers
 from planner.programme.columns import Side
 from planner.programme.programme import Picks, Programme, Way
 from planner.programme.proof import Bound, proven
+from tests.planner.programme.offers import offers_of
 from tests.planner.programme.test_columns import OFFER, Queue
 from tests.questions import machines
 
@@ -41,10 +41,10 @@ def prove(asked: Programme, picks: Picks) -> Bound:
 def side(role: str, pool: int, drawn: Drawn, model: str = "") -> Side:
     """Return columns of (devices, rate, loss of a single one, looseness of the bound); FAR carries half."""
     offers = [
-        Offer(devices, rate * loose / (1 + pool), lambda rate=rate, loss=loss: Queue(rate / (1 + pool), loss))
+        (devices, rate * loose / (1 + pool), lambda rate=rate, loss=loss: Queue(rate / (1 + pool), loss))
         for devices, rate, loss, loose in drawn
     ]
-    return Side(role, POOLS[pool], Offers.of(offers), unit_per_second=10.0, model=model)  # type: ignore[arg-type]
+    return Side(role, POOLS[pool], offers_of(*offers), unit_per_second=10.0, model=model)  # type: ignore[arg-type]
 
 
 def programme(members: list[Shapes], aim: Aim, whole_nodes: bool, coupled: bool) -> Programme:
