@@ -20,7 +20,6 @@ from ground.errors import BadInput
 from ground.sourced import Sourced
 from ground.validation import plain
 from hardware.fits import (
-    Number,
     Product,
     attention_seconds,
     collective_seconds,
@@ -39,6 +38,7 @@ from hardware.spec import (
     Fitted,
     HardwareSpec,
     MatmulFit,
+    Number,
     VectorFit,
 )
 

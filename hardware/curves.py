@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.units import MICRO
-from hardware.spec import Dtype, HardwareSpec
+from hardware.spec import Dtype, HardwareSpec, Number
 
-Number = float | NDArray[np.float64]
 OPERATORS = Path(__file__).parent / "operators"
 SOURCE = "https://github.com/ai-dynamo/aiconfigurator (aiconfigurator-core 0.12.0)"
 TWINS = {"h800": "h100"}

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hardware.spec import (
     AttentionFit,
@@ -23,10 +22,9 @@ from hardware.spec import (
     Dtype,
     ExchangeFit,
     MatmulFit,
+    Number,
     Protocol,
 )
-
-Number = float | NDArray[np.float64]
 
 CALIBRATION = Path(__file__).parent / "calibration"
 INPUT_BYTES: dict[Dtype, float] = {"bf16": 2, "fp8": 1, "int8": 1, "nvfp4": 0.5625}
@@ -127,11 +125,6 @@ def collective_seconds(fit: CollectiveFit, message_bytes: Number, ranks: Number)
 
 
 def exchange_seconds(fit: ExchangeFit, payload_bytes: Number, degree: Number) -> Number:
-    """Return latency(degree) + payload/bandwidth(degree), interpolated over log2(degree)."""
-    points = sorted(fit.points, key=lambda point: point.degree)
-    at = np.log2(np.asarray(degree, dtype=float))
-    known = np.log2([float(point.degree) for point in points])
-    latency = np.interp(at, known, [point.latency_seconds for point in points])
-    bandwidth = np.interp(at, known, [point.bandwidth_bytes_per_second for point in points])
-    seconds: Number = latency + payload_bytes / bandwidth
-    return seconds
+    """Return latency(degree) + payload/bandwidth(degree)."""
+    latency, bandwidth = fit.protocol(degree)
+    return latency + payload_bytes / bandwidth

@@ -8,10 +8,14 @@ fields and are never multiplied in the file.
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ground.fields import described
 from ground.limits import Limits, Name
 from ground.sourced import Kind, Source, Sourced, Stated
 
+Number = float | NDArray[np.float64]
 Dtype = Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
 ScopeName = Literal["package", "node", "supernode", "cluster"]
 Positive = Annotated[float, Limits(gt=0)]
@@ -168,6 +172,15 @@ class ExchangeFit(Fitted):
     message_bytes_per_hidden: Positive
     message_bytes_fixed: NotNegative
     points: Annotated[list[ExchangePoint], Limits(min_length=1)]
+
+    def protocol(self, degree: Number) -> tuple[Number, Number]:
+        """Return (latency in seconds, payload bytes per second) at an EP degree."""
+        points = sorted(self.points, key=lambda point: point.degree)
+        known = np.log2([point.degree for point in points])
+        wanted = np.log2(degree)
+        latency = np.interp(wanted, known, [point.latency_seconds for point in points])
+        rate = np.interp(wanted, known, [point.bandwidth_bytes_per_second for point in points])
+        return (latency, rate) if np.ndim(degree) else (float(latency), float(rate))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,9 @@ import polars
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from hardware.fits import Number, Product, attention_seconds, matmul_seconds
+from hardware.fits import Product, attention_seconds, matmul_seconds
 from hardware.loader import hardware_names, load_hardware
-from hardware.spec import Device, Dtype, HardwareSpec, MatmulFit
+from hardware.spec import Device, Dtype, HardwareSpec, MatmulFit, Number
 
 Array = NDArray[np.float64]
 Row = dict[str, object]

@@ -94,19 +94,6 @@ def exchange_fit(hardware: HardwareSpec, direction: str, mode: str) -> ExchangeF
     return min(fits, key=lambda fit: fit.mode != mode)
 
 
-def exchange_protocol(fit: ExchangeFit, degree: Number) -> tuple[Number, Number]:
-    """Return (latency in seconds, payload bytes per second) at an EP degree.
-
-    Linear interpolation over log2(degree) between the measured degrees, constant outside them.
-    """
-    points = sorted(fit.points, key=lambda point: point.degree)
-    known = np.log2([point.degree for point in points])
-    wanted = np.log2(degree)
-    latency = np.interp(wanted, known, [point.latency_seconds for point in points])
-    rate = np.interp(wanted, known, [point.bandwidth_bytes_per_second for point in points])
-    return (latency, rate) if np.ndim(degree) else (float(latency), float(rate))
-
-
 def distinct(moe: MoE, places: Number) -> Number:
     """Expected number of distinct places (nodes or ranks) among the experts of one token, uniform routing.
 

@@ -17,7 +17,6 @@ from planner.costs.collectives import (
     distinct,
     exchange_copies,
     exchange_fit,
-    exchange_protocol,
     grouped,
     message_bytes,
 )
@@ -297,7 +296,7 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
         direction,
         direction,
         payload,
-        (exchange_protocol(fit, span),),
+        (fit.protocol(span),),
         residual=residual(fit),
         shape=Shape(f"{direction} {fit.mode}", payload, {"one": 1.0}, span),
     )
