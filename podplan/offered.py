@@ -27,9 +27,8 @@ from ground.units import MEBI, counted, format_duration, number_of, parse_count,
 from models.spec import ModelSpec
 from planner.manifest.caching import cache_of
 from planner.manifest.schema import Manifest
-from planner.plans.alone import expect_alone
 from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
-from planner.plans.recorded import expect_recorded
+from planner.plans.recorded import expect_alone, expect_recorded
 from planner.serving.sessions import session_trace
 from planner.workload import Trace as Rows
 from planner.workload import Traffic

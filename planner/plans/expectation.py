@@ -1,7 +1,7 @@
 """What a manifest is expected to do under some traffic, from the manifest alone.
 
 Prompts that are equal and decode have closed forms (``closed_forms``), all else is played, with the step costs
-that the manifest carries. One request at a time needs no queue (``plans.alone``).
+that the manifest carries. One request at a time needs no queue (``plans.recorded``).
 """
 
 import math

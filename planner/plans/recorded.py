@@ -1,4 +1,9 @@
-"""What a manifest is expected to do with a recorded stream: its pools, played."""
+"""What a manifest is expected to do with requests that are known one by one: its pools, played.
+
+Those of a trace come at their own times; of a closed loop of one, each when the one before it has left.
+"""
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -6,10 +11,16 @@ from ground.errors import BadInput
 from planner.manifest.schema import Manifest, Prediction, ServiceLevels, Statistics
 from planner.plans.expectation import Expectation, mixed_pool, pool_pair
 from planner.serving.aggregated import AggregatedPool
-from planner.serving.deployed import aggregated_pool, play, separate_pools
+from planner.serving.deployed import aggregated_pool, play, play_stream, separate_pools
 from planner.serving.latency import Array
 from planner.serving.separate import SeparatePools, Served, within
+from planner.serving.streams import stationary
 from planner.workload import Trace, Traffic, Workload, running_kv_tokens
+
+_ALONE = 2_500
+"""Requests of a closed loop of one that are played: their lengths and accepted drafts are spread evenly."""
+_FAR_SECONDS = 1e6
+"""Between requests that never meet."""
 
 
 def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:
@@ -35,6 +46,25 @@ def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.
     return Expectation(
         prediction=_prediction(recorded, arrival, manifest.service_levels, warmup_seconds),
         basis=f"the requests' own {made_of}, played with the manifest's step costs",
+    )
+
+
+def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
+    """Return what is expected of one request at a time: a closed loop of one, on instances of either shape."""
+    aggregated, pair = mixed_pool(manifest), pool_pair(manifest)
+    if aggregated is not None:
+        pools: SeparatePools | AggregatedPool = aggregated_pool(manifest, aggregated)
+    elif isinstance(pair, str):
+        return Expectation(prediction=None, basis=pair)
+    else:
+        pools = separate_pools(manifest, pair)
+    stream = stationary(workload, _ALONE, most_tokens=float(manifest.model.spec.max_position))
+    apart = np.arange(0.0, _ALONE * _FAR_SECONDS, _FAR_SECONDS)
+    spans = play_stream(pools, replace(stream, arrival_seconds=apart)).e2e_seconds
+    arrival = np.append(0.0, np.cumsum(spans)[:-1])
+    served = play_stream(pools, replace(stream, arrival_seconds=arrival))
+    return Expectation(
+        prediction=_prediction(served, arrival, manifest.service_levels, 0.0), basis="single requests, one by one"
     )
 
 

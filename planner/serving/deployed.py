@@ -139,7 +139,11 @@ def play(pools: SeparatePools | AggregatedPool, trace: Trace) -> Served:
     prompts decide a minute. So its requests are played: through passes, links and iterations, or through the steps of
     aggregated instances. What remains a model is what a pass, a transfer and an iteration, or a step, take.
     """
-    stream = Stream.from_trace(trace)
+    return play_stream(pools, Stream.from_trace(trace))
+
+
+def play_stream(pools: SeparatePools | AggregatedPool, stream: Stream) -> Served:
+    """Return what happens to every request of a stream."""
     if isinstance(pools, SeparatePools):
         return play_separate(pools, stream)
     played = play_aggregated(pools, stream)

@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ground.yamldata import parse_yaml
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.manifest.schema import Manifest, Pool
-from planner.plans.alone import expect_alone, kv_transfer_seconds
 from planner.plans.assemble import assemble
 from planner.plans.assemble_pool import expert_map
 from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import Plan, PrefillPool
+from planner.plans.recorded import expect_alone
+from planner.serving.deployed import separate_pools
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import closed_loop, open_loop, with_running
@@ -102,7 +104,8 @@ def test_one_request_at_a_time_takes_what_predict_says() -> None:
     tokens = float(prefill.limits.tokens_per_device)
     passed = one_request(plan, prefill, tokens=tokens, prompt_tokens=1024.0)
     iterations = [one_request(plan, decode, kv_tokens=1024.0 + n).iteration_seconds for n in range(3)]
-    moved = kv_transfer_seconds(manifest.kv_transfer, prefill, decode, 1024)
+    moved = float(separate_pools(manifest, (prefill, decode)).transfer_seconds(np.array(1024.0)))
+    moved += manifest.kv_transfer.latency_seconds
     assert result.ttft_seconds.mean == pytest.approx(passed.ttft_seconds, rel=1e-9)
     assert result.tpot_seconds.mean == pytest.approx((moved + sum(iterations)) / 3, rel=1e-9)
     expected = expect_alone(manifest, workload_of(manifest.workload)).prediction
@@ -111,8 +114,8 @@ def test_one_request_at_a_time_takes_what_predict_says() -> None:
     assert expected.tpot_seconds.mean == pytest.approx(result.tpot_seconds.mean, rel=1e-9)
 
 
-def test_drafts_of_one_request_are_summed_as_a_renewal() -> None:
-    """With sampled MTP the number of iterations varies; its mean is that of the renewal sum."""
+def test_drafts_of_one_request_are_drawn() -> None:
+    """With sampled MTP the number of iterations varies; its mean is that of the draws."""
     manifest = small_manifest(**DEEPSEEK)
     result = simulate(manifest, closed_loop(manifest.workload, 1, 100))
     expected = expect_alone(manifest, workload_of(manifest.workload)).prediction

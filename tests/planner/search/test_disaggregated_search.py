@@ -17,10 +17,10 @@ from planner.instances.space import Group, Row, groups, role_space, row_deployme
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.manifest.schema import Manifest
 from planner.offers.decode_offers import decode_offers
-from planner.plans.alone import expect_alone
 from planner.plans.assemble import assemble
 from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import Plan
+from planner.plans.recorded import expect_alone
 from planner.question import Question
 from planner.search.search import search
 from planner.strategy import check_strategy, format_strategy, parse_strategy
