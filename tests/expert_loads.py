@@ -3,16 +3,17 @@
 import itertools
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.manifest.loads import imbalance, rank_loads
 
 
-def power_law(layers, experts, alpha, seed=0):
+def power_law(layers: int, experts: int, alpha: float, seed: int = 0) -> NDArray[np.float64]:
     """Token counts that fall with the rank's power ``alpha``, shuffled, with a little noise; 10 million per layer."""
     rng = np.random.default_rng(seed)
     loads = np.arange(1, experts + 1) ** -float(alpha) * np.exp(0.1 * rng.standard_normal((layers, experts)))
     loads = rng.permuted(loads, axis=1)
-    return np.round(loads / loads.sum(axis=1, keepdims=True) * 1e7)
+    return np.asarray(np.round(loads / loads.sum(axis=1, keepdims=True) * 1e7), dtype=np.float64)
 
 
 def every_map(experts, ranks, redundant):

@@ -17,8 +17,12 @@ def answered(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = Ex
 
 
 def refused(capsys: pytest.CaptureFixture[str], told: str, *arguments: str) -> None:
-    """Hold that a command ends with exit code 2, nothing on stdout and one line on stderr that tells this."""
+    """Hold that a command ends with exit code 2, nothing on stdout and one line on stderr that tells this.
+
+    Of what is ``told`` all that stands between dots (" … ").
+    """
     capsys.readouterr()
     assert main([*arguments]) == ExitCode.BAD_INPUT
     shown = capsys.readouterr()
-    assert told in shown.err and shown.err.count("\n") == 1 and not shown.out
+    assert all(each in shown.err for each in told.split(" … ")), shown.err
+    assert shown.err.count("\n") == 1 and not shown.out

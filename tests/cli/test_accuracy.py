@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from tests.shell import answered, refused
+from tests.shell import answered
 
 
 def test_json_counts_every_row(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,12 +24,6 @@ def test_a_limit_that_is_passed_is_exit_code_3(capsys: pytest.CaptureFixture[str
     assert "cm384-d-50-4k" in shown.out
     assert "--max-mape" in shown.err
     assert main(["accuracy", "--kind", "decode", "--max-mape", "20"]) == 0
-
-
-@pytest.mark.parametrize("arguments", [["--kind", "decoed"], ["--max-mape", "little"], ["--max-mape", "-1"]])
-def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    """Exit code 2 and one sentence that names the flag."""
-    refused(capsys, arguments[0], "accuracy", *arguments)
 
 
 def test_the_page_in_docs_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,30 +33,6 @@ def test_the_report_names_every_family_and_its_error(capsys: Capture) -> None:
     assert "gemm int8" in shown and "Nothing was written" in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["calibrate", "absent.csv", "--hw", "h800"], "absent.csv"),
-        (["calibrate", MATMUL, "--hw", "a100"], "a100"),
-        (["calibrate", MATMUL, "--hw", "h800", "--out", "mine.txt"], "--out"),
-        (["calibrate", MATMUL, "--hw", "h800", "--name", " "], "--name"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments: list[str], named: str, capsys: Capture) -> None:
-    """Exit code 2, and the flag or the file by name."""
-    assert main(arguments) == 2
-    message = capsys.readouterr().err
-    assert named in message and "Traceback" not in message
-
-
-def test_a_source_that_no_entry_may_have_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    """What --hw would not read afterwards is not written: the file, the line and the column are named."""
-    rows, out = tmp_path / "mine.csv", tmp_path / "mine.yaml"
-    rows.write_text("kernel,seconds,source\ngraph_launch,2e-4,x\n")
-    assert main(["calibrate", str(rows), "--hw", "h800", "--out", str(out)]) == 2
-    assert f"{rows}, line 2: source is 'x'" in capsys.readouterr().err and not out.exists()
-
-
 @pytest.mark.skipif(find_spec("torch") is not None, reason="PyTorch is installed")
 def test_measure_says_what_it_needs(tmp_path: Path, capsys: Capture) -> None:
     """Without PyTorch: one sentence with the command that installs it, and no file."""

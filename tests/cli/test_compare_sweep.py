@@ -60,34 +60,6 @@ def test_plots_are_pictures(ending: str, start: bytes, tmp_path: Path, capsys: p
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["sweep", *SMALL], "--over: sweep one or two flags"),
-        (["sweep", "qwen3-8b"], "give MODEL, --hw HW and --over"),
-        (["sweep", *SMALL, "--over", "rat=1/s"], "'rat' is no flag to sweep; did you mean rate"),
-        (["sweep", *SMALL, "--over", "osl"], "is not FLAG=VALUES"),
-        (["sweep", *SMALL, "--over", "tpot=1ms..9s:3"], "has two units"),
-        (["sweep", *SMALL, "--over", "isl=0..1k:3:log"], "a logarithmic range from 0 to 1 must have ends above zero"),
-        (["sweep", *SMALL, "--over", "tpot=1ms..9ms"], "is not a range like"),
-        (["sweep", *SMALL, "--over", "tpot=1ms..9ms:1"], "must have from 2 to"),
-        (["sweep", *SMALL, "--over", "devices=2,4"], "--devices and --over devices both give it"),
-        (["sweep", *SMALL, "--over", "osl=64,128", "--over", "osl=9"], "osl is swept twice"),
-        (["sweep", *SMALL, "--over", "osl=64,x"], "--osl: 'x'"),
-        (["sweep", *SMALL, "--over", "osl=64,128", "--plot", "a.pdf"], "must end in .png or .svg"),
-        (["sweep", *SMALL, "--over", "osl=64,128", "--measure", "joy"], "--measure: 'joy' is not requests, "),
-        (["compare"], "give a question file, or MODEL with --hw HW; see plan compare"),
-        (["compare", "qwen3-8b"], "is no question file, and a model needs a machine; add for example --hw h800,h200"),
-        (["compare", "qwen3-8b", "--hw", "h101"], "h101"),
-        (["compare", *SMALL, "--force"], "--force replaces files of --csv and --plot"),
-        (["compare", *SMALL, "--csv", "."], "--csv: . is a folder"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, one line, nothing on stdout."""
-    refused(capsys, told, *arguments)
-
-
 def test_a_missing_matplotlib_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One sentence with what to install, before any search."""
     monkeypatch.setattr("cli.plots.find_spec", lambda name: None)

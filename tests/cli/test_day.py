@@ -1,4 +1,4 @@
-"""`--rate-profile`: how a day is read, what its windows see of the plan, and one sentence for each bad input."""
+"""`--rate-profile`: how a day is read, and what its windows see of the plan."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ground.errors import BadInput
 from planner.plans.day import mean_rate, over_the_day, peak_rate, switched_devices
 from podplan.day import read_rate_profile
 from tests.plans import small_plan
-from tests.shell import answered, refused
+from tests.shell import answered
 
 SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "2", "--shape", "disaggregated"]
 DAY = "0:00=5/s,08:30=40/s,18:00=0"
@@ -119,9 +119,3 @@ def test_a_bad_file_is_one_sentence(tmp_path: Path, text: str, told: str) -> Non
     with pytest.raises(BadInput, match=told) as caught:
         read_rate_profile(str(path))
     assert str(caught.value).startswith(str(path))
-
-
-@pytest.mark.parametrize("other", [["--rate", "5/s"], ["--objective", "throughput"]])
-def test_a_day_and_what_contradicts_it(other: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """A second rate, or a search for the largest one."""
-    refused(capsys, "--rate-profile", *SMALL, "--rate-profile", DAY, *other)

@@ -6,7 +6,7 @@ import pytest
 
 from cli.exit_codes import ExitCode
 from cli.main import main
-from tests.shell import answered, refused
+from tests.shell import answered
 
 SMALL = [
     "qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--devices", "2", "--microbatches", "1", "--shape",
@@ -34,23 +34,3 @@ def test_a_refusal_is_explained_from_a_file(tmp_path: Path, capsys: pytest.Captu
     assert shown.startswith("No plan (binding limit: tpot)")
     assert "--tpot " in shown
     assert "prompts" in shown
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "give a question file, or MODEL with --hw HW"),
-        (["qwen3-30b-a3b"], "--hw: 'qwen3-30b-a3b' is no question file"),
-        ([*SMALL, "--name", "x"], "--name picks a question of a file"),
-        (["two.yaml"], "--name: "),
-        (["two.yaml", "--name", "c"], "holds 0 questions named 'c'; pick one of a, b"),
-        (["two.yaml", "--rate", "5/s"], "--rate: a question file states its own flags"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Exit code 2 and one line that names what would be right."""
-    monkeypatch.chdir(tmp_path)
-    Path("two.yaml").write_text("model: x\nhw: h800\nquestions: [{name: a}, {name: b}]\n", encoding="utf-8")
-    refused(capsys, told, "explain", *arguments)

@@ -42,23 +42,6 @@ def test_a_fleet_that_is_too_large_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert "the cluster does not carry the fleet" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (FILE.replace("rate: 1/s, ", ""), "models[1]: rate is missing"),
-        (FILE.replace("models:", "model_list:"), "model_list is not a known key"),
-        (FILE.replace("name: large", "name: small"), "small"),
-        (FILE + "  - {model: qwen3-8b, rate: 1/s, nodes: 2}\n", "h100 has another size than above"),
-        (FILE + "  - {model: qwen3-8b, rate: 1/s, objective: cost}\n", "objective stands beside models"),
-        (FILE.replace("nodes: 1", "nodes: 1\nobjective: joy"), "objective: 'joy' is not"),
-        (FILE.replace("models:", "models: 5\nx:"), "x is not a known key"),
-    ],
-)
-def test_bad_files_are_one_sentence(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, the place in the file, and nothing on stdout."""
-    refused(capsys, told, "fleet", _written(tmp_path, text))
-
-
 POOLS = """
 pools:
   - {hw: h100, nodes: 1, price: 2}
@@ -169,32 +152,6 @@ def test_models_that_share_no_node(tmp_path: Path, capsys: pytest.CaptureFixture
     path = _written(tmp_path, FILE.replace("nodes: 1", "nodes: 2\nshare_nodes: no"))
     first, second = (set(model["nodes"]["h100"]) for model in answered(capsys, "fleet", path)["models"])
     assert not first & second
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (POOLS.replace("hw: h20, ", ""), "pools[1]: hw is missing"),
-        (POOLS.replace("name: old", "name: h100"), "'h100' is taken"),
-        (POOLS.replace("decode=old", "decode=older"), "hw: 'older' is not one of the pools h100, old"),
-        (POOLS.replace("rate: 4/s", "rate: 4/s, nodes: 3"), "nodes stands with the pools"),
-        (POOLS.replace("price: 2", "price: dear"), "--price: 'dear' is not USD per chip and hour"),
-        (POOLS.replace("nodes: 1, price", "rank: 1, price"), "rank is not a known key"),
-        (POOLS.replace("models:", "confidence: 2\nmodels:"), "--confidence: '2' must be from 0.5"),
-        (POOLS.replace("models:", "survive: rack\nmodels:"), "--survive: 'rack' is not node or instance"),
-        (POOLS.replace("models:", "share_nodes: some\nmodels:"), "share_nodes: 'some' is not yes or no"),
-        (POOLS.replace("pools:", "pools: 3\nx:"), "pools must be a list of 1 to 8"),
-        (FILE.replace("hw: h100", "hw: any"), "hw: any stands for the pools of the file"),
-        (
-            POOLS.replace('decode=old"', 'decode=old", shape: aggregated, queueing: mixserve'),
-            "knows prefill and decode",
-        ),
-        (POOLS.replace("rate: 4/s", "rate: 4/s, shape: round"), "--shape: 'round' is not auto"),
-    ],
-)
-def test_bad_pools_are_one_sentence(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, and nothing on stdout."""
-    refused(capsys, told, "fleet", _written(tmp_path, text))
 
 
 def test_models_that_are_called_alike_are_all_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from cli import main
 from cli.exit_codes import ExitCode
-from tests.shell import answered, refused
+from tests.shell import answered
 
 SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h200", "--devices", "2", "--shape", "disaggregated"]
 VLLM = [word.replace("reference", "vllm") for word in SMALL]
@@ -62,29 +62,8 @@ def test_a_sweep_over_formats_has_a_row_for_each(capsys: pytest.CaptureFixture[s
     assert [row["weights"] for row in json.loads(capsys.readouterr().out)["rows"]] == ["bf16", "fp8"]
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--weights", "bf16,bf16"], "--weights: bf16 stands twice"),
-        (["--weights", "bf16,"], "--weights: 'bf16,' has an empty place"),
-        (["--weights", "bf16,fp5"], "h200 does not multiply 'fp5'"),
-        (["--weights", "prefill=fp8"], "leaves open the format of decode; add decode=auto"),
-        (["--weights", "prefill=fp8,decod=int4"], "or decode=...; did you mean decode?"),
-        (["--weights", "fp8,decode=int4"], "--weights: 'fp8' is not prefill=... or decode=..."),
-        (["--weights", "prefill=fp8,prefill=bf16,decode=fp8"], "--weights: prefill stands twice"),
-        (["--weights", "prefill=fp8,decode="], "--weights: 'decode=' is not prefill=... or decode=..."),
-        (["--weights", "prefill=fp8,decode=int4", "--shape", "aggregated"], "--weights: aggregated instances load one"),
-        (["--kv-dtype", "bf16,fp4"], "--kv-dtype: 'fp4' is not"),
-    ],
-)
-def test_bad_lists_are_refused(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence that names the flag."""
-    asked = SMALL[:-2] if "--shape" in flags else SMALL
-    refused(capsys, told, *asked, *flags)
-
-
 def test_models_of_a_fleet_choose_their_format(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Of a list the format that takes the fewest chips; on pools that models share, a list is refused."""
+    """Of a list the format that takes the fewest chips."""
     file = tmp_path / "fleet.yaml"
     chips = {}
     for weights in ("bf16", "fp8", "bf16,fp8"):
@@ -92,6 +71,3 @@ def test_models_of_a_fleet_choose_their_format(capsys: pytest.CaptureFixture[str
         file.write_text(f"engine: reference\nmodels:\n- {model}\n")
         chips[weights] = answered(capsys, "fleet", str(file))["models"][0]["best"]["chips"]
     assert chips["bf16,fp8"] == min(chips["bf16"], chips["fp8"])
-
-    file.write_text("pools: [{hw: h200}]\nmodels:\n- {model: qwen3-8b, rate: 5/s, weights: 'bf16,fp8'}\n")
-    refused(capsys, "weights: a model on pools of the file has one format", "fleet", str(file))

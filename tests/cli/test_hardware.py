@@ -78,11 +78,6 @@ def test_json_gives_devices_and_chips(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out)["spec"]["name"] == "cm384"
 
 
-def test_an_unknown_entry_is_bad_input(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2 and the name that was meant."""
-    refused(capsys, "did you mean cm384", "hardware", "cm386")
-
-
 def test_an_engines_experts_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One line per measured shape; without an engine there is nothing to draw."""
     pytest.importorskip("matplotlib")

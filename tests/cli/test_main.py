@@ -13,20 +13,18 @@ from cli import commands, main
 from cli.commands import COMMANDS
 from cli.exit_codes import ExitCode
 from ground.errors import BadInput, Fault, Infeasible
-from tests.shell import refused
 
 ROOT = Path(__file__).parents[2]
 
 
+def _ran(*words: str, cwd: Path = ROOT, path: str = str(ROOT), **variables: str) -> subprocess.CompletedProcess[str]:
+    """Return what a program does with podplan on its path."""
+    env = {**os.environ, "PYTHONPATH": path, **variables}
+    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+
+
 def _plan(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "cli.main", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return _ran(sys.executable, "-m", "cli.main", *arguments, **variables)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -48,19 +46,9 @@ def test_top_help_lists_every_command(arguments: list[str], capsys: pytest.Captu
     assert all(f"\n  {name} " in shown for name in COMMANDS)
 
 
-def test_help_imports_no_command() -> None:
-    """Help must come at once: none of the numeric or file libraries, and no command, is imported for it."""
-    heavy = ["numpy", "pydantic", "pulp", "highspy", "yaml", "scipy", "rich", *(f"cli.{name}" for name in COMMANDS)]
-    program = (
-        "import sys; from cli.main import main; main(['--help']);"
-        f"print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
-
-
 NEVER = ["scipy", "matplotlib", "runtime", "deploy", "ground.traces", "models.huggingface"]
 NEVER += ["hardware.measurements", "planner.serving.benchmark"]  # compiled loops, of what is played, look for scipy
+HEAVY = ["numpy", "pydantic", "pulp", "highspy", "yaml", "scipy", "rich", *(f"cli.{name}" for name in COMMANDS)]
 FOR_A_MANIFEST = ["planner.manifest.schema", "pydantic"]
 FOR_A_CERTIFICATE = ["pulp", "highspy"]
 SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "2", "--shape", "disaggregated"]
@@ -69,6 +57,7 @@ SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "2", 
 @pytest.mark.parametrize(
     ("arguments", "unneeded"),
     [
+        (["--help"], HEAVY),
         (SMALL, [*NEVER, *FOR_A_MANIFEST]),
         ([*SMALL[:3], "--hw", "l40s", *SMALL[5:]], [*NEVER, *FOR_A_MANIFEST]),
         (["check", *SMALL, "--rate", "1/s", "--json"], [*NEVER, *FOR_A_MANIFEST, *FOR_A_CERTIFICATE, "rich"]),
@@ -76,37 +65,18 @@ SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "2", 
         (["fleet", str(ROOT / "examples" / "fleets" / "two-models.yaml"), "--json"], NEVER[1:]),
         (["sweep", *SMALL, "--over", "tpot=40ms,50ms", "--json"], [*NEVER, *FOR_A_MANIFEST, *FOR_A_CERTIFICATE]),
     ],
-    ids=["search", "machine based on another", "check", "explain", "fleet", "sweep"],
+    ids=["help", "search", "machine based on another", "check", "explain", "fleet", "sweep"],
 )
-def test_a_search_imports_what_it_needs(arguments: list[str], unneeded: list[str]) -> None:
-    """A cold start is mostly imports: what a question does not take is not imported for it."""
+def test_a_command_imports_what_it_needs(arguments: list[str], unneeded: list[str]) -> None:
+    """A cold start is mostly imports: what a question does not take is not imported for it, and for help nothing is."""
     program = (
         f"import sys; from cli.main import main; code = main({arguments});"
         f"print([name for name in {unneeded} if name in sys.modules], file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
+    done = _ran(sys.executable, "-c", program)
+    assert (done.stderr.strip(), done.returncode) == ("[]", 0)
     if "--json" in arguments:  # alone on standard output: no library has greeted there
         json.loads(done.stdout)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["place", "loads.csv", "--devices", "2", "--force"], "--out and --plot; give one of them"),
-        (["execute", "manifest.yaml", "--force"], "--timeline; give --timeline FILE"),
-        (["execute", "manifest.yaml", "--recover", "shrink"], "give --drop RANK@ITERATION with it"),
-        (["execute", "manifest.yaml", "--drop", "0@1", "--timeline", "t.json"], "leave it or --drop out"),
-        (["calibrate", "measured.csv", "--hw", "h100", "--force"], "--out; give --out FILE"),
-        (["simulate", "manifest.yaml", "--force"], "--requests-csv, --timeseries and --timeline"),
-        (["fleet", "fleet.yaml", "--force"], "--out and --csv; give one of them"),
-    ],
-)
-def test_a_flag_that_would_do_nothing_is_refused(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before any file is looked for: who gives it expects something of it."""
-    refused(capsys, told, *arguments)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -146,27 +116,6 @@ def test_a_file_that_resembles_a_command_is_a_model(tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     Path("model").mkdir()
     assert main._with_command(["model"]) == ["search", "model"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["models", "--jsn"], "--jsn"),
-        (["models", "deepseek-r1", "more"], "(more); see plan models --help"),
-        (["--version=3"], "--version"),
-        (["place", "loads.csv", "--devices", "4", "--out", ""], "--out is followed by an empty word"),
-        (["qwen3-8b", "--hw=", "--devices", "1"], "--hw is followed by an empty word"),
-        (["search", "qwen3-8b", "--hw", " "], "--hw is followed by an empty word"),
-        (["place", "loads.csv", "--devices", "4", "--out", "n" * 5000], "cannot be written"),
-        (["calibrate", "timed.csv", "--hw", "h100", "--out", "n" * 5000 + ".yaml"], "cannot be written"),
-        (["check", "n" * 5000], "is no question file"),
-        (["predict", "n" * 5000, "--hw", "h100", "--phase", "decode", "--strategy", "TP=1"], "nnn"),
-        (["qwen3-30b-a3b", "--hw", "h100", "--devices", "1", "--expert-skew", "n" * 5000], "--expert-skew"),
-    ],
-)
-def test_wrong_usage_is_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is wrong and where help stands; exit code 2."""
-    refused(capsys, told, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +160,8 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_a_closed_pipe_is_quiet() -> None:
     """`plan hardware --check | head -1` ends without a word, as other tools do."""
     command = f"{sys.executable} -m cli.main hardware cm384 --json | true; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
+    done = _ran("bash", "-c", command)
+    assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.strip() in {"0", "141"}  # 0 where all fitted into the pipe before the reader left
 
 
@@ -220,15 +169,8 @@ def test_another_package_in_front_is_told(tmp_path: Path) -> None:
     """Package names are common: a foreign `models` must not be run silently."""
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "__init__.py").write_text("", encoding="utf-8")
-    program = "from cli.main import run; run()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = _ran(sys.executable, "-c", "from cli.main import run; run()", cwd=tmp_path, path=path)
     assert done.returncode == ExitCode.FAULT
     assert done.stderr.startswith(f"plan: package 'models' was found in {tmp_path}")
     assert done.stderr.count("\n") == 1
@@ -245,7 +187,7 @@ def test_a_width_that_is_none_is_passed_over(width: str) -> None:
 def test_a_closed_stream_leads_nowhere(closed: int, model: str, code: int) -> None:
     """What would stand there is lost; nothing of it goes elsewhere."""
     command = f"'{sys.executable}' -m cli.main models {model} {closed}>&-"
-    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = _ran("bash", "-c", command)
     assert (done.returncode, done.stderr) == (code, "")
     assert bool(done.stdout) == (closed == 2 and code == 0)
 
@@ -280,13 +222,8 @@ def test_no_color_and_a_narrow_encoding() -> None:
 @pytest.mark.parametrize("command", [SMALL, ["models"]], ids=["rich", "plain"])
 def test_a_reader_that_went_away_ends_a_command_quietly(command: list[str]) -> None:
     """Tables and lines end alike: 141, and nothing on stderr."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "cli.main", *command],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    words, pipe = [sys.executable, "-m", "cli.main", *command], subprocess.PIPE
+    with subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         told = process.stderr.read()
@@ -297,15 +234,6 @@ def test_a_reader_that_went_away_ends_a_command_quietly(command: list[str]) -> N
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_told_in_a_sentence() -> None:
     """Exit code 2, as for whatever else a user can mend."""
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "cli.main", "models"],
-            cwd=ROOT,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-
+    done = _ran("bash", "-c", f"'{sys.executable}' -m cli.main models > /dev/full")
     assert done.returncode == ExitCode.BAD_INPUT
     assert done.stderr.startswith("plan: the output cannot be written: No space left")

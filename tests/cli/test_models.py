@@ -4,7 +4,7 @@ import pytest
 
 from cli.main import main
 from models.loader import model_names
-from tests.shell import answered, refused
+from tests.shell import answered
 
 
 def test_the_table_lists_every_model(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,8 +40,3 @@ def test_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     one = answered(capsys, "models", "deepseek-v3")
     assert one["spec"]["layers"] == 61
     assert one["parameters"] == pytest.approx(671e9, rel=0.005)
-
-
-def test_a_mistyped_model_suggests_models(capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2 and the name that was meant."""
-    refused(capsys, "did you mean deepseek-r1", "models", "depseek-r1")

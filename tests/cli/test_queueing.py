@@ -31,9 +31,3 @@ def test_the_text_names_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main([*SMALL, "-v"]) == ExitCode.DONE
     shown = " ".join(capsys.readouterr().out.split())
     assert "Queueing: bulk service; MixServe's M/M/1 (Eq. 7, 9 to 11), same pools: TTFT " in shown
-
-
-def test_another_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence with what is known."""
-    assert main.main([*SMALL, "--queueing", "mm1"]) == ExitCode.BAD_INPUT
-    assert capsys.readouterr().err == "plan: --queueing: 'mm1' is not bulk or mixserve\n"

@@ -77,28 +77,3 @@ def test_a_window_that_nothing_serves_is_planned_for_the_nearest(
     assert hard["relaxed"].startswith("TTFT ")
     assert "instead of 5 ms" in hard["relaxed"]
     assert hard["chips_alone"] >= 1
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("scenarios:\n- {name: a, rate: 5/s}\n- {name: a, rate: 9/s}\n", "stands twice"),
-        ("scenarios: []\n", "must be a list"),
-        ("rate: 5/s\n", "list of scenarios"),
-        ("scenarios:\n- {rate: 5/s}\nshares: 1\n", "shares is not a known key"),
-        ("scenarios:\n- {name: night}\n", "rate is missing"),
-        ("scenarios:\n- {rate: 5/s, weight: none}\n", "weight"),
-        ("scenarios:\n- {rate: 5/s, lasts: 1h}\n- {rate: 5/s}\n", "to all or none"),
-        ("scenarios:\n- {rate: 5/s, engine: vllm}\n", "engine is not a known key"),
-        ("scenarios:\n- {rate: 5/s}\ngrowth: less\n", "growth"),
-    ],
-)
-def test_bad_files_are_named(text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2 and one sentence."""
-    refused(capsys, told, *ASKED, "--scenarios", written(tmp_path, text))
-
-
-def test_other_outputs_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What scenarios do not write."""
-    day = written(tmp_path, "scenarios:\n- {rate: 5/s}\n")
-    refused(capsys, "--scenarios: goes with MODEL", *ASKED, "--scenarios", day, "--pareto", "3")

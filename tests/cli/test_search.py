@@ -1,4 +1,4 @@
-"""`plan search`: the shape of its answer, its exit codes, and one sentence for each bad input."""
+"""`plan search`: the shape of its answer, and its exit codes."""
 
 import csv
 import json
@@ -31,19 +31,8 @@ AZURE = (
 def test_the_answer_has_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
     """Scripts depend on the keys of the object, of the best plan and of its pools."""
     data = answered(capsys, *SMALL)
-    assert {
-        "question",
-        "assumptions",
-        "feasible",
-        "percentile",
-        "best",
-        "pareto",
-        "candidates_evaluated",
-        "search_seconds",
-        "bound",
-        "binding_limit",
-        "explanation",
-    } <= data.keys()
+    keys = "question assumptions feasible percentile best pareto candidates_evaluated search_seconds bound"
+    assert {*keys.split(), "binding_limit", "explanation"} <= data.keys()
     assert data["feasible"] is True
     assert data["percentile"] == 99
     assert data["bound"].keys() == {"objective", "value", "gap", "covers", "queues_solved", "pruned"}
@@ -178,17 +167,8 @@ def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> Non
     assert [line.split()[0] for line in first] == ["Deploy", "On", "Does", "Sure", "Limits"]
     assert "qwen3-30b-a3b with the reference runtime, " in first[0]
     assert "h800: 1 node, 8 chips" in first[1] and "within TTFT 2 s" in first[2]
-    for word in (
-        "prefill",
-        "decode",
-        "TTFT, with waiting",
-        "2 s at p99",
-        "Why:",
-        "Assumed:",
-        "Bound:",
-        "candidates costed",
-    ):
-        assert word in shown
+    told = ["prefill", "decode", "TTFT, with waiting", "2 s at p99", "Why:", "Assumed:", "Bound:", "candidates costed"]
+    assert all(each in shown for each in told)
     assert shown.count("\n") <= 50
 
 
@@ -218,54 +198,6 @@ def test_no_plan_is_told_with_the_limit(tmp_path: Path, capsys: pytest.CaptureFi
     assert "nearest change: --tpot" in shown.err
     assert shown.err.count("\n") == 1
     assert not folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["deepsek-r1", "--hw", "cm384"], "did you mean deepseek-r1"),
-        (["deepseek-r1", "--hw", "cm348"], "did you mean cm384?"),
-        (["deepseek-r1", "--hardware", "cm384"], "no such option: --hardware; did you mean --hw?"),
-        (["deepseek-r1", "--hw", "cm384,h800"], "plan compare MODEL --hw cm384,h800 sets them side by side"),
-        ([*SMALL, "--trace", "nofile"], "--trace: nofile: no such file"),
-        ([*SMALL, "--tpot", "50"], "--tpot: '50' has no unit; write for example 50ms"),
-        (["deepseek-r1"], "a model needs a machine; add for example --hw h800"),
-        ([*SMALL, "--ttft", "2"], "--ttft: '2' has no unit"),
-        ([*SMALL, "--tpot", "-5ms"], "--tpot: '-5ms' is negative"),
-        ([*SMALL, "--tpot", "1e-300s"], "--tpot: '1e-300s' is shorter than any machine can keep"),
-        ([*SMALL, "--ttft", ""], "--ttft is followed by an empty word"),
-        (["deepseek-r1", "--hw", "cm384", "--nodes", "1e30"], "--nodes: '1e30' is too large to be meant"),
-        (["deepseek-r1", "--hw", "cm384", "--nodes", "1e15"], "--nodes: 1.6e+16 devices are more than cm384 has"),
-        (["deepseek-r1", "--hw", "cm384", "--nodes", "0"], "--nodes: '0' is zero"),
-        (["deepseek-r1", "--hw", "cm384", "--nodes", "49"], "use at most 48"),
-        (["deepseek-r1", "--hw", "cm384", "--devices", "5"], "use 4 or 6"),
-        (["deepseek-r1", "--hw", "cm384", "--nodes", "prefill=40,decode=9"], "640 + 144 devices are more than cm384"),
-        (["deepseek-r1", "--hw", "cm384", "--nodes", "prefill=4"], "add decode=N"),
-        (["deepseek-r1", "--hw", "prefill=910b"], "add decode=NAME"),
-        (["deepseek-r1", "--hw", "prefil=910b,decode=cm384"], "did you mean prefill?"),
-        (["deepseek-r1", "--hw", "prefill=910b,decode=cm384", "--nodes", "4"], "write --nodes prefill=N,decode=N"),
-        (["deepseek-r1", "--hw", "cm384", "--weights", "fp8"], "--weights: cm384 does not multiply 'fp8'"),
-        (["deepseek-r1", "--hw", "cm384", "--isl", "160k", "--osl", "10k"], "163840 positions of deepseek-r1"),
-        ([*SMALL, "--chips", "8"], "--nodes and --chips both give the size"),
-        ([*SMALL, "--mtp", "1"], "--mtp: qwen3-30b-a3b ships no layer that drafts"),
-        ([*SMALL, "--objective", "latency"], "latency needs the rate to serve"),
-        ([*SMALL, "--objective", "throughput", "--rate", "5/s"], "leave one out"),
-        ([*SMALL, "--rate", "5"], "--rate: '5' is not a rate"),
-        ([*SMALL, "--percentile", "100"], "--percentile: '100'"),
-        (["deepseek-r1", "--hw", "h800", "--mtp", "3..1"], "must rise, such as 0..3"),
-        ([SMALL[0], *SMALL[3:], "--engine", "xllm"], "xLLM runs here on Ascend devices"),
-        ([*SMALL, "--format", "azure"], "--trace FILE"),
-        ([*SMALL, "--isl-cv", "x"], "--isl-cv: 'x'"),
-        ([*SMALL, "--prefix-reuse", "1"], "--prefix-reuse: '1'"),
-        ([*SMALL, "--force"], "--out, --csv and --plot"),
-        (["qwen3-8b", "--hw", "h100", "--price", "0"], "--price: '0' is not USD per chip and hour, such as 1.25"),
-        (["qwen3-8b", "--hw", "h100", "--power", "prefill=1kW"], "--power: both roles run on h100"),
-        (["qwen3-8b", "--hw", "h100", "--pareto", "1"], "--pareto: 1 is not from 2 to 8 levels"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 2, nothing on stdout, one line that names the flag and what would be right."""
-    refused(capsys, told, "search", *arguments)
 
 
 def test_a_broken_trace_is_told_with_line_and_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

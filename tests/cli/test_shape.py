@@ -7,7 +7,7 @@ import pytest
 
 from cli import main
 from cli.exit_codes import ExitCode
-from tests.shell import answered, refused
+from tests.shell import answered
 
 SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "1", "--isl", "512", "--osl", "64"]
 
@@ -56,9 +56,3 @@ def test_rows_of_a_front_name_the_pools_of_their_own_plan(tmp_path: Path, capsys
     with table.open(encoding="utf-8") as file:
         rows = [{key for key in ("prefill", "decode", "mixed") if row.get(key)} for row in csv.DictReader(file)]
     assert {"mixed"} in rows and all(row in ({"mixed"}, {"prefill", "decode"}) for row in rows)
-
-
-def test_shapes_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A word that is no shape, and aggregated instances in MixServe's queue."""
-    refused(capsys, "--shape", *SMALL, "--shape", "round")
-    refused(capsys, "--queueing mixserve knows", *SMALL, "--shape", "aggregated", "--queueing", "mixserve")

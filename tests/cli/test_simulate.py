@@ -107,47 +107,6 @@ def test_relative_errors_follow_the_shape_of_the_prediction() -> None:
     assert relative_error(1.0, 0.0) is None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--rate", "1/s", "--concurrency", "1"], "--rate and --concurrency"),
-        (["--format", "azure"], "--trace-format belongs to a trace"),
-        (["--scale-rate", "2"], "--scale-rate belongs to a trace"),
-        (["--rate", "-1/s"], "--rate: '-1/s' is negative"),
-        (["--requests", "0"], "--requests: '0' is zero"),
-        (["--concurrency", "1", "--cold"], "--cold"),
-        (["--concurrency", "1", "--warmup", "1000h"], "--warmup"),
-        (["--seed", "1e12"], "--seed"),
-        (["--rats", "1/s"], "no such option"),
-        ([], "--rate: the manifest's workload states no requests_per_second"),
-        (["--rate", "1/s", "--policies", "least_load"], "--policies: give at least two"),
-        (["--rate", "1/s", "--policies", "least_load,best"], "--policies: 'best' is not a policy"),
-        (["--rate", "1/s", "--policies", "fixed,dynamic", "--timeline", "x"], "--policies: compares several runs"),
-        (["--rate", "1/s", "--fail", "node 99 at 1s for 1s"], "--fail: no node '99'"),
-        (["--rate", "1/s", "--bursts", "5x"], "--bursts: '5x' must be FACTOR,SHARE,LENGTH"),
-        (["--rate", "1/s", "--bursts", "0.5,2,1s"], "--bursts: needs a factor from 1"),
-        (["--rate", "1/s", "--expert-loads", "zipf:x"], "--expert-loads: 'zipf:x' needs a number"),
-        (["--rate", "1/s", "--expert-loads", "absent.csv"], "absent.csv: no such file"),
-        (["--repeat", "2"], "--repeat belongs to a trace"),
-        (["--rate", "1/s", "--timeseries-step", "1s"], "--timeseries-step: belongs to --timeseries"),
-        (["--rate", "1/s", "--offline", "-1"], "--offline"),
-        (["--rate", "1/s", "--offline", "5,100"], "--offline"),
-        (["--rate", "1/s", "--rebalance", "1min"], "--rebalance: maps follow --expert-loads"),
-        (["--rate", "1/s", "--expert-loads", "zipf:1@1min", "--fail", "node 0 at 1s for 1s"], "leave --fail out"),
-        (["--rate", "1/s", "--expert-loads", "zipf:1@now"], "--expert-loads"),
-        (["--rate", "1/s", "--offline", "5,100+1M"], "--offline"),
-        (["--rate", "1/s", "--timeseries", "a.csv", "--requests-csv", "./a.csv"], "--timeseries both name a.csv"),
-    ],
-)
-def test_a_wrong_flag_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
-) -> None:
-    """Exit 2 and one sentence on stderr."""
-    path = tmp_path / "manifest.yaml"
-    path.write_text(dump_manifest(manifest()))
-    refused(capsys, told, "simulate", str(path), *arguments)
-
-
 def test_files_tell_the_run(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row per request, samples over time and a timeline in Chrome's format; nothing is replaced without --force."""
     names = [tmp_path / name for name in ("requests.csv", "series.csv", "timeline.json")]
@@ -198,16 +157,8 @@ def test_lengths_without_times_need_a_rate(planned: str, tmp_path: Path, capsys:
     data = simulated(capsys, planned, "--trace", str(trace), "--rate", "50/s", "--skip-bad-rows", "1", "--repeat", "2")
     assert data["completed"] == 80
     assert any("bad rows are left out" in note for note in data["notes"])
-    refused(
-        capsys,
-        "--rate: lengths.csv has lengths only",
-        "simulate",
-        planned,
-        "--trace",
-        str(trace),
-        "--skip-bad-rows",
-        "1",
-    )
+    asked = ["simulate", planned, "--trace", str(trace), "--skip-bad-rows", "1"]
+    refused(capsys, "--rate: lengths.csv has lengths only", *asked)
 
 
 def test_answers_of_one_token_are_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

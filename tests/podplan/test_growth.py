@@ -1,7 +1,5 @@
 """`--growth`: what to buy when, built on the search for sizes."""
 
-import json
-
 import pytest
 
 import podplan
@@ -9,6 +7,7 @@ from cli import main
 from cli.exit_codes import ExitCode
 from podplan.question_files import merged_flags
 from podplan.traffic import read_growth
+from tests.shell import answered, refused
 
 SMALL = {"hw": "h100", "nodes": 2, "isl": 1024, "osl": 256, "shape": "disaggregated", "engine": "vllm"}
 LINE = ["qwen3-8b", *(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))]
@@ -37,8 +36,8 @@ def test_the_table_of_months_is_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert main.main([*LINE, "--growth", GROWTH]) == ExitCode.DONE
     shown = capsys.readouterr().out
     assert "nodes to add" in shown and "for the first month; then" in shown and "All 4 months cost" in shown
-    assert main.main([*LINE, "--growth", GROWTH, "--json"]) == ExitCode.DONE
-    assert json.loads(capsys.readouterr().out)["question"]["growth_requests_per_second"] == [25, 90, 155, 220]
+    asked = answered(capsys, *LINE, "--growth", GROWTH)["question"]
+    assert asked["growth_requests_per_second"] == [25, 90, 155, 220]
 
 
 def test_rates_may_grow_by_equal_factors_and_fall() -> None:
@@ -63,9 +62,7 @@ def test_rates_may_grow_by_equal_factors_and_fall() -> None:
 )
 def test_what_is_no_growth_is_told_in_one_line(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Naming the flag."""
-    assert main.main([*LINE, *flags]) == ExitCode.BAD_INPUT
-    error = capsys.readouterr().err
-    assert "--growth" in error and told in error and error.count("\n") == 1
+    refused(capsys, f"--growth … {told}", *LINE, *flags)
 
 
 def test_growth_in_a_question_file_replaces_a_shared_rate() -> None:
