@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ground.errors import BadInput
-from planner.manifest.schema import Manifest, Prediction, ServiceLevels, Statistics
+from planner.manifest.schema import Manifest, Prediction, Role, ServiceLevels, Statistics
 from planner.plans.expectation import Expectation, mixed_pool, pool_pair
 from planner.serving.aggregated import AggregatedPool
 from planner.serving.deployed import aggregated_pool, play, play_stream, separate_pools
@@ -20,7 +20,7 @@ from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 _ALONE = 2_500
 """Requests of a closed loop of one that are played: their lengths and accepted drafts are spread evenly."""
 _FAR_SECONDS = 1e6
-"""Between requests that never meet."""
+"""Between requests that surely never meet, to see how far apart they need to be."""
 
 
 def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:
@@ -50,7 +50,10 @@ def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.
 
 
 def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
-    """Return what is expected of one request at a time: a closed loop of one, on instances of either shape."""
+    """Return what is expected of one request at a time: a closed loop of one, on instances of either shape.
+
+    Requests are played so far apart that none waits, not for a step either that an engine began too many.
+    """
     aggregated, pair = mixed_pool(manifest), pool_pair(manifest)
     if aggregated is not None:
         pools: SeparatePools | AggregatedPool = aggregated_pool(manifest, aggregated)
@@ -59,12 +62,21 @@ def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
     else:
         pools = separate_pools(manifest, pair)
     stream = stationary(workload, _ALONE, most_tokens=float(manifest.model.spec.max_position))
-    apart = np.arange(0.0, _ALONE * _FAR_SECONDS, _FAR_SECONDS)
-    spans = play_stream(pools, replace(stream, arrival_seconds=apart)).e2e_seconds
-    arrival = np.append(0.0, np.cumsum(spans)[:-1])
-    served = play_stream(pools, replace(stream, arrival_seconds=arrival))
+    far = play_stream(pools, replace(stream, arrival_seconds=_FAR_SECONDS * np.arange(_ALONE, dtype=np.float64)))
+    apart = 2 * far.e2e_seconds.max() * np.arange(_ALONE, dtype=np.float64)
+    found = play_stream(pools, replace(stream, arrival_seconds=apart))
+    ends, links = np.cumsum(found.e2e_seconds), found.link_utilisation
+    idle = found.end_seconds / float(ends[-1])
+
+    def shares(of: dict[Role, float]) -> dict[Role, float]:
+        return {role: min(share * idle, 1.0) for role, share in of.items()}
+
+    served = replace(
+        found, end_seconds=float(ends[-1]), busy=shares(found.busy), link_utilisation=shares(links) if links else None
+    )
     return Expectation(
-        prediction=_prediction(served, arrival, manifest.service_levels, 0.0), basis="single requests, one by one"
+        prediction=_prediction(served, ends - found.e2e_seconds, manifest.service_levels, 0.0),
+        basis="single requests, one by one",
     )
 
 

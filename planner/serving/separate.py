@@ -91,8 +91,7 @@ def served(
 ) -> Served:
     """Return the latencies of requests by when they have the first and the last token.
 
-    Args: ``busy`` seconds of all of a role's instances, and how many those are; an engine that schedules ahead runs a
-        step beyond the last answer.
+    Args: ``busy`` seconds of all of a role's instances, and how many those are.
     """
     after, end = np.where(stream.answer_tokens > 1, stream.answer_tokens - 1.0, np.nan), float(left_seconds.max())
     return Served(
@@ -101,7 +100,7 @@ def served(
         e2e_seconds=left_seconds - stream.arrival_seconds,
         answer_tokens=stream.answer_tokens.astype(np.float64),
         end_seconds=end,
-        busy={role: min(seconds / (instances * end), 1.0) for role, (seconds, instances) in busy.items()},
+        busy={role: seconds / (instances * end) for role, (seconds, instances) in busy.items()},
     )
 
 

@@ -1,13 +1,14 @@
 """Plans become manifests that repeat byte for byte and do what was predicted."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ground.yamldata import parse_yaml
 from planner.costs.predict import Configuration, Prediction, predict
-from planner.manifest.document import dump_manifest, parse_manifest
+from planner.manifest.document import dump_manifest, parse_manifest, read_manifest
 from planner.manifest.schema import Manifest, Pool
 from planner.plans.assemble import assemble
 from planner.plans.assemble_pool import expert_map
@@ -21,6 +22,7 @@ from runtime.simulate.workload import closed_loop, open_loop, with_running
 from tests.instances import cloudmatrix_decode
 from tests.plans import small_manifest, small_plan
 
+DEPLOY = Path(__file__).parents[3] / "examples" / "deploy"
 DEEPSEEK = {"model": "deepseek-r1", "devices": 128, "drafts": 1}
 
 
@@ -112,6 +114,17 @@ def test_one_request_at_a_time_takes_what_predict_says() -> None:
     assert expected is not None and expected.ttft_seconds is not None and expected.tpot_seconds is not None
     assert expected.ttft_seconds.mean == pytest.approx(result.ttft_seconds.mean, rel=1e-9)
     assert expected.tpot_seconds.mean == pytest.approx(result.tpot_seconds.mean, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b-h100", "qwen3-235b-h800"])
+def test_one_request_at_a_time_waits_for_nothing(name: str) -> None:
+    """Of either shape, whatever step its engine begins too many: the simulated closed loop of one is told exactly."""
+    manifest = read_manifest(DEPLOY / name / "manifest.yaml")
+    told = expect_alone(manifest, workload_of(manifest.workload)).prediction
+    found = simulate(manifest, closed_loop(manifest.workload, 1, 3))
+    assert told is not None and max(told.utilisation.values()) <= 1
+    for latency in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
+        assert getattr(told, latency).p99 == pytest.approx(getattr(found, latency).p99, rel=1e-6)
 
 
 def test_drafts_of_one_request_are_drawn() -> None:
