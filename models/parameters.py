@@ -50,7 +50,10 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
     experts, experts_per_token = (moe.experts, moe.experts_per_token) if moe else (0, 0)
     ffn_of_last_layer = gate + shared + experts * expert if moe else dense
     return ParameterCount(
-        total=(1 if spec.tied_embeddings else 2) * table + every_token + spec.moe_layers * experts * expert,
+        total=(1 if spec.tied_embeddings else 2) * table
+        + spec.vocab_size * spec.beside_vocabulary
+        + every_token
+        + spec.moe_layers * experts * expert,
         active=table + every_token + spec.moe_layers * experts_per_token * expert,
         embedding=table,
         lm_head=table,

@@ -221,7 +221,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
         balance=readers.read_balance(flags.expert_balance, flags.expert_skew, model),
         redundant=readers.read_redundant(flags.redundant_experts, model),
         shared=readers.read_shared(flags.shared_experts, model),
-        drafts=readers.read_drafts(flags.mtp, model) if beams == 1 else readers.undrafted(flags.mtp),
+        drafts=readers.read_drafts(flags.mtp, model, beside=True) if beams == 1 else readers.undrafted(flags.mtp),
         beams=beams,
         acceptance=readers.read_acceptance(flags.mtp_acceptance),
         driven=readers.read_host(flags.graphs, flags.host_jitter),
@@ -252,10 +252,13 @@ def _hardware(text: str) -> HardwareSpec:
 
 
 def _engine(text: str | None) -> str | None:
-    """Return the name of the engine whose host costs are taken."""
+    """Return the engine whose costs are taken, with the version where one is given, older than profiles or not."""
     if text is None:
         return None
-    return load_engine(text).engine
+    name, _, version = text.strip().lower().partition("@")
+    if version and not version.removeprefix("v")[:1].isdigit():
+        raise BadInput(f"--engine: version {version[:20]!r} does not begin with a number, such as 0.18.0")
+    return "@".join(filter(None, (load_engine(name).engine, version)))
 
 
 def _check_phase(flags: PredictFlags, phase: Phase) -> None:

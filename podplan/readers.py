@@ -21,7 +21,7 @@ from planner.costs.layouts import Shared
 from planner.engines.accelerators import Needs
 from planner.engines.loader import load_engine
 from planner.instances.reachable import REFERENCE
-from planner.manifest.drafts import Acceptance
+from planner.manifest.drafts import MOST_DRAFTS, Acceptance
 from planner.plans.quantised import usual_weights
 from planner.survival import Loss
 from podplan.options import left_open
@@ -31,7 +31,6 @@ Word = TypeVar("Word", bound=str)
 AUTO = "auto"
 ANY = "any"
 ROLES = ("prefill", "decode")
-MOST_DRAFTS = 8
 MOST_JITTER_SECONDS = 10.0
 DEFAULT_ACCEPTANCE = "0.7"
 DEFAULT_UTILISATION = 0.98
@@ -151,10 +150,13 @@ def read_shared(text: str | None, model: ModelSpec) -> Shared:
     return parse_count(count, "--shared-experts dedicated")
 
 
-def read_drafts(text: str | None, model: ModelSpec) -> int:
-    """Return the drafted tokens per iteration; BadInput where the model has no layer that drafts."""
+def read_drafts(text: str | None, model: ModelSpec, *, beside: bool = False) -> int:
+    """Return the drafted tokens per iteration.
+
+    BadInput where the model has no layer that drafts, unless a model ``beside`` it may (``costs.drafter``).
+    """
     count = 0 if text is None else parse_count(text, "--mtp", allow_zero=True)
-    if count and not model.mtp_layers:
+    if count and not model.mtp_layers and not beside:
         raise BadInput(f"--mtp: {model.name} ships no layer that drafts tokens (MTP); use --mtp 0")
     if count > MOST_DRAFTS:
         raise BadInput(

@@ -104,6 +104,15 @@ def hunyuan(config: Config) -> Fields:
     return moe_everywhere(config, gqa(config, head_dim=head_dim, qk_norm=config.flag("use_qk_norm", False)), routed)
 
 
+def hy_v3(config: Config) -> Fields:
+    """Tencent's Hy3: laid out as DeepSeek-V3 without groups of experts, queries and keys normed (``qk_norm``)."""
+    attention = gqa(config, head_dim=config.integer("head_dim"), qk_norm=config.flag("qk_norm", True))
+    dense_layers, width = config.integer("first_k_dense_replace", least=0), config.integer("moe_intermediate_size")
+    moe = routed_experts(config) | shared_experts(config.integer("num_shared_experts", least=0), width)
+    drafts = config.integer_or(0, "num_nextn_predict_layers", least=0)
+    return leading_dense(config, attention, moe, dense_layers, drafts)
+
+
 def minimax_m2(config: Config) -> Fields:
     """MiniMax-M2: softmax attention in every layer, draft modules counted by their layers."""
     layers = config.integer("num_hidden_layers", most=MOST_LAYERS)

@@ -92,10 +92,13 @@ def longcat_flash(config: Config) -> Fields:
 
     A layer is two here, of which the second has experts, with its dense feed-forward as their shared expert. Of the
     ``moe_topk`` that a token takes, some are among ``zero_expert_num`` that do nothing: the mean of the others counts.
+    The one draft layer is dense and stands in no configuration (vLLM's longcat_flash_mtp.py). The Lite models draft
+    nothing and have tables of token sequences, ``ngram_vocab_size_ratio`` times the vocabulary's (arXiv 2601.21204).
     """
     layers = config.integer("num_layers", most=MOST_LAYERS // 2)
     experts, idle = config.integer("n_routed_experts"), config.integer_or(0, "zero_expert_num", least=0)
-    width = config.integer("ffn_hidden_size")
+    width, ratio = config.integer("ffn_hidden_size"), config.integer_or(0, "ngram_vocab_size_ratio", least=0)
+    drafts = config.integer_or(0 if ratio else 1, "num_nextn_predict_layers", least=0)
     return {
         "attention": mla(config),
         "layers": 2 * layers,
@@ -109,7 +112,9 @@ def longcat_flash(config: Config) -> Fields:
             "shared_experts": 1,
             "shared_intermediate_size": width,
         },
-        "mtp_layers": 0,
+        "mtp_layers": drafts,
+        "dense_drafts": drafts > 0,
+        "beside_vocabulary": ratio * config.integer("hidden_size"),
     }
 
 

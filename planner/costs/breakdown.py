@@ -296,7 +296,8 @@ def _draft_row(step: _Step, seconds: float, drafts: int) -> Operator:
     """One row for all draft layers: a further layer each, and their projection, head and sampling."""
     main: tuple[Stage, ...] = ("attention", *EXPERT_STAGES) if step.cost.moe_layers else ("attention", "dense")
     terms = [term for stage in main if stage in step.stages for term, _ in step.stages[stage].terms]
-    terms += step.cost.draft_terms
+    apart = any(term.stage == "attention" for term in step.cost.draft_terms)
+    terms = [*([] if apart else terms), *step.cost.draft_terms]
     times = drafts * step.microbatches
     flops = moved = message = memory = busy = 0.0
     for term in terms:

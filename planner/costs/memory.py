@@ -168,7 +168,8 @@ def _weight_bytes(deployment: Deployment) -> Number:
         layers = spread * moe_layer + (stage - spread) * dense_layer
     table = model.vocab_size * model.hidden_size * 2.0 / strategy.attention_tp
     tables = table * np.where(np.asarray(strategy.pp) > 1, 1, 1 if model.tied_embeddings else 2)
-    draft_layer = moe_layer if model.moe_layers else dense_layer
+    tables += table * (model.beside_vocabulary / model.hidden_size)
+    draft_layer = moe_layer if model.moe_layers and not model.dense_drafts else dense_layer
     projection = 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.attention_weights]
     return layers + tables + deployment.draft_layers * (draft_layer + projection) + tower_weight_bytes(deployment)
 

@@ -7,17 +7,21 @@ experts that are hit ("hit"), KV once per request and iteration ("kv") however m
 verifies.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from planner.costs.attention_operators import attention_terms
 from planner.costs.collectives import grouped
 from planner.costs.deployment import Deployment, several
+from planner.costs.drafter import headed, input_terms, per_draft
 from planner.costs.expert_operators import exchange_terms, expert_terms, gate_terms
 from planner.costs.head_operators import draft_terms, head_terms
 from planner.costs.prefixes import loading_seconds
 from planner.costs.roofline import TOKENS, Roofline, scale
 from planner.engines.behaviour import behaviour
-from planner.manifest.terms import CommunicationTerm, Rule, StepCost, Term
+from planner.manifest.stepcost import launches
+from planner.manifest.terms import CommunicationTerm, Rule, StepCost, Term, larger
 
 
 def build_step_cost(deployment: Deployment) -> StepCost:
@@ -43,10 +47,10 @@ def build_step_cost(deployment: Deployment) -> StepCost:
     own = behaviour(deployment.engine)
     if own is not None and own.replay_seconds is not None and deployment.in_graph:
         host += own.replay_seconds.value * model.layers
-    return StepCost(
+    cost = StepCost(
         terms=tuple(terms),
         head_terms=tuple(head_terms(deployment, "head")),
-        draft_terms=tuple(draft_terms(deployment)) if np.any(deployment.draft_layers) else (),
+        draft_terms=tuple(drafting_terms(deployment)) if np.any(deployment.draft_layers) else (),
         dense_layers=model.dense_layers,
         moe_layers=model.moe_layers,
         queries_per_sequence=deployment.queries,
@@ -71,10 +75,27 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         reach_tokens=model.reach_tokens,
         loading_seconds=loading_seconds(deployment),
     )
+    if deployment.phase != "mixed":
+        return cost
+    launched = launches(cost, 1) * hardware.host.eager_launch_seconds.value
+    return replace(cost, prompt_seconds=max(cost.prompt_seconds, launched))
+
+
+def drafting_terms(deployment: Deployment) -> list[Term]:
+    """What a draft takes beyond one of the model's layers; its own layer too where that is dense or a head's."""
+    model, drafts = deployment.model, larger(deployment.drafts, 1.0)
+    if model.mtp_layers:
+        layer = []
+        if model.dense_drafts:
+            layer = [*attention_terms(deployment), *dense_terms(deployment)]
+        return [*(per_draft(term, drafts) for term in layer), *draft_terms(deployment)]
+    head = headed(deployment)
+    layer = [*input_terms(head), *attention_terms(head), *dense_terms(head)]
+    return [*(per_draft(term, drafts) for term in layer), *head_terms(replace(head, drafts=deployment.drafts), "draft")]
 
 
 def prompt_seconds(deployment: Deployment) -> float:
-    """What the engine's host takes to launch a step with prompts, which no captured graph replays."""
+    """What the engine's host is known to take to launch a step with prompts, which no captured graph replays."""
     own, model = behaviour(deployment.engine), deployment.model
     if own is None or deployment.phase == "decode":
         return 0.0

@@ -41,7 +41,8 @@ class Configuration:
 
     ``batch`` requests per DP rank (decode), ``tokens`` prompt tokens per device and pass (prefill),
     ``concurrency`` requests in the instance (mixed). ``requests`` puts that many requests into the
-    whole instance instead of filling every rank alike. ``length_spread`` lets prompts and answers of the
+    whole instance instead of filling every rank alike; of a closed loop's at most
+    ``sequences`` run at once on a DP rank. ``length_spread`` lets prompts and answers of the
     closed loop vary evenly by that share around their means; its prompts wait as ``SchedulingRule`` says for
     ``wait_steps`` or ``wait_share`` of the budget, and for those of other ranks ``balance_steps``. ``cache_plane``
     brings the reused prefixes of a prefill pass from a pool; None: they are in device memory.
@@ -70,6 +71,7 @@ class Configuration:
     concurrency: float = 1.0
     batched_tokens: float = 8192.0
     requests: int | None = None
+    sequences: int | None = None
     length_spread: float = 0.0
     wait_steps: int = 0
     wait_share: float = 0.0
@@ -393,11 +395,13 @@ def _benchmark(configuration: Configuration, deployment: Deployment) -> "Benchma
         request_seconds=configuration.host.request_seconds,
         token_seconds=configuration.host.token_seconds,
         microbatches=configuration.microbatches,
+        slots=configuration.sequences,
     )
 
 
 def _mixed_memory(configuration: Configuration, deployment: Deployment) -> Memory:
     busiest = float(-(-configuration.concurrency // configuration.strategy.attention_dp))
+    busiest = min(busiest, configuration.sequences or math.inf)
     kv_tokens = busiest * (configuration.prompt_tokens + configuration.output_tokens / 2)
     return memory(deployment, kv_tokens=kv_tokens, sequences=busiest, tokens=configuration.batched_tokens)
 

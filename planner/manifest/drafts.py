@@ -7,6 +7,8 @@ import numpy as np
 
 from ground.arrays import Floats, Ints
 
+MOST_DRAFTS = 8
+"""Drafts of an iteration that are costed."""
 Acceptance = float | tuple[float, ...]
 """Of a draft, given those before it: of all, or of the first, the second, ... where the last holds for those beyond."""
 

@@ -231,11 +231,16 @@ def slot_seconds(cost: StepCost, compute: Number, communication: Number) -> Numb
 
 
 def draft_seconds(cost: StepCost, stages: Stages, drafts: Stages, layer: Number, microbatches: int) -> Number:
-    """MTP drafts: each runs one further layer and, on the whole batch, projection, head and sampling."""
+    """MTP drafts: each runs one further layer and, on the whole batch, projection, head and sampling.
+
+    A draft model beside the model has a layer of its own, among its terms.
+    """
     count = cost.queries_per_sequence - 1
     if "draft" not in drafts or (not isinstance(count, np.ndarray) and not count):
         return 0.0
-    if not cost.moe_layers:
+    if "attention" in drafts:
+        layer = stage_sum(drafts, ("attention", "dense"))
+    elif not cost.moe_layers:
         layer = microbatches * stage_sum(stages, ("attention", "dense"))
     return count * (layer + stage_sum(drafts, ("draft",)))
 

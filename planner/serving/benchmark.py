@@ -47,6 +47,8 @@ class Benchmark:
     """And of each prompt token before that, one prompt after another."""
     microbatches: int | None = None
     """None: each step takes the better number."""
+    slots: int | None = None
+    """Most requests that run on a rank; None: all that are open there."""
 
     @property
     def usual_kv(self) -> float:
@@ -59,9 +61,14 @@ class Benchmark:
         return self.prompt_tokens * (1 - self.reuse)
 
     @property
+    def most(self) -> int:
+        """Requests that run on the fullest rank."""
+        return min(-(-self.concurrency // self.ranks), self.slots or self.concurrency)
+
+    @property
     def filled(self) -> float:
         """Requests of the mean rank over those of the fullest."""
-        return self.concurrency / (self.ranks * -(-self.concurrency // self.ranks))
+        return min(self.concurrency / (self.ranks * self.most), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +121,12 @@ def lengths(mean: float, spread: float, phase: float, count: int) -> Floats:
 
 
 def _pool(cost: StepCost, run: Benchmark) -> AggregatedPool:
-    most = -(-run.concurrency // run.ranks)
     longest = run.prompt_tokens * (1 + run.spread)
     loads = Loads(
         ranks=run.ranks,
         budget_tokens=min(run.budget_tokens, run.concurrency * longest),
         longest_prompt=longest,
-        most_running=run.concurrency,
+        most_running=min(run.concurrency, run.most * run.ranks),
         kv_tokens_per_request=run.usual_kv,
         fewest_microbatches=run.microbatches or 1,
         microbatches=run.microbatches or 2,
@@ -129,7 +135,7 @@ def _pool(cost: StepCost, run: Benchmark) -> AggregatedPool:
         times=step_table(cost, loads),
         ranks=run.ranks,
         budget_tokens=max(int(run.budget_tokens), 1),
-        slots=most,
+        slots=run.most,
         capacity_tokens=run.capacity_tokens,
         rule=run.rule,
         queries=int(cost.queries_per_sequence),
@@ -147,7 +153,8 @@ def _loads(run: Benchmark, requests: Stream, played: Played, queries: int) -> tu
     """
     iterations = float(np.ceil((requests.answer_tokens - 1) / run.accepted).sum())
     alone, loaded = max(played.steps - played.prompt_steps, 1), max(played.prompt_steps, 1)
-    running = min(max(iterations - played.running_beside_prompts, 0.0) / alone, run.concurrency) or run.concurrency
+    open_requests = min(run.concurrency, run.most * run.ranks)
+    running = min(max(iterations - played.running_beside_prompts, 0.0) / alone, open_requests) or open_requests
     beside = played.running_beside_prompts / loaded / run.ranks
     new = float((requests.prompt_tokens - requests.reused_tokens).sum()) / loaded / run.ranks
     decode = StepLoad(

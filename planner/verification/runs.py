@@ -16,10 +16,11 @@ from hardware.spec import Dtype, HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.balance.imbalance import Balance
-from planner.costs.deployment import default_weights
+from planner.costs.deployment import Host, default_weights
 from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration
 from planner.engines.behaviour import DEFAULT_BUDGET
+from planner.manifest.drafts import MOST_DRAFTS
 from planner.strategy import Strategy, parse_strategy
 
 METRICS = ("ttft_seconds", "tpot_seconds", "output_tokens_per_second_per_chip")
@@ -117,6 +118,10 @@ def _configuration(cells: dict[str, str]) -> Configuration:
         wait_share=wait_share,
         balance_steps=int(_number(cells, "attention_dp_timeout_iters", _usual_balance(cells, strategy))),
         concurrency=concurrency,
+        sequences=math.ceil(most) if (most := _number(cells, "max_num_seqs", 0.0)) > 0 else None,
+        drafts=_drafts(cells),
+        acceptance=_number(cells, "mtp_acceptance", 0.7),
+        driven=Host(graphs=_choice(cells, "graphs", ("on", "off"), "on") == "on"),
         batched_tokens=_number(cells, "max_batched_tokens", _usual_budget(cells, spread, concurrency)),
         host=host_costs(engine),
     )
@@ -161,6 +166,16 @@ def _usual_balance(cells: dict[str, str], strategy: Strategy) -> float:
 def _strategy(text: str, model: ModelSpec) -> Strategy:
     """The row's strategy; of a dense model what is said about experts means nothing."""
     return parse_strategy(text if model.moe is not None else text.partition(",")[0], moe=model.moe is not None)
+
+
+def _drafts(cells: dict[str, str]) -> int:
+    """Tokens drafted per iteration, by layers that the model ships or by a head beside it (``costs.drafter``)."""
+    drafts, accepted = _number(cells, "mtp", 0.0), _number(cells, "mtp_acceptance", 0.0)
+    if drafts not in range(MOST_DRAFTS + 1):
+        raise BadInput(f"mtp {drafts:g} is no count of drafts up to {MOST_DRAFTS}")
+    if not 0 <= accepted <= 1:
+        raise BadInput(f"mtp_acceptance {accepted:g} is no share from 0 to 1")
+    return int(drafts)
 
 
 def _engine(cells: dict[str, str]) -> str | None:

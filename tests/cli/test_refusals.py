@@ -122,7 +122,7 @@ TYPED = {
         --shared-experts dedicated → --shared-experts … dedicated=N
         --shared-experts dedicated=32 → --shared-experts … dedicated=32
         --microbatches 3 → --microbatches … auto
-        --engine vllm@0.1 → --engine … 0.1
+        --engine vllm@newest → --engine … newest
         --engine vlm → --engine … vllm
         --length-spread 0.1 → --length-spread … mixed
         --colour → --colour
@@ -144,7 +144,7 @@ TYPED = {
     "predict qwen3-32b --hw h100 --phase mixed --strategy TP=4 --isl 2048": """
         --concurrency 1M → --concurrency … at most 100000
         --concurrency 64 --osl 100k → --osl … positions
-        --concurrency 64 --mtp 1 → --mtp … qwen3-32b
+        --concurrency 64 --mtp 1 --out never → --mtp … qwen3-32b
         --concurrency 64 --expert-balance 1.2 → --expert-balance … qwen3-32b has no experts
         --concurrency 64 --expert-balance none → --expert-balance … qwen3-32b has no experts
         --concurrency 64 --expert-skew log-normal=0.5 → --expert-skew … qwen3-32b has no experts

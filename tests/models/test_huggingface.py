@@ -61,6 +61,8 @@ def compressed(kind: str, bits: int) -> Keys:
         (config("deepseek_v32"), "deepseek-v3.2"),
         (config("glm_5"), "glm-5"),
         (config("longcat_flash"), "longcat-flash"),
+        (config("longcat_flash_lite"), "longcat-flash-lite"),
+        (config("hy3"), "hy3-preview"),
         (config("glm_5") | {"index_topk_freq": 4, "max_position_embeddings": 1048576}, "glm-5.2"),
         (config("gpt_oss_120b"), "gpt-oss-120b"),
         (config("kimi_k25"), "kimi-k2.5"),

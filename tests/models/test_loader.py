@@ -34,6 +34,7 @@ KV_ELEMENTS_PER_TOKEN = {
     "mistral-nemo-12b": 81920, "mistral-small-24b": 81920, "mistral-large-123b": 180224, "phi-4": 102400,
     "gemma-3-4b-it": 69632, "gemma-3-12b-it": 196608, "qwen3-235b-a22b-2507": 96256, "qwen3-30b-a3b-2507": 49152,
     "qwen3-4b-2507": 73728, "kimi-k2-0905": 35136, "kimi-k2-thinking": 35136, "glm-4.5-air": 94208,
+    "hy3-preview": 163840, "longcat-flash-lite": 16128,
 }  # fmt: skip
 TRAINED_IN_FP8 = {
     "deepseek-r1", "deepseek-v3", "deepseek-v3.1", "kimi-k2", "kimi-k2-0905", "minimax-m2", "minimax-m2.5",

@@ -21,6 +21,8 @@ ACTIVE_TOLERANCE |= {"glm-4.5-air": 0.07}
 ACTIVE_TOLERANCE |= {"minimax-m2.7": 0.05, "mimo-v2-flash": 0.03}
 # Qwen3-Next's card says 3B of what its dimensions, the head included, count as 3.6.
 ACTIVE_TOLERANCE |= {"qwen3-next-80b-a3b": 0.2}
+# Between 2.9B and 4.5B by its card, as its tokens choose experts that compute.
+ACTIVE_TOLERANCE |= {"longcat-flash-lite": 0.08}
 # Known by their names alone: the distillations keep the dimensions of Qwen2.5 of that size.
 UNPUBLISHED = {f"deepseek-r1-distill-qwen-{size}" for size in ("1.5b", "7b", "14b", "32b")}
 UNPUBLISHED |= {"glm-5", "openpangu-r-72b"}

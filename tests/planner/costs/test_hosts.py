@@ -68,6 +68,15 @@ def test_prompts_are_launched_as_before() -> None:
     assert costs[0] == costs[1]
 
 
+def test_prompts_beside_decode_are_launched_kernel_by_kernel() -> None:
+    """No graph holds an aggregated step with prompts: on Ascend it takes 35 us a kernel at least, however short."""
+    own = replace(deployment("qwen3-0.6b", "TP=1", Host()), phase="mixed")
+    cost = balanced_cost(own, Balance(kind="perfect"))
+    load = StepLoad(prefill_tokens=64.0, prefill_pairs=2048.0, finishing_prompts=1.0, mean_tokens=64.0)
+    launched = float(evaluate(cost, load).seconds) - cost.host_seconds
+    assert launched == pytest.approx(launches(cost, 1) * 3.5e-5) and launched > 28 * 10 * 3.5e-5
+
+
 def test_vllm_ascend_waits_before_each_layers_graph() -> None:
     """From 0.12 to 0.19 a decode step waits in every layer, 591 us as profiled; not without graphs."""
 

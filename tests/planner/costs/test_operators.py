@@ -1,17 +1,21 @@
 """The table of operators against parameter counts: FLOP, shapes over TP, EP and SP, exchange payloads."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hardware.spec import Dtype
+from models.loader import load_model
 from models.parameters import count_parameters
+from models.spec import GQA
 from planner.costs.breakdown import Operator
 from planner.costs.deployment import Deployment, StrategyArray
 from planner.costs.latency import causal_pairs, decode_load
 from planner.costs.memory import memory
 from planner.costs.operators import build_step_cost
 from planner.manifest.stepcost import evaluate
-from planner.manifest.terms import StepLoad, form, variables
+from planner.manifest.terms import ComputeTerm, StepLoad, form, variables
 from tests.instances import broken_down, cloudmatrix_decode, even_cost, instance
 
 KEYS = 4096
@@ -200,6 +204,36 @@ def test_prefill_with_drafts_fills_the_draft_layers_cache():
     assert form(projection.flops, values) == pytest.approx(1000 * 2 * 7168 * 14336)
 
 
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-30b-a3b", "kimi-k2"])
+def test_a_head_drafts_for_a_model_without_draft_layers(model: str):
+    """EAGLE-3: a draft reads a dense layer of two inputs, the fusion of three and a head of 32,000 tokens, in BF16."""
+    spec = replace(load_model(model), mtp_layers=0)
+    own = replace(instance(model, "910c", "decode", "int8", drafts=3), model=spec)
+    hidden, gqa, moe = spec.hidden_size, spec.attention, spec.moe
+    width = 8 * moe.intermediate_size + moe.shared_intermediate_size if moe else 0
+    columns = (gqa.heads + 2 * gqa.kv_heads) * gqa.head_dim if isinstance(gqa, GQA) else (56 + 2 * 8) * 128
+    output = gqa.heads * gqa.head_dim if isinstance(gqa, GQA) else 56 * 128
+    weights = hidden * (2 * columns + output + 3 * max(width, spec.dense_intermediate_size or 0) + 3 * hidden + 32_000)
+    cost = build_step_cost(own)
+    values = variables(cost, decode_load(own, 1e-9, 1.0), 1)
+    assert sum(form(term.bytes, values) for term in cost.draft_terms) == pytest.approx(2 * weights, rel=1e-3)
+    row = next(row for row in broken_down(cost, decode_load(own, 1.0, 1.0), 1) if row.name == "mtp_layer")
+    assert row.bytes == pytest.approx(3 * 2 * weights, rel=0.01)
+    assert 6 * weights / 1.6e12 < row.seconds < 2 * 6 * weights / 1.6e12
+
+
+def test_the_first_draft_alone_passes_prompts():
+    """A prompt goes through the head's layer once; of what is verified each later draft takes one token a request."""
+    cost = build_step_cost(instance("qwen3-8b", "910c", "mixed", "bf16", drafts=3))
+    term = next(term for term in cost.draft_terms if term.name == "o_proj")
+    assert isinstance(term, ComputeTerm)
+    flops = [
+        3 * form(term.flops, variables(cost, load, 1)) / (2 * 4096 * 4096)
+        for load in (prompt(1000.0), decode_load(instance("qwen3-8b", "910c", "mixed", "bf16", drafts=3), 10.0, 100.0))
+    ]
+    assert flops == pytest.approx([1000, 10 * (4 + 1 + 1)])
+
+
 EXPERTS = {"attention_dp": [32, 64, 128], "moe_ep": [32, 64, 128], "redundant": [32, 64, 128]}
 TENSORS = {"attention_tp": [1, 2, 8], "moe_tp": [1, 2, 8], "pp": [1, 4, 2]}
 
@@ -209,7 +243,9 @@ TENSORS = {"attention_tp": [1, 2, 8], "moe_tp": [1, 2, 8], "pp": [1, 4, 2]}
     [
         ("deepseek-r1", "cm384", "int8", EXPERTS, 1),
         ("deepseek-r1", "h200", "fp8", EXPERTS, 1),
+        ("longcat-flash", "cm384", "int8", EXPERTS, 2),
         ("qwen3-32b", "h200", "bf16", TENSORS, 0),
+        ("qwen3-32b", "h200", "bf16", TENSORS, 3),
         ("llama-4-scout", "h200", "bf16", TENSORS | {"pp": [1, 1, 1]}, 0),
     ],
 )

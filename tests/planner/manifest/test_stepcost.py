@@ -221,6 +221,7 @@ def test_every_draft_is_a_layer_and_a_head(microbatches: int):
 def test_drafts_of_a_dense_model_run_a_dense_layer(microbatches: int):
     """Without experts a draft costs attention and feed-forward of one layer, per microbatch, and its head."""
     deployment = instance("qwen3-32b", "h200", "decode", "bf16", drafts=1)
+    deployment = replace(deployment, model=replace(deployment.model, mtp_layers=1))
     cost, load = even_cost(deployment), decode_load(deployment, 32.0, 4096.0)
     stages = timings(cost.terms, variables(cost, load, microbatches))
     drafts = timings(cost.draft_terms, variables(cost, load, 1))

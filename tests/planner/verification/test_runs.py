@@ -68,3 +68,20 @@ def test_a_budget_that_no_row_states_is_the_default_or_what_the_generator_wrote(
     path.write_text(f"{HEAD},source\n{text}", encoding="utf-8")
     budgets = [run.configuration.batched_tokens for run in read_runs(path) if run.configuration is not None]
     assert budgets == [4096 + 8 + 1500, 8192, 8192]
+
+
+def test_drafts_slots_and_eager_steps_as_a_run_states_them(tmp_path: Path) -> None:
+    """Drafts shorten TPOT by what is accepted; requests beyond an instance's slots wait, and eager steps launch."""
+    path = tmp_path / "runs.csv"
+    rows = [",,,", "3,0.5,,", ",,8,", ",,,off", "9,,,", "1,1.5,,", ",,,never"]
+    text = "".join(f"qwen3-8b,910c,sglang,,int8,,TP=2,1024,300,64,0.01,{row}\n" for row in rows)
+    path.write_text(f"{HEAD},mtp,mtp_acceptance,max_num_seqs,graphs\n{text}", encoding="utf-8")
+    runs = read_runs(path)
+    plain, drafted, few, eager = (point(run.configuration) for run in runs[:4] if run.configuration is not None)
+    assert drafted["tpot_seconds"] < plain["tpot_seconds"] < 0.8 * eager["tpot_seconds"]
+    assert few["tpot_seconds"] < plain["tpot_seconds"] and few["ttft_seconds"] > 4 * plain["ttft_seconds"]
+    assert [(run.reason or "").partition(": ")[2] for run in runs[4:]] == [
+        "mtp 9 is no count of drafts up to 8",
+        "mtp_acceptance 1.5 is no share from 0 to 1",
+        "graphs 'never' is not one of on, off",
+    ]
