@@ -66,9 +66,8 @@ def read_folder(folder: Path, titles: Mapping[str, str]) -> Read:
 def read_files(where: str, engine: str, version: str, kind: str, files: Mapping[str, str]) -> Read:
     """Return what files add up to. BadInput where they cannot be read back."""
     try:
-        roles = read_back(
-            engine, kind, files, defaultdict(lambda: 1)
-        )  # the manifest is not at hand: any may have experts
+        any_may: dict[str, int] = defaultdict(lambda: 1)  # have experts: the manifest is not at hand
+        roles = read_back(engine, kind, files, any_may)
         flags: dict[str, Flags] = {}
         for node in [] if kind == "motor" else read_nodes(kind, files):
             flags.setdefault(node.role, read_flags(node.processes[0].words))

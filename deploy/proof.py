@@ -5,50 +5,36 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from deploy.commands.launch import Launch, Target
 from deploy.routers import Address, endpoints
 from deploy.templates import script_of
-from deploy.words import Flag, compact_json, flag_words, quoted
+from deploy.words import Flag, Shell, compact_json, flag_words, quoted
 from ground.units import MILLI
-from planner.manifest.schema import Manifest
+from planner.manifest.schema import Manifest, ManifestWorkload
 
 LEAST_REQUESTS, MOST_REQUESTS, SECONDS = 200, 20_000, 180.0
 RESULT = "benchmark.json"
+ROUTER, OUT = Shell('"$ROUTER"'), Shell('"$OUT"')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """The traffic of the plan: tokens by mean and squared variation, requests per second, requests in flight."""
+class Load(NamedTuple):
+    """The traffic of the plan: its lengths and gaps, requests per second, in flight and in all."""
 
-    input_tokens: float
-    input_cv2: float
-    output_tokens: float
-    output_cv2: float
+    traffic: ManifestWorkload
     rate_per_second: float | None
-    arrival_cv2: float
     concurrency: int
     requests: int
 
 
 def load_of(manifest: Manifest, target: Target) -> Load:
     """Return the load of a manifest: its rate, else the one that it predicts; in flight, what its batches hold."""
-    traffic = manifest.workload
-    rate = traffic.requests_per_second or manifest.predicted.requests_per_second
+    rate = manifest.workload.requests_per_second or manifest.predicted.requests_per_second
     holding = [role for role in target.roles if role.role != "prefill"]
     slots = sum(role.sequences * role.strategy.attention_dp * len(role.instances) for role in holding)
     wanted = math.ceil(rate * SECONDS) if rate else 10 * slots
-    return Load(
-        input_tokens=traffic.input_tokens,
-        input_cv2=traffic.input_cv2,
-        output_tokens=traffic.output_tokens,
-        output_cv2=traffic.output_cv2,
-        rate_per_second=rate,
-        arrival_cv2=traffic.arrival_cv2,
-        concurrency=slots,
-        requests=min(max(wanted, LEAST_REQUESTS), MOST_REQUESTS),
-    )
+    return Load(manifest.workload, rate, slots, min(max(wanted, LEAST_REQUESTS), MOST_REQUESTS))
 
 
 def router_url(target: Target, address: Address | None) -> str:
@@ -103,12 +89,8 @@ def benchmark(target: Target, load: Load, address: Address | None) -> str:
     ]
     if programme[0] == "aiperf":
         lines.append("command -v aiperf > /dev/null || pip install --quiet aiperf==0.13.0")
-    words = [" ".join(programme), *flag_words(flags, joined=False)]
-    urls = {"'$ROUTER'": '"$ROUTER"', f"'$OUT/{RESULT}'": f'"$OUT/{RESULT}"', "'$OUT'": '"$OUT"'}
-    text = " \\\n  ".join([f"exec {words[0]}", *words[1:]])
-    for literal, expanded in urls.items():
-        text = text.replace(literal, expanded)
-    return "\n".join([*lines, text]) + "\n"
+    words = [f"exec {' '.join(programme)}", *flag_words(flags, joined=False)]
+    return "\n".join([*lines, " \\\n  ".join(words)]) + "\n"
 
 
 def result_name(target: Target) -> str:
@@ -134,26 +116,26 @@ def _goodput(target: Target) -> str:
 def _vllm(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
     flags: list[Flag] = [
         ("--backend", "openai"),
-        ("--base-url", "$ROUTER"),
+        ("--base-url", ROUTER),
         ("--model", target.name_of_model),
         ("--tokenizer", target.weights_path(target.roles[0])),
         ("--dataset-name", "random"),
-        ("--random-input-len", round(load.input_tokens)),
-        ("--random-output-len", round(load.output_tokens)),
+        ("--random-input-len", round(load.traffic.input_tokens)),
+        ("--random-output-len", round(load.traffic.output_tokens)),
     ]
-    spread = {"input": round(_spread(load.input_cv2), 3), "output": round(_spread(load.output_cv2), 3)}
+    spread = {"input": round(_spread(load.traffic.input_cv2), 3), "output": round(_spread(load.traffic.output_cv2), 3)}
     if any(spread.values()):  # lengths are drawn evenly from (1 - ratio) to (1 + ratio) of the mean
         flags.append(("--random-range-ratio", compact_json(spread)))
     flags += [("--trust-remote-code", None)] * target.site.trust_remote_code
     flags += [("--num-prompts", load.requests), *_rate(load), ("--max-concurrency", load.concurrency)]
-    if load.rate_per_second and load.arrival_cv2 > 0:
-        flags.append(("--burstiness", f"{1 / load.arrival_cv2:.4g}"))  # gamma gaps: shape 1 / squared variation
+    if load.rate_per_second and load.traffic.arrival_cv2 > 0:
+        flags.append(("--burstiness", f"{1 / load.traffic.arrival_cv2:.4g}"))  # gamma gaps: shape 1 / squared variation
     flags += [
         ("--ignore-eos", None),
         ("--percentile-metrics", "ttft,tpot,itl,e2el"),
         ("--metric-percentiles", f"50,90,{target.levels.percentile:g}"),
         ("--save-result", None),
-        ("--result-dir", "$OUT"),
+        ("--result-dir", OUT),
         ("--result-filename", RESULT),
     ]
     goodput = _goodput(target)
@@ -162,38 +144,38 @@ def _vllm(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
 
 
 def _sglang(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
-    spread = max(_spread(load.input_cv2), _spread(load.output_cv2))
+    spread = max(_spread(load.traffic.input_cv2), _spread(load.traffic.output_cv2))
     longest = 1 + spread  # lengths are drawn evenly from ratio x the longest to the longest
     return ["python3", "-m", "sglang.bench_serving"], [
         ("--backend", "sglang-oai"),
-        ("--base-url", "$ROUTER"),
+        ("--base-url", ROUTER),
         ("--model", target.name_of_model),
         ("--tokenizer", target.weights_path(target.roles[0])),
         ("--dataset-name", "random-ids"),
-        ("--random-input-len", round(load.input_tokens * longest)),
-        ("--random-output-len", round(load.output_tokens * longest)),
+        ("--random-input-len", round(load.traffic.input_tokens * longest)),
+        ("--random-output-len", round(load.traffic.output_tokens * longest)),
         ("--random-range-ratio", f"{(1 - spread) / longest:.3f}"),
         ("--num-prompts", load.requests),
         *_rate(load),
         ("--max-concurrency", load.concurrency),
-        ("--output-file", f"$OUT/{RESULT}"),
+        ("--output-file", Shell(f'"$OUT/{RESULT}"')),
     ]
 
 
 def _aiperf(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
     return ["aiperf", "profile"], [
         ("--model", target.name_of_model),
-        ("--url", "$ROUTER"),
+        ("--url", ROUTER),
         ("--endpoint-type", "completions"),
         ("--streaming", None),
         ("--tokenizer", target.weights_path(target.roles[0])),
-        ("--synthetic-input-tokens-mean", round(load.input_tokens)),
-        ("--synthetic-input-tokens-stddev", round(load.input_tokens * math.sqrt(load.input_cv2))),
-        ("--output-tokens-mean", round(load.output_tokens)),
-        ("--output-tokens-stddev", round(load.output_tokens * math.sqrt(load.output_cv2))),
+        ("--synthetic-input-tokens-mean", round(load.traffic.input_tokens)),
+        ("--synthetic-input-tokens-stddev", round(load.traffic.input_tokens * math.sqrt(load.traffic.input_cv2))),
+        ("--output-tokens-mean", round(load.traffic.output_tokens)),
+        ("--output-tokens-stddev", round(load.traffic.output_tokens * math.sqrt(load.traffic.output_cv2))),
         ("--extra-inputs", "ignore_eos:true"),
         *_rate(load),
         ("--concurrency", load.concurrency),
         ("--request-count", load.requests),
-        ("--output-artifact-dir", "$OUT"),
+        ("--output-artifact-dir", OUT),
     ]

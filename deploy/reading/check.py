@@ -55,26 +55,21 @@ def read_back(
         return motor_roles(files)
     by_role: dict[str, dict[int, list[Node]]] = {}
     nodes = read_nodes(kind, files)
+    texts = texts or all_texts(files)
     _unshared(nodes, files)
     for node in nodes:
         by_role.setdefault(node.role, {}).setdefault(node.instance, []).append(node)
-    reader = f"dynamo.{engine}" if kind == "dynamo" else engine
-    found = {}
-    for role, instances in by_role.items():
+
+    def counted(role: str, instance: list[Node]) -> Counted:
         if engine == "mindie":
-            held = [_daemon(nodes, role, files) for nodes in instances.values()]
-        elif engine == "trtllm":
-            _known_flags(engine, kind, instances[0])
-            held = [
-                trtllm(nodes, experts[role], all_texts(files) if texts is None else texts)
-                for nodes in instances.values()
-            ]
-        else:
-            _known_flags(engine, kind, instances[0])
-            replicas = replicas_of_map(engine, role, all_texts(files) if texts is None else texts)
-            held = [READERS[reader](nodes, experts[role], replicas) for nodes in instances.values()]
-        found[role] = held
-    return found
+            return _daemon(instance, role, files)
+        _known_flags(engine, kind, instance)
+        if engine == "trtllm":
+            return trtllm(instance, experts[role], texts)
+        reader = READERS[f"dynamo.{engine}" if kind == "dynamo" else engine]
+        return reader(instance, experts[role], replicas_of_map(engine, role, texts))
+
+    return {role: [counted(role, held) for held in instances.values()] for role, instances in by_role.items()}
 
 
 def _unshared(nodes: Sequence[Node], files: Mapping[str, str]) -> None:
@@ -238,10 +233,8 @@ def _router(target: Target, texts: Mapping[str, str]) -> list[str]:
     for role, flag in flags.items():
         wanted = sum(len(held.instances) for held in target.roles if held.role == role)
         held = _values(words, flag)
-        repeated = len(set(held)) < len(held) and not flag.endswith(
-            "-hosts"
-        )  # hosts repeat, their ports tell them apart
-        if len(held) < wanted or repeated:
+        once = flag.endswith("-hosts") or len(set(held)) == len(held)  # hosts repeat, their ports tell them apart
+        if len(held) < wanted or not once:
             problems.append(f"the router has {len(set(held))} {role} addresses for {wanted} instances")
     return problems
 
