@@ -15,8 +15,7 @@ from ground.files import read_yaml
 from planner.checks.check import check_deployed
 from planner.checks.deployed import from_plan
 from planner.checks.margins import Limits
-from planner.manifest.document import dump_manifest
-from tests.plans import small_manifest, small_plan
+from tests.plans import small_plan
 from tests.shell import answered, refused
 
 SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
@@ -65,18 +64,16 @@ def test_a_file_asks_several(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     refused(capsys, "give --force to replace it", "check", str(path), "--junit", str(report))
 
 
-def test_a_manifest_is_weighed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_manifest_is_weighed(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A fixed deployment at its own rate and limits holds, at a hundred times its rate it does not."""
-    path = tmp_path / "manifest.yaml"
-    path.write_text(dump_manifest(small_manifest()), encoding="utf-8")
     question = tmp_path / "q.yaml"
     question.write_text("manifest: manifest.yaml\nsurvive: instance\n", encoding="utf-8")
-    kept = answered(capsys, "check", "--manifest", str(path), "--rate", "1/s")["questions"][0]
+    kept = answered(capsys, "check", "--manifest", planned, "--rate", "1/s")["questions"][0]
     assert kept["feasible"] is True
     assert kept["question"]["rate_per_second"] == 1
     lost = answered(capsys, "check", str(question), code=ExitCode.INFEASIBLE)["questions"][0]
     assert lost["after_loss"]["feasible"] is False
-    data = answered(capsys, "check", "--manifest", str(path), "--rate", "50000/s", code=ExitCode.INFEASIBLE)
+    data = answered(capsys, "check", "--manifest", planned, "--rate", "50000/s", code=ExitCode.INFEASIBLE)
     assert data["questions"][0]["margins"][0]["value_seconds"] is None
 
 
@@ -128,9 +125,11 @@ def test_windows_of_a_day_stand_beside_the_worst(tmp_path: Path, capsys: pytest.
         assert "00:00–08:00 ttft: " in text and "gone, ttft: " in text
 
 
-def test_a_trace_is_weighed_on_its_own_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_is_weighed_on_its_own_requests(
+    planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The table says so, for instances of either shape; a manifest is weighed alike."""
-    path, manifest = tmp_path / "azure.csv", tmp_path / "manifest.yaml"
+    path = tmp_path / "azure.csv"
     stamps = (f"2023-11-16 18:17:{second:02d}.97996{part}" for second in range(59) for part in "19")
     rows = (f"{stamp},{300 + 20 * number},44\n" for number, stamp in enumerate(stamps))
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
@@ -140,8 +139,7 @@ def test_a_trace_is_weighed_on_its_own_requests(tmp_path: Path, capsys: pytest.C
     assert "figures are of the requests of the trace themselves" in capsys.readouterr().out
     mixed = answered(capsys, "check", *SMALL[:-1], "aggregated", "--trace", str(path))
     assert mixed["questions"][0]["basis"] == data["questions"][0]["basis"]
-    manifest.write_text(dump_manifest(small_manifest()))
-    fixed = answered(capsys, "check", "--manifest", str(manifest), "--trace", str(path))
+    fixed = answered(capsys, "check", "--manifest", planned, "--trace", str(path))
     assert fixed["questions"][0]["basis"] == data["questions"][0]["basis"]
     assert answered(capsys, "check", *SMALL, "--rate", "2/s")["questions"][0]["basis"] == "stationary queues"
 

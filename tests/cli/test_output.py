@@ -14,11 +14,9 @@ from cli.plan_parts import WORDS, engine_text
 from cli.plan_view import shape_cells, show_front, show_plan, show_pools, work_cells
 from cli.rows_view import show_rows
 from planner.engines import accelerators, rules
-from podplan.options import QuestionFlags
 from podplan.plan_data import plan_row
 from podplan.planning import PlanResult
-from podplan.question import read_question
-from tests.questions import small_answer, small_question
+from tests.questions import small_question
 
 WIDTHS = [80, 100, 120, 200]
 
@@ -77,13 +75,6 @@ def test_sentences_fold_at_words_with_their_units() -> None:
 def test_nobody_weighs_nanoseconds_on_a_first_screen() -> None:
     """Zero is zero."""
     assert [short_duration(seconds) for seconds in (0.0, 3e-9, 2e-6)] == ["0 s", "< 1 us", "2 us"]
-
-
-@pytest.fixture(scope="module")
-def found() -> PlanResult:
-    """A small plan of two pools, with runners-up."""
-    flags = QuestionFlags(model="qwen3-8b", hw="h100", devices="4", shape="disaggregated")
-    return PlanResult(asked=read_question(flags), answer=small_answer(), seconds=0.5)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -10,10 +10,7 @@ import pytest
 
 from cli.page import Markdown
 from cli.report import front_plot, html_report, reports
-from podplan.options import QuestionFlags
 from podplan.planning import PlanResult
-from podplan.question import read_question
-from tests.questions import small_answer
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
 BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
@@ -45,13 +42,6 @@ class Outline(HTMLParser):
     def handle_data(self, data: str) -> None:
         """Note its words."""
         self.words.append(data)
-
-
-@pytest.fixture(scope="module")
-def found() -> PlanResult:
-    """A small plan of two pools."""
-    flags = QuestionFlags(model="qwen3-8b", hw="h100", devices="4", shape="disaggregated")
-    return PlanResult(asked=read_question(flags), answer=small_answer(), seconds=0.5)
 
 
 @pytest.fixture(scope="module")

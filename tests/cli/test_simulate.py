@@ -10,7 +10,6 @@ from cli.main import main
 from planner.manifest.document import dump_manifest
 from podplan.simulation import relative_error
 from tests.manifests import manifest
-from tests.plans import small_manifest
 from tests.shell import answered, refused
 
 KEYS = {
@@ -25,14 +24,6 @@ def trace_of(tmp_path: Path, rows: list[str]) -> Path:
     trace = tmp_path / "trace.csv"
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
     return trace
-
-
-@pytest.fixture
-def planned(tmp_path: Path) -> str:
-    """A planned manifest as a file."""
-    path = tmp_path / "manifest.yaml"
-    path.write_text(dump_manifest(small_manifest()))
-    return str(path)
 
 
 def simulated(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from cli.main import main
-from planner.manifest.document import dump_manifest
 from tests.plans import small_manifest
 from tests.shell import refused
 
@@ -53,14 +52,6 @@ def metrics(engine: str, requests: int, tpot: float = 0.02, cached: float = 0.0)
         lines += [f'{name}_bucket{{le="{edge}"}} {count}' for edge, count in zip(edges, held, strict=True)]
         lines += [f"{name}_sum {requests * mean}", f"{name}_count {requests}"]
     return "\n".join(lines) + "\n"
-
-
-@pytest.fixture
-def planned(tmp_path: Path) -> str:
-    """A planned manifest as a file."""
-    path = tmp_path / "manifest.yaml"
-    path.write_text(dump_manifest(small_manifest()))
-    return str(path)
 
 
 def seen(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> dict[str, Any]:
