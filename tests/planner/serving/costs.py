@@ -1,6 +1,11 @@
-"""Step costs for tests: seconds that are linear in what a step carries."""
+"""Step costs for tests, whose seconds are linear in what a step carries, and streams."""
+
+from typing import Any
+
+import numpy as np
 
 from planner.manifest.terms import ComputeTerm, StepCost
+from planner.serving.streams import Stream
 
 
 def linear_cost(
@@ -36,4 +41,15 @@ def linear_cost(
         experts_per_token=0,
         slots_per_rank=0.0,
         rule="compute_communication",
+    )
+
+
+def stream_of(arrivals: Any, prompts: Any, answers: Any = 1, reused: Any = 0) -> Stream:
+    """Return a stream of such requests, columns or one value for all; of each prompt a token is left to compute."""
+    tokens = np.array(prompts, dtype=np.int64)
+    return Stream(
+        arrival_seconds=np.array(arrivals, dtype=np.float64),
+        prompt_tokens=tokens,
+        reused_tokens=np.minimum(np.zeros_like(tokens) + np.array(reused, dtype=np.int64), tokens - 1),
+        answer_tokens=np.zeros_like(tokens) + np.array(answers, dtype=np.int64),
     )

@@ -14,7 +14,7 @@ from planner.serving.aggregated_run import AggregatedRun
 from planner.serving.rules import Estimate, SchedulingRule
 from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
-from tests.planner.serving.costs import linear_cost
+from tests.planner.serving.costs import linear_cost, stream_of
 from tests.planner.serving.plain_scheduler import PlainScheduler, Request
 
 SECONDS = (5e-3, 20e-6, 1e-4)
@@ -51,17 +51,6 @@ def pool_of(rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity:
     times = step_table(linear_cost(*SECONDS), loads)
     return AggregatedPool(
         times=times, ranks=ranks, budget_tokens=budget, slots=slots, capacity_tokens=capacity, rule=rule, **fields
-    )
-
-
-def stream_of(arrival, prompts, answers, reused=None) -> Stream:
-    """Return a stream of such requests."""
-    prompts = np.asarray(prompts, dtype=np.int64)
-    return Stream(
-        arrival_seconds=np.asarray(arrival, dtype=np.float64),
-        prompt_tokens=prompts,
-        reused_tokens=np.zeros_like(prompts) if reused is None else np.asarray(reused, dtype=np.int64),
-        answer_tokens=np.asarray(answers, dtype=np.int64),
     )
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.serving.decode import DecodePool, DecodeRequests, DecodeRun, play_decode
+from planner.serving.separate import iteration_times
 from planner.serving.streams import stationary
-from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload
 from tests.planner.serving.costs import linear_cost
 
@@ -17,10 +17,9 @@ FIXED, PER_REQUEST = 0.01, 1e-3
 
 
 def _pool(ranks: int, slots: int, instances: int = 1, capacity: float = 1e9, **links: float) -> DecodePool:
-    loads = Loads(ranks=ranks, budget_tokens=2, longest_prompt=2.0, most_running=ranks * slots)
-    times = step_table(linear_cost(FIXED, 0.0, PER_REQUEST, ranks=ranks), loads)
+    cost = linear_cost(FIXED, 0.0, PER_REQUEST, ranks=ranks)
     return DecodePool(
-        times=times,
+        times=iteration_times(cost, ranks=ranks, slots=slots, kv_tokens_per_request=0.0, microbatches=1),
         ranks=ranks,
         slots=slots,
         capacity_tokens=capacity,

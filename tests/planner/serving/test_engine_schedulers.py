@@ -12,9 +12,8 @@ from planner.engines.loader import load_engine
 from planner.manifest.document import read_manifest
 from planner.serving.aggregated import AggregatedPool, play_aggregated
 from planner.serving.rules import rule_of_engine
-from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
-from tests.planner.serving.costs import linear_cost
+from tests.planner.serving.costs import linear_cost, stream_of
 
 DATA = Path(__file__).parents[3].parent / "shared/data/engine-schedulers"
 OWN = Path(__file__).parent / "engines"
@@ -85,13 +84,7 @@ def _errors(rows, case, name, cost=None, fixed_lengths=False):
         capacity_tokens=capacity,
         rule=rule,
     )
-    stream = Stream(
-        arrival_seconds=np.ascontiguousarray(arrival),
-        prompt_tokens=prompts.astype(np.int64),
-        reused_tokens=np.zeros(len(rows), dtype=np.int64),
-        answer_tokens=answers.astype(np.int64),
-    )
-    played = play_aggregated(pool, stream)
+    played = play_aggregated(pool, stream_of(arrival, prompts, answers))
     found = _told(arrival, answers, played.first_token_seconds, played.left_seconds)
     errors = np.abs(found / _told(arrival, answers, first, left) - 1)
     return errors

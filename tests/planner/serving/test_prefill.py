@@ -1,5 +1,6 @@
 """Prefill instances pass by pass: against a plain Python reference, M/D/1 and conservation."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,28 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.serving.prefill import PrefillPool, PrefillRun, play_prefill
+from planner.serving.separate import prefill_pool
 from planner.serving.streams import Stream, stationary
-from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload
-from tests.planner.serving.costs import linear_cost
+from tests.planner.serving.costs import linear_cost, stream_of
 
 FIXED, PER_TOKEN = 0.01, 1e-5
 
 
 def _pool(ranks: int, budget: int, instances: int = 1) -> PrefillPool:
-    times = step_table(
-        linear_cost(FIXED, PER_TOKEN, ranks=ranks), Loads(ranks=ranks, budget_tokens=budget, longest_prompt=5000.0)
-    )
-    return PrefillPool(times=times, ranks=ranks, budget_tokens=budget, instances=instances)
-
-
-def _stream(arrivals: list[float], prompts: list[int], reused: list[int] | None = None) -> Stream:
-    tokens = np.array(prompts, dtype=np.int64)
-    return Stream(
-        arrival_seconds=np.array(arrivals),
-        prompt_tokens=tokens,
-        reused_tokens=np.zeros_like(tokens) if reused is None else np.minimum(np.array(reused), tokens - 1),
-        answer_tokens=np.ones_like(tokens),
+    return prefill_pool(
+        linear_cost(FIXED, PER_TOKEN, ranks=ranks),
+        ranks=ranks,
+        budget_tokens=budget,
+        longest_prompt=5000.0,
+        microbatches=1,
+        instances=instances,
     )
 
 
@@ -90,7 +85,7 @@ def test_first_tokens_are_those_of_a_plain_reference(
 ) -> None:
     """Chunks, reuse, ranks and bursts: every first token comes out when the written rule says."""
     sizes = st.lists(st.integers(1, 1000), min_size=len(gaps), max_size=len(gaps))
-    stream = _stream(np.cumsum(gaps).tolist(), data.draw(sizes), data.draw(sizes))
+    stream = stream_of(np.cumsum(gaps), data.draw(sizes), reused=data.draw(sizes))
     played = play_prefill(_pool(ranks, budget), stream)
     np.testing.assert_allclose(played.first_token_seconds, _reference(stream, ranks, budget), rtol=1e-6)
 
@@ -122,7 +117,7 @@ def test_least_load_is_no_later_than_dealing_in_turn_on_average() -> None:
     workload = Workload(input_tokens=Lengths(mean=300, squared_cv=2.0), output_tokens=Lengths(mean=1))
     stream = stationary(workload, 5000).at_rate(220.0)
     pool = _pool(1, 512, 4)
-    seeing = PrefillPool(times=pool.times, ranks=1, budget_tokens=512, instances=4, policy="least_load")
+    seeing = replace(pool, policy="least_load")
     in_turn, least = (play_prefill(each, stream).first_token_seconds.mean() for each in (pool, seeing))
     assert least < in_turn
 
