@@ -71,11 +71,16 @@ class Timer:
         return (time.perf_counter() - start) / repeats
 
 
+def row(kernel: str, seconds: float, **shape: object) -> dict[str, object]:
+    """Return a measured time of a kernel with the columns of its kind."""
+    return {"kernel": kernel, **shape, "seconds": seconds}
+
+
 def measure_all(timer: Timer) -> Iterator[dict[str, object]]:
     """Yield a row per measured kernel, with the columns that ``hardware.measurements`` reads."""
     for measured in (gemms, grouped_gemms, decode_attention, prefill_attention, copies, launches):
-        for row in measured(timer):
-            yield {**row, "version": f"PyTorch {timer.torch.__version__}", "source": f"plan measure on {timer.device}"}
+        for own in measured(timer):
+            yield {**own, "version": f"PyTorch {timer.torch.__version__}", "source": f"plan measure on {timer.device}"}
 
 
 def gemms(timer: Timer) -> Iterator[dict[str, object]]:
@@ -84,9 +89,7 @@ def gemms(timer: Timer) -> Iterator[dict[str, object]]:
         rows, columns, depth = (timer.shrunk(number) for number in shape)
         left, right = timer.tensor(rows, depth), timer.tensor(depth, columns)
         seconds = timer.seconds(partial(matmul, left, right))
-        yield {"kernel": "gemm", "dtype": "bf16", "groups": 1, "rows": rows, "columns": columns, "depth": depth} | {
-            "seconds": seconds
-        }
+        yield row("gemm", seconds, dtype="bf16", groups=1, rows=rows, columns=columns, depth=depth)
 
 
 def grouped_gemms(timer: Timer) -> Iterator[dict[str, object]]:
@@ -95,10 +98,7 @@ def grouped_gemms(timer: Timer) -> Iterator[dict[str, object]]:
         rows, columns, depth = (timer.shrunk(number) for number in shape)
         left, right = timer.tensor(groups, rows, depth), timer.tensor(groups, depth, columns)
         seconds = timer.seconds(partial(timer.torch.bmm, left, right))
-        yield {"kernel": "grouped_gemm", "dtype": "bf16", "groups": groups, "rows": rows, "columns": columns} | {
-            "depth": depth,
-            "seconds": seconds,
-        }
+        yield row("grouped_gemm", seconds, dtype="bf16", groups=groups, rows=rows, columns=columns, depth=depth)
 
 
 def decode_attention(timer: Timer) -> Iterator[dict[str, object]]:
@@ -108,10 +108,8 @@ def decode_attention(timer: Timer) -> Iterator[dict[str, object]]:
         query = timer.tensor(batch, HEADS, 1, WIDTH)
         key, value = (timer.tensor(batch, HEADS, keys, WIDTH) for _ in range(2))
         seconds = timer.seconds(partial(_attend, timer, query, key, value, causal=False))
-        yield {"kernel": "gqa_decode", "flops": 4.0 * batch * HEADS * WIDTH * keys, "mean_keys": keys} | {
-            "bytes": 2.0 * 2 * batch * HEADS * WIDTH * (keys + 1),
-            "seconds": seconds,
-        }
+        flops, moved = 4.0 * batch * HEADS * WIDTH * keys, 2.0 * 2 * batch * HEADS * WIDTH * (keys + 1)
+        yield row("gqa_decode", seconds, flops=flops, mean_keys=keys, bytes=moved)
 
 
 def prefill_attention(timer: Timer) -> Iterator[dict[str, object]]:
@@ -120,11 +118,8 @@ def prefill_attention(timer: Timer) -> Iterator[dict[str, object]]:
         length = timer.shrunk(tokens, 16)
         query, key, value = (timer.tensor(1, HEADS, length, WIDTH) for _ in range(3))
         seconds = timer.seconds(partial(_attend, timer, query, key, value, causal=True))
-        pairs = length * (length + 1) / 2
-        yield {"kernel": "prefill_attention", "flops": 4.0 * HEADS * WIDTH * pairs, "mean_keys": (length + 1) / 2} | {
-            "bytes": 4.0 * 2 * HEADS * WIDTH * length,
-            "seconds": seconds,
-        }
+        flops, moved = 4.0 * HEADS * WIDTH * length * (length + 1) / 2, 4.0 * 2 * HEADS * WIDTH * length
+        yield row("prefill_attention", seconds, flops=flops, mean_keys=(length + 1) / 2, bytes=moved)
 
 
 def _attend(timer: Timer, query: Any, key: Any, value: Any, *, causal: bool) -> object:
@@ -138,7 +133,7 @@ def copies(timer: Timer) -> Iterator[dict[str, object]]:
         source = timer.tensor(elements)
         target = timer.torch.empty_like(source)
         seconds = timer.seconds(partial(target.copy_, source))
-        yield {"kernel": "memory_copy", "bytes": 2.0 * 2 * elements, "seconds": seconds}
+        yield row("memory_copy", seconds, bytes=2.0 * 2 * elements)
 
 
 def launches(timer: Timer) -> Iterator[dict[str, object]]:
@@ -150,4 +145,4 @@ def launches(timer: Timer) -> Iterator[dict[str, object]]:
         for _ in range(count):
             small.add_(1)
 
-    yield {"kernel": "eager_launch", "seconds": timer.seconds(many) / count}
+    yield row("eager_launch", timer.seconds(many) / count)

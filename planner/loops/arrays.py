@@ -1,7 +1,8 @@
-"""A step table as compiled loops read it; apart from them, for they take half a second to import."""
+"""A step table as compiled loops read it, and columns of requests; apart from loops, which take long to import."""
 
+from collections.abc import Iterable
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,3 +53,24 @@ class TableArrays(NamedTuple):
     def content(self) -> bytes:
         """A digest by which equal tables are told."""
         return blake2b(b"".join(np.asarray(each).tobytes() for each in self)).digest()
+
+
+Columns = TypeVar("Columns", bound=tuple[Any, ...])
+
+
+def joined(one: Columns, other: Columns) -> Columns:
+    """Return the columns of two parts, one behind the other."""
+    return type(one)(*(np.concatenate(pair) for pair in zip(one, other, strict=True)))
+
+
+def kept(columns: Columns, stay: NDArray[np.int64], links: Iterable[NDArray[np.int64]]) -> Columns:
+    """Return the requests that stay under new indices, which ``links`` to them are changed to as well.
+
+    Args: ``columns`` with lists of requests linked by ``behind``; a link to nobody is -1.
+    """
+    index = np.full(columns[0].size + 1, -1)
+    index[stay] = np.arange(stay.size)  # the last element stands for nobody
+    for each in links:
+        each[...] = index[each]
+    found: Any = type(columns)(*(column[stay] for column in columns))
+    return found._replace(behind=index[found.behind])  # type: ignore[no-any-return]

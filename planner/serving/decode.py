@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from planner.loops.arrays import TableArrays
+from planner.loops.arrays import TableArrays, joined, kept
 from planner.manifest.drafts import Acceptance, drawn_iterations
 from planner.serving.streams import Floats, Ints
 
 if TYPE_CHECKING:
-    from planner.loops import decode_loop as loop_types
+    pass
 
 RankPolicy = Literal["least_kv", "least_requests", "round_robin"]
 
@@ -180,24 +180,26 @@ class DecodeRun:
 
         Args: ``numbers`` that the requests are known by; None counts them from 0 on.
         """
-        loop, kept, count = self._loop, self._jobs, requests.ready_seconds.size
+        loop, count = self._loop, requests.ready_seconds.size
         steps, pool = requests.iterations, self.pool
         if steps is None:
             steps = drawn_iterations(requests.answer_tokens, pool.drafts, pool.acceptance, np.random.default_rng(0))
         waiting, nothing = np.full(count, -1), np.zeros(count)
-        fresh = (waiting, waiting.copy(), nothing, np.full(count, np.inf), nothing.copy())
-        columns = (
-            requests.ready_seconds,
-            requests.cached_tokens,
-            requests.reserved_tokens,
-            steps,
-            requests.answer_tokens / steps,
-            requests.transfer_seconds,
-            requests.source,
-            *fresh,
+        fresh = loop.Jobs(
+            ready=requests.ready_seconds,
+            kv=requests.cached_tokens,
+            need=requests.reserved_tokens,
+            steps=steps,
+            growth=requests.answer_tokens / steps,
+            held=requests.transfer_seconds,
+            source=requests.source,
+            behind=waiting,
+            rank=waiting,
+            there=nothing,
+            left=np.full(count, np.inf),
+            waited=nothing,
         )
-        joined: list[Any] = [np.concatenate(pair) for pair in zip(kept, columns, strict=True)]
-        jobs = loop.Jobs(*joined)
+        jobs = joined(self._jobs, fresh)
         numbers = np.append(self._numbers, np.arange(self._come, self._come + count) if numbers is None else numbers)
         self._come += count
         self._widen(int(steps.max(initial=1)) + 1)
@@ -205,8 +207,9 @@ class DecodeRun:
         rule = (policies[self.pool.policy], self.pool.slots, float(self.pool.capacity_tokens))
         loop.play(jobs, self._ranks, self._clocks, self._links, rule, self.pool.times, until)
         gone = np.isfinite(jobs.left)
-        self._keep(jobs, numbers, np.flatnonzero(~gone))
-        left = np.flatnonzero(gone)
+        left, stay = np.flatnonzero(gone), np.flatnonzero(~gone)
+        self._jobs = kept(jobs, stay, (self._clocks.coming, self._clocks.leaving))
+        self._numbers = numbers[stay]
         return Gone(numbers[left], *(column[left] for column in (jobs.left, jobs.there, jobs.waited, jobs.rank)))
 
     def _widen(self, span: int) -> None:
@@ -219,14 +222,3 @@ class DecodeRun:
             done = int(self._clocks.done[i])
             wide[i, (done + (slot - done) % old.shape[1]) % span] = old[i, slot]
         self._clocks = self._clocks._replace(leaving=wide)
-
-    def _keep(self, jobs: "loop_types.Jobs", numbers: Ints, stay: Ints) -> None:
-        """Keep the requests that have not left, under new indices."""
-        index = np.full(numbers.size + 1, -1)
-        index[stay] = np.arange(stay.size)  # the last element stands for nobody
-        for links in (self._clocks.coming, self._clocks.leaving):
-            links[...] = index[links]
-        columns: list[Any] = [column[stay] for column in jobs]
-        kept = self._loop.Jobs(*columns)
-        self._jobs = kept._replace(behind=index[kept.behind])
-        self._numbers = numbers[stay]

@@ -13,11 +13,11 @@ Lindley's, Proc. Camb. Phil. Soc. 48:277, 1952.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from planner.loops.arrays import TableArrays
+from planner.loops.arrays import TableArrays, joined, kept
 from planner.serving.streams import Floats, Ints, Stream, parts_of
 
 if TYPE_CHECKING:
@@ -140,28 +140,17 @@ class PrefillRun:
 
         Args: ``numbers`` that the requests are known by; None counts them from 0 on.
         """
-        loop, kept, count = self._loop, self._prompts, len(stream)
-        joined: list[Any] = [np.concatenate(pair) for pair in zip(kept, self._arriving(stream), strict=True)]
-        prompts = loop.Prompts(*joined)
+        before, held, count = self._prompts, self._held, len(stream)
+        prompts = joined(before, self._arriving(stream))
         fresh_numbers = np.arange(self._dealt, self._dealt + count) if numbers is None else numbers
         numbers = np.append(self._numbers, fresh_numbers)
-        part = kept.arrival.size, prompts.arrival.size
-        loop.play(prompts, self._held, self._rule, self.pool.times, part, self._dealt, until)
+        part = before.arrival.size, prompts.arrival.size
+        self._loop.play(prompts, held, self._rule, self.pool.times, part, self._dealt, until)
         self._dealt += count
         gone = prompts.first <= until
-        self._keep(prompts, numbers, np.flatnonzero(~gone))
+        stay = np.flatnonzero(~gone)
+        self._prompts = kept(prompts, stay, (held.head, held.tail, held.under, held.ended))
+        self._numbers = numbers[stay]
         left = np.flatnonzero(gone)
         left = left[np.argsort(prompts.first[left], kind="stable")]
         return Ended(numbers[left], prompts.first[left], prompts.origin[left], prompts.started[left])
-
-    def _keep(self, prompts: "loop_types.Prompts", numbers: Ints, stay: Ints) -> None:
-        """Keep the prompts that have not left, under new indices."""
-        index = np.full(numbers.size + 1, -1)
-        index[stay] = np.arange(stay.size)  # the last element stands for nobody
-        held = self._held
-        for links in (held.head, held.tail, held.under, held.ended):
-            links[...] = index[links]
-        columns: list[Any] = [column[stay] for column in prompts]
-        kept = self._loop.Prompts(*columns)
-        self._prompts = kept._replace(behind=index[kept.behind])
-        self._numbers = numbers[stay]
