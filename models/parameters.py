@@ -36,6 +36,7 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
     """
     hidden, moe = spec.hidden_size, spec.moe
     table = spec.vocab_size * hidden
+    tables = (1 if spec.tied_embeddings else 2) * table + spec.vocab_size * spec.beside_vocabulary
     attention = attention_parameters(spec.attention, hidden)
     linear = linear_attention_parameters(spec.linear_attention, hidden) if spec.linear_attention else 0
     dense = feed_forward_parameters(hidden, spec.dense_intermediate_size or 0)
@@ -50,10 +51,7 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
     experts, experts_per_token = (moe.experts, moe.experts_per_token) if moe else (0, 0)
     ffn_of_last_layer = gate + shared + experts * expert if moe else dense
     return ParameterCount(
-        total=(1 if spec.tied_embeddings else 2) * table
-        + spec.vocab_size * spec.beside_vocabulary
-        + every_token
-        + spec.moe_layers * experts * expert,
+        total=tables + every_token + spec.moe_layers * experts * expert,
         active=table + every_token + spec.moe_layers * experts_per_token * expert,
         embedding=table,
         lm_head=table,

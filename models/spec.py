@@ -207,13 +207,8 @@ class ModelSpec(Stated):
     )
     beside_experts: Literal["bf16", "fp8"] = described("other weights where the experts have four bits", default="bf16")
     mtp_layers: SomeLayers = described("draft layers that the checkpoint ships")
-    dense_drafts: bool = described(
-        "draft layers have a dense feed-forward, though other layers have experts", default=False
-    )
-    beside_vocabulary: Width = described(
-        "elements a row of ``vocab_size`` rows more that stand for sequences of tokens, of which a token reads a few",
-        default=0,
-    )
+    dense_drafts: bool = described("draft layers have a dense feed-forward, whatever the others have", default=False)
+    beside_vocabulary: Width = described("elements a token's row of tables of token sequences have in all", default=0)
     vision: VisionTower | None = described("encoder of pictures, whose tokens join the prompt", default=None)
     max_position: Dimension
     native_dtype: Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]

@@ -105,12 +105,9 @@ def hunyuan(config: Config) -> Fields:
 
 
 def hy_v3(config: Config) -> Fields:
-    """Tencent's Hy3: laid out as DeepSeek-V3 without groups of experts, queries and keys normed (``qk_norm``)."""
-    attention = gqa(config, head_dim=config.integer("head_dim"), qk_norm=config.flag("qk_norm", True))
-    dense_layers, width = config.integer("first_k_dense_replace", least=0), config.integer("moe_intermediate_size")
-    moe = routed_experts(config) | shared_experts(config.integer("num_shared_experts", least=0), width)
-    drafts = config.integer_or(0, "num_nextn_predict_layers", least=0)
-    return leading_dense(config, attention, moe, dense_layers, drafts)
+    """Tencent's Hy3: laid out as GLM-4.5 under keys of its own, without groups of experts."""
+    named = {"use_qk_norm": config.get("qk_norm", True), "n_shared_experts": config.get("num_shared_experts")}
+    return glm4_moe(Config({"n_group": None, **named, **config.values}, config.where))
 
 
 def minimax_m2(config: Config) -> Fields:

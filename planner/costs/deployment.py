@@ -18,6 +18,7 @@ from hardware.formats import (
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec, MoE
 from models.vision import Seen
+from planner.engines.exchanges import A2_GATHERING
 from planner.engines.loader import engine_names, load_engine
 from planner.engines.spec import EngineProfile
 from planner.manifest.terms import Number, smaller
@@ -190,6 +191,12 @@ class Deployment:
         held = (mode for mode in profile.parallelism.experts if mode.serves(self.phase, self.model.architecture))
         first = next((mode for mode in held if mode.ep == "divisor" or (mode.ep == "stage" and not cut)), None)
         return first is not None and first.exchange == "all_gather"
+
+    @property
+    def gathers_many(self) -> bool:
+        """Whether devices receive the tokens of all DP ranks where these are many: ``engines.exchanges``, on A2."""
+        a2 = "910b" in self.hardware.device.title.lower()
+        return a2 and self.profile is not None and self.profile.engine in A2_GATHERING
 
     @property
     def trampolines(self) -> Number:

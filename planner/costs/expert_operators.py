@@ -24,6 +24,7 @@ from planner.costs.deployment import Deployment, several, shared_split
 from planner.costs.roofline import SIBLING_RESIDUAL as LENT_RESIDUAL
 from planner.costs.roofline import Roofline, combine, residual, scale
 from planner.engines.behaviour import behaviour
+from planner.engines.exchanges import most_exchanged
 from planner.manifest.stepcost import either
 from planner.manifest.terms import (
     CommunicationTerm,
@@ -217,9 +218,12 @@ def exchange_terms(deployment: Deployment) -> list[Term]:
         return [*trampoline_terms(deployment), *(hybrid_terms(deployment) if split else [])]
     if deployment.expert_parallel and not deployment.gathers:
         terms = [exchange_term(deployment, "dispatch"), exchange_term(deployment, "combine")]
+        if not split and deployment.gathers_many:
+            pairs = zip(terms, gathered_terms(deployment), strict=True)
+            return [switched(deployment, *pair) for pair in pairs]
         inside = hybrid_terms(deployment) if split else ()
         return [fused(deployment, *pair) for pair in zip(terms, inside, strict=True)] if inside else list(terms)
-    return gathered_terms(deployment) if split or deployment.gathers else []
+    return [*gathered_terms(deployment)] if split or deployment.gathers else []
 
 
 def replicated_exchange(deployment: Deployment) -> list[Term]:
@@ -264,18 +268,25 @@ def fused(deployment: Deployment, outer: CommunicationTerm, inner: Communication
         between = latency + outer.bytes["routed"] * copies / rate
         within = protocol_seconds(inner, inner.bytes["routed"] * copies)
         seconds.append(larger(between, within) + smaller(between, within) / rounds)
-    return CurveTerm(
-        outer.name,
-        outer.stage,
-        {"routed": 1.0},
-        tuple(seconds),
-        {},
-        1.0,
-        {"routed": outer.bytes["routed"] + inner.bytes["routed"]},
-        1.0,
-        launches=2,
-        residual=max(outer.residual, inner.residual),
-    )
+    sent = {"routed": outer.bytes["routed"] + inner.bytes["routed"]}
+    return replace(curved(outer, inner, sent, seconds), launches=2)
+
+
+def switched(deployment: Deployment, few: CommunicationTerm, many: CommunicationTerm) -> Term:
+    """An exchange, of an even load, up to some tokens of a DP rank; beyond them a gathering of all ranks' tokens."""
+    copies = deployment.strategy.attention_dp * deployment.moe.experts_per_token / deployment.expert_ranks
+    limit, seconds = most_exchanged(deployment.strategy.moe_ep, deployment.moe.experts), []
+    for tokens in (2.0**power for power in range(FUSED_POINTS)):
+        exchanged = protocol_seconds(few, few.bytes["routed"] * tokens * copies)
+        gathered = protocol_seconds(many, many.bytes["mean"] * tokens)
+        seconds.append(either(np.less_equal(tokens, limit), exchanged, gathered))
+    return curved(few, many, many.bytes, seconds)
+
+
+def curved(one: CommunicationTerm, other: CommunicationTerm, sent: Form, seconds: list[Number]) -> CurveTerm:
+    """Two transfers as one term: ``seconds`` at 1, 2, 4, ... of the variable that ``sent`` bytes are of."""
+    load, most = dict.fromkeys(sent, 1.0), max(one.residual, other.residual)
+    return CurveTerm(one.name, one.stage, load, tuple(seconds), {}, 1.0, sent, 1.0, residual=most)
 
 
 def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combine"]) -> CommunicationTerm:
@@ -337,7 +348,7 @@ def hybrid_terms(deployment: Deployment) -> list[CommunicationTerm]:
     ]
 
 
-def gathered_terms(deployment: Deployment) -> list[Term]:
+def gathered_terms(deployment: Deployment) -> list[CommunicationTerm]:
     """Experts split by TP alone, or an engine without an exchange: an all-reduce, or gather and scatter of all DP
     groups' tokens over the devices of the experts.
     """

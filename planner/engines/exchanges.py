@@ -29,6 +29,7 @@ BLOCK_BYTES = 512  # CANN: what a token's message is aligned to
 HCCL_BUFFERS = 2  # a communicator holds one HCCL_BUFFSIZE to send and one to receive
 COMBINE_FIXED_MIB = 3 + 204  # CANN: status and synchronisation of the normal combine
 GRAPH_TOKENS = 512  # vLLM-Ascend: the largest captured graph
+A2_GATHERING = ("vllm-ascend", "mindie")  # MindIE: mindie_llm/runtime/layers/fused_moe/moe_comm_method.py, alike
 A2_LEAST_EP, A2_MOST_EXPERTS_PER_DEVICE = 16, 24  # vLLM-Ascend: of MC2 on A2
 
 
@@ -89,6 +90,17 @@ def mc2_capacity(tokens: Number, tensor: Number) -> Number:
     1024
     """
     return smaller(-(-tokens // tensor), GRAPH_TOKENS) * tensor
+
+
+def most_exchanged(ep: Number, experts: int) -> Number:
+    """Return the tokens of a DP rank that A2 exchanges by MC2, while it gathers more: those of the largest graph.
+
+    >>> most_exchanged(8, 256), most_exchanged(32, 256)
+    (0.0, 512.0)
+    """
+    taken = np.logical_and(np.greater_equal(ep, A2_LEAST_EP), experts // ep <= A2_MOST_EXPERTS_PER_DEVICE)
+    found = np.where(taken, float(GRAPH_TOKENS), 0.0)
+    return found if found.ndim else float(found)
 
 
 def exchange_of(

@@ -66,9 +66,14 @@ class Benchmark:
         return min(-(-self.concurrency // self.ranks), self.slots or self.concurrency)
 
     @property
+    def running(self) -> int:
+        """Requests that run at once."""
+        return min(self.concurrency, self.most * self.ranks)
+
+    @property
     def filled(self) -> float:
         """Requests of the mean rank over those of the fullest."""
-        return min(self.concurrency / (self.ranks * self.most), 1.0)
+        return self.running / (self.ranks * self.most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ def _pool(cost: StepCost, run: Benchmark) -> AggregatedPool:
         ranks=run.ranks,
         budget_tokens=min(run.budget_tokens, run.concurrency * longest),
         longest_prompt=longest,
-        most_running=min(run.concurrency, run.most * run.ranks),
+        most_running=run.running,
         kv_tokens_per_request=run.usual_kv,
         fewest_microbatches=run.microbatches or 1,
         microbatches=run.microbatches or 2,
@@ -153,8 +158,7 @@ def _loads(run: Benchmark, requests: Stream, played: Played, queries: int) -> tu
     """
     iterations = float(np.ceil((requests.answer_tokens - 1) / run.accepted).sum())
     alone, loaded = max(played.steps - played.prompt_steps, 1), max(played.prompt_steps, 1)
-    open_requests = min(run.concurrency, run.most * run.ranks)
-    running = min(max(iterations - played.running_beside_prompts, 0.0) / alone, open_requests) or open_requests
+    running = min(max(iterations - played.running_beside_prompts, 0.0) / alone, run.running) or run.running
     beside = played.running_beside_prompts / loaded / run.ranks
     new = float((requests.prompt_tokens - requests.reused_tokens).sum()) / loaded / run.ranks
     decode = StepLoad(

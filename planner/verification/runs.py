@@ -138,29 +138,30 @@ def _usual_budget(cells: dict[str, str], spread: float, concurrency: float) -> f
     return _positive(cells, "isl") * (1 + spread) + concurrency + SPARE_TOKENS
 
 
+def _recipe(cells: dict[str, str]) -> bool:
+    """Whether InferenceX's recipes under TensorRT-LLM set the run up, so that what it leaves out is theirs."""
+    return "inferencex" in cells.get("source", "").lower() and cells.get("engine", "").strip().lower() == "trtllm"
+
+
 def _waits(cells: dict[str, str], strategy: Strategy) -> tuple[float, float]:
     """For how many steps prompts wait for more of them, and the share of the budget that ends it, as the row states it.
 
-    The engine's default is not to wait. InferenceX's recipes of Llama 70B under TensorRT-LLM (70b_fp8_h200_trt_slurm.sh
-    and its like) let 1K prompts with answers of 1K wait on fewer than eight GPUs.
+    The engine's default is not to wait. Recipes of Llama 70B (70b_fp8_h200_trt_slurm.sh and its like) let 1K prompts
+    with answers of 1K wait on fewer than eight GPUs.
     """
-    recipe = "inferencex" in cells.get("source", "").lower() and cells.get("engine", "").strip().lower() == "trtllm"
     short = max(_positive(cells, "isl"), _positive(cells, "osl")) <= 1024 and strategy.devices < 8
-    usual = (20.0, 0.9) if recipe and short and cells["model"].strip().lower() == "llama-3.1-70b" else (0.0, 0.0)
-    return (
-        _number(cells, "batch_wait_timeout_iters", usual[0]),
-        _number(cells, "batch_wait_max_tokens_ratio", usual[1]),
-    )
+    waiting = _recipe(cells) and short and cells["model"].strip().lower() == "llama-3.1-70b"
+    steps, share = (20.0, 0.9) if waiting else (0.0, 0.0)
+    return _number(cells, "batch_wait_timeout_iters", steps), _number(cells, "batch_wait_max_tokens_ratio", share)
 
 
 def _usual_balance(cells: dict[str, str], strategy: Strategy) -> float:
     """For how many steps prompts wait until every DP rank has one, where the row does not state it.
 
-    The engine's default is not to. InferenceX's recipes under TensorRT-LLM (dsr1_fp8_h200_trt_slurm.sh and its like)
-    set enable_balance and timeout_iters 60 wherever attention is DP.
+    The engine's default is not to. Recipes (dsr1_fp8_h200_trt_slurm.sh and its like) set enable_balance and
+    timeout_iters 60 wherever attention is DP.
     """
-    recipe = "inferencex" in cells.get("source", "").lower() and cells.get("engine", "").strip().lower() == "trtllm"
-    return 60.0 if recipe and strategy.attention_dp > 1 else 0.0
+    return 60.0 if _recipe(cells) and strategy.attention_dp > 1 else 0.0
 
 
 def _strategy(text: str, model: ModelSpec) -> Strategy:

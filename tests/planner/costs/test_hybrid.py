@@ -5,7 +5,14 @@ import pytest
 
 from planner.costs.collectives import distinct
 from planner.costs.deployment import Deployment, Phase
-from planner.costs.expert_operators import crossing_share, duplicates, exchange_term, exchange_terms, hybrid_terms
+from planner.costs.expert_operators import (
+    crossing_share,
+    duplicates,
+    exchange_term,
+    exchange_terms,
+    gathered_terms,
+    hybrid_terms,
+)
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import CommunicationTerm, CurveTerm, StepLoad, protocol_seconds, timing
 from tests.instances import even_cost, instance
@@ -58,6 +65,23 @@ def test_engines_without_an_exchange_gather_the_tokens_of_all_ranks(
     if gathers:
         whole = terms["experts_all_gather"]
         assert isinstance(whole, CommunicationTerm) and whole.bytes == {"mean": 7 / 8 * 8 * 7168 * 2.0}
+
+
+@pytest.mark.parametrize(("engine", "machine"), [("vllm-ascend", "910c"), ("sglang", "910b"), ("mindie", "910b")])
+@pytest.mark.parametrize(("ep", "tokens"), [(32, 512.0), (32, 1024.0), (8, 1.0)])
+def test_many_tokens_are_gathered_on_ascend_a2(engine: str, machine: str, ep: int, tokens: float):
+    """Under vLLM-Ascend and MindIE MC2 takes 512 tokens of a rank from EP 16 on; of more, every device gets all."""
+    own = instance("deepseek-r1", machine, "mixed", "int8", engine=engine, attention_dp=ep, moe_ep=ep)
+    exchanged = [exchange_term(own, "dispatch"), exchange_term(own, "combine")]
+    terms = exchange_terms(own)
+    if engine != "mindie":
+        assert terms == exchanged
+        return
+    values = {"one": 1.0, "mean": tokens, "fair": tokens * 8, "routed": tokens * 8}
+    chosen = exchanged if (ep, tokens) == (32, 512.0) else gathered_terms(own)
+    seconds = [timing(term, values).seconds() for term in chosen]
+    assert [timing(term, values).seconds() for term in terms] == pytest.approx(seconds, rel=1e-6)
+    assert ep == 8 or (seconds[0] > 8 * 512 * 7168 * 2 / 25e9) == (tokens > 512)
 
 
 def test_hybrids_beat_pipelines_of_tensor_parallelism_on_slow_networks():
