@@ -94,7 +94,7 @@ class PlayedAggregated(Player):
         key = self._key(rate_per_second, instances, requests)
         if key not in self._states:
             stream = self.plays(requests, instances)[1]
-            outcome = self.trial(rate_per_second, instances, requests).outcomes[0]
+            outcome = self.trial(rate_per_second, instances, requests).outcome
             self._states[key] = self._state(rate_per_second, outcome, stream.answer_tokens[stream.counting] - 1)
         return self._states[key]
 
@@ -113,9 +113,10 @@ class PlayedAggregated(Player):
         )
 
 
-def _per_token(span: np.ndarray, later: np.ndarray) -> np.ndarray:
+def _per_token(span: Floats, later: Ints) -> Floats:
     """Seconds per token after the first, [requests]; NaN where there is none."""
-    return np.where(later > 0, span / np.maximum(later, 1), np.nan)
+    found: Floats = np.divide(span, later, out=np.full(span.shape, np.nan), where=later > 0)
+    return found
 
 
 def aggregated_outcome(pool: AggregatedPool, stream: Stream, until: Until | None = None) -> Outcome:

@@ -5,15 +5,17 @@ Requests come to decode as they arrived: what prefill makes of their order is kn
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
 from planner.closed_forms.birth_death import DecodeState
+from planner.manifest.drafts import Acceptance, drawn_iterations
 from planner.serving.capacity import Limits, Outcome, Play
 from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_decode
 from planner.serving.latency import Latency
 from planner.serving.played import Player
-from planner.serving.streams import Floats, Stream, traced
+from planner.serving.streams import Floats, Ints, Stream, traced
 from planner.workload import Trace, Workload
 
 
@@ -22,6 +24,7 @@ class PlayedDecode(Player):
     """Decode instances, which requests go to where least KV is set aside."""
 
     pool: DecodePool
+    trace: Trace
     reserved: Callable[[Floats], Floats]
     """KV tokens that are set aside for requests of so many tokens."""
     full_per_second: float
@@ -38,10 +41,12 @@ class PlayedDecode(Player):
         full_per_second: float,
     ) -> "PlayedDecode":
         """Return the player of one instance."""
+        trace = workload.trace
+        assert trace is not None, "only a trace is played"
 
         def together(instances: int) -> Play:
             played = replace(pool, instances=instances)
-            return lambda stream, _: _outcome(played, reserved, stream)  # it is played to its end
+            return lambda stream, _: _outcome(played, reserved, stream, trace)  # it is played to its end
 
         return cls(
             play=together(1),
@@ -50,6 +55,7 @@ class PlayedDecode(Player):
             limits=limits,
             most_tokens=np.inf,
             pool=pool,
+            trace=trace,
             reserved=reserved,
             full_per_second=full_per_second,
         )
@@ -58,13 +64,12 @@ class PlayedDecode(Player):
         """Return what one of ``instances`` does at its rate."""
         key = rate_per_second, instances
         if key not in self._states:
-            assert self.workload.trace is not None, "only a trace is played"
-            self._states[key] = self._state(self.workload.trace, *key)
+            self._states[key] = self._state(*key)
         return self._states[key]
 
-    def _state(self, trace: Trace, rate_per_second: float, instances: int) -> DecodeState:
-        stream = traced(trace, instances).at_rate(rate_per_second)
-        sent, decoded = _decoded(replace(self.pool, instances=instances), self.reserved, stream)
+    def _state(self, rate_per_second: float, instances: int) -> DecodeState:
+        stream = traced(self.trace, instances).at_rate(rate_per_second)
+        sent, decoded = _decoded(replace(self.pool, instances=instances), self.reserved, stream, self.trace)
         waits = decoded.there_seconds - self.pool.latency_seconds - sent.ready_seconds
         span, residence = decoded.left_seconds - sent.ready_seconds, decoded.left_seconds - decoded.there_seconds
         return DecodeState(
@@ -79,8 +84,12 @@ class PlayedDecode(Player):
         )
 
 
-def _decoded(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream) -> tuple[DecodeRequests, Decoded]:
-    """Return the requests of more than one token, as if their prompts took no time, and what became of them."""
+def _decoded(
+    pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, trace: Trace
+) -> tuple[DecodeRequests, Decoded]:
+    """Return the requests of more than one token of a trace's ``stream``, as if their prompts took no time, and what
+    became of them.
+    """
     stream = stream.select(np.flatnonzero(stream.answer_tokens > 1))
     prompts = stream.prompt_tokens.astype(np.float64)
     sent = DecodeRequests(
@@ -90,13 +99,21 @@ def _decoded(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Str
         reserved_tokens=reserved(prompts + stream.answer_tokens),
         transfer_seconds=np.zeros(len(stream)),
         source=np.zeros(len(stream), dtype=np.int64),
+        iterations=_iterations(trace, pool.drafts, pool.acceptance),
     )
     return sent, play_decode(pool, sent)
 
 
-def _outcome(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream) -> Outcome:
-    """Return TPOT of a stream; decode gives no TTFT."""
-    sent, decoded = _decoded(pool, reserved, stream)
+@lru_cache(maxsize=4)
+def _iterations(trace: Trace, drafts: int, acceptance: Acceptance) -> Ints:
+    """Return what the answers of more than one token take at any rate."""
+    answers = Stream.from_trace(trace).answer_tokens
+    return drawn_iterations(answers[answers > 1] - 1, drafts, acceptance, np.random.default_rng(0))
+
+
+def _outcome(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, trace: Trace) -> Outcome:
+    """Return TPOT of a trace's stream; decode gives no TTFT."""
+    sent, decoded = _decoded(pool, reserved, stream, trace)
     tpot = np.full(len(stream), np.nan)
     tpot[stream.answer_tokens > 1] = (decoded.left_seconds - sent.ready_seconds) / sent.answer_tokens
-    return Outcome(ttft_seconds=np.full(len(stream), np.nan), tpot_seconds=tpot)
+    return Outcome(ttft_seconds=np.zeros(0), tpot_seconds=tpot)

@@ -64,10 +64,12 @@ def _over(seconds: Floats, others: Floats) -> Floats:
 class _Late:
     """Instances that are late at a rate, and by how much."""
 
+    few: Floats
+    """[instances, sorts]"""
+    numbers: Floats
+    """Ranks of one, of all of them, and rate of a rank, [instances, 3]."""
     passes: list[Passes] = field(default_factory=list)
     excess: list[Excess] = field(default_factory=list)
-    numbers: list[tuple[float, float, float]] = field(default_factory=list)
-    """Ranks of one, of all of them, and rate of a rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +80,13 @@ class Slower:
 
     def add(self, passes: Passes, instances: int, rate_per_second: float, excess: Excess) -> None:
         """Remember an instance that is late at its rate; by how much is asked once another one may be for that."""
-        known = self._found.setdefault(passes.alike, _Late())
+        known = self._found.setdefault(passes.alike, _Late(np.empty((0, passes.few.size)), np.empty((0, 3))))
+        known.few = np.vstack([known.few, passes.few])
+        known.numbers = np.vstack(
+            [known.numbers, (passes.ranks, instances * passes.ranks, rate_per_second / passes.ranks)]
+        )
         known.passes.append(passes)
         known.excess.append(cache(excess))
-        known.numbers.append((passes.ranks, instances * passes.ranks, rate_per_second / passes.ranks))
 
     def late(self, passes: Passes, instances: int, rate_per_second: float) -> Bools:
         """Return with which budgets one of so many instances must be late at its rate, [budgets].
@@ -92,12 +97,14 @@ class Slower:
         known, each = self._found.get(passes.alike), rate_per_second / passes.ranks
         if known is None:
             return found
-        ranks, most, rates = np.array(known.numbers).T
-        few = _over(passes.few, np.array([other.few for other in known.passes])).min(axis=1)
+        ranks, most, rates = known.numbers.T
+        few = _over(passes.few, known.few).min(axis=1)
         able = (ranks <= passes.ranks) & (instances * passes.ranks <= most) & (few * each >= rates * (1 - _ROUNDING))
         for place in np.flatnonzero(able).tolist():
             times = passes.times(known.passes[place])
             quick = times * each >= rates[place] * (1 - _ROUNDING)
             if (quick & ~found).any():
                 found |= quick & (times * known.excess[place]() >= 1)
+                if found.all():
+                    break
         return found

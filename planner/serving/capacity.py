@@ -46,7 +46,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """Latencies of the requests of one stream, [requests]; NaN where a request has none (TPOT of one token)."""
+    """Latencies of the requests of one stream, [requests]; NaN where a request has none (TPOT of one token), and empty
+    where none has.
+    """
 
     ttft_seconds: Floats
     tpot_seconds: Floats
@@ -55,10 +57,17 @@ class Outcome:
     prompt_steps: float = 0.0
     """Share of an aggregated instance's steps that compute prompts."""
 
+    def limited(self, limits: Limits) -> list[tuple[Floats, float]]:
+        """Return the latencies that have a limit, each with its own."""
+        pairs = (self.ttft_seconds, limits.ttft_seconds), (self.tpot_seconds, limits.tpot_seconds)
+        return [(seconds, limit) for seconds, limit in pairs if limit]
+
     def counted(self, inner: slice) -> "Outcome":
         """Return those that count."""
         return replace(self, ttft_seconds=self.ttft_seconds[inner], tpot_seconds=self.tpot_seconds[inner])
 
+
+_NOTHING = Outcome(ttft_seconds=np.zeros(0), tpot_seconds=np.zeros(0))
 
 Play = Callable[[Stream, "Until | None"], Outcome]
 """Serves a stream, until it is told that enough is known."""
@@ -88,7 +97,8 @@ class Until:
         if level is not None:
             share += _quantile(level, _BATCHES) * min(share, math.sqrt(share * (1 - share) / (_BATCHES - 1)))
         inner = stream.answer_tokens[stream.counting]
-        most = [math.ceil((known - 1) * share) if known else len(stream) for known in (inner.size, (inner > 1).sum())]
+        answered = (inner > 1).sum() if limits.tpot_seconds else 0
+        most = [math.ceil((known - 1) * share) if known else len(stream) for known in (inner.size, answered)]
         return cls(limits=limits, counting=stream.counting, most_late=(most[0], most[1]))
 
     @classmethod
@@ -117,40 +127,29 @@ class Until:
         share, part = 1 - self.limits.percentile / 100, _LEAST_PART * (self.counting.stop - self.counting.start)
         if self.level is None or seconds.size < part or late <= share * seconds.size:
             return False
-        parts = _parts([seconds])
-        known = sum(each.size for each in parts)
-        return bool(late - share * known > known * _half(parts, limit, self.level))
+        known = seconds[~np.isnan(seconds)]
+        return bool(late - share * known.size > known.size * _half(known, limit, self.level))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trial:
-    """One rate, played on several streams."""
+    """One rate, played on a stream."""
 
     rate_per_second: float
-    outcomes: tuple[Outcome, ...]
-    """Of each stream, those that count; none where the play ended early."""
+    outcome: Outcome
+    """Of the requests that count, none where the play ended early."""
     excess: float
-    """The larger of TTFT and TPOT at the percentile over its limit, over the requests of all streams."""
+    """The larger of TTFT and TPOT at the percentile over its limit."""
     limits: Limits
     ended: bool = False
     """Whether the play ended early, for limits are missed: the excess is then at least so large."""
     whole: bool = False
-    """Whether the streams are all that there is, as a trace is: nothing is left to chance."""
+    """Whether the stream is all that there is, as a trace is: nothing is left to chance."""
 
     @property
     def ttft(self) -> Latency:
-        """TTFT over the requests of all streams."""
-        return Latency.from_samples(np.concatenate([each.ttft_seconds for each in self.outcomes]))
-
-    @property
-    def tpot(self) -> Latency:
-        """TPOT over the requests of all streams."""
-        return Latency.from_samples(np.concatenate([each.tpot_seconds for each in self.outcomes]))
-
-    @property
-    def requests(self) -> int:
-        """Requests that were counted."""
-        return sum(each.ttft_seconds.size for each in self.outcomes)
+        """TTFT over the requests."""
+        return Latency.from_samples(self.outcome.ttft_seconds)
 
     def surely_late(self, level: float) -> bool:
         """Whether the percentile misses a limit by more than its confidence interval."""
@@ -160,43 +159,32 @@ class Trial:
         """Return the confidence interval of the excess."""
         if self.whole:
             return self.excess, self.excess
-        limits = self.limits
-        ttft, tpot = ([getattr(each, name) for each in self.outcomes] for name in ("ttft_seconds", "tpot_seconds"))
         found = [
             (low / limit, high / limit)
-            for seconds, limit in ((ttft, limits.ttft_seconds), (tpot, limits.tpot_seconds))
-            if limit
-            for low, high in [percentile_interval(seconds, limits.percentile, level)]
+            for seconds, limit in self.outcome.limited(self.limits)
+            for low, high in [percentile_interval(seconds, self.limits.percentile, level)]
         ]
         return max((low for low, _ in found), default=0.0), max((high for _, high in found), default=0.0)
 
 
-def percentile_interval(samples: Sequence[Floats], percentile: float, level: float = LEVEL) -> tuple[float, float]:
+def percentile_interval(seconds: Floats, percentile: float, level: float = LEVEL) -> tuple[float, float]:
     """Return the confidence interval of a percentile of durations that depend on those before them.
 
     Batch means: how much the share beyond the percentile differs between long parts of the samples tells the error of
     that share, and the percentiles at its ends are the interval's.
 
-    Args: ``samples`` [streams] of [requests], NaN where there is none.
+    Args: ``seconds`` [requests], NaN where there is none.
 
     Ref: A. M. Law, Simulation Modeling and Analysis, 5th ed., section 9.5.3; Student's t by Cornish and Fisher.
     """
-    parts = _parts(samples)
-    if not parts:
-        return 0.0, 0.0
-    every = np.concatenate(parts)
-    half = 100 * _half(parts, _percentile(every, percentile), level)
-    return _percentile(every, max(percentile - half, 0.0)), _percentile(every, min(percentile + half, 100.0))
+    known = seconds[~np.isnan(seconds)]
+    half = 100 * _half(known, _percentile(known, percentile), level)
+    return _percentile(known, max(percentile - half, 0.0)), _percentile(known, min(percentile + half, 100.0))
 
 
-def _parts(samples: Sequence[Floats]) -> list[Floats]:
-    known = [each[~np.isnan(each)] for each in samples]
-    return [part for each in known for part in np.array_split(each, max(_BATCHES // len(known), 1)) if part.size]
-
-
-def _half(parts: Sequence[Floats], value: float, level: float) -> float:
-    """Half the confidence interval of the share beyond a value."""
-    shares = [np.count_nonzero(part > value) / part.size for part in parts]
+def _half(known: Floats, value: float, level: float) -> float:
+    """Half the confidence interval of the share beyond a value, by the parts of what is known."""
+    shares = [np.count_nonzero(part > value) / part.size for part in np.array_split(known, _BATCHES) if part.size]
     return _quantile(level, len(shares)) * float(np.std(shares, ddof=1)) / math.sqrt(len(shares)) if shares[1:] else 0.0
 
 
@@ -218,30 +206,24 @@ class Capacity:
     """At that rate."""
 
 
-def trial(
-    play: Play, streams: Sequence[Stream], rate_per_second: float, limits: Limits, until: Until | None = None
-) -> Trial:
-    """Play streams of mean rate 1 at a rate."""
-    outcomes = tuple(play(stream.at_rate(rate_per_second), until).counted(stream.counting) for stream in streams)
-    every = Outcome(
-        ttft_seconds=np.concatenate([each.ttft_seconds for each in outcomes]),
-        tpot_seconds=np.concatenate([each.tpot_seconds for each in outcomes]),
-    )
-    ended = any(each.ended for each in outcomes)
+def trial(play: Play, stream: Stream, rate_per_second: float, limits: Limits, until: Until | None = None) -> Trial:
+    """Play a stream of mean rate 1 at a rate."""
+    outcome = play(stream.at_rate(rate_per_second), until).counted(stream.counting)
     return Trial(
         rate_per_second=rate_per_second,
-        outcomes=() if ended else outcomes,
-        excess=excess_of(every, limits),
+        outcome=_NOTHING if outcome.ended else outcome,
+        excess=excess_of(outcome, limits),
         limits=limits,
-        ended=ended,
-        whole=all(stream.whole for stream in streams),
+        ended=outcome.ended,
+        whole=stream.whole,
     )
 
 
 def excess_of(outcome: Outcome, limits: Limits) -> float:
     """Return the larger of TTFT and TPOT at the percentile over its limit; 0 where no limit applies."""
-    pairs = ((outcome.ttft_seconds, limits.ttft_seconds), (outcome.tpot_seconds, limits.tpot_seconds))
-    return max((at_percentile(seconds, limits.percentile) / limit for seconds, limit in pairs if limit), default=0.0)
+    return max(
+        (at_percentile(seconds, limits.percentile) / limit for seconds, limit in outcome.limited(limits)), default=0.0
+    )
 
 
 def at_percentile(seconds: Floats, percentile: float) -> float:
@@ -262,30 +244,30 @@ def _percentile(known: Floats, percentile: float) -> float:
 
 def capacity(
     play: Play,
-    streams: Sequence[Stream],
+    stream: Stream,
     limits: Limits,
     upper: float,
     about: float | None = None,
     known: Sequence[Trial] = (),
 ) -> Capacity | None:
-    """Return the largest rate up to ``upper`` at which all streams together keep the limits; None where none does.
+    """Return the largest rate up to ``upper`` at which a stream keeps the limits; None where none does.
 
     The interval is that of the excess, through its slope over the rates tried.
 
     Args:
         play: serves a stream and tells its latencies.
-        streams: of mean rate 1, as ``planner.serving.streams.stationary`` makes them.
+        stream: of mean rate 1, as ``planner.serving.streams.stationary`` makes them.
         limits: what has to hold.
         upper: the rate that no run passes: saturation, or what is asked for.
         about: where the rate may lie.
-        known: what was played on these streams before.
+        known: what was played on it before.
     """
     trials = {each.rate_per_second: each for each in known}
     kept = max((rate for rate, each in trials.items() if each.excess <= 1 and rate <= upper), default=0.0)
 
     def excess(rate: float) -> float:
         if rate not in trials:
-            trials[rate] = trial(play, streams, rate, limits)
+            trials[rate] = trial(play, stream, rate, limits)
         return trials[rate].excess
 
     about = max(kept, about or 0.0) or None

@@ -93,7 +93,7 @@ class Player:
         key = self._key(rate_per_second, instances, requests)
         if key not in self._trials:
             play, stream = self.plays(requests, instances)
-            self._trials[key] = trial(play, [stream], rate_per_second, self.limits)
+            self._trials[key] = trial(play, stream, rate_per_second, self.limits)
         return self._trials[key]
 
     def _key(self, rate_per_second: float, instances: int, requests: int) -> tuple[float, int, int]:
@@ -107,7 +107,7 @@ class Player:
         if found is None:
             play, stream = self.plays(requests, instances)
             until = (Until.sure if key[2] == MANY else Until.certain)(stream, self.limits, SURE)
-            found = trial(play, [stream], rate_per_second, self.limits, until)
+            found = trial(play, stream, rate_per_second, self.limits, until)
             (self._ended if found.ended else self._trials)[key] = found
         return found
 
@@ -130,16 +130,16 @@ class Player:
             capacity = self._capacities[instances]
             low, high = min(low, capacity.low * instances), max(high, capacity.high * instances)
         return Played(
-            requests=found.requests,
+            requests=found.outcome.ttft_seconds.size,
             ttft_seconds=self._ttft_interval(found),
             requests_per_second=(low, max(min(high, most_per_second), rate)),
         )
 
     def _ttft_interval(self, found: Trial) -> tuple[float, float]:
-        samples, level = [each.ttft_seconds for each in found.outcomes], self.limits.percentile
+        seconds, level = found.outcome.ttft_seconds, self.limits.percentile
         if not found.whole:
-            return percentile_interval(samples, level)
-        value = at_percentile(np.concatenate(samples), level)
+            return percentile_interval(seconds, level)
+        value = at_percentile(seconds, level)
         return value, value
 
     def capacity(
@@ -151,7 +151,7 @@ class Player:
             _, *alike = self._key(upper, instances, requests)
             known = [each for (_, *same), each in self._trials.items() if same == alike]
             play, stream = self.plays(requests, instances)
-            self._found[key] = capacity(play, [stream], self.limits, upper, about, known)
+            self._found[key] = capacity(play, stream, self.limits, upper, about, known)
         found = self._found[key]
         if found is not None:
             self._trials[self._key(found.rate_per_second, instances, requests)] = found.trial
@@ -205,10 +205,9 @@ class PlayedPrefill(Player):
 
 def prefill_outcome(pool: PrefillPool, stream: Stream, until: Until | None = None) -> Outcome:
     """Return TTFT of a stream, played until enough is known; prefill gives no TPOT."""
-    none = np.full(len(stream), np.nan)
 
     def outcome(first: Floats) -> Outcome:
-        return Outcome(ttft_seconds=first - stream.arrival_seconds[: first.size], tpot_seconds=none[: first.size])
+        return Outcome(ttft_seconds=first - stream.arrival_seconds[: first.size], tpot_seconds=np.zeros(0))
 
     played = play_prefill(pool, stream, (lambda first: until(outcome(first))) if until else None)
     return replace(outcome(played.first_token_seconds), ended=played.ended)

@@ -34,7 +34,6 @@ def test_saturation_is_that_of_gangs_where_prompts_go_first(slots: int) -> None:
         limits=Limits(percentile=99, ttft_seconds=1.0, tpot_seconds=0.05),
         most_tokens=40_000.0,
         pool=pool,
-        charged=lambda tokens: tokens,
         most_open=10,
     )
     gang = slots * (fixed + prompt * per_token) + (answer - 1) * (fixed + slots * per_request)
