@@ -10,8 +10,7 @@ from cli.plots import Plot, PlotLine, plotted
 from ground.errors import BadInput
 from ground.sourced import Sourced
 from ground.units import MICRO, format_bytes, format_duration, format_si
-from hardware.curves import SOURCE
-from hardware.engines import EngineKernel, engine_kernels
+from hardware.engines import SOURCE, EngineKernel, engine_kernels
 from hardware.formats import multiplied
 from hardware.gaps import gaps
 from hardware.loader import load_hardware, problems_of

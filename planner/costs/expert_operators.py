@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from hardware.curves import ExpertCurves, expert_curves, measured_as
-from hardware.curves import Shape as ExpertShape
+from hardware.engines import ExpertCurves, expert_curves, measured_as
+from hardware.engines import Shape as ExpertShape
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES
 from hardware.spec import Dtype
 from planner.costs.collectives import (

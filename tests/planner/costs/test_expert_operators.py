@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hardware import curves
+from hardware import engines
 from hardware.engines import with_engine
 from hardware.loader import load_hardware
 from models.loader import load_model
@@ -16,7 +16,7 @@ from planner.manifest.terms import timing
 from planner.strategy import parse_strategy
 
 
-def experts(shape: curves.Shape, machine: str, engine: str, weights: str) -> Deployment:
+def experts(shape: engines.Shape, machine: str, engine: str, weights: str) -> Deployment:
     """Return an instance of one device with experts of a shape."""
     model = load_model("qwen3-235b-a22b")
     assert model.moe is not None
@@ -37,12 +37,13 @@ def experts(shape: curves.Shape, machine: str, engine: str, weights: str) -> Dep
 )
 def test_left_out_curves_are_met_by_those_of_other_sizes(monkeypatch, machine: str, engine: str, weights: str):
     """Better than by a roofline, and without bias at thousands of tokens."""
-    lines, like, roofline = curves._lines(machine), [], []
-    for key, known in curves.expert_kernels(machine):
+    lines, like, roofline = engines._lines(machine), [], []
+    for key, line in lines.items():
         if key[:2] != (engine, weights):
             continue
-        monkeypatch.setattr(curves, "_lines", lambda _, left=key: {k: v for k, v in lines.items() if k != left})
-        curves._nearest.cache_clear()
+        known = engines._curves(engine, line)
+        monkeypatch.setattr(engines, "_lines", lambda _, left=key: {k: v for k, v in lines.items() if k != left})
+        engines._nearest.cache_clear()
         own = experts(known.shape, machine, engine, weights)
         found, measured = measured_experts(own), np.array(known.seconds(1, 1))
         assert found is not None and found.shape != known.shape
@@ -52,7 +53,7 @@ def test_left_out_curves_are_met_by_those_of_other_sizes(monkeypatch, machine: s
         values = {"one": 1.0, "routed": tokens * chosen, "hit": count * (1 - (1 - chosen / count) ** tokens)}
         terms = products(Roofline.of(own), known.shape, 1, own.weights, {"routed": 1.0})
         roofline.append(np.log(sum(timing(term, values).seconds() for term in terms) / measured))
-    curves._nearest.cache_clear()
+    engines._nearest.cache_clear()
     assert len(like) > 9
     assert np.median(np.abs(like)) < 0.75 * np.median(np.abs(roofline))
     assert abs(np.median(np.array(like)[:, 12:])) < 0.1
