@@ -26,6 +26,7 @@ DEPTH_LIMIT = 100
 SIZE_LIMIT = 8 * MEBI
 """Characters of a document: some seconds to read. A manifest of a CloudMatrix384 has 0.3 MB."""
 
+_TOO_DEEP = f"lists and mappings are nested more than {DEPTH_LIMIT} deep"
 _TAG = "tag:yaml.org,2002:"
 _INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,999})\Z")
 _FLOAT = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?\Z")
@@ -55,7 +56,9 @@ def parse_yaml(text: str, where: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise BadInput(f"{where}{line}: not YAML: {_problem(error)}") from None
+        problem = _problem(error)
+        told = _TOO_DEEP if "maximum nesting depth" in problem else f"not YAML: {problem}"  # libyaml has a limit, too
+        raise BadInput(f"{where}{line}: {told}") from None
     except yaml.YAMLError as error:
         raise BadInput(f"{where}: not YAML: {' '.join(str(error).split())}") from None
     except _Refusal as refusal:
@@ -116,7 +119,7 @@ class _Builder:
     def _start(self, container: list[object] | dict[object, object], event: yaml.Event) -> None:
         self._add(container, event)
         if len(self._open) > DEPTH_LIMIT:
-            raise _Refusal(f"lists and mappings are nested more than {DEPTH_LIMIT} deep", event)
+            raise _Refusal(_TOO_DEEP, event)
         self._open.append(container)
         self._keys.append(_NO_KEY)
 

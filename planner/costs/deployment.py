@@ -18,6 +18,7 @@ from hardware.formats import (
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec, MoE
 from models.vision import Seen
+from planner.engines.accelerators import generation_of
 from planner.engines.exchanges import A2_GATHERING
 from planner.engines.loader import engine_names, load_engine
 from planner.engines.spec import EngineProfile
@@ -195,8 +196,8 @@ class Deployment:
     @property
     def gathers_many(self) -> bool:
         """Whether devices receive the tokens of all DP ranks where these are many: ``engines.exchanges``, on A2."""
-        a2 = "910b" in self.hardware.device.title.lower()
-        return a2 and self.profile is not None and self.profile.engine in A2_GATHERING
+        gathering = self.profile is not None and self.profile.engine in A2_GATHERING
+        return gathering and generation_of(self.hardware) == "a2"
 
     @property
     def trampolines(self) -> Number:

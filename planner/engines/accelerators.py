@@ -4,18 +4,28 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from hardware.spec import HardwareSpec
+from planner.engines.exchanges import Generation
 from planner.engines.loader import engine_names, load_engine
 from planner.engines.rules import Broken, broken_drafts
 from planner.engines.spec import Accelerator, EngineProfile
 
 # The vendor is in the title of every device of the catalogue; "910" is how Ascend parts are named without it.
 WORDS: dict[str, Accelerator] = {"nvidia": "nvidia", "ascend": "ascend", "910": "ascend"}
+GENERATIONS: dict[str, Generation] = {"910b": "a2", "910c": "a3", "ascend 950": "a5"}
 
 
 def accelerator_of(hardware: HardwareSpec) -> Accelerator | None:
     """Return the kind of a machine's devices by the words of its title, None where no engine here knows them."""
-    titles = f"{hardware.device.title} {hardware.title}".lower()
-    return next((kind for word, kind in WORDS.items() if word in titles), None)
+    return next((kind for word, kind in WORDS.items() if word in _titles(hardware)), None)
+
+
+def generation_of(hardware: HardwareSpec) -> Generation | None:
+    """Return the generation of a machine's Ascend devices by the words of its title, None of others."""
+    return next((kind for word, kind in GENERATIONS.items() if word in _titles(hardware)), None)
+
+
+def _titles(hardware: HardwareSpec) -> str:
+    return f"{hardware.device.title} {hardware.title}".lower()
 
 
 def runs_on(engine: str, hardware: HardwareSpec) -> bool:
