@@ -312,12 +312,10 @@ def _limit(seconds: float, percentile: float) -> str:
 
 def interval_text(plan: Plan) -> str:
     """Say how far off the predicted times may be."""
-    what = {"prefill": "a full prefill pass", "decode": "TPOT at the full batch", "mixed": "TPOT at the plan's load"}
+    step = "TPOT" if plan.question.workload.output_tokens.mean > 1 else "a step"
+    what = {"prefill": "a full prefill pass", "decode": "TPOT at the full batch", "mixed": f"{step} at the plan's load"}
     known = [(what[pool.role], pool.prediction.interval) for _, pool in reversed(plan.pools())]
-    told = ", ".join(
-        f"{name} {format_duration(own.low)} to {format_duration(own.high)}" if own.high else f"no {name}"
-        for name, own in known
-    )
+    told = ", ".join(f"{name} {format_duration(own.low)} to {format_duration(own.high)}" for name, own in known)
     played = f" {played_text(plan.played, plan.question.percentile)}" if plan.played else ""
     return f"{told} ({known[0][1].level:.0%} interval of service times).{played}"
 

@@ -78,7 +78,7 @@ def _headlines(found: PredictResult) -> list[str]:
     answer = found.prediction
     asked, lines = answer.configuration, [found.headline, ""]
     about_ttft = answer.interval if answer.tpot_seconds is None else answer.ttft_interval
-    if answer.tpot_seconds is not None:
+    if answer.tpot_seconds:
         lines.append(_line("TPOT", with_margin(answer.tpot_seconds, answer.interval)))
     if answer.ttft_seconds is not None:
         lines.append(_line("TTFT", with_margin(answer.ttft_seconds, about_ttft)))

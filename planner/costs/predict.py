@@ -96,10 +96,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Answer for one configuration; times in seconds, rates per second.
-
-    ``about_seconds`` is the duration that ``interval`` is of: TPOT, of prefill TTFT.
-    """
+    """Answer for one configuration; times in seconds, rates per second."""
 
     configuration: Configuration
     deployment: Deployment
@@ -108,7 +105,6 @@ class Prediction:
     microbatches: int
     memory: Memory
     expert_memory: Memory | None = None
-    about_seconds: float
     tpot_seconds: float | None = None
     ttft_seconds: float | None = None
     tokens_per_second: float
@@ -126,9 +122,15 @@ class Prediction:
         parts = [(operators(self.cost, step.load, step.timed), step.weight) for step in self.steps]
         return parts[0][0] if len(parts) == 1 else _merged(parts)
 
+    @property
+    def about_seconds(self) -> float:
+        """The duration that ``interval`` is of: TTFT of prefill, else TPOT, or the mean iteration of single tokens."""
+        own = self.ttft_seconds if self.configuration.phase == "prefill" else self.tpot_seconds
+        return own or self.iteration_seconds
+
     @cached_property
     def interval(self) -> Interval:
-        """Of ``about_seconds``."""
+        """The 80 % interval of ``about_seconds``."""
         return scaled(self._iteration_interval, self.about_seconds / self.iteration_seconds)
 
     @property
@@ -278,7 +280,6 @@ def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost
             tokens=busiest * cost.queries_per_sequence / configuration.strategy.pp,
         ),
         expert_memory=expert_device_memory(deployment, busiest * cost.queries_per_sequence),
-        about_seconds=tpot,
         tpot_seconds=tpot,
         tokens_per_second=mean * configuration.strategy.attention_groups / tpot,
         tokens_per_iteration_per_request=accepted,
@@ -317,7 +318,6 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
         memory=memory(
             deployment, kv_tokens=kv_tokens, sequences=prompts_held, tokens=widest / configuration.strategy.pp
         ),
-        about_seconds=ttft,
         ttft_seconds=ttft,
         tokens_per_second=prompts / ttft,
         computed_tokens_per_second=prompts * (1 - configuration.prefix_reuse) / ttft,
@@ -356,7 +356,6 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
         cost=cost,
         steps=steps,
         memory=_mixed_memory(configuration, deployment),
-        about_seconds=seen.tpot_seconds,
         tpot_seconds=seen.tpot_seconds,
         ttft_seconds=seen.ttft_seconds,
         tokens_per_second=configuration.concurrency * configuration.output_tokens / residence,

@@ -150,4 +150,4 @@ def aggregated_prediction(question: Question, candidate: AggregatedCandidate, st
     )
     if not found.tpot_seconds:  # answers of one token have none
         return found
-    return replace(found, tpot_seconds=state.tpot.mean, about_seconds=state.tpot.mean)
+    return replace(found, tpot_seconds=state.tpot.mean)

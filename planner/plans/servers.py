@@ -56,14 +56,10 @@ def times_with(confidence: float, deviation: float) -> float:
 
 def deviation_of(plan: Plan) -> float:
     """Return the relative standard deviation of the predicted times, of the pool that is known worst."""
-    return max(
-        _deviation(pool.prediction, pool.prediction.ttft_seconds if isinstance(pool, PrefillPool) else None)
-        for _, pool in plan.pools()
-    )
+    return max(_deviation(pool.prediction) for _, pool in plan.pools())
 
 
-def _deviation(prediction: Prediction, ttft_seconds: float | None) -> float:
-    """Return that behind the central interval of a step, of prefill that of TTFT."""
-    known, seconds = prediction.interval, ttft_seconds or prediction.tpot_seconds or prediction.iteration_seconds
-    score = NormalDist().inv_cdf(0.5 + known.level / 2)
-    return (known.high / seconds - 1) / score
+def _deviation(prediction: Prediction) -> float:
+    """Return the relative standard deviation behind the central interval of a prediction."""
+    known = prediction.interval
+    return (known.high / prediction.about_seconds - 1) / NormalDist().inv_cdf(0.5 + known.level / 2)

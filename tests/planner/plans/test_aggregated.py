@@ -10,7 +10,7 @@ import pytest
 
 from planner.checks.check import check_deployed
 from planner.checks.deployed import from_plan
-from planner.checks.margins import Limits
+from planner.checks.margins import Limits, sureness
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate, aggregated_room, budgets_of
 from planner.instances.built import built
@@ -247,7 +247,9 @@ def test_answers_of_one_token_have_no_tpot() -> None:
     """A plan for them is made, told and weighed all the same."""
     plan = answer(devices=1, lengths=(512.0, 1.0)).best
     assert isinstance(plan, AggregatedPlan)
-    assert plan.mixed.prediction.iteration_seconds > 0
+    prediction = plan.mixed.prediction
+    assert 0 < prediction.interval.low < prediction.iteration_seconds < prediction.interval.high
+    assert 0 < sureness(plan).rate_per_second < plan.requests_per_second
     limits = Limits.of(plan.question, 0.5 * plan.requests_per_second)
     assert check_deployed(from_plan(plan), limits, confidence=0.9).holds
     assert assemble(plan, {}).predicted.ttft_seconds is not None
