@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.options import JSON, File, Text, options
-from cli.output import Screen, check_force, print_json
+from cli.output import Outputs, Screen, print_json
 from ground.errors import BadInput
 from ground.files import check_file, to_yaml, write_files
 from ground.units import format_duration
@@ -51,11 +51,9 @@ def command(
     bytes, mean_keys; for memory_copy bytes; for collectives op, scope, in_graph, ranks, message_bytes; for expert
     exchanges direction, mode, degree, payload_bytes. Kernels eager_launch and graph_launch need seconds alone.
     """
-    check_force(force, {"--out FILE": out})
-    if out is not None:
-        if out.suffix.lower() not in (".yaml", ".yml"):
-            raise BadInput(f"--out: {out} must end in .yaml, so that --hw takes it for a file")
-        check_file(out, force=force, flag="--out")
+    Outputs(force, {"--out FILE": out})
+    if out is not None and out.suffix.lower() not in (".yaml", ".yml"):
+        raise BadInput(f"--out: {out} must end in .yaml, so that --hw takes it for a file")
     entry = load_hardware(hw)
     families = calibrate(entry, read_measurements(measurements, entry.name))
     document = overlay(entry, _name(name, entry), families)

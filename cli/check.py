@@ -7,18 +7,18 @@ from xml.etree import ElementTree
 
 from cli.exit_codes import ExitCode
 from cli.options import JSON, WORKERS, File, Given, Text, takes_question
-from cli.output import Screen, bounded_text, check_force, note, print_json, with_bar
+from cli.output import Outputs, Screen, note, print_json, with_bar
 from cli.page import Markdown
 from ground.errors import BadInput
-from ground.files import check_file, write_files
+from ground.files import write_files
 from ground.units import format_duration, format_rate, rounded_down
 from planner.checks.check import Verdict
-from planner.checks.margins import AfterLoss, Margin
-from planner.plans.servers import spare_instances
-from podplan.checking import STATIONARY, Checked
+from planner.checks.margins import Margin
+from podplan.checking import STATIONARY, Checked, after_text, lost_text, spares_text
 from podplan.checking import check as verdicts
 from podplan.day import span_text
 from podplan.options import flag, switch
+from podplan.plan_data import bounded_text
 from podplan.question_files import question_schema
 from podplan.workers import executor_of
 
@@ -51,13 +51,10 @@ def command(
         print_json(question_schema())
         return ExitCode.DONE
     typed = given if manifest is None else {**given, "manifest": manifest}
-    check_force(force, {"--junit FILE": junit_file})
-    report = Path(junit_file) if junit_file is not None else None
-    if report is not None:
-        check_file(report, force=force, flag="--junit")
+    Outputs(force, {"--junit FILE": junit_file})
     found = verdicts(**typed, workers=with_bar("checking", executor_of(workers)))
-    if report is not None:
-        write_files({report: junit(found.questions)}, force=force)
+    if junit_file is not None:
+        write_files({Path(junit_file): junit(found.questions)}, force=force)
     tell_github(found.questions, summary)
     print_json(found.to_dict()) if json else show_checks(Screen(), found.questions)
     return ExitCode.DONE if found.feasible else ExitCode.INFEASIBLE
@@ -102,7 +99,7 @@ def _row(checked: Checked, lossy: bool) -> list[str]:
         cells.get("tpot", ""),
         _confidence(verdict),
     ]
-    return [*row, after_text(verdict.after_loss), spares_text(verdict)] if lossy else row
+    return [*row, after_text(verdict.after_loss), spares_text(verdict.plan, verdict)] if lossy else row
 
 
 def margin_text(margin: Margin) -> str:
@@ -117,29 +114,6 @@ def margin_text(margin: Margin) -> str:
 def _confidence(verdict: Verdict) -> str:
     asked = "" if verdict.confidence is None else f" of {verdict.confidence:g}"
     return "" if verdict.held_confidence is None else f"{bounded_text(verdict.held_confidence)}{asked}"
-
-
-def after_text(after: AfterLoss | None) -> str:
-    """Say what is gone and how much room is left then."""
-    if after is None:
-        return ""
-    return f"{_gone(after)}: {', '.join(f'{margin.name.upper()} {_short(margin)}' for margin in after.margins)}"
-
-
-def _gone(after: AfterLoss) -> str:
-    return " and ".join(f"{count} {role}" for role, count in after.lost.counts.items() if count) + " gone"
-
-
-def _short(margin: Margin) -> str:
-    return "cannot keep up" if margin.share is None else f"{margin.share:+.1%}"
-
-
-def spares_text(verdict: Verdict) -> str:
-    """Say how many instances of each pool the rate does not need; on a trace only what comes of a loss tells that."""
-    plan = verdict.plan
-    if plan is None or verdict.after_loss is None or verdict.played:
-        return ""
-    return ", ".join(f"{spare_instances(plan, pool)} {role}" for role, pool in plan.pools())
 
 
 def junit(checked: Sequence[Checked]) -> str:
@@ -168,7 +142,7 @@ def _junit_lines(checked: Checked) -> list[str]:
     lines = [f"{margin.name}: {margin_text(margin)}" for margin in checked.verdict.margins]
     lines += [f"figures are of {checked.basis}"] if checked.basis != STATIONARY else []
     if after is not None:
-        lines += [f"{_gone(after)}, {margin.name}: {margin_text(margin)}" for margin in after.margins]
+        lines += [f"{lost_text(after)}, {margin.name}: {margin_text(margin)}" for margin in after.margins]
     for window, margins in checked.windows:
         lines += [f"{span_text(window)} {margin.name}: {margin_text(margin)}" for margin in margins]
     return lines

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from cli.exit_codes import ExitCode
 from cli.options import CSV, FORCE, JSON, WORKERS, Given, Text, takes_question
-from cli.output import Outputs, Screen, check_force, print_json, read_outputs, with_bar
-from cli.plots import Plot, PlotLine, plotted
+from cli.output import Outputs, Screen, print_json, with_bar
+from cli.plots import Plot, PlotLine
 from cli.rows_view import MEASURES, number, show_rows
 from ground.errors import BadInput
 from ground.units import format_duration, format_rate
@@ -42,12 +42,11 @@ def command(
 
     Exit code 3 where no question has a plan.
     """
-    check_force(force, {"--csv FILE": csv, "--plot FILE": plot})
-    outputs = read_outputs(csv, plot, force)
+    outputs = Outputs(force, {"--csv FILE": csv, "--plot FILE": plot})
     key, label = _measure(measure or "tokens-per-chip")
     found = compare(**given, front=front, workers=with_bar("comparing", executor_of(workers)))
     unlike = unlike_prices([one.question for one in found.asked]) if key == "cost_per_million_tokens" else None
-    if unlike and outputs.plot is not None:
+    if unlike and plot is not None:
         raise BadInput(f"--measure cost: {unlike}")
     heights = [number(row.get(key)) for row in found.table]
     names = [str(row["question"]) for row in found.table]
@@ -85,8 +84,7 @@ def sweep(
 
     A point without a plan stays in the table, with what binds. Exit code 3 where none has one.
     """
-    check_force(force, {"--csv FILE": csv, "--plot FILE": plot})
-    outputs = read_outputs(csv, plot, force)
+    outputs = Outputs(force, {"--csv FILE": csv, "--plot FILE": plot})
     if measure is not None:
         _measure(measure)
     found = swept(**given, over=over or [], workers=with_bar("sweeping", executor_of(workers)))
@@ -97,7 +95,7 @@ def sweep(
 
 def _shown(found: CompareResult, outputs: Outputs, drawn: Plot, extra: list[str], *, json: bool) -> int:
     """Write the files, then the table or the JSON; ``extra`` keys stand before the usual columns."""
-    outputs.write(found.to_csv, lambda path: plotted(drawn, path))
+    outputs.write(found, lambda: drawn)
     print_json(found.to_dict()) if json else show_rows(Screen(), found.table, extra)
     return ExitCode.DONE if found.feasible else ExitCode.INFEASIBLE
 

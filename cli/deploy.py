@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from cli.options import JSON, takes
-from cli.output import Screen, check_force, print_json
+from cli.output import Outputs, Screen, print_json
 from deploy.diff import differences, read_files, read_folder
 from deploy.guide import arithmetic, limits, memories
 from deploy.layout import Layout, laid_out
@@ -15,7 +15,7 @@ from deploy.render import Deployment, render
 from deploy.site import read_site
 from deploy.staged import staged_files
 from ground.errors import BadInput
-from ground.files import check_folder, write_files
+from ground.files import write_files
 from planner.engines.accelerators import accelerator_of
 from planner.engines.loader import all_engines, engine_names, load_engine
 from planner.engines.spec import EngineProfile, PlatformKind
@@ -48,10 +48,7 @@ class DeployFlags(Flags):
 
 
 @takes(DeployFlags)
-def command(
-    flags: DeployFlags,
-    json: bool = JSON,
-) -> None:
+def command(flags: DeployFlags, json: bool = JSON) -> None:
     """Write the files that start a manifest with a serving engine, counted back against it first.
 
     \b
@@ -70,7 +67,7 @@ def command(
     chosen = _kind(profile, read, flags.platform, flags.kind)
     if flags.out is None and not flags.dry_run and flags.diff is None:
         raise BadInput("--out: give the folder to write, or --dry-run to see what it would hold")
-    check_force(flags.force, {"--out DIR": flags.out})
+    Outputs(flags.force, {"--out DIR": flags.out}, {"--out": ()})
     digest = hashlib.sha256(flags.manifest.read_bytes()).hexdigest()
     if flags.migration is not None:
         _staged(flags, read, profile, chosen, json)
@@ -151,7 +148,6 @@ def _changes(old: Path, made: Deployment) -> list[str]:
 
 def _write(files: Mapping[str, str], out: Path, force: bool) -> None:
     """Write all files or none, only into a folder without files unless forced."""
-    check_folder(out, (), force=force, flag="--out")
     if out.is_dir() and not force:
         held = sorted(path.name for path in out.iterdir())
         if held:

@@ -9,9 +9,9 @@ from typing import Any
 from cli.execute_clock import clock_json, clock_rows, show_clock, show_iteration
 from cli.exit_codes import ExitCode
 from cli.options import JSON, File, takes
-from cli.output import Screen, check_force, print_json
+from cli.output import Outputs, Screen, print_json
 from ground.errors import BadInput
-from ground.files import check_file, write_files
+from ground.files import write_files
 from ground.units import format_count, format_duration, parse_duration
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
@@ -51,10 +51,7 @@ class ExecuteFlags(Flags):
 
 
 @takes(ExecuteFlags)
-def command(
-    flags: ExecuteFlags,
-    json: bool = JSON,
-) -> int:
+def command(flags: ExecuteFlags, json: bool = JSON) -> int:
     """Run the plan of a manifest on a small model of the same structure and compare it with an unsharded run.
 
     \b
@@ -120,9 +117,7 @@ def _run(plan: Manifest, settings: Settings, transport: str, limit_seconds: floa
 
 def check_together(flags: ExecuteFlags) -> None:
     """Raise BadInput where flags contradict each other, or a file is in the way."""
-    check_force(flags.force, {"--timeline FILE": flags.timeline})
-    if flags.timeline is not None:
-        check_file(flags.timeline, force=flags.force, flag="--timeline")
+    Outputs(flags.force, {"--timeline FILE": flags.timeline})
     if flags.recover is not None and flags.drop is None:
         raise BadInput("--recover says what follows a lost rank; give --drop RANK@ITERATION with it or leave it out")
     read_choice(flags.transport, "--transport", ("local", "mpi"))

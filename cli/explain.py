@@ -19,10 +19,7 @@ from podplan.workers import executor_of
 
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")
 def command(
-    given: Given,
-    name: Text = flag("NAME", "Which question of the file."),
-    workers: Text = WORKERS,
-    json: bool = JSON,
+    given: Given, name: Text = flag("NAME", "Which question of the file."), workers: Text = WORKERS, json: bool = JSON
 ) -> int:
     """Show the bottleneck as arithmetic, and what a little more of each resource would buy.
 

@@ -1,12 +1,11 @@
 """`plan fleet`: several models and rates on one cluster."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
-from cli.check import after_text, spares_text
 from cli.options import CSV, FORCE, JSON, File, Text, takes
-from cli.output import Screen, bounded_text, check_force, note, print_json, progress, read_outputs
+from cli.output import Outputs, Screen, print_json, progress
 from cli.plan_parts import day_text
 from cli.plan_view import bound_text
 from cli.rows_view import show_keys
@@ -17,7 +16,6 @@ from podplan.day import clock_text
 from podplan.fleets import SUMMARY, FleetResult, manifest_names, placed_on, read_fleet
 from podplan.machines import basis_lines
 from podplan.options import FleetFlags, argument, flag
-from podplan.result import Row, as_csv
 
 PLACED = {"name": "model", "on_nodes": "nodes", "chips": "chips", "prefill": "prefill", "decode": "decode"}
 PLACED |= {"mixed": "mixed"}
@@ -51,40 +49,23 @@ def command(
     of several kinds; then `hw:` of a model names pools, one per role, or any: podplan chooses. Every model needs a
     rate. Exit code 3: the cluster does not carry them all.
     """
-    check_force(force, {"--out DIR": out, "--csv FILE": csv})
-    outputs = read_outputs(csv, None, force)
+    outputs = Outputs(force, {"--out DIR": out, "--csv FILE": csv}, {"--out": SUMMARY})
     asked = read_fleet(file, {key: value for key, value in asdict(flags).items() if value is not None})
     if out is not None:
-        check_folder(out, (*manifest_names(asked), *SUMMARY), force=force, flag="--out")
+        check_folder(out, manifest_names(asked), force=force, flag="--out")
     with progress(f"placing {len(asked.fleet.members)} models ..."):
         found = placed_on(asked)
     if not found.feasible:
         if json:
             print_json(found.to_dict())
         raise Infeasible(found.headline)
-    rows = fleet_rows(found)
-    if out is not None:
-        names = found.save(out, force=force, flag="--out", more={SUMMARY[-1]: as_csv(rows)})
-        note(f"wrote {', '.join(names)} to {out}")
-    outputs.write(lambda: as_csv(rows))
-    print_json(found.to_dict()) if json else show_fleet(Screen(), found, rows)
+    outputs.write(found)
+    print_json(found.to_dict()) if json else show_fleet(Screen(), found)
 
 
-def fleet_rows(found: FleetResult) -> list[Row]:
-    """Return a row per model, with what was checked of it."""
-    rows = found.rows()
-    for row, each in zip(rows, found.placed, strict=True):
-        verdict = each.verdict
-        if verdict is not None and verdict.after_loss is not None:
-            spare = spares_text(replace(verdict, plan=each.plan))
-            row |= {"spare": spare, "after_loss": after_text(verdict.after_loss)}
-        if verdict is not None and each.plan.question.confidence is not None:
-            row["confidence"] = bounded_text(verdict.held_confidence or 0.0)
-    return rows
-
-
-def show_fleet(screen: Screen, found: FleetResult, rows: Sequence[Row]) -> None:
+def show_fleet(screen: Screen, found: FleetResult) -> None:
     """Write where every model stands, what it does there, and what is proven."""
+    rows = found.rows()
     for names in (PLACED, {"name": "model", **dict.fromkeys(DOES, ""), **CHECKED}):
         show_keys(screen, rows, names)
     screen.text(*_lines(found))

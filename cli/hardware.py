@@ -5,9 +5,10 @@ from pathlib import Path
 
 from cli.exit_codes import ExitCode
 from cli.options import FORCE, JSON, Text, options
-from cli.output import Outputs, Screen, check_force, print_json, read_outputs
+from cli.output import Outputs, Screen, print_json
 from cli.plots import Plot, PlotLine, plotted
 from ground.errors import BadInput
+from ground.files import write_files
 from ground.sourced import Sourced
 from ground.units import MICRO, format_bytes, format_duration, format_si
 from hardware.engines import SOURCE, EngineKernel, engine_kernels
@@ -45,9 +46,9 @@ def command(
     With --check alone every entry of the catalogue is checked. Of a file that breaks the schema --check lists every
     field that is missing or wrong, and ends with 2.
     """
-    check_force(force, {"--plot FILE": plot})
+    Outputs(force, {"--plot FILE": plot})
     if engine is not None:
-        return _report_engine(name, engine, json, read_outputs(None, plot, force))
+        return _report_engine(name, engine, json, plot, force)
     if plot is not None:
         raise BadInput("--plot draws the kernels of an engine; give --engine with it")
     if check and name is not None and (wrong := problems_of(name)):
@@ -73,13 +74,14 @@ def _report_problems(name: str, wrong: list[str], json: bool) -> int:
     return ExitCode.BAD_INPUT
 
 
-def _report_engine(name: str | None, engine: str, json: bool, outputs: Outputs) -> int:
+def _report_engine(name: str | None, engine: str, json: bool, plot: str | None, force: bool) -> int:
     """Write an engine's kernels on a machine: fits, and curves of experts by kernel and shape."""
     if name is None:
         raise BadInput("HARDWARE is missing; --engine shows the kernels of an engine on one machine")
     spec = load_hardware(name)
     kernels = engine_kernels(spec, engine)
-    outputs.write(str, lambda path: _drawn(spec, engine, kernels, path))
+    if plot is not None:
+        write_files({Path(plot): plotted(_curves(spec, engine, kernels), Path(plot))}, force=force)
     if json:
         told = [kernel._asdict() for kernel in kernels]
         print_json({"name": spec.name, "engine": engine, "source_url": SOURCE, "kernels": told})
@@ -90,7 +92,7 @@ def _report_engine(name: str | None, engine: str, json: bool, outputs: Outputs) 
     return ExitCode.DONE
 
 
-def _drawn(spec: HardwareSpec, engine: str, kernels: Sequence[EngineKernel], path: Path) -> bytes:
+def _curves(spec: HardwareSpec, engine: str, kernels: Sequence[EngineKernel]) -> Plot:
     """Return a picture of the measured blocks of experts, a line per shape and format."""
     curves = [
         PlotLine(
@@ -101,7 +103,7 @@ def _drawn(spec: HardwareSpec, engine: str, kernels: Sequence[EngineKernel], pat
     ]
     if not curves:
         raise BadInput(f"--plot: no block of experts was measured under {engine} on {spec.name}")
-    plot = Plot(
+    return Plot(
         title=f"Experts of one rank under {engine} on {spec.title}",
         question="format, hidden size x width x experts per token x experts",
         x_label="tokens",
@@ -110,7 +112,6 @@ def _drawn(spec: HardwareSpec, engine: str, kernels: Sequence[EngineKernel], pat
         logarithmic=True,
         logarithmic_y=True,
     )
-    return plotted(plot, path)
 
 
 def _check(specs: Sequence[HardwareSpec]) -> None:

@@ -9,10 +9,7 @@ from podplan.importing import ImportFlags, ImportResult, import_deployment
 
 
 @takes(ImportFlags)
-def command(
-    flags: ImportFlags,
-    json: bool = JSON,
-) -> int:
+def command(flags: ImportFlags, json: bool = JSON) -> int:
     """Read what others deployed: its layout, the rate that it carries, what is wrong, and the changes that mend it.
 
     \b

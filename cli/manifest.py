@@ -27,10 +27,7 @@ def manifest() -> None:
 
 @app.command()
 @options
-def validate(
-    file: Path = argument("FILE", "The manifest, YAML or JSON."),
-    json: bool = JSON,
-) -> None:
+def validate(file: Path = argument("FILE", "The manifest, YAML or JSON."), json: bool = JSON) -> None:
     """Read a manifest with every check; exit 2 with the path to the first wrong field."""
     read = read_manifest(file)
     keys = "role hardware strategy devices_per_instance"

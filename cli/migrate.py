@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from cli.options import FORCE, JSON, File, takes
-from cli.output import Screen, check_force, note, print_json, progress
+from cli.output import Outputs, Screen, print_json, progress
 from ground.units import format_bytes, format_duration, format_rate
 from planner.manifest.migration import Step
 from podplan.migrating import MIGRATION, MigrateFlags, MigrateResult, migrate
@@ -32,12 +32,10 @@ def command(
     A step drains instances and starts others on the devices that are free; instances that both manifests have stay.
     The order has the least time in which the limits of OLD are not promised, then the least time; docs/changes.md.
     """
-    check_force(force, {"--out DIR": out})
+    outputs = Outputs(force, {"--out DIR": out}, {"--out": (MIGRATION,)})
     with progress("looking for the cheapest steps ..."):
         found = migrate(**asdict(flags))
-    if out is not None:
-        names = found.save(out, force=force, flag="--out")
-        note(f"wrote {MIGRATION} and {len(names) - 1} manifests to {out}")
+    outputs.write(found)
     print_json(found.to_dict()) if json else _show(Screen(), found)
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import NamedTuple, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
-from cli.plots import check_plot
+from cli.plots import Plot, check_plot, plotted
 from cli.tables import GAP, TextTable, folded
 from ground.errors import BadInput
-from ground.files import check_file, write_files
+from ground.files import check_file, check_folder, write_files
 from ground.units import MICRO, format_duration
-from podplan.result import as_json
+from podplan.result import Result, as_json
 from podplan.workers import Executor
 
 LINE_WIDTH = 118
@@ -123,42 +123,48 @@ def note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def check_force(force: bool, outputs: Mapping[str, object]) -> None:
-    """Raise BadInput where ``--force`` stands alone; ``outputs`` are the flags that write files, None if not given."""
-    if force and all(given is None for given in outputs.values()):
-        *others, last = (flag.split()[0] for flag in outputs)
-        names = f"{', '.join(others)} and {last}" if others else last
-        needed = "one of them" if others else next(iter(outputs))
-        raise BadInput(f"--force replaces files of {names}; give {needed} with it or leave it out")
+class Outputs:
+    """The files that a command is asked to write: checked before it works, written together when it is done."""
 
+    def __init__(
+        self, force: bool, given: Mapping[str, str | Path | None], names: Mapping[str, Sequence[str]] | None = None
+    ) -> None:
+        """Take paths by their flags, such as ``--out DIR``; ``names`` are those of the files that a folder will hold.
 
-class Outputs(NamedTuple):
-    """Files that rows are wanted in; checked before the work begins, written at once."""
+        Raises BadInput where a file cannot be written or is there already, and where ``--force`` replaces nothing.
+        """
+        if force and all(path is None for path in given.values()):
+            *others, last = (flag.split()[0] for flag in given)
+            listed = f"{', '.join(others)} and {last}" if others else last
+            needed = "one of them" if others else next(iter(given))
+            raise BadInput(f"--force replaces files of {listed}; give {needed} with it or leave it out")
+        self.force = force
+        self.paths = {flag.split()[0]: Path(path) for flag, path in given.items() if path is not None}
+        for flag, path in self.paths.items():
+            if names is not None and flag in names:
+                check_folder(path, names[flag], force=force, flag=flag)
+                continue
+            check_file(path, force=force, flag=flag)
+            if flag == "--plot":
+                check_plot(path)
 
-    csv: Path | None = None
-    plot: Path | None = None
-    force: bool = False
-
-    def write(self, csv: Callable[[], str], plot: Callable[[Path], bytes] | None = None) -> None:
-        """Write the files that were asked for, made only then."""
+    def write(
+        self, found: Result, plot: Callable[[], Plot] | None = None, more: Callable[[], Mapping[str, str]] = dict
+    ) -> None:
+        """Write the files of a result and ``more`` beside them, its rows as CSV, and a picture, where asked for."""
         files: dict[Path, str | bytes] = {}
-        if self.csv is not None:
-            files[self.csv] = csv()
-        if self.plot is not None and plot is not None:
-            files[self.plot] = plot(self.plot)
+        out, texts = self.paths.get("--out"), dict[str, str]()
+        if out is not None:
+            texts = {**found.files(), **more()}
+            files |= {out / name: text for name, text in texts.items()}
+        if (csv := self.paths.get("--csv")) is not None:
+            files[csv] = found.to_csv()
+        if (picture := self.paths.get("--plot")) is not None and plot is not None:
+            files[picture] = plotted(plot(), picture)
         if files:
             write_files(files, force=self.force)
-
-
-def read_outputs(csv: str | None, plot: str | None, force: bool) -> Outputs:
-    """Return the files to write; BadInput where one cannot be or is there already."""
-    outputs = Outputs(csv=Path(csv) if csv else None, plot=Path(plot) if plot else None, force=force)
-    for flag, path in (("--csv", outputs.csv), ("--plot", outputs.plot)):
-        if path is not None:
-            check_file(path, force=force, flag=flag)
-    if outputs.plot is not None:
-        check_plot(outputs.plot)
-    return outputs
+        if out is not None:
+            note(f"wrote {', '.join(texts)} to {out}")
 
 
 @contextmanager
@@ -206,10 +212,3 @@ def with_bar(what: str, executor: Executor) -> Executor:
             yield from found
 
     return shown  # type: ignore[return-value]  # results are passed on as they are
-
-
-def bounded_text(confidence: float) -> str:
-    """Return a confidence in words where it lies beyond what is told apart."""
-    if confidence >= 1:
-        return "> 0.998"
-    return "< 0.002" if confidence <= 0 else f"{confidence:.2g}"

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from cli.options import FORCE, JSON, File, takes
-from cli.output import Screen, check_force, print_json, progress
+from cli.output import Outputs, Screen, print_json, progress
 from cli.plots import Plot, PlotLine, check_matplotlib, plotted
-from ground.files import check_folder, write_files
+from ground.files import write_files
 from ground.units import format_bytes, format_duration
 from planner.manifest.loads import rank_loads
 from planner.placement.decide import Choice
@@ -38,8 +38,9 @@ def command(
 
     Imbalance is the busiest device's load over the mean; the bound is the least that any placement could reach.
     """
-    check_force(force, {"--out DIR": out, "--plot DIR": plot})
-    _check_folders(out, plot, force)
+    Outputs(force, {"--out DIR": out, "--plot DIR": plot}, {"--out": FILES, "--plot": PLOTS})
+    if plot is not None:
+        check_matplotlib()
     with progress("placing experts ..."):
         found = place(**asdict(flags))
     drawn = {} if plot is None else plot_files(plot, found)
@@ -53,15 +54,6 @@ def command(
         Screen().lines(f"drew {', '.join(path.name for path in drawn)} in {plot}")
     if out is not None:
         Screen().lines(f"wrote {', '.join(FILES)} to {out}", dense_line(flags, found))
-
-
-def _check_folders(out: Path | None, plot: Path | None, force: bool) -> None:
-    """Raise BadInput before any work where the files could not be made or written."""
-    if out is not None:
-        check_folder(out, FILES, force=force, flag="--out")
-    if plot is not None:
-        check_folder(plot, PLOTS, force=force, flag="--plot")
-        check_matplotlib()
 
 
 Y_LABEL = "load over the mean device"

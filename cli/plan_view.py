@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cli.output import Screen, bounded_text, short_duration
+from cli.output import Screen, short_duration
 from cli.plan_parts import engine_text, monthly_text, show_day, show_engines, show_growth
 from cli.rows_view import SPARE, show_keys
 from ground.units import (
@@ -39,6 +39,7 @@ from podplan.options import flag_name
 from podplan.plan_data import (
     MEMORY_KINDS,
     POOL,
+    bounded_text,
     loading_json,
     other_model,
     plan_row,
@@ -152,10 +153,7 @@ def _per_hour(plan: Plan) -> list[str]:
         told = [f"{format_si(alone, 'W')} in the chips alone"]
     if price is not None and plan.paid_chips > plan.chips:
         told.append(f"{plan.paid_chips:g} chips paid in whole nodes")
-    return [
-        *told,
-        *([] if price is None else [f"{price:.3g} USD an hour ({monthly_text(price)} a month)"]),
-    ]
+    return [*told, *([] if price is None else [f"{price:.3g} USD an hour ({monthly_text(price)} a month)"])]
 
 
 def _per_million(plan: Plan) -> list[str]:

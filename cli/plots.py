@@ -176,10 +176,7 @@ def curves(plot: Plot) -> Element:
     up = ticks(max([y for _, y in (*points, *marks)] + [at for at, _ in plot.y_limits], default=1.0) or 1.0)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        return (
-            LEFT + x / across[-1] * (WIDTH - LEFT - RIGHT),
-            HEIGHT - BOTTOM - y / up[-1] * (HEIGHT - TOP - BOTTOM),
-        )
+        return (LEFT + x / across[-1] * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - y / up[-1] * (HEIGHT - TOP - BOTTOM))
 
     picture = _picture(WIDTH, HEIGHT, plot.title)
     _axes(picture, plot, [(place(x, 0)[0], x) for x in across], [(place(0, y)[1], y) for y in up])

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from cli.options import FORCE, JSON, File, takes
-from cli.output import Screen, note, print_json
-from ground.files import check_folder
+from cli.output import Outputs, Screen, print_json
 from ground.units import format_bytes, format_count, format_duration, format_si
 from planner.costs.extrapolation import Extrapolated
 from planner.costs.interval import Interval
@@ -37,11 +36,10 @@ def command(
 
     Decode and prefill are service times: no waiting for arrivals, no KV transfer. Counts take k and M.
     """
+    outputs = Outputs(force, {"--out DIR": out}, {"--out": FILES})
     found = predict(**asdict(flags))
     if out is not None:
-        check_folder(out, FILES, force=force, flag="--out")
-        found.plan().save(out, force=force, flag="--out")
-        note(f"wrote {' and '.join(FILES)} to {out}")
+        outputs.write(found.plan())
     print_json(found.to_dict()) if json else show_prediction(Screen(), found)
 
 

@@ -1,15 +1,15 @@
 """`plan search`, and `plan MODEL` for short: the best deployment for a load on a machine."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cli.options import JSON, WORKERS, File, Given, Text, takes_question
-from cli.output import Screen, check_force, note, print_json, progress, read_outputs
+from cli.output import Outputs, Screen, note, print_json, progress
 from cli.plan_view import show_front, show_plan
 from cli.rows_view import number
 from ground.errors import BadInput, Infeasible
-from ground.files import check_folder
 from ground.units import format_count, format_rate
 from planner.search.search import at_need
 from podplan.options import flag, switch
@@ -56,12 +56,10 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
 
     Counts take k and M. Exit code 3: no plan keeps the limits; what binds and the nearest change are told.
     """
-    check_force(force, {"--out DIR": out, "--csv FILE": csv, "--plot FILE": plot})
-    levels, outputs, executor = read_levels(pareto), read_outputs(csv, plot, force), executor_of(workers)
-    if out is not None:
-        check_folder(out, FILES, force=force, flag="--out")
+    outputs = Outputs(force, {"--out DIR": out, "--csv FILE": csv, "--plot FILE": plot}, {"--out": FILES})
+    levels, executor = read_levels(pareto), executor_of(workers)
     if scenarios is not None:
-        _scenarios(given, scenarios, json, [pareto, csv, plot, name], out, force)
+        _scenarios(given, scenarios, json, [pareto, csv, plot, name], outputs)
         return
     asked = _asked(given, name)
     with progress(f"searching deployments of {asked.question.model.name} ..."):
@@ -70,9 +68,10 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
         if json:
             print_json(found.to_dict())
         raise Infeasible(found.headline)
-    outputs.write(found.to_csv, lambda path: _drawn(found, path))
-    if out is not None:
-        _save(found, out, force)  # before anything is printed: a reader that closes the pipe must not cost the files
+    if outputs.paths:  # before anything is printed: a reader that closes the pipe must not cost the files
+        from cli.report import front_plot, reports  # only files need them
+
+        outputs.write(found, partial(front_plot, found), partial(reports, found))
     print_json(found.to_dict()) if json else _show(Screen(), found, wide=levels is not None, verbose=verbose)
 
 
@@ -85,13 +84,6 @@ def _asked(given: Given, name: str | None) -> Asked:
     return asked
 
 
-def _save(found: PlanResult, out: Path, force: bool) -> None:
-    from cli.report import reports  # only files need it
-
-    found.save(out, force=force, flag="--out", more=reports(found))
-    note(f"wrote {', '.join(FILES)} to {out}")
-
-
 def _show(screen: Screen, found: PlanResult, *, wide: bool, verbose: bool) -> None:
     show_plan(screen, found, runners=not wide, verbose=verbose)
     if wide:
@@ -99,7 +91,7 @@ def _show(screen: Screen, found: PlanResult, *, wide: bool, verbose: bool) -> No
         show_front(screen, "Pareto front", found.pareto)
 
 
-def _scenarios(given: Given, path: Path, json: bool, others: Sequence[object], out: Path | None, force: bool) -> None:
+def _scenarios(given: Given, path: Path, json: bool, others: Sequence[object], outputs: Outputs) -> None:
     """Answer a file of scenarios under the flags of a question."""
     from podplan.scenarios import solved_scenarios
 
@@ -107,8 +99,8 @@ def _scenarios(given: Given, path: Path, json: bool, others: Sequence[object], o
         raise BadInput("--scenarios: goes with MODEL and --hw HW; leave --name, --pareto, --csv and --plot out")
     with progress("searching every scenario ..."):
         found = solved_scenarios(given, path)
-    if out is not None and found.robust is not None:
-        note(f"wrote {', '.join(found.save(out, force=force, flag='--out'))} to {out}")
+    if found.robust is not None:
+        outputs.write(found)
     print_json(found.to_dict()) if json else _show_scenarios(Screen(), found)
     if found.robust is None:
         raise Infeasible(f"{found.headline}; a lower share, or more devices, would have one")
@@ -145,10 +137,3 @@ def _show_scenarios(screen: Screen, found: "ScenariosResult") -> None:
             f"{windows.replanned_moving_chip_hours:.3g} of them to move; one plan for the peak "
             f"{format_count(windows.peak_chip_hours) if windows.peak else 'is not there'}."
         )
-
-
-def _drawn(found: PlanResult, path: Path) -> bytes:
-    from cli.plots import plotted  # only a picture needs them
-    from cli.report import front_plot
-
-    return plotted(front_plot(found), path)

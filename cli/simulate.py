@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cli.options import JSON, takes
-from cli.output import Screen, check_force, print_json, short_duration
+from cli.output import Outputs, Screen, print_json, short_duration
 from ground.units import HOUR_SECONDS, format_count, format_rate
 from planner.manifest.document import read_manifest
 from podplan.options import SimulateFlags
@@ -27,10 +27,7 @@ COMPARED = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99")
 
 
 @takes(SimulateFlags)
-def command(
-    flags: SimulateFlags,
-    json: bool = JSON,
-) -> None:
+def command(flags: SimulateFlags, json: bool = JSON) -> None:
     """Run a manifest in virtual time and compare what it does with what was predicted.
 
     \b
@@ -47,7 +44,7 @@ def command(
     """
     check_together(flags)
     files = {"--requests-csv": flags.requests_csv, "--timeseries": flags.timeseries, "--timeline": flags.timeline}
-    check_force(flags.force, files)
+    Outputs(flags.force, files)
     planned = read_manifest(flags.manifest)
     if flags.policies is not None:
         compared = simulated_policies(planned, flags)

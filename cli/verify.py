@@ -1,12 +1,9 @@
 """`plan verify`: measured runs beside their predictions; exit 0 inside the intervals, 3 outside."""
 
-from pathlib import Path
-
 from cli.exit_codes import ExitCode
 from cli.options import CSV, FORCE, JSON, File, Text, options
-from cli.output import Screen, check_force, print_json
+from cli.output import Outputs, Screen, print_json
 from ground.errors import BadInput
-from ground.files import write_files
 from ground.units import format_count, format_duration, number_of
 from planner.verification.verify import Summary, by_label
 from podplan.options import argument, flag
@@ -42,7 +39,7 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
     A row of a CSV names model, hardware, engine, strategy, isl, osl, concurrency and what was measured: ttft_seconds,
     tpot_seconds, output_tokens_per_second_per_chip. Exit code 3: a measured value lies outside its interval.
     """
-    check_force(force, {"--csv FILE": csv, "--calibrate OUT.yaml": calibrate_to})
+    outputs = Outputs(force, {"--csv FILE": csv, "--calibrate OUT.yaml": calibrate_to})
     found = verify(
         *(results or ()), manifest=manifest, calibration_file=calibration, level=_level(level), next=_count(next_runs)
     )
@@ -50,8 +47,7 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
         if calibration is not None:
             raise BadInput("--calibrate: errors are taken without --calibration; give all runs at once")
         calibrate(found, calibrate_to, force=force)
-    if csv is not None:
-        write_files({Path(csv): found.to_csv()}, force=force)
+    outputs.write(found)
     print_json(found.to_dict()) if json else _show(found)
     return ExitCode.DONE if found.holds else ExitCode.INFEASIBLE
 

@@ -11,6 +11,8 @@ from planner.checks.check import Search, Verdict, check_deployed, check_question
 from planner.checks.deployed_trace import plan_on
 from planner.checks.margins import AfterLoss, Limits, Margin, over_windows
 from planner.plans.day import Window, peak_rate
+from planner.plans.plan import Plan
+from planner.plans.servers import spare_instances
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.search import search
@@ -281,6 +283,29 @@ def loss_json(after: AfterLoss) -> dict[str, object]:
     """Return what is left after a loss."""
     margins = [margin_json(margin) for margin in after.margins]
     return picked(after, "loss lost_instances=lost.counts feasible=holds") | {"margins": margins}
+
+
+def after_text(after: AfterLoss | None) -> str:
+    """Say which instances are lost and how much room is left to each limit then."""
+    if after is None:
+        return ""
+    room = (
+        f"{margin.name.upper()} {'cannot keep up' if margin.share is None else f'{margin.share:+.1%}'}"
+        for margin in after.margins
+    )
+    return f"{lost_text(after)}: {', '.join(room)}"
+
+
+def lost_text(after: AfterLoss) -> str:
+    """Say how many instances of each role are lost."""
+    return " and ".join(f"{count} {role}" for role, count in after.lost.counts.items() if count) + " gone"
+
+
+def spares_text(plan: Plan | None, verdict: Verdict) -> str:
+    """Say how many instances of each pool the rate does not need; of a trace only its play after a loss tells that."""
+    if plan is None or verdict.after_loss is None or verdict.played:
+        return ""
+    return ", ".join(f"{spare_instances(plan, pool)} {role}" for role, pool in plan.pools())
 
 
 def _fixed_json(fixed: "ManifestQuestion") -> dict[str, object]:

@@ -20,10 +20,10 @@ from planner.question import Machines
 from planner.search.answer import Answer
 from planner.search.cluster import Floor, fleet_floor, plan_cluster
 from planner.search.fleet import Fleet, Member
-from podplan.checking import loss_json, margin_json
+from podplan.checking import after_text, loss_json, margin_json, spares_text
 from podplan.day import clock_text, day_json
 from podplan.options import SIZES, QuestionFlags, flag_name, flags_of
-from podplan.plan_data import bound_json, levels_of, loading_json, plan_json, plan_row, question_json
+from podplan.plan_data import bound_json, bounded_text, levels_of, loading_json, plan_json, plan_row, question_json
 from podplan.question import Asked, check_prices, check_shape, read_question
 from podplan.question_files import Entry, read_questions, read_rows, typed_of
 from podplan.readers import ROLES, by_role, is_auto, read_choice
@@ -233,6 +233,22 @@ class Placed:
         loads = [loading_json(pool) for _, pool in self.plan.pools()]
         return STARTUP_SECONDS + max(load["pool_warm"] or load["all_at_once"] or 0.0 for load in loads)
 
+    def row(self) -> Row:
+        """Return where it stands, what it does, and what a loss and the asked confidence leave of its limits."""
+        plan, verdict = self.plan, self.verdict
+        row: Row = {
+            "name": self.name,
+            "model": plan.question.model.name,
+            "pools": " → ".join(dict.fromkeys(pool.machines.budget for _, pool in plan.pools())),
+            "on_nodes": "; ".join(f"{pool} {ranges_text(own)}" for pool, own in self.nodes.items()),
+            **plan_row(plan),
+        }
+        if verdict is not None and verdict.after_loss is not None:
+            row |= {"spare": spares_text(plan, verdict), "after_loss": after_text(verdict.after_loss)}
+        if verdict is not None and plan.question.confidence is not None:
+            row["confidence"] = bounded_text(verdict.held_confidence or 0.0)
+        return row
+
 
 @dataclass(frozen=True, kw_only=True)
 class FleetResult(Result):
@@ -276,17 +292,8 @@ class FleetResult(Result):
         return {} if whole else switched_devices([(each.plan, each.day, each.ahead_seconds) for each in self.placed])
 
     def rows(self) -> list[Row]:
-        """Return a row per model."""
-        return [
-            {
-                "name": each.name,
-                "model": each.plan.question.model.name,
-                "pools": " → ".join(dict.fromkeys(pool.machines.budget for _, pool in each.plan.pools())),
-                "on_nodes": "; ".join(f"{pool} {ranges_text(own)}" for pool, own in each.nodes.items()),
-                **plan_row(each.plan),
-            }
-            for each in self.placed
-        ]
+        """Return a row per model, with what was checked of it."""
+        return [each.row() for each in self.placed]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``plan fleet --json`` prints."""

@@ -113,10 +113,7 @@ class MigrateResult(Result):
             **picked(found, "carries_before_per_second=carries_before carries_after_per_second=carries_after"),
             "bound": picked(self.order, "proven below_seconds=below_bound_seconds seconds=seconds_bound"),
             "assumptions": picked(self.asked, "confidence spare_nodes most_at_once")
-            | picked(
-                found.terms,
-                "startup_seconds storage_bytes_per_second host_bytes_per_second peers",
-            ),
+            | picked(found.terms, "startup_seconds storage_bytes_per_second host_bytes_per_second peers"),
             "search_seconds": self.seconds,
         }
 

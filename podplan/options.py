@@ -108,8 +108,7 @@ class QuestionFlags(Flags):
         "PLANE=SIZE", "Pool of prefixes, ub=8TB or ub=8TB,ssd=100TB, which prefill reads [device memory, no limit]."
     )
     sessions: Text = flag(
-        "SHAPE",
-        "turns=4,think=30s,branches=3,answers=dropped: --isl is what a turn has new [single requests].",
+        "SHAPE", "turns=4,think=30s,branches=3,answers=dropped: --isl is what a turn has new [single requests]."
     )
     model_cache: Text = flag("PLANE", "Weights stay in pooled host memory and are loaded over it [an object store].")
     beams: Text = flag("W", "Beams of a request, as in generative recommendation [1].")

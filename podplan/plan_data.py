@@ -369,3 +369,10 @@ def _told(plan: Plan | None, percentiles: Sequence[float]) -> dict[str, object] 
         **{name: latency_json(latency, tuple(percentiles)) for name, latency in latencies.items()},
         "stream_tokens_per_second": stream_tokens_per_second(lengths, plan.ttft.mean, plan.tpot.mean),
     }
+
+
+def bounded_text(confidence: float) -> str:
+    """Return a confidence in words where it lies beyond what is told apart."""
+    if confidence >= 1:
+        return "> 0.998"
+    return "< 0.002" if confidence <= 0 else f"{confidence:.2g}"

@@ -43,17 +43,15 @@ class Result:
         """Return the texts that ``save`` writes, by the names of their files."""
         raise NotImplementedError
 
-    def save(
-        self, out: str | Path, *, force: bool = False, flag: str = "out", more: Mapping[str, str] | None = None
-    ) -> list[str]:
-        """Write ``files`` to a folder, and ``more`` texts by their names: all of them or none; return the names.
+    def save(self, out: str | Path, *, force: bool = False) -> list[str]:
+        """Write ``files`` to a folder, all of them or none, and return their names.
 
         Raises:
             BadInput: a file is there already and ``force`` is not given.
             Infeasible: there is nothing to write.
         """
-        texts = {**self.files(), **(more or {})}
-        check_folder(Path(out), texts, force=force, flag=flag)
+        texts = self.files()
+        check_folder(Path(out), texts, force=force, flag="out")
         write_files({Path(out) / name: text for name, text in texts.items()}, force=force)
         return list(texts)
 

@@ -69,11 +69,7 @@ def executor_of(workers: "Workers") -> Executor:
 
 
 def spread(
-    work: Callable[[Item], Result],
-    items: Sequence[Item],
-    processes: int | None = None,
-    *,
-    done: Done = lambda: None,
+    work: Callable[[Item], Result], items: Sequence[Item], processes: int | None = None, *, done: Done = lambda: None
 ) -> Iterator[Result]:
     """Return ``work`` of every item, in their order.
 
