@@ -17,9 +17,10 @@ CATALOG = Path(__file__).parent / "catalog"
 _ALIASES = re.compile(r"^aliases: \[(.*)\]$", re.MULTILINE)
 
 
-def hardware_names() -> list[str]:
+@cache
+def hardware_names() -> tuple[str, ...]:
     """Return the names of the catalogue's entries, sorted, without their aliases."""
-    return sorted(path.stem for path in CATALOG.glob("*.yaml"))
+    return tuple(sorted(path.stem for path in CATALOG.glob("*.yaml")))
 
 
 @cache

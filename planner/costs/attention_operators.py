@@ -5,8 +5,6 @@ Shapes: n heads per device, d dimensions of a head; terms are per device of a DP
 verifies; later chunks and reused prefixes are read again ("context").
 """
 
-from dataclasses import replace
-
 from hardware.formats import ELEMENT_BYTES
 from hardware.spec import AttentionFit, Dtype
 from models.spec import GQA, MLA, Indexer
@@ -207,7 +205,7 @@ def fused_prologue(deployment: Deployment, terms: list[Term]) -> list[Term]:
 
 def started(term: ComputeTerm, floor_seconds: float, launches: int) -> ComputeTerm:
     """Return the term with another start-up."""
-    return replace(term, floor_seconds=floor_seconds, launches=launches)
+    return term._replace(floor_seconds=floor_seconds, launches=launches)
 
 
 def batched_matmul(

@@ -54,9 +54,9 @@ def per_draft(term: Term, drafts: Number) -> Term:
     """Return the term of the mean draft: the first passes all tokens of a step, the others one of every request."""
     assert not isinstance(term, CurveTerm), "a dense layer has no measured experts"
     if isinstance(term, CommunicationTerm):
-        return replace(term, bytes=_mean(term.bytes, drafts))
+        return term._replace(bytes=_mean(term.bytes, drafts))
     flops, idle = _mean(term.flops, drafts), _mean(term.idle_flops, drafts)
-    return replace(term, flops=flops, idle_flops=idle, bytes=_mean(term.bytes, drafts))
+    return term._replace(flops=flops, idle_flops=idle, bytes=_mean(term.bytes, drafts))
 
 
 def _mean(form: Form, drafts: Number) -> Form:

@@ -4,7 +4,6 @@ Expert weights are read only for experts that are hit ("hit"); a device sends it
 group's tokens, and the busiest rank's copies ("routed") decide the transfer.
 """
 
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -102,7 +101,7 @@ def prompt_start_up(deployment: Deployment) -> list[Term]:
     stated = own.prompt_moe_layer_seconds.get(measured_as(deployment.hardware)) if own is not None else None
     if stated is None or deployment.phase == "decode":
         return []
-    return [replace(roofline.vector("prompt_start_up", "experts", {"chunk": 1.0}), floor_seconds=stated.value)]
+    return [roofline.vector("prompt_start_up", "experts", {"chunk": 1.0})._replace(floor_seconds=stated.value)]
 
 
 def routed_terms(deployment: Deployment) -> list[Term]:
@@ -269,7 +268,7 @@ def fused(deployment: Deployment, outer: CommunicationTerm, inner: Communication
         within = protocol_seconds(inner, inner.bytes["routed"] * copies)
         seconds.append(larger(between, within) + smaller(between, within) / rounds)
     sent = {"routed": outer.bytes["routed"] + inner.bytes["routed"]}
-    return replace(curved(outer, inner, sent, seconds), launches=2)
+    return curved(outer, inner, sent, seconds)._replace(launches=2)
 
 
 def switched(deployment: Deployment, few: CommunicationTerm, many: CommunicationTerm) -> Term:

@@ -14,7 +14,6 @@ from planner.costs.deployment import Deployment
 from planner.costs.operators import build_step_cost
 from planner.costs.vision_operators import with_encoder
 from planner.manifest.drafts import Acceptance, tokens_per_iteration
-from planner.manifest.stepcost import StepSeconds, evaluate, splittable
 from planner.manifest.terms import Number, StepCost, StepLoad
 
 
@@ -110,14 +109,3 @@ def prefill_passes(deployment: Deployment, tokens_per_device: float, prompt: flo
         )
         passes.append(Pass(load, prompt / count))
     return passes
-
-
-def fastest_step(cost: StepCost, load: StepLoad, microbatches: int | None) -> StepSeconds:
-    """Return the duration of a step; where None is given, the faster of one and, if possible, two microbatches."""
-    if microbatches is not None:
-        return evaluate(cost, load, microbatches)
-    single = evaluate(cost, load, 1)
-    if not cost.moe_layers or not splittable(load):
-        return single
-    double = evaluate(cost, load, 2)
-    return double if double.seconds < single.seconds else single

@@ -4,8 +4,6 @@ Yang et al., Gated Delta Networks (arXiv 2412.06464): S_t = α_t S_(t-1) (I - β
 o_t = S_t q_t. Running requests step the recurrence; prompts use its chunkwise form. Heads are split over TP.
 """
 
-from dataclasses import replace
-
 from models.spec import GatedDeltaNet
 from planner.costs.deployment import Deployment
 from planner.costs.roofline import TOKENS, UNMEASURED_RESIDUAL, Roofline, combine, in_some_layers, scale
@@ -99,4 +97,4 @@ def chunkwise(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> Comp
         {"chunk": 1.0},
         {"chunk": moved},
     )
-    return replace(term, residual=UNMEASURED_RESIDUAL)
+    return term._replace(residual=UNMEASURED_RESIDUAL)

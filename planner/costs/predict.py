@@ -16,17 +16,12 @@ from planner.costs.breakdown import Operator, operators
 from planner.costs.deployment import DRIVEN, Deployment, Host, Phase, check_disaggregation, check_slots
 from planner.costs.hostcosts import HostCosts
 from planner.costs.interval import Interval, interval, loop_interval, scaled
-from planner.costs.latency import (
-    balanced_cost,
-    decode_load,
-    fastest_step,
-    prefill_passes,
-)
+from planner.costs.latency import balanced_cost, decode_load, prefill_passes
 from planner.costs.layouts import Shared, redundancy_choices, shared_choices
 from planner.costs.memory import Memory, expert_device_memory, kv_capacity_tokens, memory
 from planner.engines.loader import engine_names, load_engine
 from planner.manifest.drafts import Acceptance, tokens_per_iteration
-from planner.manifest.stepcost import StepSeconds
+from planner.manifest.stepcost import StepSeconds, evaluate, evaluate_best
 from planner.manifest.terms import StepCost, StepLoad
 from planner.strategy import Strategy
 
@@ -262,10 +257,15 @@ def _spread(configuration: Configuration, each: float) -> tuple[float, float]:
     return float(-(-configuration.requests // ranks)), configuration.requests / ranks
 
 
+def _timed(cost: StepCost, load: StepLoad, microbatches: int | None) -> StepSeconds:
+    """Return the duration of a step in so many microbatches, or in those that take least."""
+    return evaluate_best(cost, load) if microbatches is None else evaluate(cost, load, microbatches)
+
+
 def _decode(configuration: Configuration, deployment: Deployment, cost: StepCost) -> Prediction:
     busiest, mean = _spread(configuration, configuration.batch)
     load = decode_load(deployment, busiest, configuration.kv_tokens, mean)
-    timed = fastest_step(cost, load, configuration.microbatches)
+    timed = _timed(cost, load, configuration.microbatches)
     accepted = tokens_per_iteration(int(deployment.drafts), configuration.acceptance)
     tpot = float(timed.seconds) / accepted
     return Prediction(
@@ -301,7 +301,7 @@ def _prefill(configuration: Configuration, deployment: Deployment, cost: StepCos
     steps = []
     for each in passes:
         load = _alone(configuration, each.load)
-        steps.append(Step(load, fastest_step(cost, load, configuration.microbatches), 1 / len(passes)))
+        steps.append(Step(load, _timed(cost, load, configuration.microbatches), 1 / len(passes)))
     ttft = sum(step.seconds for step in steps)
     prompts = sum(each.tokens for each in passes) * configuration.strategy.attention_dp
     if configuration.requests is not None:
@@ -332,8 +332,7 @@ def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
     busiest, mean = _spread(configuration, 1.0)
     prompts = max(float(load.prefill_tokens) / (configuration.prompt_tokens * (1 - configuration.prefix_reuse)), 1e-12)
     factor = busiest / prompts if prompts >= 1 else busiest
-    return replace(
-        load,
+    return load._replace(
         prefill_tokens=load.prefill_tokens * factor,
         prefill_context_tokens=load.prefill_context_tokens * factor,
         loaded_tokens=load.loaded_tokens * factor,
@@ -408,4 +407,4 @@ def _mixed_memory(configuration: Configuration, deployment: Deployment) -> Memor
 def _mixed_steps(cost: StepCost, seen: "Measured", microbatches: int | None) -> tuple[Step, ...]:
     """The mean step without and the mean step with prompts, by their share."""
     loads = ((seen.decode_load, 1 - seen.prompt_steps), (seen.mixed_load, seen.prompt_steps))
-    return tuple(Step(load, fastest_step(cost, load, microbatches), weight) for load, weight in loads)
+    return tuple(Step(load, _timed(cost, load, microbatches), weight) for load, weight in loads)

@@ -7,7 +7,6 @@ FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
@@ -189,8 +188,7 @@ def in_some_layers(terms: Iterable[ComputeTerm], share: float) -> list[ComputeTe
     Where another stream runs beside, layers may not average out: their mean is then a lower estimate.
     """
     return [
-        replace(
-            term,
+        term._replace(
             flops=scale(term.flops, share),
             idle_flops=scale(term.idle_flops, share),
             bytes=scale(term.bytes, share),

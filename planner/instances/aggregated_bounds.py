@@ -264,7 +264,7 @@ class Bounds:
         none = np.zeros((1, chunk.size))
         tokens = np.concatenate([none, tokens])
         load = self._load(running, tokens, tokens / self.ranks)
-        load = replace(load, prefill_context_tokens=0.0, prefill_pairs=np.concatenate([none, pairs]))
+        load = load._replace(prefill_context_tokens=0.0, prefill_pairs=np.concatenate([none, pairs]))
         seconds = self._seconds(load, (levels.size + 3, chunk.size))
         least, *larger, full = np.maximum.accumulate(seconds[:-1], axis=0)
         parts = np.maximum(np.floor(lengths / chunk), 1.0) * (lengths >= tokens[1:-2])
@@ -280,14 +280,14 @@ class Bounds:
         tokens = self.means.timely
         chunk = np.broadcast_to(np.minimum(tokens, self.budget_tokens), self.ranks.shape)
         load = self._load(np.zeros_like(chunk), chunk, chunk / self.ranks)
-        load = replace(load, prefill_context_tokens=0.0, prefill_pairs=chunk * tokens / 2)
+        load = load._replace(prefill_context_tokens=0.0, prefill_pairs=chunk * tokens / 2)
         return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
 
     def alone_seconds(self, tokens: float) -> Floats:
         """Seconds of a prompt with so many tokens to compute, in steps with nothing else, [rows]."""
         chunk = np.broadcast_to(np.minimum(tokens, self.budget_tokens), self.ranks.shape)
         pairs = chunk * np.minimum(self.means.pairs, tokens / 2)
-        load = replace(self._load(np.zeros_like(chunk), chunk, chunk / self.ranks), prefill_pairs=pairs)
+        load = self._load(np.zeros_like(chunk), chunk, chunk / self.ranks)._replace(prefill_pairs=pairs)
         return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
 
     def sorts(self, budgets: Sequence[int]) -> Floats:
@@ -303,7 +303,7 @@ class Bounds:
         load = self._load(running, chunk, chunk * np.maximum(even, 1 / self.ranks))
         context = longest * np.maximum(self.means.longest - chunk, 0.0) * (chunk > 0)
         pairs = np.where(longest > 0, chunk * (context + chunk / 2), load.prefill_pairs)
-        load = replace(load, prefill_context_tokens=load.prefill_context_tokens + context, prefill_pairs=pairs)
+        load = load._replace(prefill_context_tokens=load.prefill_context_tokens + context, prefill_pairs=pairs)
         return self._seconds(load, chunk.shape).reshape(-1, 1 + len(budgets), rows)
 
     def bare(self, running: Floats) -> Floats:

@@ -261,7 +261,7 @@ def taken(cost: StepCost, rows: Ints) -> StepCost:
     hop = cost.pipeline_hop
     if hop is not None:
         protocols = tuple((_at(latency, rows), _at(rate, rows)) for latency, rate in hop.protocols)
-        changed["pipeline_hop"] = replace(hop, bytes=_form_at(hop.bytes, rows), protocols=protocols)
+        changed["pipeline_hop"] = hop._replace(bytes=_form_at(hop.bytes, rows), protocols=protocols)
     return replace(cost, **changed)
 
 

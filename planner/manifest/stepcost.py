@@ -52,28 +52,41 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     ``planner.manifest.disaggregated``.
     """
     values = variables(cost, load, microbatches)
+    whole = values if microbatches == 1 else variables(cost, load, 1, experts=False)
+    return _composed(cost, load, microbatches, values, _once(cost, whole))
+
+
+def evaluate_best(cost: StepCost, load: StepLoad, most: int = 2) -> StepSeconds:
+    """Return the faster of one and, where allowed and possible, two microbatches (numbers only)."""
+    whole = variables(cost, load, 1)
+    once = _once(cost, whole)
+    single = _composed(cost, load, 1, whole, once)
+    if most < 2 or not cost.moe_layers or not splittable(load):
+        return single
+    double = _composed(cost, load, 2, variables(cost, load, 2), once)
+    return double if double.seconds < single.seconds else single
+
+
+def _once(cost: StepCost, whole: Mapping[str, Number]) -> Stages:
+    """Return the timings of what runs once a step, on the whole batch: embedding, head, and the drafts' own work."""
+    return {**stage_timings(cost.head_terms, whole), **stage_timings(cost.draft_terms, whole)}
+
+
+def _composed(
+    cost: StepCost, load: StepLoad, microbatches: int, values: Mapping[str, Number], once: Stages
+) -> StepSeconds:
+    """Compose the terms at the ``values`` of one microbatch with what runs ``once``: see ``evaluate``."""
     stages = stage_timings(cost.terms, values)
     layer, share = moe_layer(cost, stages, microbatches)
-    whole = values if microbatches == 1 else variables(cost, load, 1, experts=False)
-    once = {**stage_timings(cost.head_terms, whole), **stage_timings(cost.draft_terms, whole)}
     draft, head = draft_seconds(cost, stages, once, layer, microbatches), stage_sum(once, ("head",))
     dense = cost.dense_layers * microbatches * stage_sum(stages, ("attention", "dense"))
     last = drain(cost, stages, layer, microbatches)
     device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + last + draft + head)
-    host: Number = launches(cost, microbatches) * cost.launch_seconds
+    host: Number = launches(cost, microbatches) * cost.launch_seconds if cost.launch_seconds else 0.0
     if cost.prompt_seconds:
         host = larger(host, either(load.prefill_tokens > 0, cost.prompt_seconds, 0.0))
     seconds = (larger(device, host) if cost.runs_ahead else device + host) + cost.host_seconds
     return StepSeconds(plus(seconds, load.loaded_tokens * cost.loading_seconds), microbatches, share)
-
-
-def evaluate_best(cost: StepCost, load: StepLoad, most: int) -> StepSeconds:
-    """Return the faster of one and, where allowed and possible, two microbatches (numbers only)."""
-    single = evaluate(cost, load, 1)
-    if most < 2 or not cost.moe_layers or not splittable(load):
-        return single
-    double = evaluate(cost, load, 2)
-    return double if double.seconds < single.seconds else single
 
 
 def splittable(load: StepLoad) -> bool:

@@ -26,7 +26,7 @@ its protocols, latency + bytes / rate; a curve term what was measured at its loa
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -55,8 +55,7 @@ class Shape(NamedTuple):
     ranks: Number = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeTerm:
+class ComputeTerm(NamedTuple):
     """A kernel (or a fused chain) on one device; forms are over the module's variables.
 
     ``residual`` is the median relative error of the fit that it rests on. ``share`` is the part of the layers of its
@@ -76,11 +75,10 @@ class ComputeTerm:
     launches: int = 1
     residual: float = 0.0
     share: float = 1.0
-    shape: Shape | None = field(default=None, compare=False)
+    shape: Shape | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CommunicationTerm:
+class CommunicationTerm(NamedTuple):
     """A collective or an exchange: the fastest of (latency, bytes per second) protocols."""
 
     name: str
@@ -89,11 +87,10 @@ class CommunicationTerm:
     protocols: tuple[tuple[Number, Number], ...]
     launches: int = 1
     residual: float = 0.0
-    shape: Shape | None = field(default=None, compare=False)
+    shape: Shape | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CurveTerm:
+class CurveTerm(NamedTuple):
     """Kernels of one device timed together: ``seconds`` at loads 1, 2, 4, ... of the form ``load``.
 
     ``flops`` and ``bytes`` are the work behind them, with the device's peaks; they tell what the kernels are bound by.
@@ -109,14 +106,13 @@ class CurveTerm:
     bytes_per_second: float
     launches: int = 1
     residual: float = 0.0
-    shape: Shape | None = field(default=None, compare=False)
+    shape: Shape | None = None
 
 
 Term = ComputeTerm | CommunicationTerm | CurveTerm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepLoad:
+class StepLoad(NamedTuple):
     """What one step carries on the busiest attention rank, all microbatches together.
 
     ``mean_tokens`` is per attention rank over all ranks of the instance (they share the experts).

@@ -15,10 +15,10 @@ from planner.costs.latency import (
     causal_pairs,
     decode_load,
     deviations,
-    fastest_step,
     prefill_passes,
     tokens_per_iteration,
 )
+from planner.manifest.stepcost import evaluate_best
 from tests.instances import cloudmatrix_decode, even_cost, instance
 
 
@@ -91,7 +91,7 @@ def test_decode_of_cloudmatrix(requests: int, kv: int, tpot_ms: float):
     """CloudMatrix384 Table 5 (50, 50 and 30 ms; half the batch per die): TPOT within 15 %, balance perfect."""
     deployment = cloudmatrix_decode()
     load = decode_load(deployment, float(requests), kv + 128.0)
-    seconds = fastest_step(even_cost(deployment), load, None).seconds
+    seconds = evaluate_best(even_cost(deployment), load).seconds
     assert float(seconds) / 1.7 * 1e3 == pytest.approx(tpot_ms, rel=0.15)
 
 
@@ -103,7 +103,7 @@ def test_prefill_with_perfect_balance(hardware: str, weights: str, tokens: float
     """CloudMatrix384 section 5.2: 6688 tokens/s per chip; DeepSeek's profile on H800 7839 per GPU; within 15 %."""
     deployment = instance("deepseek-r1", hardware, "prefill", weights, attention_dp=32, moe_ep=32, redundant=32)
     (step,) = prefill_passes(deployment, tokens, 4096.0, 0.0)
-    timed = fastest_step(even_cost(deployment), step.load, None)
+    timed = evaluate_best(even_cost(deployment), step.load)
     seconds, microbatches = timed.seconds, timed.microbatches
     assert microbatches == 2
     assert step.tokens / float(seconds) == pytest.approx(published, rel=0.15)
@@ -112,4 +112,4 @@ def test_prefill_with_perfect_balance(hardware: str, weights: str, tokens: float
 def test_dense_models_run_one_microbatch():
     """There is no exchange to hide."""
     deployment = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=2, moe_tp=2)
-    assert fastest_step(even_cost(deployment), decode_load(deployment, 64.0, 4096.0), None).microbatches == 1
+    assert evaluate_best(even_cost(deployment), decode_load(deployment, 64.0, 4096.0)).microbatches == 1

@@ -40,7 +40,7 @@ def test_fastest_protocol_wins():
     term = CommunicationTerm("x", "dispatch", {"routed": 1.0}, ((1e-5, 1e9), (5e-5, 1e10)))
     assert communication_seconds(term, {"routed": 1e6}) == pytest.approx(15e-5)
     assert communication_seconds(term, {"routed": 100.0}) == pytest.approx(1e-5 + 1e-7)
-    assert communication_seconds(replace(term, protocols=()), {"routed": 1.0}) == 0.0
+    assert communication_seconds(term._replace(protocols=()), {"routed": 1.0}) == 0.0
 
 
 def test_stage_is_the_sum_of_its_terms():
