@@ -12,6 +12,7 @@ from cli.page import Markdown
 from ground.errors import BadInput
 from ground.files import write_files
 from ground.units import format_duration, format_rate, rounded_down
+from ground.workers import executor_of
 from planner.checks.check import Verdict
 from planner.checks.margins import Margin
 from podplan.checking import STATIONARY, Checked, after_text, lost_text, spares_text
@@ -20,7 +21,6 @@ from podplan.day import span_text
 from podplan.options import flag, switch
 from podplan.plan_data import bounded_text
 from podplan.question_files import question_schema
-from podplan.workers import executor_of
 
 
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")

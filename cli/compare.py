@@ -10,6 +10,7 @@ from cli.plots import Plot, PlotLine
 from cli.rows_view import MEASURES, number, show_rows
 from ground.errors import BadInput
 from ground.units import format_duration, format_rate
+from ground.workers import executor_of
 from planner.question import Question
 from podplan.comparison import CompareResult, compare
 from podplan.comparison import sweep as swept
@@ -17,7 +18,6 @@ from podplan.machines import basis_lines, unlike_prices
 from podplan.options import flag, switch
 from podplan.question import Asked
 from podplan.readers import read_choice
-from podplan.workers import executor_of
 
 
 @takes_question("QUESTIONS.yaml | MODEL,...", "A question file, or models with --hw, each by commas.")

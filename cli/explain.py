@@ -8,13 +8,13 @@ from cli.output import Screen, note, print_json, progress, with_bar
 from cli.plan_parts import show_day
 from cli.plan_view import show_first
 from ground.units import carried_rate, format_duration
+from ground.workers import executor_of
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
 from planner.search.changes.near import Near
 from podplan.explaining import ExplainResult, explain
 from podplan.options import flag
 from podplan.plan_data import pools_text
-from podplan.workers import executor_of
 
 
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")

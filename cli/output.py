@@ -14,8 +14,8 @@ from cli.tables import GAP, TextTable, folded
 from ground.errors import BadInput
 from ground.files import check_file, check_folder, write_files
 from ground.units import MICRO, format_duration
+from ground.workers import Executor
 from podplan.result import Result, as_json
-from podplan.workers import Executor
 
 LINE_WIDTH = 118
 """Of sentences, however wide the terminal is."""

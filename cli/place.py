@@ -15,8 +15,7 @@ from planner.manifest.loads import rank_loads
 from planner.placement.decide import Choice
 from planner.placement.methods import trivial
 from podplan.options import flag
-from podplan.place_input import PlaceFlags
-from podplan.placement import FILES, PlaceResult, place
+from podplan.placement import FILES, PlaceFlags, PlaceResult, place
 
 
 @takes(PlaceFlags)

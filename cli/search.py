@@ -11,6 +11,7 @@ from cli.plan_view import show_front, show_plan
 from cli.rows_view import number
 from ground.errors import BadInput, Infeasible
 from ground.units import format_count, format_rate
+from ground.workers import aside, executor_of
 from planner.search.search import at_need
 from podplan.options import flag, switch
 from podplan.planning import FILES as SAVED
@@ -18,7 +19,6 @@ from podplan.planning import PlanResult, read_levels, solved, widened
 from podplan.question import Asked
 from podplan.question_files import asked_of, single_question
 from podplan.result import Row
-from podplan.workers import aside, executor_of
 
 if TYPE_CHECKING:
     from podplan.scenarios import ScenariosResult

@@ -5,9 +5,9 @@ from cli.options import CSV, FORCE, JSON, File, Text, options
 from cli.output import Outputs, Screen, print_json
 from ground.errors import BadInput
 from ground.units import format_count, format_duration, number_of
+from planner.verification.outliers import NAMES
 from planner.verification.verify import Summary, by_label
 from podplan.options import argument, flag
-from podplan.outliers import NAMES
 from podplan.verification import LABELS, VerifyResult, calibrate, verify
 
 COLUMNS = ["run", "figure", "measured", "predicted", "error", "interval", "inside"]

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, naming
+from ground.workers import Workers, executor_of
 from planner.checks.check import Search, Verdict, check_deployed, check_question
 from planner.checks.deployed_trace import plan_on
 from planner.checks.margins import AfterLoss, Limits, Margin, over_windows
@@ -24,7 +25,6 @@ from podplan.question import Asked
 from podplan.question_files import CHECK_KEYS, CHECKED, Entry, asked_of, questions_in_place, typed_of
 from podplan.readers import read_confidence, read_headroom
 from podplan.result import Result, Row, picked
-from podplan.workers import Workers, executor_of
 
 if TYPE_CHECKING:
     from podplan.fixed import ManifestQuestion

@@ -11,13 +11,13 @@ from typing import Any
 from ground.errors import BadInput
 from ground.names import suggest
 from ground.units import number_of, parse_count
+from ground.workers import Workers, executor_of
 from podplan.options import UNITS, QuestionFlags, flag_name, flags_of, names_of, text_of
 from podplan.planning import solved
 from podplan.question import Asked, read_question
 from podplan.question_files import Entry, asked_of, questions_in_place, typed_of
 from podplan.readers import spaced
 from podplan.result import Result, Row
-from podplan.workers import Workers, executor_of
 
 MOST_COMPARED = 200
 MOST_POINTS = 1000

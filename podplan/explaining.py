@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ground.units import carried_rate, counted
+from ground.workers import Workers, executor_of
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.plans.worked import worked_plan
@@ -19,7 +20,6 @@ from podplan.planning import solved
 from podplan.question import Asked
 from podplan.question_files import asked_of, single_question, typed_of
 from podplan.result import Result, Row, as_data, picked
-from podplan.workers import Workers, executor_of
 
 
 @dataclass(frozen=True, kw_only=True)

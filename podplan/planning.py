@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, Infeasible
 from ground.units import carried_rate, counted, format_duration
+from ground.workers import Executor, spread
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.programme.proof import Bound
@@ -35,7 +36,6 @@ from podplan.question import Asked
 from podplan.question_files import asked_of, single_question, typed_of
 from podplan.readers import read_tokens
 from podplan.result import Result, Row, as_json
-from podplan.workers import Executor, spread
 
 if TYPE_CHECKING:
     from planner.checks.margins import Sureness

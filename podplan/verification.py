@@ -13,12 +13,12 @@ from ground.files import read_yaml, write_files
 from planner.costs.predict import Configuration
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
+from planner.verification.next_runs import NextRun, next_runs
+from planner.verification.outliers import NAMES, Loaded, outliers
 from planner.verification.reports import Report, read_reports
 from planner.verification.residuals import FEATURES, Residual
 from planner.verification.runs import METRICS, Run, read_runs
 from planner.verification.verify import Summary, Verified, by_label, calibration, point, summarise, verify_runs
-from podplan.next_runs import NextRun, next_runs
-from podplan.outliers import NAMES, Loaded, outliers
 from podplan.result import Result, Row, as_data, picked
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions

@@ -1,34 +1,42 @@
 """`podplan.watch`: what a running system tells beside its plan, and whether a change pays."""
 
+import os
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from ground.errors import BadInput, Infeasible
+from ground.files import read_text
+from ground.prometheus import Scrape, parse_scrape
+from ground.traces import read_trace
 from ground.units import HOUR_SECONDS, format_duration, format_rate
-from planner.changeover.capacity import carried, total_carried
 from planner.changeover.change import Asked, Change, change
 from planner.changeover.moving import Terms
-from planner.checks.manifests import from_manifest
-from planner.checks.margins import Limits
+from planner.changeover.observed import LEAST_REQUESTS, Observed, of_metrics
+from planner.changeover.worth import carries, question_of, step_factor, step_interval
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
-from planner.plans.expectation import expect, workload_of
+from planner.plans.expectation import planned_rate, workload_of
 from planner.plans.plan import Plan
-from planner.question import Machines, Question
 from planner.search.search import search
 from planner.search.sure import restated, stressed
-from planner.workload import Workload
+from planner.workload import Traffic
+from podplan.on_trace import rows_of
 from podplan.options import Flags, Text, flag, flags_of
 from podplan.plan_data import plan_json
 from podplan.readers import read_fraction
 from podplan.rebalancing import measured_balance
 from podplan.result import Result, Row, picked
-from podplan.seen import Observed, look
+from podplan.verification import verify
 
-STEP_DEVIATION = 0.1
-"""Of a predicted TPOT, relative, where the plan states no interval: the predictions' own median error is about that."""
+USUAL_SECONDS = 60.0
+"""Between two scrapes of an endpoint."""
+MOST_SCRAPE_BYTES = 100_000_000
 
 SEEN = "source seconds requests rate_per_second rate_half_width ttft_seconds tpot_seconds"
 LENGTHS = "mean=workload.{0}_tokens.mean squared_cv=workload.{0}_tokens.squared_cv"
@@ -146,11 +154,11 @@ def watch(*sources: str, **flags: object) -> WatchResult:
         manifest=manifest,
         seen=seen,
         factor=factor,
-        factor_interval=_interval(manifest),
-        carries=_carries(manifest, seen.workload, slow),
+        factor_interval=step_interval(manifest),
+        carries=carries(manifest, seen.workload, slow),
         balance=_balance(manifest, typed.expert_loads),
     )
-    question = _question(manifest, seen.workload, seen.upper_per_second * (1 + room))
+    question = question_of(manifest, seen.workload, seen.upper_per_second * (1 + room))
     best = search(stressed(question, slow), explain=False, beside=False).best
     best = None if best is None else restated(best, question, slow)
     startup = typed.seconds("startup", None, zero=True)
@@ -194,38 +202,6 @@ def _weighed(base: WatchResult, best: Plan, hold: float, startup: float | None) 
     return replace(base, plan=best, found=found, pays=saved > cost, why=why)
 
 
-def _carries(manifest: Manifest, workload: Workload, slow: float) -> float:
-    """Return what a manifest carries within its limits with steps ``slow`` times as long as predicted.
-
-    All service times times f at a rate R are the predicted ones at the rate f R under limits f times as tight.
-    """
-    stated = Limits.of(manifest.service_levels, 1.0)
-    ttft, tpot = stated.ttft_seconds, stated.tpot_seconds
-    limits = replace(stated, ttft_seconds=ttft and ttft / slow, tpot_seconds=tpot and tpot / slow)
-    return total_carried(manifest, carried(manifest, workload, limits)) / slow
-
-
-def step_factor(manifest: Manifest, seen: Observed) -> float:
-    """Return measured over predicted step times: of verified runs, or of the mean TPOT at the rate that is seen."""
-    if seen.step_factor is not None:
-        return seen.step_factor
-    if seen.mean_tpot_seconds is None:
-        return 1.0
-    found = expect(manifest, seen.workload, seen.rate_per_second).prediction
-    if found is None or found.tpot_seconds is None or not found.tpot_seconds.mean:
-        return 1.0
-    return seen.mean_tpot_seconds / found.tpot_seconds.mean
-
-
-def _interval(manifest: Manifest) -> tuple[float, float]:
-    """Return where measured over predicted step times lie with 80 %, by the plan's own deviation."""
-    try:
-        deviation = from_manifest(manifest, workload_of(manifest.workload)).deviation
-    except BadInput:
-        deviation = STEP_DEVIATION
-    return 1 - 1.2816 * deviation, 1 + 1.2816 * deviation
-
-
 def _balance(manifest: Manifest, loads: str | None) -> dict[str, tuple[float, float]]:
     if loads is None:
         return {}
@@ -234,32 +210,113 @@ def _balance(manifest: Manifest, loads: str | None) -> dict[str, tuple[float, fl
     return {role: (value, float(planned[role].balance)) for role, value in measured.items() if role in planned}
 
 
-def _question(manifest: Manifest, workload: Workload, rate: float) -> Question:
-    """Return the question whose answer the manifest is, at another rate and for other traffic."""
-    pools = {pool.role: pool for pool in manifest.pools}
-    sides = {}
-    for role in ("prefill", "decode"):
-        pool = pools.get(role) or manifest.pools[0]
-        cluster = manifest.clusters[pool.hardware]
-        devices = max(cluster.nodes, int(cluster.spec.nodes.value)) * int(cluster.spec.devices_per_node.value)
-        sides[role] = Machines(hardware=cluster.spec, devices=devices, weights=pool.weights_dtype, budget=pool.hardware)
-    levels, answering = manifest.service_levels, pools.get("decode") or manifest.pools[0]
-    if levels.ttft_seconds is None or levels.tpot_seconds is None:
-        raise BadInput("--manifest: states no service levels that a plan could keep; plan it with --ttft and --tpot")
-    engine = manifest.engine
-    return Question(
-        model=manifest.model.spec,
-        prefill=sides["prefill"],
-        decode=sides["decode"],
-        workload=workload,
-        ttft_seconds=levels.ttft_seconds,
-        tpot_seconds=levels.tpot_seconds,
-        percentile=levels.percentile,
-        rate_per_second=rate,
-        objective="chips",
-        kv_dtype=answering.kv_dtype,
-        drafts=tuple(range(answering.mtp.drafts + 1)),
-        acceptance=answering.mtp.acceptance,
-        engine=engine.id if engine.id == "reference" else f"{engine.id}@{engine.version}",
-        shape="aggregated" if "mixed" in pools else "disaggregated",
+def look(sources: Sequence[str], manifest: Manifest, path: str, window: float | None) -> Observed:
+    """Return what sources tell, metrics over a ``window`` of seconds; BadInput naming one that tells nothing."""
+    if not sources:
+        raise BadInput("give what to watch: URLs or files of metrics, a request log, or results of plan verify")
+    if all(source.startswith(("http://", "https://")) for source in sources):
+        before, start = _scraped(sources), time.monotonic()
+        time.sleep(seconds := window or USUAL_SECONDS)
+        return of_metrics(_scraped(sources) - before, time.monotonic() - start or seconds, manifest, ", ".join(sources))
+    texts = {source: _text(source) for source in sources}
+    if all(text is not None for text in texts.values()):
+        scrapes = [parse_scrape(text or "", source) for source, text in texts.items()]
+        if len(scrapes) == 1:
+            return of_metrics(scrapes[0], _lifetime(scrapes[0], sources[0], window), manifest, sources[0])
+        if len(scrapes) != 2:
+            raise BadInput(f"{sources[2]}: give two files of metrics, an earlier and a later one, not {len(scrapes)}")
+        seconds = window or os.path.getmtime(sources[1]) - os.path.getmtime(sources[0])
+        if seconds <= 0:
+            raise BadInput("--window: the second file is not younger than the first; say how long lies between them")
+        return of_metrics(scrapes[1] - scrapes[0], seconds, manifest, sources[1])
+    if len(sources) == 1 and not os.path.isdir(sources[0]) and not sources[0].endswith(".json"):
+        try:
+            return of_trace(sources[0], manifest)
+        except BadInput:
+            if not sources[0].endswith(".csv"):
+                raise
+    return of_results(sources, manifest, path)
+
+
+def _scraped(sources: Sequence[str]) -> Scrape:
+    total = Scrape({}, {})
+    for source in sources:
+        try:
+            with urlopen(source, timeout=10) as answer:
+                text = answer.read(MOST_SCRAPE_BYTES).decode("utf-8", "replace")
+        except (OSError, HTTPException, ValueError) as error:
+            raise BadInput(f"{source[:100]}: does not answer: {error}") from None
+        total = total + parse_scrape(text, source)
+    return total
+
+
+def _text(source: str) -> str | None:
+    """Return a file of metrics; None for what is none by its first line."""
+    if os.path.isdir(source) or source.endswith((".gz", ".csv", ".json", ".jsonl", ".tar")):
+        return None
+    text = read_text(Path(source))
+    first = next((line for line in text.splitlines() if line.strip()), "")
+    return (
+        text
+        if first.startswith("#") or (first and first[0].isalpha() and " " in first and "," not in first.split("{")[0])
+        else None
     )
+
+
+def _lifetime(scrape: Scrape, source: str, window: float | None) -> float:
+    """Return the seconds that a single scrape covers: from the start of the process to when it was written."""
+    if window is not None:
+        return window
+    started = scrape.values.get("process_start_time_seconds")
+    seconds = os.path.getmtime(source) - started if started else 0.0
+    if seconds <= 0:
+        raise BadInput(
+            f"{source}: one scrape tells no rate; give an earlier one before it, or --window since the start"
+        )
+    return seconds
+
+
+def of_trace(source: str, manifest: Manifest) -> Observed:
+    """Return what a request log tells: rate, lengths and reuse."""
+    trace = read_trace(Path(source))
+    rows = rows_of(trace, reuse_stated=False)
+    if rows is None:
+        raise BadInput(f"{source}: has no arrivals of its own; a log of what came, with times, tells a rate")
+    if len(trace) < LEAST_REQUESTS:
+        raise BadInput(f"{source}: {len(trace)} requests tell nothing; give at least {LEAST_REQUESTS}")
+    traffic = Traffic.from_trace(rows)
+    seconds = float(trace.arrival_seconds[-1] - trace.arrival_seconds[0])
+    return Observed(
+        source=source,
+        seconds=seconds,
+        requests=len(trace),
+        workload=traffic.workload,
+        rate_per_second=traffic.rate_per_second,
+    )
+
+
+def of_results(sources: Sequence[str], manifest: Manifest, path: str) -> Observed:
+    """Return what verified runs tell: how long steps are beside their predictions; traffic is the plan's."""
+    paths = [str(each) for source in sources for each in _files(Path(source))]
+    if not paths:
+        raise BadInput(f"{sources[0]}: holds no results; CSV and JSON files are read, as plan verify reads them")
+    with_manifest = any(not each.endswith(".csv") for each in paths)
+    found = verify(*paths, manifest=path if with_manifest else None)
+    errors = [1 / (1 + each.error["tpot_seconds"]) for each in found.compared if "tpot_seconds" in each.error]
+    if not errors:
+        reason = next((each.reason for each in found.runs if each.reason), "they state no TPOT")
+        raise BadInput(f"{sources[0]}: no run could be set beside a prediction: {reason}")
+    rate = planned_rate(manifest)
+    middle = sorted(errors)[len(errors) // 2]
+    return Observed(
+        source=", ".join(sources),
+        seconds=0.0,
+        requests=len(errors),
+        workload=workload_of(manifest.workload),
+        rate_per_second=rate,
+        step_factor=middle,
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(each for each in path.iterdir() if each.suffix in (".csv", ".json")) if path.is_dir() else [path]

@@ -19,7 +19,7 @@ from podplan.options import (
     flag_name,
     switch,
 )  # fmt: skip
-from podplan.place_input import PlaceFlags
+from podplan.placement import PlaceFlags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,13 @@ import pytest
 
 import podplan
 from ground.errors import BadInput
-from podplan.workers import aside, executor_of, spread
+from ground.workers import aside, executor_of, spread
 
 
 @pytest.fixture(params=[1, 2], ids=["one core", "two cores"])
 def cores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """As many cores as are asked for, whatever this machine has."""
-    monkeypatch.setattr("podplan.workers.cores", lambda: request.param)
+    monkeypatch.setattr("ground.workers.cores", lambda: request.param)
     return int(request.param)
 
 
@@ -59,7 +59,7 @@ def test_workers_are_named_by_a_number_or_a_scheduler(monkeypatch: pytest.Monkey
     for wrong in ("many", "0", 1000):
         with pytest.raises(BadInput, match="is neither 1 to 256 processes nor dask:ADDRESS"):
             executor_of(wrong)
-    monkeypatch.setattr("podplan.workers.find_spec", lambda name: None)
+    monkeypatch.setattr("ground.workers.find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r"pip install 'podplan\[dask\]'"):
         executor_of("dask:localhost:8786")
 

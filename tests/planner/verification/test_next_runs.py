@@ -10,9 +10,9 @@ import pytest
 
 from cli.main import main
 from ground.errors import BadInput
+from planner.verification.next_runs import next_runs
 from planner.verification.residuals import Residual
 from planner.verification.runs import METRICS
-from podplan.next_runs import next_runs
 from tests.shell import answered
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from planner.manifest.schema import Manifest
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
+from planner.verification.outliers import Loaded, imbalance, outliers
 from planner.verification.reports import Report
 from planner.verification.runs import Run
 from planner.verification.verify import Verified
-from podplan.outliers import Loaded, imbalance, outliers
 from tests.deploy.cases import plan
 
 PROMPT, ANSWER = 4096.0, 1024.0

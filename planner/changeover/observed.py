@@ -1,0 +1,115 @@
+"""What a running system told: rate, lengths, reuse and step times, each with its uncertainty."""
+
+import math
+from dataclasses import dataclass
+
+from ground.errors import BadInput
+from ground.prometheus import Histogram, Scrape
+from ground.units import format_duration
+from planner.engines.loader import all_engines, load_orchestrator
+from planner.engines.spec import Metrics
+from planner.manifest.schema import Manifest
+from planner.plans.expectation import workload_of
+from planner.workload import Lengths, Workload
+
+SCORE = 1.96
+"""Standard deviations on each side that hold 95 % of a normal estimate."""
+LEAST_REQUESTS = 30
+"""Fewer tell neither lengths nor times."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """What a system told in some ``seconds``, 0 for runs without traffic of their own; None where it tells nothing.
+
+    Half widths are those of 95 % intervals.
+    """
+
+    source: str
+    seconds: float
+    requests: float
+    workload: Workload
+    rate_per_second: float
+    ttft_seconds: float | None = None
+    """At the plan's percentile."""
+    tpot_seconds: float | None = None
+    mean_tpot_seconds: float | None = None
+    step_factor: float | None = None
+    """Measured over predicted step time, where verified runs tell it."""
+
+    @property
+    def rate_half_width(self) -> float:
+        """Half width of the rate."""
+        spread = math.sqrt(self.requests * max(self.workload.arrival_squared_cv, 1.0))
+        return SCORE * spread / self.seconds if self.seconds else 0.0
+
+    @property
+    def prompt_half_width(self) -> float | None:
+        """Half width of the mean prompt."""
+        return _half_width(self.workload.input_tokens, self.requests) if self.seconds else None
+
+    @property
+    def answer_half_width(self) -> float | None:
+        """Half width of the mean answer."""
+        return _half_width(self.workload.output_tokens, self.requests) if self.seconds else None
+
+    @property
+    def upper_per_second(self) -> float:
+        """Upper end of the rate."""
+        return self.rate_per_second + self.rate_half_width
+
+    @property
+    def times_steps(self) -> bool:
+        """Whether it tells how long steps take."""
+        return self.step_factor is not None or self.mean_tpot_seconds is not None
+
+
+def of_metrics(since: Scrape, seconds: float, manifest: Manifest, source: str) -> Observed:
+    """Return what counters and histograms of some seconds tell, of whichever engine's names are there."""
+    names = next((each for each in _known() if since.histogram(each.ttft) is not None), None)
+    if names is None:
+        raise BadInput(f"{source}: has no TTFT of vLLM, SGLang or Dynamo's front end; is it their /metrics?")
+    ttft, tpot = since.histogram(names.ttft), since.histogram(names.tpot)
+    prompts = since.histogram(names.prompt_lengths) if names.prompt_lengths else None
+    answers = since.histogram(names.output_lengths) if names.output_lengths else None
+    count = since.values.get(names.requests or "", 0.0) or (ttft.count if ttft else 0.0)
+    if count < LEAST_REQUESTS:
+        raise BadInput(
+            f"{source}: {count:g} requests in {format_duration(seconds)} tell nothing; watch for longer (--window)"
+        )
+    cached = since.values.get(names.cached_tokens or "", 0.0)
+    tokens = prompts.total if prompts else since.values.get(names.prompt_tokens, 0.0)
+    output = answers.total if answers else since.values.get(names.output_tokens, 0.0)
+    if tokens <= 0 or output <= 0:
+        raise BadInput(f"{source}: counts no prompt or no output tokens; watch the instances that answer")
+    planned, percentile = workload_of(manifest.workload), manifest.service_levels.percentile
+    workload = Workload(
+        input_tokens=_lengths(tokens / count, prompts),
+        output_tokens=_lengths(output / count, answers),
+        prefix_reuse=min(cached / tokens, 0.99),
+        arrival_squared_cv=planned.arrival_squared_cv,
+    )
+    return Observed(
+        source=source,
+        seconds=seconds,
+        requests=count,
+        workload=workload,
+        rate_per_second=count / seconds,
+        ttft_seconds=ttft.at(percentile) if ttft else None,
+        tpot_seconds=tpot.at(percentile) if tpot else None,
+        mean_tpot_seconds=tpot.mean if tpot and tpot.count else None,
+    )
+
+
+def _known() -> list[Metrics]:
+    """Return the names that engines and orchestrators serve, the front end's first."""
+    profiles = [each.deployment.metrics for each in all_engines() if each.deployment is not None]
+    return [each.value for each in (load_orchestrator("dynamo").metrics, *profiles) if each is not None]
+
+
+def _lengths(mean: float, histogram: Histogram | None) -> Lengths:
+    return Lengths(mean=max(mean, 1.0), squared_cv=histogram.squared_cv if histogram else 0.0)
+
+
+def _half_width(lengths: Lengths, count: float) -> float:
+    return SCORE * lengths.mean * math.sqrt(lengths.squared_cv / count)
