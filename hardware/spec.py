@@ -89,6 +89,17 @@ class VectorFit(Fitted):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SortFit(Fitted):
+    """Choice of an indexer's keys by a full sort on vector units, while the matrix units make the scores.
+
+    seconds = elements that are sorted and merged / (bf16 peak · elements_per_flop) + floor
+    """
+
+    elements_per_flop: Positive
+    floor_seconds: NotNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels(Stated):
     """Kernel fits of a device, by family and, for matrix products, by dtype."""
 
@@ -106,6 +117,9 @@ class Kernels(Stated):
         "attention over keys that an indexer picked; none: mla_decode stands for it", default=None
     )
     sparse_prefill: AttentionFit | None = None
+    index_sort: SortFit | None = described(
+        "an indexer's keys are sorted in full; none: chosen in two passes", default=None
+    )
     gemm_static: dict[Dtype, MatmulFit] = described(
         "products of checkpoints whose activations have one scale that is known beforehand; none: gemm",
         default_factory=dict,

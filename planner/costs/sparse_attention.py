@@ -2,21 +2,27 @@
 
 DeepSeek-V3.2 report, section 2.1: I(t, s) = Σ_j w_tj · ReLU(q_tj · k_s) over the indexer's heads, then the top-k keys.
 The indexer is whole on every TP device (its cost does not fall with TP), and its keys are read in FP8; scores are
-written in FP32 and read twice by the selection (one pass for the histogram, one to gather). Where layers take over the
-choice of an earlier one (GLM-5.2), those have neither indexer nor index keys. Attention proper runs on
+written in FP32 and read twice by the selection (one pass for the histogram, one to gather). Ascend's fused kernel sorts
+them on its vector cores while its cube cores make them (``sorted_in_full``). Where layers take over the choice of an
+earlier one (GLM-5.2), those have neither indexer nor index keys. Attention proper runs on
 latents (MQA form) for prompts too, as the report says and the kernels do; a prompt within top-k tokens would run
 faster unabsorbed, which is left out: an upper estimate there.
 """
 
+from dataclasses import replace
+
 from hardware.formats import ELEMENT_BYTES
-from hardware.spec import AttentionFit, Dtype
+from hardware.spec import AttentionFit, Dtype, SortFit
 from models.spec import MLA, Indexer
 from planner.costs.cache import INDEX_SCALE_BYTES
 from planner.costs.deployment import Deployment
-from planner.costs.roofline import TOKENS, Roofline, combine, in_some_layers, scale
-from planner.manifest.terms import ComputeTerm, Form, Number, Term
+from planner.costs.roofline import TOKENS, Roofline, combine, in_some_layers, residual, scale
+from planner.manifest.terms import ComputeTerm, Form, Number, Term, smaller
 
 SCORE_BYTES = 4.0
+SORTED, KEPT = 4.36, 3.32
+"""Elements that a full sort handles of each score, and of each key that it keeps: CANN's guide of LightningIndexer
+(cann-recipes-infer, docs/models/deepseek_v3_2_exp) counts 4.36 S + 3.32 k for a query."""
 
 
 def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[ComputeTerm]:
@@ -51,11 +57,32 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Co
         scored.append(("prefill_index_scores", kernels.prefill_attention, {"pairs": each}, {"chunk": 1.0}, every))
     for name, fit, pairs, rows, read in scored:
         read = combine(read, 1.0, pairs, SCORE_BYTES)
-        terms.append(roofline.attention(name, fit, pairs, per_pair, rows, read, dtype=score_dtype))
-        selection = name.replace("scores", "top_k")
-        terms.append(roofline.vector(selection, "attention", scale(pairs, 2 * SCORE_BYTES)))
+        scores = roofline.attention(name, fit, pairs, per_pair, rows, read, dtype=score_dtype)
+        selection = roofline.vector(name.replace("scores", "top_k"), "attention", scale(pairs, 2 * SCORE_BYTES))
+        sort = kernels.index_sort
+        terms += [scores, selection] if sort is None else sorted_in_full(scores, selection, sort, roofline.peak("bf16"))
     share = deployment.model.index_share
     return terms if share == 1.0 else in_some_layers(terms, share)
+
+
+def sorted_in_full(scores: ComputeTerm, selection: ComputeTerm, sort: SortFit, peak: float) -> list[ComputeTerm]:
+    """Return the terms of one fused kernel: its scores, and what sorting them takes beyond the time of making them."""
+    rate, [(keys, flops)] = peak * sort.elements_per_flop, scores.flops.items()
+    pairs = selection.bytes[keys] / (2 * SCORE_BYTES)
+    hidden = smaller(rate * flops / scores.flops_per_second, SORTED * pairs)
+    beyond: Form = {keys: SORTED * pairs - hidden, f"{keys}_within": KEPT * pairs}
+    return [
+        replace(scores, floor_seconds=sort.floor_seconds, residual=residual(sort)),
+        replace(
+            selection,
+            flops=beyond,
+            flops_per_second=rate,
+            bytes={},
+            floor_seconds=0.0,
+            launches=0,
+            residual=residual(sort),
+        ),
+    ]
 
 
 def sparse_decode(deployment: Deployment, mla: MLA, heads: Number) -> Term:
