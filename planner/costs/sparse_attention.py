@@ -9,8 +9,6 @@ latents (MQA form) for prompts too, as the report says and the kernels do; a pro
 faster unabsorbed, which is left out: an upper estimate there.
 """
 
-from dataclasses import replace
-
 from hardware.formats import ELEMENT_BYTES
 from hardware.spec import AttentionFit, Dtype, SortFit
 from models.spec import MLA, Indexer
@@ -72,9 +70,8 @@ def sorted_in_full(scores: ComputeTerm, selection: ComputeTerm, sort: SortFit, p
     hidden = smaller(rate * flops / scores.flops_per_second, SORTED * pairs)
     beyond: Form = {keys: SORTED * pairs - hidden, f"{keys}_within": KEPT * pairs}
     return [
-        replace(scores, floor_seconds=sort.floor_seconds, residual=residual(sort)),
-        replace(
-            selection,
+        scores._replace(floor_seconds=sort.floor_seconds, residual=residual(sort)),
+        selection._replace(
             flops=beyond,
             flops_per_second=rate,
             bytes={},
