@@ -1,16 +1,17 @@
 """`plan verify`: measured runs beside their predictions; exit 0 inside the intervals, 3 outside."""
 
+from collections.abc import Callable
+
 from cli.exit_codes import ExitCode
 from cli.options import CSV, FORCE, JSON, File, Text, options
 from cli.output import Outputs, Screen, print_json
 from ground.errors import BadInput
-from ground.units import format_count, format_duration, number_of
+from ground.units import format_count, format_duration
 from planner.verification.outliers import NAMES
-from planner.verification.verify import Summary, by_label
+from planner.verification.verify import Summary, Verified, by_label
 from podplan.options import argument, flag
 from podplan.verification import LABELS, VerifyResult, calibrate, verify
 
-COLUMNS = ["run", "figure", "measured", "predicted", "error", "interval", "inside"]
 MOST_ROWS = 40
 
 
@@ -41,7 +42,7 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
     """
     outputs = Outputs(force, {"--csv FILE": csv, "--calibrate OUT.yaml": calibrate_to})
     found = verify(
-        *(results or ()), manifest=manifest, calibration_file=calibration, level=_level(level), next=_count(next_runs)
+        *(results or ()), manifest=manifest, calibration_file=calibration, level=level or "0.8", next=next_runs or "0"
     )
     if calibrate_to is not None:
         if calibration is not None:
@@ -50,19 +51,6 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
     outputs.write(found)
     print_json(found.to_dict()) if json else _show(found)
     return ExitCode.DONE if found.holds else ExitCode.INFEASIBLE
-
-
-def _level(text: str | None) -> float:
-    value = 0.8 if text is None else number_of(text)
-    if not 0 < value < 1:
-        raise BadInput(f"--level: {(text or '')[:40]!r} is not a share between 0 and 1, such as 0.8")
-    return value
-
-
-def _count(text: str | None) -> int:
-    if text is not None and not (text.isascii() and text.isdigit() and 1 <= int(text) <= 100):
-        raise BadInput(f"--next: {text[:40]!r} is not a number of runs from 1 to 100")
-    return int(text or 0)
 
 
 def _show(found: VerifyResult) -> None:
@@ -79,56 +67,42 @@ def _show(found: VerifyResult) -> None:
 def _show_runs(screen: Screen, found: VerifyResult) -> None:
     screen.text(found.headline + ".")
     screen.lines("")
-    rows = [
-        [
-            each.run.id,
-            NAMES[name],
-            _told(name, each.run.measured[name]),
-            _told(name, each.predicted[name]),
-            f"{error:+.1%}",
-            f"{_told(name, each.interval[name][0])} to {_told(name, each.interval[name][1])}",
-            "yes" if each.inside[name] else "no",
-        ]
-        for each in found.compared
-        for name, error in each.error.items()
-    ]
-    if len(rows) <= MOST_ROWS:
-        screen.table(COLUMNS, rows, right=["measured", "predicted", "error"])
-    screen.table(
-        ["runs", "of", "figure", "mean |error|", "median", "bias", "in interval", "rank corr."],
-        _summary_rows(found),
-        right=["of", "mean |error|", "median", "bias", "in interval", "rank corr."],
-    )
+    pairs = [(each, name) for each in found.compared for name in each.error]
+    if len(pairs) <= MOST_ROWS:
+        screen.grid(pairs, COLUMNS)
+    groups = [("all", found.summary)]
+    for label in LABELS:
+        own = by_label(found.runs, label)
+        groups += own.items() if len(own) > 1 else ()
+    screen.grid([(what, summary, name) for what, summary in groups for name in summary.mape], SUMMARY)
     for each in found.runs:
         if each.reason:
             screen.text(f"Skipped: {each.reason}.")
     screen.text(*found.notes[:8])
 
 
-def _summary_rows(found: VerifyResult) -> list[list[str]]:
-    rows = _of("all", found.summary)
-    for label in LABELS:
-        groups = by_label(found.runs, label)
-        for name, own in groups.items() if len(groups) > 1 else ():
-            rows += _of(name, own)
-    return rows
-
-
-def _of(what: str, summary: Summary) -> list[list[str]]:
-    return [
-        [
-            what,
-            str(summary.count),
-            NAMES[name],
-            f"{value:.1%}",
-            f"{summary.median[name]:.1%}",
-            f"{summary.bias[name]:+.1%}",
-            f"{summary.coverage[name]:.0%}",
-            f"{summary.rank_correlation[name]:.2f}" if name in summary.rank_correlation else "",
-        ]
-        for name, value in summary.mape.items()
-    ]
-
-
 def _told(name: str, value: float) -> str:
     return f"{format_count(round(value))} tokens/s per chip" if name.startswith("output") else format_duration(value)
+
+
+COLUMNS: dict[str, Callable[[tuple[Verified, str]], str]] = {
+    "run": lambda at: at[0].run.id,
+    "figure": lambda at: NAMES[at[1]],
+    ">measured": lambda at: _told(at[1], at[0].run.measured[at[1]]),
+    ">predicted": lambda at: _told(at[1], at[0].predicted[at[1]]),
+    ">error": lambda at: f"{at[0].error[at[1]]:+.1%}",
+    "interval": lambda at: " to ".join(_told(at[1], end) for end in at[0].interval[at[1]]),
+    "inside": lambda at: "yes" if at[0].inside[at[1]] else "no",
+}
+"""Of a run and the name of a figure."""
+SUMMARY: dict[str, Callable[[tuple[str, Summary, str]], str]] = {
+    "runs": lambda at: at[0],
+    ">of": lambda at: str(at[1].count),
+    "figure": lambda at: NAMES[at[2]],
+    ">mean |error|": lambda at: f"{at[1].mape[at[2]]:.1%}",
+    ">median": lambda at: f"{at[1].median[at[2]]:.1%}",
+    ">bias": lambda at: f"{at[1].bias[at[2]]:+.1%}",
+    ">in interval": lambda at: f"{at[1].coverage[at[2]]:.0%}",
+    ">rank corr.": lambda at: f"{at[1].rank_correlation[at[2]]:.2f}" if at[2] in at[1].rank_correlation else "",
+}
+"""Of a group's name, its errors and the name of a figure."""

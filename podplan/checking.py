@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, naming
 from ground.workers import Workers, executor_of
 from planner.checks.check import Search, Verdict, check_deployed, check_question
+from planner.checks.deployed import Deployed
 from planner.checks.deployed_trace import plan_on
 from planner.checks.margins import AfterLoss, Limits, Margin, over_windows
 from planner.plans.day import Window, peak_rate
@@ -17,21 +19,57 @@ from planner.plans.servers import spare_instances
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.search import search
+from planner.survival import Loss
+from planner.workload import Trace, Workload
 from podplan.day import windows_json
 from podplan.job import ending_in_time
-from podplan.on_trace import playable
+from podplan.on_trace import playable, rows_of
+from podplan.options import QuestionFlags, flag_name
 from podplan.plan_data import plan_json, question_json
 from podplan.question import Asked
 from podplan.question_files import CHECK_KEYS, CHECKED, Entry, asked_of, questions_in_place, typed_of
-from podplan.readers import read_confidence, read_headroom
+from podplan.readers import read_confidence, read_headroom, read_limit, read_percentile, read_survive
 from podplan.result import Result, Row, picked
+from podplan.traffic import LENGTH_FIELDS, read_traffic, with_hits
 
 if TYPE_CHECKING:
-    from podplan.fixed import ManifestQuestion
+    from planner.manifest.schema import Manifest
 
+_OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace", "format")
+_LIMITS = ("ttft", "tpot", "percentile", "survive")
 STATIONARY = "stationary queues"
 Windows = list[tuple[Window, tuple[Margin, ...]]]
 """Of a day, the margins that each window leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestQuestion:
+    """A fixed deployment, the traffic and the limits that it is weighed against."""
+
+    path: str
+    manifest: "Manifest"
+    workload: Workload
+    limits: Limits
+    survive: Loss | None
+    day: tuple[Window, ...] = ()
+    rows: Trace | None = None
+    """Of a trace that can be played."""
+    traced: bool = False
+    """Whether a trace was given."""
+
+    @property
+    def deployed(self) -> Deployed:
+        """What the manifest deploys, under the traffic."""
+        from planner.checks.manifests import manifest_on
+
+        return manifest_on(self.manifest, self.workload, self.rows)
+
+    @property
+    def unlike(self) -> str | None:
+        """Why a trace cannot be played on it."""
+        from planner.plans.recorded import unlike_steps
+
+        return unlike_steps(self.manifest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +78,7 @@ class AskedCheck:
 
     name: str
     searched: Asked | None = None
-    fixed: "ManifestQuestion | None" = None
+    fixed: ManifestQuestion | None = None
     confidence: float | None
     headroom: float = 0.0
     where: str = ""
@@ -221,29 +259,19 @@ Found = tuple[int, Verdict, Windows, float]
 
 
 def _verdicts(group: Sequence[tuple[int, AskedCheck]]) -> list[Found]:
-    """Return what each question comes to."""
-    searches, found = Searches(), list[Found]()
+    """Return what each question comes to; what differs in its rate only is searched once."""
+    found, known = list[Found](), list[tuple[Question, Answer]]()
+
+    def searched(question: Question) -> Answer:
+        answer = next((answer for asked, answer in known if asked == question), None) or search(question, beside=False)
+        known.append((question, answer))
+        return answer
+
     for number, one in group:
         begin = perf_counter()
-        verdict = one.verdict(searches)
+        verdict = one.verdict(searched)
         found.append((number, verdict, one.windows(verdict), perf_counter() - begin))
     return found
-
-
-class Searches:
-    """Searches of alike questions: what differs in the rate only is searched once."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[Question, Answer]] = []
-
-    def __call__(self, question: Question) -> Answer:
-        """Return the answer, from the searches done so far where it is among them."""
-        for known, answer in self._known:
-            if known == question:
-                return answer
-        answer = search(question, beside=False)
-        self._known.append((question, answer))
-        return answer
 
 
 def read_entry(entry: Entry) -> AskedCheck:
@@ -251,26 +279,17 @@ def read_entry(entry: Entry) -> AskedCheck:
     with naming(entry.where):
         confidence = read_confidence(entry.get("confidence"))
         if entry.get("manifest") is not None:
-            from podplan.fixed import read_manifest_question  # the schema of manifests takes a tenth of a second
-
-            fixed = read_manifest_question(entry.values)
             return AskedCheck(
                 name=entry.name,
-                searched=None,
-                fixed=fixed,
+                fixed=_read_manifest_question(entry.values),
                 confidence=confidence,
                 headroom=read_headroom(entry.get("headroom")),
                 where=entry.where,
             )
         if entry.get("objective") is not None:
             raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
-        return AskedCheck(
-            name=entry.name,
-            searched=ending_in_time(asked_of(entry)),
-            fixed=None,
-            confidence=confidence,
-            where=entry.where,
-        )
+        searched = ending_in_time(asked_of(entry))
+        return AskedCheck(name=entry.name, searched=searched, confidence=confidence, where=entry.where)
 
 
 def margin_json(margin: Margin) -> dict[str, object]:
@@ -308,7 +327,42 @@ def spares_text(plan: Plan | None, verdict: Verdict) -> str:
     return ", ".join(f"{spare_instances(plan, pool)} {role}" for role, pool in plan.pools())
 
 
-def _fixed_json(fixed: "ManifestQuestion") -> dict[str, object]:
+def _read_manifest_question(values: Mapping[str, str]) -> ManifestQuestion:
+    """Return the question about a manifest; its own traffic and limits hold where none are given."""
+    # The schema of manifests takes a tenth of a second, which other questions are spared.
+    from planner.manifest.caching import cache_of
+    from planner.manifest.document import read_manifest
+    from planner.plans.expectation import planned_rate, workload_of
+
+    for key in values:
+        if key not in (*_OF_A_MANIFEST, *_LIMITS, *CHECK_KEYS, *CHECKED):
+            raise BadInput(f"{flag_name(key)}: a manifest fixes the deployment; leave one of the two out")
+    path = values["manifest"]
+    manifest = read_manifest(Path(path))
+    flags = QuestionFlags(**{key: value for key, value in values.items() if key in _OF_A_MANIFEST})
+    spec, known = manifest.model.spec, workload_of(manifest.workload)
+    asked = read_traffic(flags, spec, lambda trace: with_hits(trace, cache_of(manifest, trace.block_tokens)), known)
+    rate = planned_rate(manifest) if asked.rate_per_second is None else asked.rate_per_second
+    levels = manifest.service_levels
+    ttft = levels.ttft_seconds if "ttft" not in values else read_limit(values["ttft"], "--ttft")
+    tpot = levels.tpot_seconds if "tpot" not in values else read_limit(values["tpot"], "--tpot")
+    if ttft is None and tpot is None:
+        raise BadInput(f"--ttft: {path} states no service levels; give --ttft or --tpot")
+    percentile = read_percentile(values["percentile"]) if "percentile" in values else levels.percentile
+    limits = Limits(ttft_seconds=ttft, tpot_seconds=tpot, percentile=percentile, rate_per_second=rate)
+    return ManifestQuestion(
+        path=path,
+        manifest=manifest,
+        workload=asked.workload,
+        limits=limits,
+        survive=read_survive(values.get("survive")),
+        day=asked.day,
+        rows=rows_of(asked.trace, reuse_stated="prefix_reuse" in values),
+        traced=asked.trace is not None,
+    )
+
+
+def _fixed_json(fixed: ManifestQuestion) -> dict[str, object]:
     return {
         "manifest": fixed.path,
         "model": fixed.manifest.model.spec.name,

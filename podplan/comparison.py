@@ -27,6 +27,10 @@ _OF_ROLES = ("strategy", "instances")
 _RANGE = re.compile(r"\s*([0-9.]+)([^0-9.]*)\.\.([0-9.]+)([^0-9.:]*):([0-9]{1,9})(:log)?\s*")
 
 
+Named = tuple[dict[str, str], Asked]
+"""A question with what begins its row."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
     """A swept flag, its values as they would be typed, and whether they lie a factor apart."""
@@ -97,16 +101,19 @@ def compare(
         entries = [
             Entry(name=one.get("name", f"{one.get('model')} on {one.get('hw')}"), where="", values=one) for one in own
         ]
-    asked = [(entry.name, asked_of(entry)) for entry in entries]
-    rows = chain.from_iterable(executor_of(workers)(partial(_compared, front), asked))
-    return CompareResult(table=tuple(rows), asked=tuple(one for _, one in asked))
+    return _compared([({"question": entry.name}, asked_of(entry)) for entry in entries], workers, front=front)
 
 
-def _compared(front: bool, asked: tuple[str, Asked]) -> list[Row]:
-    """Return the best plan of a named question as a row, or its front."""
+def _compared(asked: list[Named], workers: Workers, *, front: bool = False, axes: Sequence[Axis] = ()) -> CompareResult:
+    """Return the best plan of every question, or its front, each behind what tells its row from others."""
+    rows = chain.from_iterable(executor_of(workers)(partial(_rows, front), asked))
+    return CompareResult(table=tuple(rows), asked=tuple(one for _, one in asked), axes=tuple(axes))
+
+
+def _rows(front: bool, asked: Named) -> list[Row]:
     name, one = asked
     rows = solved(one, explain=False, beside=front, play=False).rows()
-    return [{"question": name, **row} for row in (rows if front else rows[:1])]
+    return [{**name, **row} for row in (rows if front else rows[:1])]
 
 
 def compared_entries(typed: Mapping[str, str]) -> list[Entry]:
@@ -167,13 +174,7 @@ def sweep(
         dict(zip((axis.field for axis in axes), values, strict=True)) for values in product(*(a.values for a in axes))
     ]
     asked = [(point, read_question(flags_of(QuestionFlags, {**typed, **point}))) for point in points]
-    rows = tuple(executor_of(workers)(_point, asked))
-    return CompareResult(table=rows, asked=tuple(one for _, one in asked), axes=tuple(axes))
-
-
-def _point(asked: tuple[dict[str, str], Asked]) -> Row:
-    point, one = asked
-    return {**point, **solved(one, explain=False, beside=False, play=False).rows()[0]}
+    return _compared(asked, workers, axes=axes)
 
 
 def _axes(over: Sequence[str], typed: Mapping[str, str]) -> list[Axis]:

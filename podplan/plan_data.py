@@ -10,13 +10,12 @@ from planner.costs.memory import Memory
 from planner.costs.prefixes import pool_rate
 from planner.instances.reachable import REFERENCE
 from planner.manifest.loading import STORAGE_BYTES_PER_SECOND, checkpoint_bytes, slowest_plane, stored_seconds
-from planner.plans.aggregated import AggregatedPool
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried, needs_of
 from planner.plans.servers import spare_instances
 from planner.programme.proof import Bound
-from planner.question import Question, Queueing
+from planner.question import Queueing, Role
 from planner.search.answer import Answer
 from planner.search.growth import Month
 from planner.search.papers import Beside
@@ -28,7 +27,6 @@ from podplan.result import Row, picked, whole
 
 if TYPE_CHECKING:
     from planner.manifest.schema import Answer as ManifestAnswer
-    from planner.manifest.schema import Scalar
 
 PERCENTILES = (50.0, 90.0, 99.0)
 MEMORY_KINDS = ("weights", "kv_cache", "activations", "buffers", "reserve", "capacity")
@@ -95,13 +93,15 @@ def own_cuts(tried: Tried) -> dict[str, dict[str, int]]:
 
 def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
     """Return what was asked, defaults filled in."""
-    question = asked.question
+    question, prefill, decode = asked.question, asked.question.prefill, asked.question.decode
     workload = question.workload
     data: dict[str, ManifestAnswer] = {
         "model": question.model.name,
-        "hardware": {"prefill": question.prefill.hardware.name, "decode": question.decode.hardware.name},
-        "devices": _devices(question),
-        "weights": {"prefill": question.prefill.weights, "decode": question.decode.weights},
+        "hardware": {"prefill": prefill.hardware.name, "decode": decode.hardware.name},
+        "devices": {"shared": prefill.devices}
+        if prefill.budget == decode.budget
+        else {"prefill": prefill.devices, "decode": decode.devices},
+        "weights": {"prefill": prefill.weights, "decode": decode.weights},
         "kv_dtype": question.kv_dtype,
         "input_tokens": picked(workload.input_tokens, "mean squared_cv"),
         "output_tokens": picked(workload.output_tokens, "mean squared_cv"),
@@ -136,13 +136,6 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
     if asked.trace is not None:
         data["trace"] = {**picked(asked.trace, "name format"), "requests": len(asked.trace)}
     return data
-
-
-def _devices(question: Question) -> "dict[str, Scalar]":
-    """Return the devices at hand, per role where each has its own."""
-    if question.prefill.budget == question.decode.budget:
-        return {"shared": question.prefill.devices}
-    return {"prefill": question.prefill.devices, "decode": question.decode.devices}
 
 
 def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
@@ -187,7 +180,7 @@ def levels_of(plan: Plan) -> tuple[float, ...]:
     return PERCENTILES if percentile in PERCENTILES else (*PERCENTILES, percentile)
 
 
-def latency_json(latency: Latency, levels: tuple[float, ...]) -> dict[str, float]:
+def latency_json(latency: Latency, levels: Sequence[float]) -> dict[str, float]:
     """Return mean and percentiles of a latency in seconds."""
     return {"mean": latency.mean, **{f"p{level:g}": latency.at(level) for level in levels}}
 
@@ -207,7 +200,7 @@ def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, obje
         "devices_per_instance": candidate.devices,
         "strategy": strategy_text(pool),
         "weights": pool.machines.weights,
-        **_load(pool),
+        **picked(candidate, LOADS[pool.role]),
         "microbatches": candidate.microbatches,
         "mtp": 0 if prefill else pool.drafts,
         "redundant_experts": candidate.row.redundant,
@@ -219,7 +212,7 @@ def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, obje
     }
     if prefill:
         data["computed_tokens_per_second_per_chip"] = (1 - workload.prefix_reuse) * per_second / pool.chips
-    data |= _step(pool) | {"load_seconds": loading_json(pool)}
+    data |= picked(pool, STEPS[pool.role]) | {"load_seconds": loading_json(pool)}
     return data if compact else data | _predicted(pool)
 
 
@@ -237,24 +230,20 @@ def loading_json(pool: PlannedPool) -> dict[str, float | None]:
     return {"alone": alone, "all_at_once": all_of_them, "pool_cold": kept and alone + kept, "pool_warm": kept}
 
 
-def _load(pool: PlannedPool) -> dict[str, Any]:
-    """Return what a pass of prefill or a DP rank of the others takes."""
-    if isinstance(pool, PrefillPool):
-        return picked(pool.candidate, "tokens_per_device prompts_per_pass=prompts passes_per_prompt=chunks")
-    mixed = isinstance(pool, AggregatedPool)
-    return picked(pool.candidate, "batch_per_dp_rank=batch" + " max_batched_tokens=batched_tokens" * mixed)
-
-
-def _step(pool: PlannedPool) -> dict[str, Any]:
-    """Return how long a step takes, and what runs meanwhile."""
-    if isinstance(pool, PrefillPool):
-        return picked(pool.candidate, "iteration_seconds=pass_seconds")
-    if isinstance(pool, AggregatedPool):
-        keys = "iteration_seconds=mean_step_seconds prompt_iterations_share=prompt_steps"
-        return picked(pool.state, f"{keys} mean_running_requests=mean_requests")
-    assert isinstance(pool, DecodePool)
-    running = {"mean_running_requests": pool.state.mean_requests}
-    return picked(pool.candidate, "iteration_seconds limited_by") | running
+LOADS: dict[Role, str] = {
+    "prefill": "tokens_per_device prompts_per_pass=prompts passes_per_prompt=chunks",
+    "decode": "batch_per_dp_rank=batch",
+    "mixed": "batch_per_dp_rank=batch max_batched_tokens=batched_tokens",
+}
+"""What a pass of prefill or a DP rank of the others takes, by the names of a candidate."""
+STEPS: dict[Role, str] = {
+    "prefill": "iteration_seconds=candidate.pass_seconds",
+    "decode": "iteration_seconds=candidate.iteration_seconds limited_by=candidate.limited_by "
+    "mean_running_requests=state.mean_requests",
+    "mixed": "iteration_seconds=state.mean_step_seconds prompt_iterations_share=state.prompt_steps "
+    "mean_running_requests=state.mean_requests",
+}
+"""How long a step of a pool takes, and what runs meanwhile."""
 
 
 def _predicted(pool: PlannedPool) -> dict[str, object]:
@@ -363,10 +352,11 @@ def queueing_json(plan: Plan, percentiles: Sequence[float]) -> dict[str, object]
 def _told(plan: Plan | None, percentiles: Sequence[float]) -> dict[str, object] | None:
     if plan is None:
         return None
-    workload, latencies = plan.question.workload, {"ttft_seconds": plan.ttft, "tpot_seconds": plan.tpot}
+    workload = plan.question.workload
     lengths = (workload.input_tokens.mean, workload.output_tokens.mean)
     return {
-        **{name: latency_json(latency, tuple(percentiles)) for name, latency in latencies.items()},
+        "ttft_seconds": latency_json(plan.ttft, percentiles),
+        "tpot_seconds": latency_json(plan.tpot, percentiles),
         "stream_tokens_per_second": stream_tokens_per_second(lengths, plan.ttft.mean, plan.tpot.mean),
     }
 

@@ -109,36 +109,46 @@ class PlanResult(Result):
             longer = "; --job without a time tells how long these devices take" if self.asked.job else ""
             return f"no plan is feasible (binding limit: {self.binding_limit}): {self.explanation}{longer}"
         machines = dict.fromkeys(pool.machines.hardware.name for _, pool in plan.pools())
+        job = self.asked.job
+        ended = "" if job is None else f" and end the job in {format_duration(job_seconds(plan, job))}"
         return (
             f"{plan.question.model.name} on {' and '.join(machines)} with {plan.question.engine}: "
             f"{counted(plan.nodes, 'node')}, {counted(plan.chips, 'chip')} serve "
-            f"{carried_rate(plan.requests_per_second)}{self._ended(plan)}; {self.binding_limit} binds."
+            f"{carried_rate(plan.requests_per_second)}{ended}; {self.binding_limit} binds."
         )
-
-    def _ended(self, plan: Plan) -> str:
-        job = self.asked.job
-        return "" if job is None else f" and end the job in {format_duration(job_seconds(plan, job))}"
 
     def rows(self) -> list[Row]:
         """Return the Pareto front, one plan a row, the best one first; without a plan what binds."""
-        head = asked_row(self.asked, self.answer)
-        if self.best is None:
+        question, best = self.asked.question, self.best
+        names = dict.fromkeys(machines.hardware.name for machines in (question.prefill, question.decode))
+        head: Row = {
+            "model": question.model.name,
+            "hardware": " + ".join(names),
+            "feasible": self.feasible,
+            "binding_limit": self.binding_limit,
+            "percentile": question.percentile,
+        }
+        if best is None:
             return [head]
-        others = [plan for plan in self.pareto if plan is not self.best]
+        others = [plan for plan in self.pareto if plan is not best]
         return [
-            head | plan_row(self.best),
+            head | plan_row(best),
             *(head | plan_row(plan) | {"binding_limit": plan.binding_limit} for plan in others),
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``plan search --json`` prints."""
-        asked, answer, best = self.asked, self.answer, self.answer.best
+        asked, answer, best, sureness = self.asked, self.answer, self.answer.best, self.sureness
+        sure = sureness and {
+            "confidence": sureness.held,
+            "requests_per_second_with_confidence": {f"{sureness.level:g}": sureness.rate_per_second},
+        }
         return {
             "question": question_json(asked),
             "assumptions": assumptions(asked, best),
             "feasible": self.feasible,
             "percentile": answer.question.percentile,
-            "best": plan_json(best) | self._sureness_json() if best else None,
+            "best": plan_json(best) | sure if best and sure else None,
             "pareto": [plan_json(plan, compact=True) for plan in answer.pareto],
             "candidates_evaluated": answer.candidates_evaluated,
             "search_seconds": self.seconds,
@@ -154,13 +164,6 @@ class PlanResult(Result):
             "cut": {role: dict(rules) for role, rules in answer.cut.items()},
             "binding_limit": answer.binding_limit,
             "explanation": answer.explanation,
-        }
-
-    def _sureness_json(self) -> dict[str, object]:
-        assert self.sureness is not None, "only a plan is sure"
-        return {
-            "confidence": self.sureness.held,
-            "requests_per_second_with_confidence": {f"{self.sureness.level:g}": self.sureness.rate_per_second},
         }
 
     def manifest(self) -> "Manifest":
@@ -251,16 +254,3 @@ def widened(found: PlanResult, levels: int | None, executor: Executor | None = N
     evaluated = found.answer.candidates_evaluated + front.candidates_evaluated
     answer = replace(found.answer, pareto=front.plans, candidates_evaluated=evaluated)
     return replace(found, answer=answer, seconds=found.seconds + perf_counter() - begin)
-
-
-def asked_row(asked: Asked, answer: Answer) -> Row:
-    """Return what was asked and what binds as a row."""
-    question = asked.question
-    names = dict.fromkeys(machines.hardware.name for machines in (question.prefill, question.decode))
-    return {
-        "model": question.model.name,
-        "hardware": " + ".join(names),
-        "feasible": answer.best is not None,
-        "binding_limit": answer.binding_limit,
-        "percentile": question.percentile,
-    }

@@ -10,6 +10,7 @@ import yaml
 
 from ground.errors import BadInput
 from ground.files import read_yaml, write_files
+from ground.units import number_of, read_index
 from planner.costs.predict import Configuration
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
@@ -28,6 +29,7 @@ from runtime.simulate.workload import Requests, closed_loop, open_loop
 LABELS = ("engine", "hardware", "model")
 SLOWER = 1.05
 LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONCURRENCY = 500, 20_000, 10
+MOST_NEXT = 100
 USUAL_REQUESTS = 4000  # at a rate, where a report does not say how many
 
 
@@ -96,8 +98,8 @@ def verify(
     *results: str | Path,
     manifest: str | Path | None = None,
     calibration_file: str | Path | None = None,
-    level: float = 0.8,
-    next: int = 0,
+    level: float | str = 0.8,
+    next: int | str = 0,
 ) -> VerifyResult:
     """Set measured runs beside their predictions.
 
@@ -111,20 +113,23 @@ def verify(
     Raises:
         BadInput: a file that is neither, a report without a manifest, a level not within 0 and 1.
     """
-    if not 0 < level < 1:
-        raise BadInput(f"--level {level:g} must lie between 0 and 1, both excluded")
+    inside, count = number_of(str(level)), read_index(str(next))
+    if not 0 < inside < 1:
+        raise BadInput(f"--level: {str(level)[:40]!r} is not a share between 0 and 1, such as 0.8")
+    if count is None or count > MOST_NEXT:
+        raise BadInput(f"--next: {str(next)[:40]!r} is not a number of runs from 1 to {MOST_NEXT}")
     known = read_calibration(Path(calibration_file)) if calibration_file is not None else []
     planned = None if manifest is None else read_manifest(Path(manifest))
     runs: list[Run] = []
     for path in map(Path, results):
         runs += read_runs(path) if path.suffix.lower() in (".csv", ".tsv") else _reported(path, planned)
-    if next and manifest is None:
+    if count and manifest is None:
         raise BadInput("--next: give --manifest, of a plan that was written with --out")
-    if not runs and not next:
+    if not runs and not count:
         raise BadInput("RESULT: give at least one file of measured runs")
     knees: list[str] = []
-    found = verify_runs(runs, known, level, partial(_predicted, knees))
-    asked = next_runs(Path(manifest).parent, next, [*known, *calibration(found)]) if next and manifest else []
+    found = verify_runs(runs, known, inside, partial(_predicted, knees))
+    asked = next_runs(Path(manifest).parent, count, [*known, *calibration(found)]) if count and manifest else []
     return VerifyResult(runs=tuple(found), notes=(*knees, *outliers(found)), next=tuple(asked))
 
 
