@@ -1,6 +1,6 @@
 """`plan hardware` and `plan supernode`: the machines that are known, where every value comes from, and their sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cli.exit_codes import ExitCode
@@ -13,11 +13,10 @@ from ground.sourced import Sourced
 from ground.units import MICRO, format_bytes, format_duration, format_si
 from hardware.engines import SOURCE, EngineKernel, engine_kernels
 from hardware.formats import multiplied
-from hardware.gaps import gaps
 from hardware.loader import load_hardware, problems_of
 from hardware.spec import Fitted, HardwareSpec
+from podplan.catalogue import HardwareResult, sourced_values
 from podplan.catalogue import hardware as hardware_of
-from podplan.catalogue import sourced_values
 from podplan.catalogue import supernode as supernode_of
 from podplan.options import argument, flag, switch
 
@@ -52,26 +51,20 @@ def command(
     if plot is not None:
         raise BadInput("--plot draws the kernels of an engine; give --engine with it")
     if check and name is not None and (wrong := problems_of(name)):
-        return _report_problems(name, wrong, json)
+        told = [f"{name}: {len(wrong)} to mend before it can be used", *(f"  wrong    {each}" for each in wrong)]
+        print_json({"hardware": [{"name": name, "problems": wrong}]}) if json else Screen().lines(*told)
+        return ExitCode.BAD_INPUT
     found = hardware_of(name)
     if json:
         print_json(found.checked() if check else found.to_dict())
     elif check:
-        _check(found.specs)
+        _check(found)
     elif found.one:
-        _print_one(found.specs[0])
+        spec = found.specs[0]
+        Screen().grid(sourced_values(spec), ONE, f"{spec.title} ({spec.name})")
     else:
-        _print_all(found.specs)
+        Screen().grid(found.specs, ALL, spare=["title", "multiplies", "also called"])
     return ExitCode.DONE
-
-
-def _report_problems(name: str, wrong: list[str], json: bool) -> int:
-    """Write what keeps an entry from loading."""
-    if json:
-        print_json({"hardware": [{"name": name, "problems": wrong}]})
-    else:
-        Screen().lines(f"{name}: {len(wrong)} to mend before it can be used", *(f"  wrong    {each}" for each in wrong))
-    return ExitCode.BAD_INPUT
 
 
 def _report_engine(name: str | None, engine: str, json: bool, plot: str | None, force: bool) -> int:
@@ -114,38 +107,33 @@ def _curves(spec: HardwareSpec, engine: str, kernels: Sequence[EngineKernel]) ->
     )
 
 
-def _check(specs: Sequence[HardwareSpec]) -> None:
-    screen = Screen()
-    for spec in specs:
-        values = list(sourced_values(spec))
-        assumed = [(path, held) for path, held in values if held.kind == "assumed"]
-        screen.lines(f"{spec.name}: {len(values)} values, {len(assumed)} assumed")
-        if spec.based_on is not None:
-            screen.lines(f"  based on {spec.based_on.name}: {spec.based_on.why}")
-        screen.lines(*(f"  assumed  {path}: {held.note or held.source}" for path, held in assumed))
-        screen.lines(*(f"  missing  {gap.field}: {gap.instead}" for gap in gaps(spec)))
+def _check(found: HardwareResult) -> None:
+    for each in found.checked()["hardware"]:
+        based, assumed = each["based_on"], each["assumed"]
+        Screen().lines(
+            f"{each['name']}: {each['values']} values, {len(assumed)} assumed",
+            *([f"  based on {based['name']}: {based['why']}"] if based else []),
+            *(f"  assumed  {held['field']}: {held['note'] or held['source']}" for held in assumed),
+            *(f"  missing  {gap['field']}: {gap['instead']}" for gap in each["missing"]),
+        )
 
 
-def _print_one(spec: HardwareSpec) -> None:
-    rows = [[path, _value(path, held), held.kind, held.source] for path, held in sourced_values(spec)]
-    Screen().table(["field", "value", "kind", "source"], rows, title=f"{spec.title} ({spec.name})")
-
-
-def _print_all(specs: Sequence[HardwareSpec]) -> None:
-    Screen().grid(
-        specs,
-        {
-            "name": lambda spec: spec.name,
-            "title": lambda spec: spec.title,
-            ">devices": lambda spec: f"{spec.nodes.value * spec.devices_per_node.value:.0f}",
-            ">memory": lambda spec: format_bytes(spec.device.memory_bytes.value),
-            ">bandwidth": lambda spec: f"{format_bytes(spec.device.memory_bandwidth_bytes_per_second.value)}/s",
-            ">bf16 peak": lambda spec: format_si(spec.device.peak_flops_per_second["bf16"].value, "FLOP/s"),
-            "multiplies": lambda spec: " ".join(multiplied(spec)),
-            "also called": lambda spec: ", ".join(spec.aliases),
-        },
-        spare=["title", "multiplies", "also called"],
-    )
+ONE: dict[str, Callable[[tuple[str, Sourced | Fitted]], str]] = {
+    "field": lambda at: at[0],
+    "value": lambda at: _value(*at),
+    "kind": lambda at: at[1].kind,
+    "source": lambda at: at[1].source,
+}
+ALL: dict[str, Callable[[HardwareSpec], str]] = {
+    "name": lambda spec: spec.name,
+    "title": lambda spec: spec.title,
+    ">devices": lambda spec: f"{spec.nodes.value * spec.devices_per_node.value:.0f}",
+    ">memory": lambda spec: format_bytes(spec.device.memory_bytes.value),
+    ">bandwidth": lambda spec: f"{format_bytes(spec.device.memory_bandwidth_bytes_per_second.value)}/s",
+    ">bf16 peak": lambda spec: format_si(spec.device.peak_flops_per_second["bf16"].value, "FLOP/s"),
+    "multiplies": lambda spec: " ".join(multiplied(spec)),
+    "also called": lambda spec: ", ".join(spec.aliases),
+}
 
 
 def _value(path: str, held: Sourced | Fitted) -> str:
@@ -183,12 +171,10 @@ def supernode(
     if json:
         print_json(found.to_dict())
         return
-    screen = Screen()
     names = ["chips", "nodes", "switches", "ports used", "chips per switch", "chips allocated", "allocated per switch"]
-    shown = [[_figure(value) for value in row.values()] for row in found.rows()]
-    screen.text(f"{hw}, {found.headline}:")
-    screen.table(names, shown, right=names)
-
-
-def _figure(value: object) -> str:
-    return f"{value:.1%}" if isinstance(value, float) and value <= 1 else f"{value:.4g}"
+    shown = [
+        [f"{each:.1%}" if isinstance(each, float) and each <= 1 else f"{each:.4g}" for each in row.values()]
+        for row in found.rows()
+    ]
+    Screen().text(f"{hw}, {found.headline}:")
+    Screen().table(names, shown, right=names)

@@ -63,13 +63,10 @@ def _attention(spec: ModelSpec) -> str:
 
 def _show(spec: ModelSpec) -> None:
     counted = count_parameters(spec)
+    active = _beside_published(counted.active, spec.published_active_parameters)
     rows = [
         ["parameters", format_count(counted.total), _beside_published(counted.total, spec.published_parameters)],
-        [
-            "active parameters",
-            format_count(counted.active),
-            _beside_published(counted.active, spec.published_active_parameters),
-        ],
+        ["active parameters", format_count(counted.active), active],
         ["draft layer (MTP)", format_count(counted.mtp_layer) if spec.mtp_layers else "none", ""],
     ]
     for key, value in plain(spec, exclude={"schema_version", "name", "title", "aliases", "source"}).items():
@@ -82,7 +79,7 @@ def _rows(key: str, value: object) -> list[list[str]]:
     """Return a row per field, of a section and what is nested in it a row per field of those."""
     if isinstance(value, dict):
         return [row for inner, held in value.items() for row in _rows(f"{key}.{inner}", held)]
-    return [[key, _text(value), ""]]
+    return [[key, "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value), ""]]
 
 
 def _beside_published(counted: int, published: Sourced | None) -> str:
@@ -91,7 +88,3 @@ def _beside_published(counted: int, published: Sourced | None) -> str:
         return "counted from the dimensions; no published figure"
     off = counted / published.value - 1
     return f"published {format_count(published.value)} ({off:+.1%}): {published.source}"
-
-
-def _text(value: object) -> str:
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

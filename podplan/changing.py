@@ -1,17 +1,24 @@
-"""What `plan simulate` plays beside requests: a migration, or an autoscaler."""
+"""What `plan simulate` plays beside requests: a migration, an autoscaler, or loads of experts that change."""
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from ground.arrays import Floats
 from ground.errors import BadInput
 from ground.units import number_of, parse_count, parse_duration
+from planner.manifest.loads import placement_balance
 from planner.manifest.migration import Staged, read_migration
 from planner.manifest.schema import Manifest
+from planner.placement.following import Loads
+from planner.placement.loadfiles import read_loads as load_file
 from planner.plans.expectation import planned_rate
 from podplan.options import SimulateFlags
 from runtime.simulate.autoscale import Autoscale
+from runtime.simulate.engine import generator
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.migration import Migrating
 from runtime.simulate.options import SimulationOptions
@@ -118,3 +125,53 @@ def read_autoscale(text: str) -> Autoscale:
             known = "least, begin, by (slots or plan), fill, tolerance, startup, period and stabilisation"
             raise BadInput(f"--autoscale: {word[:40]!r} is not keda nor NAME=VALUE of {known}")
     return Autoscale(**given)
+
+
+def read_loads(manifest: Manifest, text: str, seed: int) -> tuple[Loads, float | None]:
+    """Return the popularity of experts, and after how many seconds it changes; None: never.
+
+    ``lognormal:SIGMA`` and ``zipf:S`` draw the popularity of each layer's experts, with ``@5min`` anew every 5 min;
+    anything else is a file of loads as plan place reads it, of whose time slices the sum counts. Rows are MoE layers in
+    order; they repeat if there are fewer than the model has.
+
+    Raises BadInput naming the file and what is wrong.
+    """
+    if manifest.model.spec.moe is None:
+        raise BadInput(f"--expert-loads: {manifest.model.spec.name} has no experts; leave the flag out")
+    experts, layers = manifest.model.spec.moe.experts, manifest.model.spec.layers
+    name, _, every = text.partition("@")
+    if _drawn(name, experts, layers, seed) is None:
+        found = load_file(Path(text)).loads
+        read = found.sum(axis=2) if found.ndim == 3 else found
+        if read.shape[1] != experts:
+            raise BadInput(f"--expert-loads: {text} has {read.shape[1]} experts, the model {experts}")
+        return lambda number: read, None
+
+    def loads(number: int) -> Floats:
+        drawn = _drawn(name, experts, layers, seed + 7919 * number)
+        assert drawn is not None, "the name was tried"
+        return drawn
+
+    return loads, parse_duration(every, "--expert-loads") if every else None
+
+
+def measured_balance(manifest: Manifest, text: str, seed: int) -> dict[str, float]:
+    """Return the busiest expert rank over the mean by role, averaged over layers; ``text`` as in ``read_loads``."""
+    loads = read_loads(manifest, text, seed)[0](0)
+    return {
+        pool.role: placement_balance(pool.expert_map, loads) for pool in manifest.pools if pool.expert_map is not None
+    }
+
+
+def _drawn(text: str, experts: int, layers: int, seed: int) -> Floats | None:
+    """Return popularities [layers, experts] of a named distribution, None where ``text`` names none."""
+    name, colon, number = text.partition(":")
+    if not colon or name not in ("lognormal", "zipf"):
+        return None
+    width = number_of(number)
+    if not 0 <= width <= 5:
+        raise BadInput(f"--expert-loads: {text[:40]!r} needs a number from 0 to 5, such as lognormal:0.5 or zipf:1")
+    random = generator(seed, "expert loads")
+    if name == "lognormal":
+        return np.exp(width * random.standard_normal((layers, experts)))
+    return np.stack([random.permutation(np.arange(1.0, experts + 1) ** -width) for _ in range(layers)])

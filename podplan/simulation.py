@@ -12,11 +12,11 @@ from ground.units import counted, parse_count
 from planner.manifest.document import read_manifest
 from planner.manifest.migration import union
 from planner.manifest.schema import Manifest, ManifestWorkload, Prediction
-from podplan.changing import PlayedMigration, read_autoscale, read_change
+from planner.placement.following import Changing, Rebalanced, rebalanced
+from podplan.changing import PlayedMigration, measured_balance, read_autoscale, read_change, read_loads
 from podplan.offered import Offered, check_most, read_offered, read_seed
 from podplan.options import SimulateFlags, flag_name, flags_of
 from podplan.readers import read_tokens
-from podplan.rebalancing import Changing, Rebalanced, measured_balance, read_loads, rebalanced
 from podplan.result import Result, Row, picked
 from runtime.simulate.engine import NEVER
 from runtime.simulate.faults import parse_fault

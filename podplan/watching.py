@@ -26,11 +26,11 @@ from planner.plans.plan import Plan
 from planner.search.search import search
 from planner.search.sure import restated, stressed
 from planner.workload import Traffic
+from podplan.changing import measured_balance
 from podplan.on_trace import rows_of
 from podplan.options import Flags, Text, flag, flags_of
 from podplan.plan_data import plan_json
 from podplan.readers import read_fraction
-from podplan.rebalancing import measured_balance
 from podplan.result import Result, Row, picked
 from podplan.verification import verify
 

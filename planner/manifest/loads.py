@@ -4,6 +4,7 @@ An expert map ``slots`` is an integer array [layers, ranks * slots_per_rank] of 
 columns g * slots_per_rank up to (g + 1) * slots_per_rank. The planner, the runtime and the exporters share it.
 """
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
 from ground.errors import BadInput
+from planner.manifest.layout import ExpertMap
 
 
 def rank_loads(loads: NDArray[Any], slots: Ints, ranks: int) -> Floats:
@@ -84,3 +86,26 @@ def check_expert_map(slots: Ints, experts: int, ranks: int, path: str = "expert_
             f"{path}[{layer}]: rank {rank} holds expert {by_rank[layer, rank, position]} twice; replicas of "
             f"an expert must be on different ranks."
         )
+
+
+def placement_balance(mapping: ExpertMap, loads: Floats | None = None, gone: Collection[int] = ()) -> float:
+    """Return the busiest live rank's load over their mean, averaged over layers.
+
+    Args: ``loads`` [layers, experts], in the order of the map's layers, None for equal ones; an expert's tokens are
+    split evenly over its live replicas. ``gone`` are positions in ``expert_ranks``.
+    """
+    ranks = len(mapping.expert_ranks)
+    live = np.array([index not in gone for index in range(ranks)])
+    ratios: list[float] = []
+    layer = 0
+    for entry in mapping.placements:
+        slots = np.array(entry.slots).reshape(ranks, -1)[live]
+        experts = int(max(entry.slots)) + 1
+        replicas = np.bincount(slots.ravel(), minlength=experts)
+        for _ in entry.layers:
+            load = np.ones(experts) if loads is None else loads[layer % len(loads)]
+            shares = load / np.maximum(replicas, 1)
+            carried = shares[slots].sum(axis=1)
+            ratios.append(float(carried.max() / carried.mean()) if carried.mean() > 0 else 1.0)
+            layer += 1
+    return float(np.mean(ratios))

@@ -15,8 +15,9 @@ import numpy as np
 from ground.errors import BadInput
 from ground.units import DAY_SECONDS, parse_duration, read_index
 from models.spec import MLA
-from planner.manifest.layout import RANK_COLUMNS, ExpertMap, Instance
+from planner.manifest.layout import RANK_COLUMNS, Instance
 from planner.manifest.loading import start_seconds
+from planner.manifest.loads import placement_balance
 from planner.manifest.schema import Pool
 from planner.manifest.terms import StepCost
 from runtime.simulate.decode import DecodeInstance
@@ -336,26 +337,3 @@ def shrunk_cost(cost: StepCost, pool: Pool, dead: set[int]) -> StepCost:
     worse = placement_balance(pool.expert_map, None, gone) / placement_balance(pool.expert_map, None, set())
     live = len(pool.expert_map.expert_ranks) - len(gone)
     return replace(cost, expert_ranks=live, balance=float(cost.balance) * max(worse, 1.0))
-
-
-def placement_balance(mapping: ExpertMap, loads: np.ndarray | None, gone: set[int]) -> float:
-    """Return the busiest live rank's load over their mean, averaged over layers.
-
-    Args: ``loads`` [layers, experts], in the order of the map's layers, None for equal ones; an expert's tokens are
-    split evenly over its live replicas. ``gone`` are positions in ``expert_ranks``.
-    """
-    ranks = len(mapping.expert_ranks)
-    live = np.array([index not in gone for index in range(ranks)])
-    ratios: list[float] = []
-    layer = 0
-    for entry in mapping.placements:
-        slots = np.array(entry.slots).reshape(ranks, -1)[live]
-        experts = int(max(entry.slots)) + 1
-        replicas = np.bincount(slots.ravel(), minlength=experts)
-        for _ in entry.layers:
-            load = np.ones(experts) if loads is None else loads[layer % len(loads)]
-            shares = load / np.maximum(replicas, 1)
-            carried = shares[slots].sum(axis=1)
-            ratios.append(float(carried.max() / carried.mean()) if carried.mean() > 0 else 1.0)
-            layer += 1
-    return float(np.mean(ratios))

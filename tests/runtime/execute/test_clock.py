@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cli.execute_clock import ClockedBeside, clock_rows, closed_form, explanation
+from cli.execute_clock import ClockedBeside, clock_rows, closed_form
 from hardware.loader import load_hardware
 from planner.closed_forms import mixserve_equations as mixserve
 from runtime.execute import collectives as c
@@ -128,8 +128,8 @@ def test_uniform_collectives_agree_with_their_closed_forms(rows: list[ClockedBes
 def test_every_large_gap_is_explained(rows: list[ClockedBeside]) -> None:
     """Skew, contention, shared NICs: the reason stands beside the gap."""
     far = [row for row in rows if abs(row.gap) > 0.15]
-    assert far and all(explanation(row) for row in far)
-    assert all(not explanation(row) for row in rows if abs(row.gap) <= 0.15)
+    assert far and all(row.why for row in far)
+    assert all(not row.why for row in rows if abs(row.gap) <= 0.15)
 
 
 def test_equations_12_and_13_are_ordered_as_the_clock_orders_them(rows: list[ClockedBeside]) -> None:

@@ -9,8 +9,9 @@ import pytest
 from ground.errors import BadInput
 from ground.prefix_cache import PrefixCache
 from planner.manifest.layout import Degrees, Instance
+from planner.manifest.loads import placement_balance
 from planner.manifest.schema import CachingPool, Manifest, Recovery, Routing, ServiceLevels, Statistics
-from runtime.simulate.faults import Fault, placement_balance, shrunk_cost
+from runtime.simulate.faults import Fault, shrunk_cost
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval

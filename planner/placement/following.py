@@ -1,4 +1,4 @@
-"""Measured expert loads under a manifest's placement, and maps that follow them: collect, compute, migrate, switch.
+"""Maps of experts that follow their loads: collect, compute, migrate, switch.
 
 xDeepServe section 4.5 and xLLM section 4.4. The token counts of an interval give the next map; its weights come from
 peers into spare buffers while the old map serves, and all ranks switch between two iterations, so that serving never
@@ -8,26 +8,21 @@ waits. What it costs is time: the loads may have changed again before the map fo
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from ground.errors import BadInput
-from ground.files import read_text
-from ground.tables import csv_rows
-from ground.units import counted, format_duration, number_of, parse_duration
+from ground.units import counted, format_duration
 from hardware.formats import ELEMENT_BYTES
 from models.parameters import count_parameters
 from planner.manifest.layout import ExpertLayers, ExpertMap
+from planner.manifest.loads import placement_balance
 from planner.manifest.schema import Manifest, Pool
 from planner.placement.eplb import eplb
 from planner.placement.migrate import moves, renumbered
 from planner.placement.problem import Problem
-from runtime.simulate.engine import generator
-from runtime.simulate.faults import placement_balance
 
-Floats = NDArray[np.float64]
 Loads = Callable[[int], Floats]
 """Popularity of every expert in the n-th stretch of a drift, [layers, experts]."""
 MOST_CHANGES = 500
@@ -37,72 +32,12 @@ _LEAST_SHARE = 1e-9
 """Of the busiest expert's tokens, that an expert without any counts as: it has to stand somewhere."""
 
 
-def read_loads(manifest: Manifest, text: str, seed: int) -> tuple[Loads, float | None]:
-    """Return the popularity of experts, and after how many seconds it changes; None: never.
-
-    ``lognormal:SIGMA`` and ``zipf:S`` draw the popularity of each layer's experts, with ``@5min`` anew every 5 min;
-    anything else is a CSV. Rows are MoE layers in order (they repeat if there are fewer than the model has) and columns
-    experts; a header of names is passed over.
-
-    Raises BadInput naming the file, the line and what is wrong.
-    """
-    if manifest.model.spec.moe is None:
-        raise BadInput(f"--expert-loads: {manifest.model.spec.name} has no experts; leave the flag out")
-    experts, layers = manifest.model.spec.moe.experts, manifest.model.spec.layers
-    name, _, every = text.partition("@")
-    if _drawn(name, experts, layers, seed) is None:
-        read = _read(Path(text), experts)
-        return lambda number: read, None
-
-    def loads(number: int) -> Floats:
-        drawn = _drawn(name, experts, layers, seed + 7919 * number)
-        assert drawn is not None, "the name was tried"
-        return drawn
-
-    return loads, parse_duration(every, "--expert-loads") if every else None
-
-
-def measured_balance(manifest: Manifest, text: str, seed: int) -> dict[str, float]:
-    """Return the busiest expert rank over the mean by role, averaged over layers; ``text`` as in ``read_loads``."""
-    loads = read_loads(manifest, text, seed)[0](0)
-    return {
-        pool.role: placement_balance(pool.expert_map, loads, set())
-        for pool in manifest.pools
-        if pool.expert_map is not None
-    }
-
-
-def _drawn(text: str, experts: int, layers: int, seed: int) -> np.ndarray | None:
-    """Return popularities [layers, experts] of a named distribution, None where ``text`` names none."""
-    name, colon, number = text.partition(":")
-    if not colon or name not in ("lognormal", "zipf"):
-        return None
-    width = number_of(number)
-    if not 0 <= width <= 5:
-        raise BadInput(f"--expert-loads: {text[:40]!r} needs a number from 0 to 5, such as lognormal:0.5 or zipf:1")
-    random = generator(seed, "expert loads")
-    if name == "lognormal":
-        return np.exp(width * random.standard_normal((layers, experts)))
-    return np.stack([random.permutation(np.arange(1.0, experts + 1) ** -width) for _ in range(layers)])
-
-
-def _read(path: Path, experts: int) -> np.ndarray:
-    rows: list[list[float]] = []
-    for number, (where, cells) in enumerate(csv_rows(read_text(path), str(path))):
-        row = [number_of(cell) for cell in cells]
-        if number == 0 and np.isnan(row).any():
-            continue  # names of the columns
-        if len(row) != experts or not all(value >= 0 for value in row) or not 0 < sum(row) < np.inf:
-            raise BadInput(f"{where}: must hold {experts} counts from 0, not all of them 0")
-        rows.append(row)
-    if not rows:
-        raise BadInput(f"{path}: holds no row; give a row of token counts per layer")
-    return np.array(rows)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Changing:
-    """When the popularity of experts changes, and how often maps are made anew; None: never."""
+    """When the popularity of experts changes, and how often maps are made anew; None: never.
+
+    Raises BadInput naming the flag where that happens too often.
+    """
 
     loads: Loads
     drift_seconds: float | None
@@ -152,8 +87,8 @@ def rebalanced(manifest: Manifest, changing: Changing) -> Rebalanced:
         maps, moved, seconds = _maps(manifest, pool, pool.expert_map, changing)
         times = sorted({0.0, *changing.drifts(), *(time for time, _ in maps)})
         current = [next(own for begin, own in reversed(maps) if begin <= time) for time in times]
-        found = [placement_balance(own, changing.at(time), set()) for time, own in zip(times, current, strict=True)]
-        still = [placement_balance(pool.expert_map, changing.at(time), set()) for time in times]
+        found = [placement_balance(own, changing.at(time)) for time, own in zip(times, current, strict=True)]
+        still = [placement_balance(pool.expert_map, changing.at(time)) for time in times]
         balance[pool.role] = found[0]
         changes += [(time, {pool.role: each}) for time, each in zip(times[1:], found[1:], strict=True)]
         weights = np.diff([*times, max(changing.last_seconds, times[-1])])
@@ -178,8 +113,8 @@ def _maps(
         now, current = begin + every, maps[-1][1]
         counts, begin = changing.collected(begin, now), now
         found = _balanced(current, counts)
-        better = placement_balance(current, counts, set()) * (1 - _GAIN)
-        if placement_balance(found, counts, set()) > better:
+        better = placement_balance(current, counts) * (1 - _GAIN)
+        if placement_balance(found, counts) > better:
             continue
         loaded = moves(_slots(current), _slots(found), len(planned.expert_ranks)).sum(axis=0)
         seconds = float(loaded.max()) * _expert_seconds(manifest, pool)
@@ -201,7 +136,7 @@ def _balanced(current: ExpertMap, counts: Floats) -> ExpertMap:
     return current.model_copy(update={"placements": placements})
 
 
-def _slots(mapping: ExpertMap) -> NDArray[np.int64]:
+def _slots(mapping: ExpertMap) -> Ints:
     """Return the expert in every slot of every layer, [layers, slots]."""
     return np.array([entry.slots for entry in mapping.placements for _ in entry.layers])
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from ground.errors import BadInput
 from planner.manifest.schema import Manifest
-from podplan.rebalancing import Changing, rebalanced
+from planner.placement.following import Changing, rebalanced
 from podplan.simulation import simulate
 from tests.manifests import manifest
 
