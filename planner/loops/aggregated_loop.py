@@ -27,6 +27,7 @@ from planner.loops.batch_loop import (
     join,
     leave,
     part,
+    tell,
 )
 from planner.loops.compiled import called, njit, outermost
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, loaded_seconds, reached
@@ -60,21 +61,21 @@ def play(
         if policy == LEAST_LOAD:
             i = 0
             for k in range(instances):
-                advance(k, now, requests, pool, rule, times)
+                advance(k, now, now, requests, pool, rule, times)
                 if pool.heads[k].prompt_tokens < pool.heads[i].prompt_tokens:
                     i = k
         else:
-            advance(i, now, requests, pool, rule, times)
+            advance(i, now, now, requests, pool, rule, times)
         add(i, p, now, requests, pool, rule)
     for i in range(instances):
-        advance(i, until, requests, pool, rule, times)
+        advance(i, until, until, requests, pool, rule, times)
     while pool.following[2] < pool.following[0]:
         p = int(pool.following[2])
         i = p % instances  # the only one: numba compiles all anew for a literal 0
-        advance(i, requests[p].arrival, requests, pool, rule, times)
+        advance(i, requests[p].arrival, requests[p].arrival, requests, pool, rule, times)
         add(i, p, requests[p].arrival, requests, pool, rule)
         pool.following[2] += 1
-        advance(i, until, requests, pool, rule, times)
+        advance(i, until, until, requests, pool, rule, times)
 
 
 @outermost
@@ -98,10 +99,13 @@ def add(i: int, p: int, now: float, requests: Records, pool: Instances, rule: Ru
 
 
 @called
-def advance(i: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays) -> None:
+def advance(
+    i: int, until: float, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
+) -> None:
     """Schedule every step of instance ``i`` that is due before ``until``, and resolve those that end by then.
 
-    Without end: until it idles or, in a closed loop, somebody follows.
+    Without end: until it idles or, in a closed loop, somebody follows. Iterations that are added up begin before
+    ``ahead``.
     """
     head = pool.heads[i]
     while True:
@@ -121,9 +125,10 @@ def advance(i: int, until: float, requests: Records, pool: Instances, rule: Rule
             return
         else:
             step = pool.steps[i, 1 - a]
-            seconds, last = _schedule(i, 1 - a, until, requests, pool, rule, times)
+            seconds, last = _schedule(i, 1 - a, ahead, requests, pool, rule, times)
             if seconds > 0.0:
-                step.end = max(head.clock, pool.steps[i, a].end) + seconds
+                step.start = max(head.clock, pool.steps[i, a].end)
+                step.end = step.start + seconds
                 step.begin = step.end - last
                 head.busy += seconds
                 head.planned = _STEP
@@ -163,6 +168,7 @@ def _first_token(i: int, p: int, now: float, requests: Records, pool: Instances,
     r = requests[p].rank
     if requests[p].first < 0.0:
         requests[p].first = now
+        tell(p, pool)
         pool.heads[i].prompt_tokens -= requests[p].length
     if requests[p].after > 0:
         if requests[p].state != RUNS:
@@ -205,6 +211,8 @@ def _schedule(
     else:
         return 0.0, 0.0
     head.steps += steps
+    step = pool.steps[i, s]
+    step.count, step.running, step.tokens = steps, decoding, prompts
     for r in range(pool.ranks.shape[1]):
         if pool.marks[i, s, r].counted >= 0:
             _pass(i, s, r, steps, pool, rule)
@@ -248,6 +256,7 @@ def _pass(i: int, s: int, r: int, steps: int, pool: Instances, rule: Rule) -> No
     """Count the iterations of a step; memory of the first of them is taken already."""
     at = (i, r)
     pool.ranks[at].count += 1
+    pool.marks[i, s, r].ratio = pool.ranks[at].ratio
     more = steps - 1
     if more and rule.admission != RESERVE:
         pool.ranks[at].ratio = max(pool.ranks[at].ratio - more * rule.ratio_step, rule.least_ratio)

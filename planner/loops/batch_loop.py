@@ -133,11 +133,23 @@ HEAD = np.dtype(
 )
 LOAD = np.dtype([("tokens", "f8"), ("context", "f8"), ("pairs", "f8"), ("ended", "f8")])
 LINE = np.dtype([("head", "i8"), ("tail", "i8")])
-STEP = np.dtype([("begin", "f8"), ("end", "f8"), ("head", "i8"), ("tail", "i8")])  # and whose prompts end with it
+STEP = np.dtype(
+    [
+        ("start", "f8"),  # of the first of the iterations that it stands for
+        ("begin", "f8"),  # of the last one
+        ("end", "f8"),
+        ("count", "i8"),  # how many those are
+        ("running", "i8"),  # requests that decode in each
+        ("tokens", "f8"),  # of prompts
+        ("head", "i8"),  # of those whose prompts end with it
+        ("tail", "i8"),
+    ]
+)
 MARK = np.dtype(
     [
         ("counted", "i8"),  # iterations of a rank after a step; where it carries none, -1 less the prompts that end
         ("prompted", "i8"),  # whether it carries prompts of the rank
+        ("ratio", "f8"),  # share that the rank set aside before the second of its iterations
     ]
 )
 
@@ -164,6 +176,16 @@ class Instances(NamedTuple):
     """[ranks]: tokens, context, query-key pairs and ended prompts of the step that is scheduled."""
     following: Ints
     """[3] of a closed loop: the next request to send, how many there are in all, and how many have arrived."""
+    news: Ints
+    """How many requests got their first or last token since somebody looked, then these; [1] where nobody looks."""
+
+
+@njit
+def tell(p: int, pool: Instances) -> None:
+    """Note that a request has its first or last token."""
+    if pool.news.size > 1:
+        pool.news[0] += 1
+        pool.news[pool.news[0]] = p
 
 
 @njit
@@ -282,6 +304,7 @@ def leave(i: int, p: int, now: float, requests: Records, pool: Instances, rule: 
     q, head = requests[p], pool.heads[i]
     rank = pool.ranks[i, q.rank]
     q.left = now
+    tell(p, pool)
     if rank.taken == rule.slots and rule.admission == RESERVE:  # a full rank takes its turn again when it has room
         rank.dealt = head.turn
     rank.taken -= 1

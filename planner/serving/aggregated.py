@@ -251,4 +251,5 @@ def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: in
         phases=np.zeros((*shape, rule.block), dtype=np.int64),
         loads=np.zeros(pool.ranks, batch.LOAD).view(np.recarray),
         following=np.array([arriving, requests, arriving], dtype=np.int64),
+        news=np.zeros(1, dtype=np.int64),
     )

@@ -1,5 +1,6 @@
-"""A pool of aggregated instances that is played part by part: what has not left is all that it keeps between them."""
+"""Aggregated instances that are played part by part, or step by step; they keep only requests that have not left."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -8,8 +9,10 @@ from planner.serving.aggregated import AggregatedPool, instances_of, requests_of
 from planner.serving.streams import Floats, Ints, Stream
 
 if TYPE_CHECKING:
-    from planner.loops.batch_loop import Records
+    from planner.loops.batch_loop import Instances, Records, Rule
 
+_FEWEST = 64
+"""Records of a driven instance at first."""
 _LINKS = ("behind", "chain", "later", "sooner", "newer", "older")
 
 
@@ -88,7 +91,165 @@ class AggregatedRun:
 
     def held_tokens(self) -> tuple[Floats, Ints]:
         """KV tokens that are taken or reserved, and requests that hold some, [instances, ranks] each."""
-        ranks, rule = self._instances.ranks, rule_of(self.pool, 0)
-        if self.pool.rule.admission == "reserve":
-            return ranks.held, ranks.taken
-        return (rule.capacity - ranks.free) * float(rule.block), ranks.running + ranks.under
+        return _held_tokens(rule_of(self.pool, 0), self._instances)
+
+
+def _held_tokens(rule: "Rule", instances: "Instances") -> tuple[Floats, Ints]:
+    from planner.loops.batch_loop import RESERVE
+
+    ranks = instances.ranks
+    if rule.admission == RESERVE:
+        return ranks.held, ranks.taken
+    return (rule.capacity - ranks.free) * float(rule.block), ranks.running + ranks.under
+
+
+class Step(NamedTuple):
+    """The step that was launched last, or iterations without prompts that were added up."""
+
+    start_seconds: float
+    end_seconds: float
+    running: int
+    """Requests that decode in each iteration."""
+    prompt_tokens: float
+
+
+class DrivenInstance:
+    """One aggregated instance that is told what time it is, step by step; requests are known by their records."""
+
+    def __init__(self, pool: AggregatedPool) -> None:
+        """Begin idle."""
+        from planner.loops import batch_loop, driven_loop
+
+        self.pool, self._loop, self._batch = replace(pool, instances=1), driven_loop, batch_loop
+        self.times, self._rule = pool.times, rule_of(pool, 0)
+        self._instances = instances_of(self.pool, self._rule, 0, 0)
+        self._requests: Records = np.zeros(0, batch_loop.REQUEST).view(np.recarray)
+        self._free: list[int] = []
+        self._fresh: Ints = np.zeros(1, dtype=np.int64)
+        self.due_seconds, self.iterations = np.inf, 1
+        """When the next step ends or is to be formed; and how many the last one stands for."""
+
+    @property
+    def _state(self) -> "tuple[Records, Instances]":
+        return self._requests, self._instances
+
+    def _grow(self) -> None:
+        """Make room for more requests."""
+        old = self._requests.size
+        count = max(2 * old, _FEWEST)
+        more = np.zeros(count - old, self._requests.dtype)
+        self._requests = np.concatenate([self._requests, more]).view(np.recarray)
+        rows = self._requests.view(np.ndarray)
+        self._seconds, self._preempted = (rows["begun"], rows["first"], rows["left"]), rows["preempted"]
+        self._free = list(range(count - 1, old - 1, -1))
+        fresh, news = np.zeros(count + 1, dtype=np.int64), np.zeros(2 * count + 1, dtype=np.int64)
+        fresh[: old + 1], news[: 2 * old + 1] = self._fresh, self._instances.news
+        self._fresh, self._instances = fresh, self._instances._replace(news=news)
+
+    def add(self, now: float, tokens: tuple[int, int, int], iterations: int, reserved_tokens: int) -> int:
+        """Let a request arrive; return its record.
+
+        Args:
+            now: seconds.
+            tokens: of its prompt, of those whose KV is there, and of its answer.
+            iterations: that follow its first token.
+            reserved_tokens: KV that is set aside for it where answers are reserved.
+        """
+        if not self._free:
+            self._grow()
+        found, (prompt, reused, answer) = self._free.pop(), tokens
+        growth = (answer - 1) / iterations if iterations else 1.0
+        waits, nobody = self._batch.WAITS, self._batch.NOBODY
+        times = (-1.0, -1.0, -1.0)
+        links = (nobody, nobody, nobody, nobody, nobody, nobody)
+        state = (0, 0, waits, prompt, reused, iterations, 0, 0)
+        self._requests[found] = (now, prompt, reused, answer, growth, reserved_tokens, *times, *state, *links)
+        if answer > self.pool.rule.estimate.clip_tokens:
+            self._rule = self._rule._replace(clipped=True)
+        self._fresh[0] += 1
+        self._fresh[self._fresh[0]] = found
+        return found
+
+    def proceed(self, now: float, schedule: bool, single: bool = False) -> list[int]:
+        """Advance to ``now``, and form the step that begins then if it is to be scheduled.
+
+        Args: ``single`` adds no iterations up.
+
+        Returns:
+            Records of the requests that got their first or their last token since the last call, in that order.
+        """
+        if not self._requests.size:
+            return []
+        until, ahead = np.nextafter(now, np.inf) if schedule else now, now if single else np.inf
+        self.due_seconds, self.iterations = self._loop.proceed(
+            0, now, until, ahead, self._fresh, self._state, self._rule, self.times
+        )
+        news = self._instances.news
+        found: list[int] = news[1 : news[0] + 1].tolist()
+        news[0] = 0
+        return found
+
+    def seconds_of(self, record: int) -> tuple[float, float, float]:
+        """Return when a request's prompt was first in a step, and when it had its first and last token, or -1."""
+        begun, first, left = self._seconds
+        return begun.item(record), first.item(record), left.item(record)
+
+    def release(self, record: int) -> int:
+        """Forget a request that has left; return how often it was preempted."""
+        self._free.append(record)
+        return int(self._preempted.item(record))
+
+    def answered(self, record: int) -> int:
+        """Return the tokens of its answer that a request has."""
+        return int(self._loop.answered(0, record, self._state)) if self._requests.size else 0
+
+    def take_out(self, record: int) -> bool:
+        """Take a request out, unless it is not decoding; whether it was."""
+        if self._requests[record].state != self._batch.SEEN:
+            return False
+        self._loop.take_out(0, record, self._state, self._rule)
+        self.release(record)
+        return True
+
+    def end_early(self, now: float) -> None:
+        """Let the iterations that were added up end with the one that runs now."""
+        self._loop.end_early(0, now, self._state, self._rule)
+
+    def halt(self, now: float, resumes: float) -> None:
+        """Give up the step that runs, which begins anew later."""
+        self._loop.halt(0, now, resumes, self._state, self._rule)
+
+    def even_out(self, uneven: float) -> None:
+        """Move requests between ranks until the fullest one holds at most so much more than the mean, if they can."""
+        self._loop.even_out(0, uneven, self._state, self._rule)
+
+    @property
+    def lacks_room(self) -> bool:
+        """Whether a prompt waits because a rank has no slot or no KV for it."""
+        return bool(self._loop.lacks_room(0, self._state, self._rule))
+
+    @property
+    def step(self) -> Step:
+        """The step that was launched last."""
+        found = self._instances.steps[0, self._instances.heads[0].current]
+        return Step(float(found.start), float(found.end), int(found.running), float(found.tokens))
+
+    def busy_seconds(self, until: float) -> float:
+        """Seconds of all steps up to a time that is not before the last call."""
+        ends = float(self._instances.steps.end.max())
+        return float(self._instances.heads[0].busy) - max(ends - until, 0.0)
+
+    @property
+    def steps(self) -> int:
+        """Steps that were scheduled so far."""
+        return int(self._instances.heads[0].steps)
+
+    def ranks(self) -> "Records":
+        """What each rank holds, [ranks]."""
+        ranks: Records = self._instances.ranks[0]
+        return ranks
+
+    def held_tokens(self) -> tuple[Floats, Ints]:
+        """KV tokens that are taken or reserved, and requests that hold some, [ranks] each."""
+        tokens, requests = _held_tokens(self._rule, self._instances)
+        return tokens[0], requests[0]

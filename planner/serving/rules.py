@@ -122,4 +122,7 @@ def manifest_rule(manifest: "Manifest") -> SchedulingRule:
             rule = engine_rule(engine.id)
     together: Order = "mixed_chunk" if rule.order == "prompts_first" else rule.order
     order: Order = "prompts_first" if routing.chunks == "prefill_first" else together
-    return replace(rule, order=order, dealing=routing.decode)
+    admission: Admission = "need" if routing.decode_reservation == "prompt" else "reserve"
+    if rule.admission != "reserve":
+        admission = rule.admission
+    return replace(rule, order=order, dealing=routing.decode, admission=admission)

@@ -16,7 +16,6 @@ from planner.manifest.loading import start_seconds
 from planner.manifest.schema import Manifest, Pool
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.engine import COMPLETION, Engine
-from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.standby import Standby
 from runtime.simulate.system import System
@@ -107,10 +106,8 @@ class Autoscaler:
                 total += len(part.holding())
                 if isinstance(part, PrefillInstance):
                     total += len(part.queue)
-                elif isinstance(part, MixedInstance):
-                    total += len(part.placement.waiting)
         first = self._standby.parts[pool.names[0]][0]
-        if isinstance(first, DecodeInstance) and not isinstance(first, MixedInstance):
+        if isinstance(first, DecodeInstance):
             total += len(self._system.shared.placement.waiting)
         return total
 

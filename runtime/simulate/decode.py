@@ -270,6 +270,10 @@ class DecodeInstance:
         seconds = batch.timer.iteration_seconds(batch.total + joining + 1, sequences, kv)
         return seconds <= self._most_seconds
 
+    def busy_seconds_until(self, now: float) -> float:
+        """Seconds of steps up to a time that is not before the last event."""
+        return self.busy_seconds - max(self.busy_until_seconds - now, 0.0)
+
     def holding(self) -> list[Request]:
         """Return the requests that run or are about to."""
         return [request for request, _ in (*self.batch.requests(), *self._joining)]
@@ -310,6 +314,10 @@ class DecodeInstance:
     def stall_seconds(self) -> float:
         """Longest pass that running requests may wait for: an iteration at the TPOT limit, for short answers."""
         return math.inf if self._most_seconds is None else self._most_seconds
+
+    def pause(self, seconds: float) -> None:
+        """Give up the iteration that runs and do nothing for so many seconds."""
+        self.stop(pause_seconds=seconds)
 
     def stop(self, pause_seconds: float = 0.0) -> list[tuple[Request, int]]:
         """Give up the iteration that runs, for ``pause_seconds`` or, if 0, until ``up`` again; return all requests

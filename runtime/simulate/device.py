@@ -76,6 +76,8 @@ class Shared:
     """Busiest expert rank over the mean by pool role, where it is not the manifest's."""
     offline: bool = False
     """Whether offline requests stand behind the online ones."""
+    follows: bool = False
+    """Whether requests are sent when others leave: in a closed loop, or as turns of sessions."""
     span: Span | None = None
     _timers: list[tuple[StepCost, Pool, PhaseName, StepTimer]] = field(default_factory=list)
 

@@ -28,6 +28,7 @@ from runtime.simulate.ledger import Ledger, Outcomes, Window
 from runtime.simulate.metrics import Ran, SimulationResult, result_of
 from runtime.simulate.observe import Observer
 from runtime.simulate.options import SimulationOptions
+from runtime.simulate.placement import TOO_LONG
 from runtime.simulate.workload import Requests
 
 Floats = NDArray[np.float64]
@@ -36,7 +37,6 @@ Ints = NDArray[np.int64]
 FEWEST_DIRECT = 2_000
 """Requests from which compiled loops pay; shorter runs go through the event engine, but where the manifest's engine has
 another rule than the reference runtime."""
-_TOO_LONG = "longer than the KV cache of a rank"
 
 
 class Blocked(Exception):
@@ -160,7 +160,7 @@ class _Direct:
             completed=np.full(count, completed),
             retries=np.zeros(count, dtype=np.int64),
         )
-        self._ledger.take(done, reason="" if completed else _TOO_LONG)
+        self._ledger.take(done, reason="" if completed else TOO_LONG)
 
     def _sample(self, now: float, held: Floats, taken: Ints) -> None:
         """Note how full the ranks that answer are, by KV tokens and requests of each."""

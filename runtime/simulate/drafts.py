@@ -31,6 +31,8 @@ class IterationCounts:
 
     def draw(self, tokens: int) -> int:
         """Return the iterations that ``tokens`` take, at least 1."""
+        if not self._mtp.drafts:
+            return max(tokens, 1)
         if self._sums is None or tokens > MOST_DRAWN:
             return int(self.draw_all(np.array([tokens]))[0])
         if not self._offsets:

@@ -51,6 +51,11 @@ class Engine:
         """Run ``action(argument)`` at this instant, after everything else that happens in it."""
         heapq.heappush(self._heap, (self.now_seconds, START, next(self._counter), action, argument))
 
+    @property
+    def happens_now(self) -> bool:
+        """Whether anything else is scheduled for this instant."""
+        return self.feed.seconds <= self.now_seconds or bool(self._heap and self._heap[0][0] <= self.now_seconds)
+
     def every(self, period: Callable[[], float], action: Callable[[], bool | None], quiet: bool = False) -> None:
         """Run ``action`` again and again while anything else is to happen; ``period`` gives the seconds between.
 

@@ -25,7 +25,7 @@ from runtime.simulate.device import Shared
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
-from runtime.simulate.system import System
+from runtime.simulate.system import Part, System
 
 _COLUMN = {name: index for index, name in enumerate(RANK_COLUMNS)}
 MOST_SECONDS = 36_500 * DAY_SECONDS
@@ -56,9 +56,6 @@ def parse_fault(text: str, flag: str = "--fail") -> Fault:
     if max(at_seconds, for_seconds) > MOST_SECONDS:
         raise BadInput(f"{flag}: {text[:60]!r} is too long; a fault begins after and lasts at most 36500d")
     return Fault(kind=kind, target=target, at_seconds=at_seconds, for_seconds=for_seconds)  # type: ignore[arg-type]
-
-
-Part = PrefillInstance | DecodeInstance
 
 
 class Faults:
@@ -107,9 +104,7 @@ class Faults:
         raise BadInput(f"--fail: no {fault.kind} {fault.target[:40]!r} carries an instance of the manifest")
 
     def _parts(self, name: str) -> list[Part]:
-        system = self._system
-        parts: list[Part] = [*system.prefill, *system.decode, *system.mixed]
-        return [part for part in parts if part.name == name]
+        return [part for part in self._system.parts if part.name == name]
 
     def _strike(self, fault: Fault) -> None:
         """Let what is hit hang until the loss is known; a link that is back by then has only faltered."""
@@ -128,10 +123,10 @@ class Faults:
             if name in self.absent:  # what loads it sees the loss
                 self._fail_over(name, ranks, fault)
             for part in (part for part in self._parts(name) if part.up):
-                if isinstance(part, DecodeInstance):
-                    part.stop(pause_seconds=unknown)
-                else:
+                if isinstance(part, PrefillInstance):
                     part.hang()
+                else:
+                    part.pause(unknown)
 
     def _recover(self, fault: Fault) -> None:
         hit = self._hit(fault)
@@ -149,8 +144,8 @@ class Faults:
         if self._system.links is not None:
             self._system.links.block(fault.target, now + fault.for_seconds)
         for part in self._parts(fault.target):
-            if isinstance(part, DecodeInstance) and part.up:
-                part.stop(pause_seconds=fault.for_seconds)
+            if not isinstance(part, PrefillInstance) and part.up:
+                part.pause(fault.for_seconds)
 
     def _fail_over(self, name: str, ranks: set[int], fault: Fault) -> None:
         """Decode and mixed instances shrink where they can; others are down until they are repaired and loaded."""
@@ -248,13 +243,12 @@ class Faults:
     def _stop_mixed(self, part: MixedInstance) -> None:
         if not part.up:
             return
-        here = part.stop()
-        prompts = part.abandon_prompts()
-        for request, rank in here:
-            self._system.move_or_recompute(part, request, rank, alive=False)
-        for request in prompts:
-            request.retry()
-            self._system.route(request)
+        for request, generated in part.stop():
+            if generated >= 0:
+                self._system.recompute_of(part, request, generated)
+            else:
+                request.retry()
+                self._system.route(request)
 
     def _stop_decode(self, part: DecodeInstance, alive: bool, dead: set[int]) -> None:
         if not part.up:
@@ -272,7 +266,7 @@ class Faults:
         parts = self._parts(name)
         for part in parts:
             part.up = True
-            if isinstance(part, DecodeInstance) and not isinstance(part, MixedInstance):
+            if isinstance(part, DecodeInstance):
                 opened = not any(isinstance(other, PrefillInstance) and other.accepts for other in parts)
                 self._shared.placement.set_open(part.first_rank, part.ranks, opened)
         self._system.revive()

@@ -48,6 +48,11 @@ class ArrivalFeed:
             self._look_ahead()
         return begun
 
+    @property
+    def follows(self) -> bool:
+        """Whether requests are sent when others leave."""
+        return self._closed or bool(self._turns)
+
     def _next_part(self) -> bool:
         part = next(self._parts, None)
         if part is None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 from planner.manifest.schema import Statistics
 from runtime.simulate.ledger import Ledger, Window
-from runtime.simulate.observe import Part, Watcher
+from runtime.simulate.observe import Watcher
 from runtime.simulate.quantiles import BatchMeans, interval
-from runtime.simulate.system import System
+from runtime.simulate.system import Part, System
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +193,7 @@ def _link_utilisation(system: System) -> dict[str, float]:
 def _expert_imbalance(system: System) -> dict[str, float]:
     """Return the busiest expert rank over the mean, as the steps of each role count it."""
     found: dict[str, float] = {}
-    parts: list[Part] = [*system.prefill, *system.decode, *system.mixed]
-    for part in parts:
+    for part in system.parts:
         if part.cost.experts and part.phase == part.pool.role:
             found.setdefault(part.phase, float(part.cost.balance))
     return found

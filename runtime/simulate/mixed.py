@@ -1,187 +1,269 @@
-"""Aggregated instances: each step decodes what runs and fills the token budget with prompt chunks."""
+"""Aggregated instances: the compiled steps of ``planner.loops``, each at its time on the clock of the run.
 
+A step is formed, and requests are let in and preempted, by the rule of the manifest's engine
+(``planner.serving.rules``), as in the plan. What happens beside it is played here: prefixes, offline requests, faults.
+"""
+
+import math
 from collections import deque
+from dataclasses import replace
 
+from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.schema import PhaseName, Pool
-from runtime.simulate.batch import Stretch
-from runtime.simulate.decode import DecodeInstance, Lost
+from planner.manifest.terms import StepCost
+from planner.serving.aggregated_run import DrivenInstance
+from planner.serving.deployed import aggregated_pool
 from runtime.simulate.device import Shared
-from runtime.simulate.engine import COMPLETION
-from runtime.simulate.placement import Placement
+from runtime.simulate.drafts import IterationCounts
+from runtime.simulate.engine import COMPLETION, generator
+from runtime.simulate.placement import TOO_LONG, in_blocks
 from runtime.simulate.prefixes import Prefixes
-from runtime.simulate.request import FAILED, PREFILL, Request
-from runtime.simulate.steps import RankLoad
+from runtime.simulate.request import DECODE, PREFILL, Request
+from runtime.simulate.steps import StepTimer
+
+_EVERY_SECONDS, _UNEVEN_SHARE = 0.5, 0.01
+"""Between two looks at how even ranks are, and what the fullest one may hold beyond the mean."""
 
 
-class MixedInstance(DecodeInstance):
-    """One instance with continuous batching and chunked prefill (Sarathi-Serve, arXiv 2403.02310).
-
-    The budget of a step is per DP rank and holds the running requests' queries first; with ``prefill_first`` prompts
-    have steps of their own while there are any, and running requests wait. Steps without prompts are summed as in
-    ``DecodeInstance``.
-    """
+class MixedInstance:
+    """One instance with continuous batching and chunked prefill (Sarathi-Serve, arXiv 2403.02310)."""
 
     phase: PhaseName = "mixed"
 
-    def __init__(self, shared: Shared, name: str, pool: Pool, lost: Lost) -> None:
-        super().__init__(shared, name, pool, lost)
-        self._budget = pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
-        self._prompts: list[deque[list[int]]] = [deque() for _ in range(self.ranks)]  # positions of prompts, in order
-        self._asked: list[deque[Request]] = [deque() for _ in range(self.ranks)]
-        self._waiting_prompts = 0
-        self._ended: list[tuple[int, Request]] | None = None
-        self._pauses = shared.manifest.routing.chunks == "prefill_first"
+    def __init__(self, shared: Shared, name: str, pool: Pool) -> None:
+        self.name, self.pool, self._shared, self._engine = name, pool, shared, shared.engine
+        self.ranks = pool.degrees.attention_groups
+        self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
+        mode = "expected" if shared.expected_drafts else "sampled"
+        self._counts = IterationCounts(pool.mtp, mode, generator(shared.seed, f"drafts {name}"))  # type: ignore[arg-type]
+        cost, balance = pool.step_costs["mixed"].to_step_cost(), shared.balance.get(pool.role)
+        self.cost = cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
+        self._timer: StepTimer = shared.timer(self.cost, pool, self.phase)
         self._prefixes = Prefixes(shared, pool)
-        self.accepts = True
-        self.waiting_tokens = 0
+        self._evens, self._evens_at = shared.manifest.routing.ranks == "even", 0.0
+        limit = shared.manifest.service_levels.tpot_seconds
+        tokens = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
+        self._most_seconds = math.inf if limit is None else limit * tokens
+        self.offline: deque[Request] = deque()
+        self._here: dict[int, Request] = {}
+        self._offline_prompts = 0
+        self.accepts = self.up = True
+        self.waiting_tokens = self._epoch = self._past_steps = 0
+        self._past_busy = self._resumes_seconds = 0.0
+        self._looking = False
+        self._run = self._idle_run()
 
-    def _register(self, opened: bool) -> int:
-        """Place requests among the instance's own ranks."""
-        shared = self._shared
-        self._placement = Placement(shared.manifest.routing, shared.ledger, lambda: shared.engine.now_seconds)
-        self._placement.placed = self._placed
-        return self._placement.register(self, self.pool, self.ranks, opened)
-
-    @property
-    def placement(self) -> Placement:
-        """Slots and KV of the instance's ranks."""
-        return self._placement
+    def _idle_run(self) -> DrivenInstance:
+        return DrivenInstance(aggregated_pool(self._shared.manifest, self.pool, self.cost, times=self._timer.table))
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs or waits here."""
-        return super().idle and not self.waiting_tokens
+        """Whether nobody is here."""
+        return not self._here and not self.offline
 
     def enqueue(self, request: Request) -> None:
-        """Let ``request`` wait for room on a rank, or fail it if no rank could ever hold it."""
+        """Let ``request`` wait for a step, or fail it if no rank could ever hold it."""
         request.state = PREFILL
+        tokens = in_blocks(self.pool.kv, request.prompt + 1 + request.left)
+        if tokens > self.pool.kv.capacity_tokens_per_rank:
+            self._shared.ledger.fail(request, self._engine.now_seconds, TOO_LONG)
+            return
+        request.need = tokens
         self.waiting_tokens += request.prompt
-        self._placement.offer(request)
-        if request.state == FAILED:
-            self.waiting_tokens -= request.prompt
+        if request.offline:
+            self.offline.append(request)
+        else:
+            self._let_in(request)
+        if self.offline or self._run.iterations > 1 or self._run.due_seconds == math.inf:
+            self._look_soon()
+
+    def _let_in(self, request: Request) -> None:
+        reused = request.reused
+        if request.first_token >= 0 and not request.retries:  # in decode when the run begins: its KV is here
+            reused = request.prompt - 1
+        elif request.blocks is not None and not request.retries:
+            found = self._prefixes.look_up(request)
+            self._shared.cache.count(found, request.prompt)
+            request.reused = reused = found.tokens
+        iterations = self._counts.draw(request.left) if request.left else 0
+        tokens = (request.prompt, reused, request.left + 1)
+        request.place = self._run.add(self._engine.now_seconds, tokens, iterations, request.need)
+        self._here[request.place] = request
 
     def found_here(self, request: Request) -> int:
         """Return the tokens of a prompt's head that stand in this instance's memory."""
         return self._prefixes.here(request)
 
-    def holding(self) -> list[Request]:
-        """Return the requests that run and the prompts that have room."""
-        return [*super().holding(), *(request for asked in self._asked for request in asked)]
+    def _look_soon(self) -> None:
+        if self.up and not self._looking:
+            self._looking = True
+            self._engine.soon(self._look)
 
-    def _placed(self, request: Request) -> None:
-        if request.first_token >= 0 and not request.retries:  # in decode when the run begins: its KV is here
-            self.waiting_tokens -= request.prompt
-            self.join(request)
+    def _look(self, _: object = None) -> None:
+        self._looking = False
+        if not self.up:
             return
-        if request.blocks is not None and not request.retries:
-            found = self._prefixes.look_up(request)
-            self._shared.cache.count(found, request.prompt)
-            request.reused = found.tokens
-        self._prompts[request.place].append([request.reused])
-        self._asked[request.place].append(request)
-        self._waiting_prompts += 1
-        if self._running is not None:
-            self._cut()
-        else:
-            self.wake()
+        if self.offline:
+            self._admit_offline()
+        if self._evens and self._engine.now_seconds >= self._evens_at:
+            self._evens_at = self._engine.now_seconds + _EVERY_SECONDS
+            self._end_early()
+            self._run.even_out(_UNEVEN_SHARE)
+        self._advance(schedule=True)
+        if self._offline_running() and self._run.lacks_room:
+            self._evict()
 
-    def _start(self, _: object = None) -> None:
-        busy = self._running is not None or self._engine.now_seconds < self.resumes_seconds
-        if busy or not self.up or not self._waiting_prompts:
-            super()._start()
+    def _step_ends(self, epoch: int) -> None:
+        """Advance to the end of a step, or to where the next one is formed; whoever comes just now is in the next."""
+        if epoch != self._epoch:
             return
-        self._starting = False
-        self._absorb()
-        now = self._engine.now_seconds
-        loads, ended = self._fill()
-        seconds = self.batch.timer.step_seconds(loads, self.ranks)
-        self._ended = ended
-        self._running = Stretch(now, seconds)
-        self.busy_seconds += seconds
-        self.busy_until_seconds = now + seconds
         if self._shared.span:
-            figures = {"requests": float(self.batch.total), "tokens": sum(load.tokens for load in loads)}
-            self._shared.span(self.name, "mixed", now, seconds, figures)
-        self._engine.at(now + seconds, COMPLETION, self._end, self._epoch)
+            self._tell_span()
+        alone = not (self._shared.follows or self.offline or self._evens or self._engine.happens_now)
+        self._advance(schedule=alone)
+        if not alone:
+            self._look_soon()
 
-    def _fill(self) -> tuple[list[RankLoad], list[tuple[int, Request]]]:
-        """Put running requests and prompt chunks into the step; return the loads and the prompts that it ends."""
-        loads: list[RankLoad] = []
-        ended: list[tuple[int, Request]] = []
-        running, kv = self.batch.sequences.tolist(), self.batch.kv_tokens().tolist()
-        for rank in range(self.ranks):
-            sequences = 0 if self._pauses else running[rank]
-            # One token of progress at least, or a rank full of drafts would never take a prompt.
-            room = max(self._budget - sequences * (1 + self.pool.mtp.drafts), 1)
-            tokens = context = finishing = 0
-            pairs = 0.0
-            for request, position in zip(self._asked[rank], self._prompts[rank], strict=True):
-                if not room:
-                    break
-                if request.started < 0:
-                    request.started = self._engine.now_seconds
-                done = position[0]
-                computed = min(room, request.prompt - done)
-                tokens, context, room = tokens + computed, context + done, room - computed
-                pairs += computed * done + computed * (computed + 1) / 2
-                position[0] += computed
-                if position[0] == request.prompt:
-                    finishing += 1
-                    ended.append((rank, request))
-            if tokens or sequences:
-                held = kv[rank] if sequences else 0.0
-                loads.append(RankLoad(float(sequences), held, float(tokens), float(context), pairs, float(finishing)))
-        return loads, ended
+    def _tell_span(self) -> None:
+        step = self._run.step
+        if step.end_seconds <= self._engine.now_seconds and self._shared.span:
+            figures = {"requests": float(step.running), "tokens": step.prompt_tokens}
+            seconds = step.end_seconds - step.start_seconds
+            self._shared.span(self.name, self.phase, step.start_seconds, seconds, figures)
 
-    def _end(self, epoch: int) -> None:
-        if epoch != self._epoch or self._ended is None:
-            super()._end(epoch)
-            return
-        ended, self._ended = self._ended, None
-        self.steps += 1
-        self._running = None
-        gone = [] if self._pauses else self.batch.advance(1)
-        for rank, request in ended:
-            self._asked[rank].popleft()
-            self._prompts[rank].popleft()
-            self._waiting_prompts -= 1
+    def _advance(self, schedule: bool) -> None:
+        """Bring the instance to this instant, let go who has all tokens, and come back when it is due."""
+        before, now = self._run.due_seconds, self._engine.now_seconds
+        for record in self._run.proceed(now, schedule, self._shared.stepping):
+            request = self._here.get(record)
+            if request is not None:
+                self._has_tokens(record, request)
+        due = self._run.due_seconds
+        if due != before or due <= now:
+            self._epoch += 1
+            if due <= now:
+                self._look_soon()
+            elif due < math.inf:
+                self._engine.at(due, COMPLETION, self._step_ends, self._epoch)
+
+    def _end_early(self) -> None:
+        """Let the iterations that were added up end with the one that runs now."""
+        self._run.end_early(self._engine.now_seconds)
+        self._advance(schedule=False)
+
+    def _has_tokens(self, record: int, request: Request) -> None:
+        """Note the first token of a request, and let it go with the last one."""
+        begun, first, left = self._run.seconds_of(record)
+        if request.state == PREFILL:
+            request.state = DECODE
+            self._note_start(request, begun)
             self.waiting_tokens -= request.prompt
-            self._first_token(request)
-        self._finish(gone)
-        self.wake()
+            self._offline_prompts -= request.offline
+            if request.first_token < 0:
+                request.first_token = first
+            self._prefixes.insert(request)
+        if left >= 0:
+            self._leave(record, request)
+            request.retries += self._run.release(record)
+            self._shared.ledger.complete(request, left)
 
-    def _first_token(self, request: Request) -> None:
-        """A prompt ended: its first token is out and the rest is decoded on the same rank."""
+    def _leave(self, record: int, request: Request) -> None:
+        del self._here[record]
+        request.place = -1
+
+    @staticmethod
+    def _note_start(request: Request, begun: float) -> None:
+        if request.started < 0 <= begun:
+            request.started = begun
+
+    def _offline_running(self) -> bool:
+        return self._shared.offline and any(request.offline for request in self._here.values())
+
+    def _admit_offline(self) -> None:
+        """Let offline requests in where no online prompt waits, and each rank has one to work on at most.
+
+        There must be room for their whole answers, and with the policy ``slo`` iterations must keep the TPOT limit.
+        """
+        online = any(request.state == PREFILL and not request.offline for request in self._here.values())
+        while self.offline and not online and self._offline_prompts < self.ranks and self._takes(self.offline[0]):
+            self._offline_prompts += 1
+            self._let_in(self.offline.popleft())
+
+    def _takes(self, request: Request) -> bool:
+        ranks, coming = self._run.ranks(), self._offline_prompts
+        free = ranks.taken + coming < self.pool.limits.requests_per_dp_rank
+        fits = ranks.held + request.need * (1 + coming) <= self.pool.kv.capacity_tokens_per_rank
+        if not (free & fits).any():
+            return False
+        if self._shared.manifest.routing.offline != "slo":
+            return True
+        running, kv = int(ranks.running.sum()) + coming + 1, float(ranks.cached.max()) + request.prompt + request.left
+        return self._timer.iteration_seconds(running, int(ranks.running.max()) + 1 + coming, kv) <= self._most_seconds
+
+    def _evict(self) -> None:
+        """Send the offline request that came last back to the queue: an online prompt needs its room."""
+        for record, request in reversed(self._here.items()):
+            generated = self._run.answered(record) - 1
+            if request.offline and self._run.take_out(record):
+                self._leave(record, request)
+                request.recompute(generated)
+                request.state = PREFILL
+                self.waiting_tokens += request.prompt
+                self.offline.appendleft(request)
+                return
+
+    def holding(self) -> list[Request]:
+        """Return all requests that are here."""
+        return [*self._here.values(), *self.offline]
+
+    @property
+    def waiting(self) -> int:
+        """Prompts that no step has carried yet."""
+        begun = (self._run.seconds_of(record)[0] for record, request in self._here.items() if request.state == PREFILL)
+        return len(self.offline) + sum(seconds < 0 for seconds in begun)
+
+    def pause(self, seconds: float) -> None:
+        """Give up the step that runs; it begins anew so many seconds later."""
+        self._advance(schedule=False)
+        self._run.halt(self._engine.now_seconds, self._engine.now_seconds + seconds)
+        self._look_soon()
+
+    def stop(self) -> list[tuple[Request, int]]:
+        """Go down; return who was here by number, with the tokens that each got after its first, or -1 before it."""
+        self._end_early()
+        found = []
+        for record, request in self._here.items():
+            begun, first, _ = self._run.seconds_of(record)
+            self._note_start(request, begun)
+            found.append((request, self._run.answered(record) - 1 if first >= 0 else -1))
+            request.place = -1
+        found += [(request, -1) for request in self.offline]
         now = self._engine.now_seconds
-        if request.first_token < 0:
-            request.first_token = now
-        self._prefixes.insert(request)
-        if request.left:
-            self.join(request)
-        else:
-            self._release(request)
-            self._shared.ledger.complete(request, now)
-
-    def settle(self) -> None:
-        """Give up the step that runs; prompts lose the chunk that it held."""
-        if self._ended is None or self._running is None:
-            super().settle()
-            return
-        self._ended = None
-        self.busy_seconds -= max(self._running.end_seconds - self._engine.now_seconds, 0.0)
-        self._running = None
+        self._past_busy, self._past_steps = self.busy_seconds_until(now), self.steps
+        self._here, self._offline_prompts, self.waiting_tokens = {}, 0, 0
+        self.offline.clear()
+        self.up, self._run = False, self._idle_run()
         self._epoch += 1
+        return sorted(found, key=lambda pair: pair[0].number)
 
-    def abandon_prompts(self) -> list[Request]:
-        """Take all prompts out; return them in order of arrival."""
-        found = [request for asked in self._asked for request in asked]
-        for asked, prompts in zip(self._asked, self._prompts, strict=True):
-            asked.clear()
-            prompts.clear()
-        for request in found:
-            self._placement.release(request)
-        waiting = [*self._placement.waiting, *self._placement.offline_waiting]
-        self._placement.waiting.clear()
-        self._placement.offline_waiting.clear()
-        self._waiting_prompts = self.waiting_tokens = 0
-        return sorted([*found, *waiting], key=lambda request: request.number)
+    def reshape(self, cost: StepCost) -> None:
+        """Go on with another step cost."""
+        self.cost, self._timer = cost, self._shared.timer(cost, self.pool, self.phase)
+        self._end_early()
+        self._run.times = self._timer.table
+        self._look_soon()
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._past_steps + self._run.steps
+
+    def busy_seconds_until(self, now: float) -> float:
+        """Seconds of steps up to a time that is not before the last event."""
+        return self._past_busy + self._run.busy_seconds(now)
+
+    def occupancy(self) -> list[tuple[float, int, bool, int, int]]:
+        """Return KV tokens and requests held, whether more may come, and the limits of both, by rank."""
+        limits = self.pool.kv.capacity_tokens_per_rank, self.pool.limits.requests_per_dp_rank
+        tokens, requests = (column.tolist() for column in self._run.held_tokens())
+        return [(*held, self.up, *limits) for held in zip(tokens, requests, strict=True)]

@@ -2,18 +2,15 @@
 
 import json
 from collections.abc import Callable
-from itertools import chain
 from typing import IO
 
 import numpy as np
 
 from ground.errors import BadInput
 from ground.units import MICRO
-from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.feed import ArrivalFeed
 from runtime.simulate.ledger import Outcomes, latencies
-from runtime.simulate.prefill import PrefillInstance
-from runtime.simulate.system import System
+from runtime.simulate.system import Part, System
 
 MOST_SPANS = 2_000_000
 MOST_ROWS = 1_000_000
@@ -132,9 +129,6 @@ def _cell(value: float) -> str:
     return "" if np.isnan(value) else f"{value:.9g}"
 
 
-Part = PrefillInstance | DecodeInstance
-
-
 class Watcher:
     """Samples the system in virtual time: more and more rarely without a series, so that memory stays flat."""
 
@@ -154,34 +148,27 @@ class Watcher:
 
     def groups(self) -> dict[str, list[Part]]:
         """Parts of instances by the role that these were planned with."""
-        system = self._system
-        parts: list[Part] = [*system.prefill, *system.decode, *system.mixed]
-        found = {role: [part for part in parts if part.pool.role == role] for role in ("prefill", "decode", "mixed")}
+        found = {
+            role: [part for part in self._system.parts if part.pool.role == role]
+            for role in ("prefill", "decode", "mixed")
+        }
         return {role: parts for role, parts in found.items() if parts}
 
     def busy_seconds(self) -> dict[str, float]:
         """Return the busy time of each role so far, the rest of a running step not included."""
         now = self._system.shared.engine.now_seconds
-        return {
-            role: sum(part.busy_seconds - max(part.busy_until_seconds - now, 0.0) for part in parts)
-            for role, parts in self.groups().items()
-        }
+        return {role: sum(part.busy_seconds_until(now) for part in parts) for role, parts in self.groups().items()}
 
     def _occupancy(self) -> tuple[float, float, float, float]:
         """Return KV and slots in use over those that are open, the fullest rank's KV over the mean, and requests."""
-        placements = [self._system.shared.placement, *(part.placement for part in self._system.mixed)]
-        names = ("reserved", "occupied", "open", "capacity", "limit")
-        columns = [list(chain.from_iterable(getattr(part, name) for part in placements)) for name in names]
-        reserved, occupied = columns[:2]
-        opened = [row for row in zip(*columns, strict=True) if row[2] or row[1]]
-        capacity, slots, held = sum(row[3] for row in opened), sum(row[4] for row in opened), sum(reserved)
-        mean = sum(row[0] for row in opened) / len(opened) if opened else 0.0
-        return (
-            held / capacity if capacity else 0.0,
-            sum(occupied) / slots if slots else 0.0,
-            max(reserved) / mean if mean > 0 else 1.0,
-            float(sum(occupied)),
-        )
+        rows = self._system.shared.placement.occupancy()
+        rows += [row for part in self._system.mixed for row in part.occupancy()]
+        rows = [row for row in rows if row[2] or row[1]]
+        if not rows:
+            return 0.0, 0.0, 1.0, 0.0
+        held, requests, _, capacity, slots = np.array(rows, dtype=np.float64).T
+        fullest = held.max() / held.mean() if held.any() else 1.0
+        return float(held.sum() / capacity.sum()), float(requests.sum() / slots.sum()), float(fullest), requests.sum()
 
     def _sample(self) -> None:
         shared = self._system.shared

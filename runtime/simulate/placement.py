@@ -14,6 +14,13 @@ from runtime.simulate.request import Request
 Integers = NDArray[np.int64]
 
 FULL = np.iinfo(np.int64).max
+TOO_LONG = "longer than the KV cache of a rank"
+
+
+def in_blocks(kv: KvCache, tokens: int) -> int:
+    """Return the KV tokens of whole blocks that hold a request of so many: what its windows keep, and its state."""
+    charged = kv.charged(tokens) if kv.shaped else tokens
+    return int(-(-charged // kv.block_tokens)) * kv.block_tokens
 
 
 class Home(Protocol):
@@ -51,8 +58,7 @@ class Placement:
         self.occupied: list[int] = []
         self.open: list[bool] = []
         self._key: Integers = np.zeros(0, dtype=np.int64)
-        self._block = 1
-        self._shape: KvCache | None = None
+        self._kv: KvCache | None = None
         self._turn = self._leaving = 0
         self._even, self._most = True, 0
         self._whole = routing.decode_reservation == "whole"
@@ -72,8 +78,8 @@ class Placement:
         self.occupied += [0] * ranks
         self.open += [opened] * ranks
         self._key = np.append(self._key, np.full(ranks, 0 if opened else FULL))
-        self._block = max(self._block, pool.kv.block_tokens)
-        self._shape = pool.kv if pool.kv.shaped else self._shape
+        if self._kv is None or pool.kv.block_tokens > self._kv.block_tokens:
+            self._kv = pool.kv
         self._even = len(set(self.capacity)) == 1
         self._most = max(self.capacity)
         return first
@@ -84,14 +90,12 @@ class Placement:
         return self._blocks(request.prompt + 1 + answer)
 
     def _blocks(self, tokens: int) -> int:
-        """Whole blocks that hold a request of ``tokens``: what its windows keep, and its state."""
-        charged = self._shape.charged(tokens) if self._shape else tokens
-        return int(-(-charged // self._block)) * self._block
+        return tokens if self._kv is None else in_blocks(self._kv, tokens)
 
     def offer(self, request: Request) -> None:
         """Place ``request``, let it wait, or fail it if no rank could ever hold it."""
         if self._blocks(request.prompt + 1 + request.left) > self._most:
-            self._ledger.fail(request, self._now(), "longer than the KV cache of a rank")
+            self._ledger.fail(request, self._now(), TOO_LONG)
             return
         request.need = self.need(request)
         (self.offline_waiting if request.offline else self.waiting).append(request)
@@ -188,6 +192,10 @@ class Placement:
             self._rank_key(place)
         request.place = rank
         return True
+
+    def occupancy(self) -> list[tuple[float, int, bool, int, int]]:
+        """Return KV tokens and requests held, whether more may come, and the limits of both, by rank."""
+        return list(zip(self.reserved, self.occupied, self.open, self.capacity, self.limit, strict=True))
 
     def set_open(self, first: int, count: int, opened: bool) -> None:
         """Open or close ranks for new requests; those on them stay."""

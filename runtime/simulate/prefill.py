@@ -408,6 +408,10 @@ class PrefillInstance:
             self.queue.clear()
         return waiting
 
+    def busy_seconds_until(self, now: float) -> float:
+        """Seconds of steps up to a time that is not before the last event."""
+        return self.busy_seconds - max(self.busy_until_seconds - now, 0.0)
+
     def holding(self) -> list[Request]:
         """Return the prompts in the pass that runs and those under way between passes."""
         running = self._pass

@@ -151,7 +151,7 @@ class _Run:
     def _begin(self) -> None:
         for request in self._feed.begin():
             self._system.begin_decode(request)
-        self._shared.engine.feed = self._feed
+        self._shared.engine.feed, self._shared.follows = self._feed, self._feed.follows
         for request in _offline(self._options.offline):
             self._shared.engine.at(request.arrival, ARRIVAL, self._system.arrive, request)
         for seconds, balance in self._options.rebalances:

@@ -6,9 +6,7 @@ from runtime.simulate.faults import Faults
 from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.router import Head, chooser
-from runtime.simulate.system import System
-
-Part = PrefillInstance | DecodeInstance
+from runtime.simulate.system import Part, System
 
 
 class Standby:
@@ -16,9 +14,8 @@ class Standby:
 
     def __init__(self, system: System, faults: Faults) -> None:
         self._system, self._faults = system, faults
-        parts: list[Part] = [*system.prefill, *system.decode, *system.mixed]
         self.parts: dict[str, list[Part]] = {}
-        for part in parts:
+        for part in system.parts:
             self.parts.setdefault(part.name, []).append(part)
         self._held: dict[str, float] = dict.fromkeys(self.parts, 0.0)
         self._seconds: dict[str, float] = dict.fromkeys(self.parts, 0.0)
@@ -49,7 +46,7 @@ class Standby:
         for part in self.parts[name]:
             if isinstance(part, PrefillInstance | MixedInstance):
                 part.accepts = False
-            if isinstance(part, DecodeInstance) and not isinstance(part, MixedInstance):
+            if isinstance(part, DecodeInstance):
                 self._system.shared.placement.set_open(part.first_rank, part.ranks, False)
 
     def idle(self, name: str) -> bool:
@@ -61,7 +58,7 @@ class Standby:
                     return False
             elif not part.idle:
                 return False
-            elif not isinstance(part, MixedInstance):
+            elif isinstance(part, DecodeInstance):
                 ranks = slice(part.first_rank, part.first_rank + part.ranks)
                 if any(placement.occupied[ranks]):
                     return False
@@ -87,7 +84,7 @@ class Standby:
             part.up = True
             if isinstance(part, PrefillInstance | MixedInstance):
                 part.accepts = part.pool.role != "decode"
-            if isinstance(part, DecodeInstance) and not isinstance(part, MixedInstance):
+            if isinstance(part, DecodeInstance):
                 opened = part.pool.role == "decode"
                 self._system.shared.placement.set_open(part.first_rank, part.ranks, opened)
         self._system.revive()

@@ -53,7 +53,8 @@ class StepTimer:
         self._lines: dict[int, Line] = {}
 
     @cached_property
-    def _times(self) -> TableArrays:
+    def table(self) -> TableArrays:
+        """The step table."""
         return self._made()
 
     @cached_property
@@ -72,18 +73,18 @@ class StepTimer:
         if found is None:
             if len(self._known) >= MOST_REMEMBERED:
                 self._known.clear()
-            found = self._known[key] = _checked(self._loop.step_seconds(self._times, np.array(loads), ranks))
+            found = self._known[key] = _checked(self._loop.step_seconds(self.table, np.array(loads), ranks))
         return found
 
     def computing_seconds(self, budget: int, tokens: int) -> float:
         """Return the seconds in which full passes compute the first tokens of a prompt."""
-        return float(self._loop.computing_seconds(self._times, budget, tokens))
+        return float(self._loop.computing_seconds(self.table, budget, tokens))
 
     def line(self, running: int) -> Line:
         """Return how long an iteration with so many requests of all ranks takes."""
         found = self._lines.get(running)
         if found is None:
-            table = self._times
+            table = self.table
             columns = (table.alone[:, 0], table.usual_kv, table.kv_seconds, table.sequence_seconds)
             alone, usual, kv, sequence = (float(np.interp(running, table.running, column)) for column in columns)
             found = self._lines[running] = Line(alone - usual * kv - running / table.ranks * sequence, kv, sequence)

@@ -1,5 +1,6 @@
 """Nothing is lost: requests, slots, KV and tokens over random manifests, policies and faults."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -116,18 +117,35 @@ def test_every_request_ends_or_runs(
 
 
 @settings(max_examples=25, deadline=None)
-@given(ROUTINGS, RECOVERIES, WORKLOADS, st.sampled_from([None, "a/0", "b/3"]), st.floats(0.05, 2.0))
+@given(
+    ROUTINGS,
+    RECOVERIES,
+    WORKLOADS,
+    st.sampled_from([None, "a/0", "b/3"]),
+    st.floats(0.05, 2.0) | st.just(math.inf),
+    st.sampled_from(["reference", "vllm", "sglang"]),
+)
 def test_mixed_instances_and_horizons_lose_nothing(
-    routing: dict[str, Any], recovery: dict[str, Any], workload: dict[str, Any], hit: str | None, until: float
+    routing: dict[str, Any],
+    recovery: dict[str, Any],
+    workload: dict[str, Any],
+    hit: str | None,
+    until: float,
+    engine: str,
 ) -> None:
     """Cut at any time, what is left counts as running."""
     degrees = Degrees(attention_tp=1, attention_dp=4, moe_ep=4)
     instances = [Instance(name="a", nodes=[0]), Instance(name="b", nodes=[1])]
-    made = with_rules(build([pool("mixed", degrees, instances)], workload), routing, recovery)
+    kv = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 12_000}
+    made = build([pool("mixed", degrees, instances, kv=kv)], workload)
+    made = Manifest.model_validate(made.model_dump() | {"engine": {"id": engine, "version": "0.0"}})
+    made = with_rules(made, routing, recovery)
     faults = () if hit is None else (Fault(kind="device", target=hit, at_seconds=0.2, for_seconds=0.1),)
     options = SimulationOptions(until_seconds=until, faults=faults, offline=backlog(made.workload, 4, 1))
     result = simulate(made, open_loop(made.workload, 60.0, 60, seed=5), options)
     assert result.requests == result.completed + result.failed + result.running
+    if until == math.inf:
+        assert result.running == 0 and result.offline is not None and result.offline["running"] == 0
 
 
 @pytest.mark.parametrize(

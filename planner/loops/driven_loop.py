@@ -1,0 +1,254 @@
+"""Compiled: one aggregated instance that is driven from outside, a step at a time, by ``runtime.simulate.mixed``.
+
+It has the steps of ``aggregated_loop``. What is added is what an event from outside may do to them: end early the
+iterations that were added up, halt the step that runs, take a request out, or move it to another rank.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.loops.admission_loop import lacking
+from planner.loops.aggregated_loop import add, advance
+from planner.loops.arrays import TableArrays
+from planner.loops.batch_loop import (
+    INBOX,
+    RESERVE,
+    RUNS,
+    SEEN,
+    Instances,
+    Records,
+    Rule,
+    blocks_of,
+    join,
+    part,
+)
+from planner.loops.compiled import njit, outermost
+from planner.loops.tables_loop import lasting, reached
+
+Ints = NDArray[np.int64]
+
+
+@outermost
+def proceed(
+    i: int,
+    now: float,
+    until: float,
+    ahead: float,
+    fresh: Ints,
+    state: tuple[Records, Instances],
+    rule: Rule,
+    times: TableArrays,
+) -> tuple[float, int]:
+    """Resolve the steps that end by ``now`` and schedule those that are due before ``until``; requests arrive between.
+
+    Args:
+        i: the instance.
+        now: seconds.
+        until: ``now``, or just after it to schedule the step that begins now.
+        ahead: iterations that are added up begin before it.
+        fresh: how many requests have arrived since the last call, then their indices.
+        state: requests and instances.
+        rule: of the engine.
+        times: of steps.
+
+    Returns:
+        When the next step ends or is to be scheduled, infinite where the instance idles, and how many iterations the
+        last one that is scheduled stands for.
+    """
+    requests, pool = state
+    if fresh[0] > 0:
+        _end_early(i, now, pool, rule)
+    for k in range(1, fresh[0] + 1):
+        if requests[fresh[k]].arrival < now:
+            add(i, fresh[k], requests[fresh[k]].arrival, requests, pool, rule)
+    advance(i, now, now, requests, pool, rule, times)
+    for k in range(1, fresh[0] + 1):
+        if requests[fresh[k]].arrival >= now:
+            add(i, fresh[k], now, requests, pool, rule)
+    fresh[0] = 0
+    if until > now:
+        advance(i, until, ahead, requests, pool, rule, times)
+    head = pool.heads[i]
+    count = int(pool.steps[i, 1 - head.current if head.planned else head.current].count)
+    if head.launched and (head.planned or not rule.overlapped):
+        return float(pool.steps[i, head.current].end), count
+    waits = pool.lines[i, INBOX].head >= 0
+    for r in range(pool.ranks.shape[1]):
+        waits = waits or pool.lines[i, r].head >= 0 or pool.ranks[i, r].running > 0
+    if head.launched or (waits and head.clock >= until):
+        return float(head.clock), count
+    return np.inf, 1
+
+
+@outermost
+def end_early(i: int, now: float, state: tuple[Records, Instances], rule: Rule) -> None:
+    """Let the iterations that were added up end with the one that runs at ``now``."""
+    _end_early(i, now, state[1], rule)
+
+
+@njit
+def _end_early(i: int, now: float, pool: Instances, rule: Rule) -> None:
+    """Let the iterations that were added up end with the one that runs now."""
+    head = pool.heads[i]
+    s = 1 - head.current if head.planned else head.current
+    step = pool.steps[i, s]
+    if not (head.launched or head.planned) or step.count == 1 or step.begin < now:
+        return
+    last = step.end - step.begin
+    first = 2.0 * (step.end - step.start) / step.count - last
+    more = (last - first) / (step.count - 1)
+    kept = reached(now - step.start, first, more, step.count)
+    back, end = step.count - kept, step.start + lasting(first, more, kept)
+    head.busy -= step.end - end
+    head.steps -= back
+    head.received = (head.received - 1 - back) % rule.interval + 1
+    step.count, step.end, step.begin = kept, end, end - first - more * (kept - 1)
+    if not head.planned:
+        head.clock = min(head.clock, step.begin)
+    for r in range(pool.ranks.shape[1]):
+        mark, rank = pool.marks[i, s, r], pool.ranks[i, r]
+        if mark.counted < 0:
+            continue
+        for _ in range(back):
+            rank.count -= 1
+            rank.free += lacking(i, r, pool, rule)
+        rank.ratio = max(mark.ratio - (kept - 1) * rule.ratio_step, rule.least_ratio)
+        mark.counted = rank.count
+        rank.cached -= back * rank.grows
+        rank.spare += back * rank.grows
+
+
+@outermost
+def halt(i: int, now: float, resumes: float, state: tuple[Records, Instances], rule: Rule) -> None:
+    """Give up the step that runs; it begins anew at ``resumes``."""
+    _, pool = state
+    _end_early(i, now, pool, rule)
+    head = pool.heads[i]
+    if not head.launched:
+        head.clock = max(head.clock, resumes)
+        return
+    step, other = pool.steps[i, head.current], pool.steps[i, 1 - head.current]
+    later = resumes - step.begin
+    head.busy += max(now - step.begin, 0.0)
+    step.begin += later
+    step.end += later
+    if head.planned:
+        other.start += later
+        other.begin += later
+        other.end += later
+    head.clock = max(head.clock, resumes)
+
+
+@njit
+def _unresolved(i: int, r: int, pool: Instances) -> int:
+    """Iterations of a rank that are counted and have not ended, of those that are added up but the last one."""
+    head = pool.heads[i]
+    count = int(head.launched and pool.marks[i, head.current, r].counted >= 0)
+    return count + int(head.planned and pool.marks[i, 1 - head.current, r].counted >= 0)
+
+
+@outermost
+def lacks_room(i: int, state: tuple[Records, Instances], rule: Rule) -> bool:
+    """Whether a prompt waits because a rank has no slot or no KV for it."""
+    requests, pool = state
+    if rule.admission == RESERVE and rule.interval == 1 and pool.lines[i, INBOX].head >= 0:
+        return True
+    for r in range(pool.ranks.shape[1]):
+        rank, p = pool.ranks[i, r], pool.lines[i, r].head
+        if rule.admission == RESERVE or p < 0 or rank.under:
+            continue
+        if rank.running >= rule.slots or blocks_of(requests[p].todo, rule) > rank.free:
+            return True
+    return False
+
+
+@outermost
+def answered(i: int, p: int, state: tuple[Records, Instances]) -> int:
+    """Return the tokens that a request has of its answer, those of iterations that ended by the last call."""
+    requests, pool = state
+    q = requests[p]
+    if q.first < 0.0:
+        return 0
+    if q.state != SEEN and q.state != RUNS:
+        return int(max(q.todo - q.length, 1))
+    r = int(q.rank)
+    rest = min(q.ends - pool.ranks[i, r].count + _unresolved(i, r, pool), q.after)
+    return int(min(max(round(q.answer - rest * q.growth), 1), q.answer - 1))
+
+
+@outermost
+def take_out(i: int, p: int, state: tuple[Records, Instances], rule: Rule) -> None:
+    """Take out a request that runs and whose first token is out, with its KV."""
+    requests, pool = state
+    q = requests[p]
+    rank = pool.ranks[i, q.rank]
+    part(i, p, requests, pool, rule)
+    rank.taken -= 1
+    rank.held -= q.need
+
+
+@outermost
+def even_out(i: int, uneven: float, state: tuple[Records, Instances], rule: Rule) -> None:
+    """Move requests from the fullest rank to the emptiest one while a rank holds much more KV than the mean.
+
+    Of those that half the gap holds, the longest goes to the emptiest rank that does not run most requests, as long as
+    that has room. So neither the most KV nor the most requests of a rank grow.
+    """
+    requests, pool = state
+    ranks = pool.ranks.shape[1]
+    while True:
+        top, low, total, most = 0, -1, 0.0, 0
+        for r in range(ranks):
+            most = max(most, pool.ranks[i, r].running)
+        for r in range(ranks):
+            rank = pool.ranks[i, r]
+            total += rank.cached
+            if rank.cached > pool.ranks[i, top].cached:
+                top = r
+            if rank.running < most and (low < 0 or rank.cached < pool.ranks[i, low].cached):
+                low = r
+        if low < 0 or low == top or pool.ranks[i, top].cached <= (1.0 + uneven) * total / ranks:
+            return
+        half = (pool.ranks[i, top].cached - pool.ranks[i, low].cached) / 2
+        p = _longest(i, top, half, requests, pool)
+        if p < 0 or not _has_room(i, low, p, requests, pool, rule):
+            return
+        _move(i, p, low, requests, pool, rule)
+
+
+@njit
+def _longest(i: int, r: int, most: float, requests: Records, pool: Instances) -> int:
+    """Return who holds most KV of a rank, up to so much of it, of those that run on; -1 where nobody does."""
+    best, longest, p = -1, 0.0, pool.ranks[i, r].oldest
+    while p >= 0:
+        q = requests[p]
+        held = q.todo + (pool.ranks[i, r].count - q.joined) * q.growth
+        if q.state == SEEN and q.ends > pool.ranks[i, r].count and held <= most and held > longest:
+            best, longest = p, held
+        p = q.newer
+    return int(best)
+
+
+@njit
+def _has_room(i: int, r: int, p: int, requests: Records, pool: Instances, rule: Rule) -> bool:
+    rank, q = pool.ranks[i, r], requests[p]
+    if rule.admission == RESERVE:
+        return bool(rank.taken < rule.slots and rank.held + q.need <= rule.capacity)
+    return bool(rank.running < rule.slots and blocks_of(q.todo + q.answer, rule) <= rank.free)
+
+
+@njit
+def _move(i: int, p: int, r: int, requests: Records, pool: Instances, rule: Rule) -> None:
+    """Let a running request go on on another rank, with its KV."""
+    q = requests[p]
+    old, new = pool.ranks[i, q.rank], pool.ranks[i, r]
+    grown, rest = round((old.count - q.joined) * q.growth), q.ends - old.count
+    part(i, p, requests, pool, rule)
+    old.taken -= 1
+    old.held -= q.need
+    new.taken += 1
+    new.held += q.need
+    q.rank, q.todo, q.after = r, q.todo + grown, rest
+    new.free -= blocks_of(q.todo, rule)
+    join(i, p, requests, pool, rule)
+    q.state = SEEN
