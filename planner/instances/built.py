@@ -47,6 +47,7 @@ def built(question: Question, role: Role, rows: list[Row]) -> tuple[Built, ...]:
     key = (
         (Same(rows), Same(question.model), Same(machines.hardware), role, machines.weights, question.kv_dtype),
         (question.engine, depths, question.balance, question.workload.beams, question.workload.seen, question.driven),
+        question.prefix_pool,
     )
     return _BUILT.of(
         key, lambda: tuple(_build(question, role, group.drafting(depths)) for group in groups(question, role, rows, 0))

@@ -12,7 +12,7 @@ from planner.instances.space import role_rows
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
-from planner.question import Question
+from planner.question import PrefixPool, Question
 from planner.workload import Lengths, Workload
 from tests.questions import small_question
 
@@ -46,6 +46,15 @@ def test_what_terms_depend_on_is_built_anew(fields: dict[str, Any]):
     one, other = own_question(), own_question(**fields)
 
     assert built(one, "decode", role_rows(one, "decode")) is not built(other, "decode", role_rows(other, "decode"))
+
+
+def test_a_pool_of_prefixes_is_built_for():
+    """Prefill that reads prefixes over a plane takes longer for a cached token than with them in its memory."""
+    pool = PrefixPool(plane="vpc", capacity_bytes=8e12)
+    one, other = own_question(), own_question(prefix_pool=pool)
+
+    first, second = (built(each, "prefill", role_rows(each, "prefill"))[0].cost for each in (one, other))
+    assert np.all(first.loading_seconds == 0) and np.all(second.loading_seconds > 0)
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode", "mixed"])
