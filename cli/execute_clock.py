@@ -6,7 +6,7 @@ from typing import Any, Literal
 from cli.output import Screen
 from ground.units import format_bytes, format_duration
 from hardware.spec import CollectiveFit, HardwareSpec, Protocol
-from planner.closed_forms import mixserve_equations as mixserve
+from planner.closed_forms import mixserve
 from planner.costs.collectives import collective
 from planner.manifest.schema import Manifest
 from podplan.result import picked

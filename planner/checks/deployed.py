@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from planner.closed_forms.birth_death import DecodeState
-from planner.closed_forms.crowding import Crowding
+from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.instances.aggregated import AggregatedServer, AggregatedState
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Role

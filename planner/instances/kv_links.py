@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from planner.closed_forms.pass_seconds import Passes
+from planner.closed_forms.bulk_lattice import Passes
 from planner.costs.cache import Cache
 from planner.serving.latency import Array
 from planner.serving.prompts import prompts_of

@@ -10,10 +10,9 @@ from numpy.typing import NDArray
 
 from planner.balance.imbalance import expected_maximum_normal
 from planner.closed_forms.birth_death import DecodeQueue, DecodeState
-from planner.closed_forms.bulk_lattice import most_waiting
+from planner.closed_forms.bulk_lattice import Passes, most_waiting
 from planner.closed_forms.bulk_service import latency_of, thinned_squared_cv
 from planner.closed_forms.mixserve import full_batch_state, memoryless_ttft
-from planner.closed_forms.pass_seconds import Passes
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.candidates import row_microbatches

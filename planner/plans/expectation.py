@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
-from planner.closed_forms.birth_death import DecodeState
+from planner.closed_forms.birth_death import Crowding, DecodeState
+from planner.closed_forms.bulk_lattice import Passes
 from planner.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
-from planner.closed_forms.crowding import Crowding
-from planner.closed_forms.pass_seconds import Passes
 from planner.instances.aggregated import AggregatedState, aggregated_times, player_of
 from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state
 from planner.instances.operating import Dealing, Decoding, has_closed_form, mean_passes, pass_times

@@ -9,8 +9,7 @@ from functools import cache, cached_property
 from ground.sourced import Sourced
 from ground.units import format_duration
 from hardware.spec import HardwareSpec
-from planner.closed_forms.birth_death import DecodeState
-from planner.closed_forms.crowding import Crowding
+from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.costs.cache import model_cache
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState, Sink, Source, link_state
 from planner.instances.operating import DecodeServer, PrefillServer

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ground.errors import BadInput
-from planner.closed_forms.mixserve_equations import eq7_waiting
+from planner.closed_forms.mixserve import eq7_waiting
 from planner.serving.capacity import STEP, largest_rate, on_grid
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.streams import gamma_quantiles

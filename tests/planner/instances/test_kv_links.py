@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.closed_forms.pass_seconds import Passes
+from planner.closed_forms.bulk_lattice import Passes
 from planner.costs.cache import Cache
 from planner.instances.kv_links import KvLinks, LinkSide, Sink, Source, link_state
 from planner.workload import Lengths, Workload

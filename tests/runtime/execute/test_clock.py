@@ -8,7 +8,7 @@ import pytest
 
 from cli.execute_clock import ClockedBeside, clock_rows, closed_form
 from hardware.loader import load_hardware
-from planner.closed_forms import mixserve_equations as mixserve
+from planner.closed_forms import mixserve
 from runtime.execute import collectives as c
 from runtime.execute.clock import Machine, Sized, Way, Wire
 from runtime.execute.timing import hybrid_seconds, run_timed

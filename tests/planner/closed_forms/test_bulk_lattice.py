@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.closed_forms.arrival_counts import Arrivals, count_distribution
+from planner.closed_forms.bulk_lattice import Arrivals, count_distribution
 
 
 @pytest.mark.parametrize("dispersion", [1.0, 4.0])
