@@ -54,34 +54,29 @@ def command(
     """
     limit = None if max_mape is None else _limit(max_mape)
     if components:
-        _print_components(json)
+        parts = compare_components()
+        if json:
+            print_json(components_as_json(parts))
+            return
+        Screen().grid(parts, COMPONENTS)
+        Screen().lines(component_summary(parts))
         return
-    results = _selected(evaluate(), kind)
+    results, excluded, screen = evaluate(), load_excluded(), Screen()
+    if kind is not None:
+        word = read_choice(kind, "--kind", tuple(dict.fromkeys(kind_of(result.case) for result in results)))
+        results = [result for result in results if kind_of(result.case) == word]
     if json:
-        print_json(as_json(results, load_excluded()))
+        print_json(as_json(results, excluded))
     elif as_markdown:
-        Screen().lines(*markdown(results, load_excluded()).splitlines())
+        screen.lines(*markdown(results, excluded).splitlines())
     else:
-        _print(results)
-    if limit is not None:
-        _check(results, limit)
-
-
-def _print_components(json: bool) -> None:
-    """Print parts of steps, which have tables of their own."""
-    results = compare_components()
-    if json:
-        print_json(components_as_json(results))
-        return
-    Screen().grid(results, COMPONENTS)
-    Screen().lines(component_summary(results))
-
-
-def _check(results: list[Comparison], limit: float) -> None:
-    """Raise Infeasible where the mean |error| of tier A is past the limit."""
+        screen.grid(groups(results), GROUPS)
+        screen.grid(misses_first(results), CASES, "Largest misses first")
+        screen.grid(excluded, EXCLUDED)
+        screen.lines(summary(results, excluded))
     compared = [result for result in results if result.case.tier == "A"]
     mape = group("all", "all", compared).mape if compared else 0.0
-    if mape > limit:
+    if limit is not None and mape > limit:
         worst = misses_first(compared)[0]
         raise Infeasible(
             f"--max-mape: the mean |error| of {len(compared)} published values is {mape:.1%}, past {limit:.1%}; "
@@ -96,21 +91,6 @@ def _limit(text: str) -> float:
     if not value >= 0:
         raise BadInput(f"--max-mape: {text[:40]!r} is not a share such as 15% or 0.15")
     return value / 100 if stripped.endswith("%") or value > 1 else value
-
-
-def _selected(results: list[Comparison], kind: str | None) -> list[Comparison]:
-    if kind is None:
-        return results
-    word = read_choice(kind, "--kind", tuple(dict.fromkeys(kind_of(result.case) for result in results)))
-    return [result for result in results if kind_of(result.case) == word]
-
-
-def _print(results: list[Comparison]) -> None:
-    excluded = load_excluded()
-    Screen().grid(groups(results), GROUPS)
-    Screen().grid(misses_first(results), CASES, "Largest misses first")
-    Screen().grid(excluded, EXCLUDED)
-    Screen().lines(summary(results, excluded))
 
 
 LARGE_MISS = 0.1
@@ -233,10 +213,10 @@ def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> str
     """Return the page docs/accuracy.md; its sentences stand in accuracy_page.md."""
     ranked, parts = misses_first(results), compare_components()
     misses = [[r.case.id, METRICS[r.case.metric], f"{r.error:+.1%}", r.case.cause] for r in ranked if large(r)]
-    every = [
-        [f"[{row[0]}]({result.case.url})", *_subject(result), *row[1:]]
-        for result, row in zip(ranked, cells(ranked, CASES), strict=True)
-    ]
+    every = []
+    for result, row in zip(ranked, cells(ranked, CASES), strict=True):
+        asked, name = result.case.configuration, f"[{row[0]}]({result.case.url})"
+        every.append([name, asked.model.name, asked.hardware.name, strategy_text(result), *row[1:]])
     left_out = [[f"[{row.what}]({row.url})", str(row.rows), row.reason] for row in excluded]
     operators = [[row.what, str(row.rows), row.use] for row in load_operators()]
     return Template(PAGE.read_text(encoding="utf-8")).substitute(
@@ -258,11 +238,6 @@ def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> str
 def large(result: Comparison) -> bool:
     """Whether a miss is large enough to be explained: past a tenth, or a bound that is missed."""
     return abs(result.error) > LARGE_MISS and bool(result.case.cause)
-
-
-def _subject(result: Comparison) -> list[str]:
-    asked = result.case.configuration
-    return [asked.model.name, asked.hardware.name, strategy_text(result)]
 
 
 def _table(names: str, rows: Iterable[Sequence[str]]) -> str:

@@ -1,7 +1,5 @@
 """`plan measure`: time kernels on a local accelerator through PyTorch; `plan calibrate`: fit curves to such times."""
 
-import csv
-import io
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -21,7 +19,7 @@ from hardware.measurements import read_measurements
 from hardware.measuring import Timer, measure_all
 from hardware.spec import Fitted, HardwareSpec
 from podplan.options import argument, flag, switch
-from podplan.result import picked
+from podplan.result import as_csv, picked
 
 FIELDS = [
     "kernel", "dtype", "groups", "rows", "columns", "depth", "flops", "bytes", "mean_keys", "seconds", "version",
@@ -129,13 +127,9 @@ def measure(
     """
     check_file(out, force=force, flag="--out")
     timer = Timer(_torch(device), device, quick=quick, runs=3 if quick else 5, least_seconds=1e-3 if quick else 0.02)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    rows = list(measure_all(timer))
-    for row in rows:
-        writer.writerow({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()})
-    write_files({out: text.getvalue()}, force=force)
+    rows = [dict.fromkeys(FIELDS, None) | row for row in measure_all(timer)]
+    shown = [{name: f"{each:.6g}" if isinstance(each, float) else each for name, each in row.items()} for row in rows]
+    write_files({out: as_csv(shown)}, force=force)
     sys.stdout.write(f"{len(rows)} times measured on {device}, written to {out}\n")
 
 

@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,8 @@ from deploy.reading.engines import Counted
 from deploy.reading.foreign import Found
 from deploy.roles import RolePlan, read_roles
 from ground.errors import Infeasible
+from planner.changeover.capacity import largest
+from planner.costs.deployment import Deployment
 from planner.engines.memory import dispatch_tokens, hccl_mebibytes
 from planner.engines.spec import EngineProfile
 from planner.instances.aggregated import AggregatedServer
@@ -19,7 +20,7 @@ from planner.instances.aggregated_candidates import AggregatedCandidate, aggrega
 from planner.instances.decode_candidates import DecodeCandidate, largest_room
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.prefill_candidates import PrefillCandidate
-from planner.instances.space import Row, groups, row_deployment
+from planner.instances.space import Group, Row, groups, row_deployment
 from planner.manifest.schema import Manifest
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, make_plan
@@ -28,7 +29,7 @@ from planner.question import Question
 from planner.strategy import Strategy
 from planner.workload import reserved_kv_tokens
 
-ROUNDS = 18
+CLOSE = 1e-5
 LEAST_SHARE = 1e-4  # of what the instances carry at most, where looking for a rate ends
 MOST_REQUESTS = 4096.0
 NEWS = 0.005  # of a rate, below which a change is none
@@ -68,43 +69,40 @@ def side_of(question: Question, found: Found, counted: Counted) -> ImportedSide:
     return replace(side, batch=min(counted.sequences, max(_room(question, side), 1)))
 
 
-def _group(question: Question, side: ImportedSide) -> Any:
+def _group(question: Question, side: ImportedSide) -> Group:
     drafts = side.counted.drafts if side.found.role != "prefill" else 0
     (group,) = groups(question, side.found.role, [side.row], drafts)
     return group
 
 
+def _deployment(question: Question, side: ImportedSide) -> Deployment:
+    return row_deployment(_group(question, side).deployment, side.row)
+
+
 def _room(question: Question, side: ImportedSide) -> int:
     """Return the requests of a DP rank that memory holds, by the plan's own reservation; 0 where it holds none."""
-    group, kv = _group(question, side), reserved_kv_tokens(question.workload)
+    kv, tokens = reserved_kv_tokens(question.workload), np.array([float(side.tokens or 1)])
     if side.found.role == "mixed":
-        budget = np.array([float(side.tokens or 1)])
-        return int(
-            aggregated_room(row_deployment(group.deployment, side.row), budget, kv, np.array([MOST_REQUESTS]))[0]
-        )
+        return int(aggregated_room(_deployment(question, side), tokens, kv, np.array([MOST_REQUESTS]))[0])
     if side.found.role == "decode":
-        return int(largest_room(group, side.row.microbatches, kv)[0])
+        return int(largest_room(_group(question, side), side.row.microbatches, kv)[0])
     return side.counted.sequences
 
 
 def most_rate(question: Question, sides: Sequence[ImportedSide]) -> tuple[float | None, Plan | None]:
     """Return the largest rate that keeps the limits, and the plan of the smallest rate that was tried."""
-    level = question.percentile
 
-    def keeps(plan: Plan | None) -> bool:
-        if plan is None or plan.ttft.at(level) > question.ttft_seconds:
-            return False
-        return plan.tpot.at(level) <= question.tpot_seconds
+    def keeps(rate: float) -> bool:
+        plan, level = plan_at(question, sides, rate), question.percentile
+        return (
+            plan is not None
+            and plan.ttft.at(level) <= question.ttft_seconds
+            and plan.tpot.at(level) <= question.tpot_seconds
+        )
 
     ceiling = min(_carried(question, side) * side.found.instances for side in sides)
-    least = plan_at(question, sides, ceiling * LEAST_SHARE)
-    if not keeps(least):
-        return None, least
-    low, high = ceiling * LEAST_SHARE, ceiling
-    for _ in range(ROUNDS):
-        middle = (low * high) ** 0.5 if low < high * 0.5 else (low + high) / 2
-        low, high = (middle, high) if keeps(plan_at(question, sides, middle)) else (low, middle)
-    return low, least
+    low = ceiling * LEAST_SHARE
+    return largest(keeps, ceiling / 2, CLOSE) if keeps(low) else None, plan_at(question, sides, low)
 
 
 def _carried(question: Question, side: ImportedSide) -> float:
@@ -121,7 +119,7 @@ def prefill_candidate(question: Question, side: ImportedSide) -> PrefillCandidat
     prompts, chunks = max(int(min(tokens // prompt, side.counted.sequences)), 1), max(-(-prompt // tokens), 1)
     candidate = PrefillCandidate(
         row=side.row,
-        deployment=row_deployment(_group(question, side).deployment, side.row),
+        deployment=_deployment(question, side),
         microbatches=side.row.microbatches,
         prompts=prompts,
         chunks=int(chunks),
@@ -137,7 +135,7 @@ def decode_candidate(question: Question, side: ImportedSide) -> DecodeCandidate:
     """Return a decode instance with its batch; of an aggregated one, what it would carry if it did nothing else."""
     candidate = DecodeCandidate(
         row=side.row,
-        deployment=row_deployment(_group(question, side).deployment, side.row),
+        deployment=_deployment(question, side),
         drafts=side.counted.drafts,
         microbatches=side.row.microbatches,
         batch=side.batch,
@@ -157,7 +155,7 @@ def plan_at(question: Question, sides: Sequence[ImportedSide], rate: float) -> P
         carried = _carried(question, side)
         candidate = AggregatedCandidate(
             row=side.row,
-            deployment=row_deployment(_group(question, side).deployment, side.row),
+            deployment=_deployment(question, side),
             drafts=side.counted.drafts,
             microbatches=side.row.microbatches,
             batch=side.batch,
@@ -202,7 +200,7 @@ ALIKE = 0.02  # of a memory share that is no finding
 RDMA = ("rdma", "mlnx", "hca", "roce", "infiniband", "efa")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Something that is wrong or wasted: the role, what it is, the change that mends it, and whether it must be."""
 
@@ -216,24 +214,21 @@ def told_by_files(
     role: Found, counted: Counted, longest: int, question: Question, profile: EngineProfile
 ) -> list[Finding]:
     """Return what the files alone tell: unknown flags, idle devices, lengths, graphs, caches, RDMA."""
-    flags, found = role.flags, []
+    flags, found = role.flags, list[Finding]()
 
-    def tell(what: str, change: str | None, blocking: bool = True) -> None:
-        found.append(Finding(role=role.name, what=what, change=change, blocking=blocking))
+    def tell(what: str, change: str, blocking: bool = True) -> None:
+        found.append(Finding(role.name, what, change, blocking))
 
     for name in role.unknown:
         tell(f"{profile.title} {profile.versions.pinned} does not know {name}", f"drop {name}")
     if counted.devices > counted.ranks:
         idle = counted.devices - counted.ranks
-        tell(
-            f"{idle} of {counted.devices} devices of an instance have no rank", "fewer devices, or more TP or DP", False
-        )
+        what = f"{idle} of {counted.devices} devices of an instance have no rank"
+        tell(what, "fewer devices, or more TP or DP", False)
     length = "--context-length" if role.engine == "sglang" else "--max-model-len"
     if length in flags and counted.longest is not None and counted.longest < longest:
-        tell(
-            f"requests of {longest} tokens are refused past {counted.longest}",
-            f"{length} {counted.longest} -> {longest}",
-        )
+        what = f"requests of {longest} tokens are refused past {counted.longest}"
+        tell(what, f"{length} {counted.longest} -> {longest}")
     if "--enforce-eager" in flags and role.role != "prefill":
         tell("every step launches its kernels one by one", "drop --enforce-eager", False)
     uncached = {"--no-enable-prefix-caching", "--disable-radix-cache"} & flags.keys()
@@ -258,12 +253,12 @@ def told_by_batches(question: Question, side: ImportedSide) -> list[Finding]:
     if side.batch < stated:
         what = f"its {stated} requests per DP rank need more KV than there is: {side.batch} of this workload fit"
         change = f"{name} {stated * ranks} -> {side.batch * ranks}"
-        found.append(Finding(role=side.found.name, what=what, change=change, blocking=False))
+        found.append(Finding(side.found.name, what, change, blocking=False))
     timely = timely_batch(question, side)
     if 0 < timely < side.batch:
         what = f"a full batch of {side.batch} per DP rank passes TPOT; {timely} keep it"
         change = f"{name} {stated * ranks} -> {timely * ranks}"
-        found.append(Finding(role=side.found.name, what=what, change=change))
+        found.append(Finding(side.found.name, what, change))
     return found
 
 
@@ -272,11 +267,10 @@ def told_by_engine(manifest: Manifest, profile: EngineProfile, roles: Sequence[t
     try:
         planned = {role.role: role for role in read_roles(manifest, profile, None)}
     except Infeasible as refused:
-        return [Finding(role="all", what=str(refused))]
+        return [Finding("all", str(refused))]
     found = []
     for role, counted in roles:
-        found += _memory(profile, planned[role.role], role, counted)
-        found += _buffers(planned[role.role], role)
+        found += [*_memory(profile, planned[role.role], role, counted), *_buffers(planned[role.role], role)]
     return found
 
 
@@ -285,30 +279,24 @@ def _memory(profile: EngineProfile, planned: RolePlan, role: Found, counted: Cou
     try:
         held = memory_of(profile, planned)
     except Infeasible as refused:
-        return [Finding(role=role.name, what=str(refused))]
+        return [Finding(role.name, str(refused))]
     if counted.memory_frac <= held.fraction + ALIKE or name not in role.flags:
         return []
     what = f"{counted.memory_frac:g} of the memory leaves too little for graphs, activations and exchange buffers"
-    return [Finding(role=role.name, what=what, change=f"{name} {counted.memory_frac:g} -> {held.fraction:g}")]
+    return [Finding(role.name, what, f"{name} {counted.memory_frac:g} -> {held.fraction:g}")]
 
 
 def _buffers(planned: RolePlan, role: Found) -> list[Finding]:
     """Return buffers of the exchange of experts that are too small for the batch."""
-    found: list[Finding] = []
-    for name, needed, default in _needed(planned, role):
+    held, needs = holding(role.engine, planned), list[tuple[str, int, int]]()  # variable, least value, default
+    if role.engine == "sglang" and role.flags.get("--moe-a2a-backend") == "deepep" and role.role != "prefill":
+        needs.append(("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", int(dispatch_tokens(held)), 128))
+    if planned.accelerator == "ascend":
+        needs.append(("HCCL_BUFFSIZE", int(hccl_mebibytes(held)), 200))
+    found = []
+    for name, needed, default in needs:
         given = role.environment.get(name, str(default))
         if given.isdigit() and int(given) < needed:
             what = f"the exchange of experts needs {name} of {needed} at this batch, and has {given}"
-            found.append(Finding(role=role.name, what=what, change=f"{name}={needed}"))
-    return found
-
-
-def _needed(planned: RolePlan, role: Found) -> list[tuple[str, int, int]]:
-    """Return (variable, least value, default) of the buffers of a role."""
-    found, held = [], holding(role.engine, planned)
-    low_latency = role.engine == "sglang" and role.flags.get("--moe-a2a-backend") == "deepep" and role.role != "prefill"
-    if low_latency:
-        found.append(("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", int(dispatch_tokens(held)), 128))
-    if planned.accelerator == "ascend":
-        found.append(("HCCL_BUFFSIZE", int(hccl_mebibytes(held)), 200))
+            found.append(Finding(role.name, what, f"{name}={needed}"))
     return found

@@ -135,15 +135,13 @@ def import_deployment(
     _check_pair(found)
     question = replace(question, drafts=tuple(sorted({counted.drafts for _, counted in roles if counted})))
     sides = [side_of(question, role, counted) for role, counted in roles]
-    findings = [
-        finding for role, counted in roles for finding in told_by_files(role, counted, longest, question, profile)
-    ]
-    findings += [finding for side in sides for finding in told_by_batches(question, side)]
+    findings = [each for role, own in roles for each in told_by_files(role, own, longest, question, profile)]
+    findings += [each for side in sides for each in told_by_batches(question, side)]
     most, least = most_rate(question, sides)
     asked = question.rate_per_second
     manifest = None
     if least is None:
-        findings.append(Finding(role="all", what="no request fits beside the weights"))
+        findings.append(Finding("all", "no request fits beside the weights"))
     else:
         planned = plan_at(question, sides, min(asked or most, most)) if most else None
         manifest = assemble(planned or least, {})

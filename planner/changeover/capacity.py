@@ -71,8 +71,8 @@ def _most(pool: DeployedPool, limits: Limits, slow: float, near: float) -> float
     return largest(holds, near)
 
 
-def largest(holds: Callable[[float], bool], near: float) -> float:
-    """Return the largest rate that holds, to 0.4 %, 0 where none within a millionth of ``near`` does."""
+def largest(holds: Callable[[float], bool], near: float, close: float = _CLOSE) -> float:
+    """Return the largest rate that holds, to 0.4 % or ``close``, 0 where none within a millionth of ``near`` does."""
     low, high = (near, 2 * near) if holds(near) else (near / 2, near)
     while low == near and holds(high) and high < near / _LEAST:
         low, high, near = high, 2 * high, high
@@ -80,7 +80,7 @@ def largest(holds: Callable[[float], bool], near: float) -> float:
         low, high = low / 2, low
         if low < _LEAST * near:
             return 0.0
-    while high - low > _CLOSE * high:
+    while high - low > close * high:
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
