@@ -74,7 +74,10 @@ def command(flags: DeployFlags, json: bool = JSON) -> None:
         return
     made = render(read, profile, chosen, read_site(flags.values), digest)
     changes = None if flags.diff is None else _changes(flags.diff, made)
-    made = _laid(made, flags.layout)
+    layout: Layout = read_choice(flags.layout, "--layout", get_args(Layout))
+    if layout != "plain" and (made.target.bare or made.target.kind == "motor"):
+        raise BadInput(f"--layout: {layout} is of Kubernetes objects; {made.target.kind} has none, leave it out")
+    made = replace(made, files=laid_out(layout, made.target, made.files))
     if flags.out is not None and not flags.dry_run:
         _write(made.files, flags.out, flags.force)
     data = _data(made, changes, None if flags.dry_run else flags.out)
@@ -86,17 +89,12 @@ def _staged(flags: DeployFlags, read: Manifest, profile: EngineProfile, kind: Pl
     if flags.diff is not None or flags.layout != "plain" or flags.dry_run:
         raise BadInput("--migration: writes Kustomize folders, one a stage; leave --diff, --layout and --dry-run out")
     assert flags.migration is not None and flags.out is not None, "both are given"
-    staged = read_migration(flags.migration)
-    if staged.stages[0].pools != read.pools:
-        raise BadInput(
-            f"--migration: its steps begin at another manifest than {flags.manifest}; plan them from this one"
-        )
+    staged = read_migration(flags.migration, begin=read)
     files = staged_files(staged, profile, kind, read_site(flags.values))
     _write(files, flags.out, flags.force)
     if json:
-        print_json(
-            {"stages": len(staged.stages), "files_bytes": {name: len(text.encode()) for name, text in files.items()}}
-        )
+        sizes = {name: len(text.encode()) for name, text in files.items()}
+        print_json({"stages": len(staged.stages), "files_bytes": sizes})
         return
     Screen().lines(
         f"Wrote {len(files)} files of {len(staged.stages)} stages to {flags.out}/: rollout.sh goes through them,",
@@ -126,14 +124,6 @@ def _kind(profile: EngineProfile, read: Manifest, platform: str, kind: str | Non
     accelerator = accelerator_of(read.clusters[read.pools[0].hardware].spec)
     possible = [name for name, held in profile.kinds.items() if name in known and accelerator in held.accelerators]
     return possible[0] if possible else "lws"
-
-
-def _laid(made: Deployment, layout: str) -> Deployment:
-    """Return the deployment in a layout. BadInput for one that is not, or files that are no Kubernetes objects."""
-    named: Layout = read_choice(layout, "--layout", get_args(Layout))
-    if named != "plain" and (made.target.bare or made.target.kind == "motor"):
-        raise BadInput(f"--layout: {named} is of Kubernetes objects; {made.target.kind} has none, leave it out")
-    return replace(made, files=laid_out(named, made.target, made.files))
 
 
 def _changes(old: Path, made: Deployment) -> list[str]:
@@ -188,15 +178,13 @@ def _show(made: Deployment, changes: list[str] | None, out: Path | None, dry_run
     where = "" if out is None else f" to {out}/"
     count, size = len(made.files), sum(len(text.encode()) for text in made.files.values())
     Screen().lines(
-        *[
-            f"{verb} {count} files, {size} bytes{where}, for {origin.title} {origin.version}, {made.target.kind}:",
-            *(f"  {name}" for name in sorted(made.files)),
-            "Devices:",
-            *(f"  {line}" for line in arithmetic(made.target)),
-            "Limits:",
-            *(f"  {line}" for line in limits(made.target)),
-            "Memory of a device:",
-            *(f"  {line}" for line in memories(made.target)),
-            "Read back and equal to the manifest. Never launched on hardware by podplan: check before use.",
-        ]
+        f"{verb} {count} files, {size} bytes{where}, for {origin.title} {origin.version}, {made.target.kind}:",
+        *(f"  {name}" for name in sorted(made.files)),
+        "Devices:",
+        *(f"  {line}" for line in arithmetic(made.target)),
+        "Limits:",
+        *(f"  {line}" for line in limits(made.target)),
+        "Memory of a device:",
+        *(f"  {line}" for line in memories(made.target)),
+        "Read back and equal to the manifest. Never launched on hardware by podplan: check before use.",
     )

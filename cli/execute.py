@@ -70,7 +70,10 @@ def command(flags: ExecuteFlags, json: bool = JSON) -> int:
     settings, limit_seconds = read_settings(flags), parse_duration(flags.timeout, "--timeout")
     plan = read_manifest(flags.manifest)
     if flags.drop is not None:
-        return _recovered(flags.drop, flags.recover or "shrink", plan, settings, json=json)
+        how = flags.recover or "shrink"
+        recovered = execute_with_drop(plan, settings, parse_drop(flags.drop, how))
+        print_json(recovery_json(recovered)) if json else show_recovery(recovered, how)
+        return ExitCode.DONE if recovered.compared.equal else ExitCode.FAULT
     report = _run(plan, settings, flags.transport, limit_seconds)
     if report is None:
         return ExitCode.DONE
@@ -88,13 +91,6 @@ def command(flags: ExecuteFlags, json: bool = JSON) -> int:
             show_clock(rows)
             show_iteration(timed)
     return ExitCode.DONE if report.equal else ExitCode.FAULT
-
-
-def _recovered(drop: str, how: str, plan: Manifest, settings: Settings, *, json: bool) -> int:
-    """Run with the loss of a rank, show how it was met."""
-    recovered = execute_with_drop(plan, settings, parse_drop(drop, how))
-    print_json(recovery_json(recovered)) if json else show_recovery(recovered, how)
-    return ExitCode.DONE if recovered.compared.equal else ExitCode.FAULT
 
 
 def _run(plan: Manifest, settings: Settings, transport: str, limit_seconds: float) -> Report | None:
@@ -162,15 +158,11 @@ def report_json(report: Report) -> dict[str, Any]:
         "wrong_tokens": len(compared.wrong),
         "wrong": [[at.request, at.index] for at in compared.wrong[:SHOWN_POSITIONS]],
         "too_close_to_call": [[at.request, at.index] for at in compared.close],
-        "closest_token_margin": _finite(compared.closest_token),
-        "closest_expert_margin": _finite(compared.closest_expert),
+        "closest_token_margin": compared.closest_token if isfinite(compared.closest_token) else None,
+        "closest_expert_margin": compared.closest_expert if isfinite(compared.closest_expert) else None,
         "exchanges": [picked(swept, EXCHANGE) for swept in report.swept],
         "wall_seconds": report.seconds,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if value != float("inf") else None
 
 
 INSTANCE = "role=layout.pool.role strategy=layout.pool.strategy drafts"
@@ -185,14 +177,17 @@ def show_report(report: Report) -> None:
     """Print what was checked, the largest difference, and what was too close to call."""
     data, world, compared = report_json(report), report.world, report.compared
     verdict = "computes the same model" if report.equal else "DIFFERS from the unsharded model"
-    Screen().table(
-        ["instance", "strategy", "ranks", "microbatches", "drafts"],
-        [
-            [one["role"], one["strategy"], str(one["ranks"]), str(setup.layout.pool.microbatches), str(one["drafts"])]
-            for one, setup in zip(data["instances"], [world.prefill, world.decode], strict=False)
-        ],
-        title=f"{data['model']}, small: the plan {verdict}",
-        right=["ranks", "microbatches", "drafts"],
+    pools = [setup.layout.pool for setup in (world.prefill, world.decode)]
+    Screen().grid(
+        list(zip(data["instances"], pools, strict=False)),
+        {
+            "instance": lambda at: at[0]["role"],
+            "strategy": lambda at: at[0]["strategy"],
+            ">ranks": lambda at: str(at[0]["ranks"]),
+            ">microbatches": lambda at: str(at[1].microbatches),
+            ">drafts": lambda at: str(at[0]["drafts"]),
+        },
+        f"{data['model']}, small: the plan {verdict}",
     )
     low, high = data["prompt_tokens"]["min"], data["prompt_tokens"]["max"]
     kind = "INT8 with a scale per token and output channel" if data["int8"] else "float64"
@@ -213,14 +208,13 @@ def show_report(report: Report) -> None:
     if compared.wrong:
         lines.append(f"Wrong at (request, token): {data['wrong']}.")
     lines += [_exchange_line(one) for one in data["exchanges"]]
-    close = compared.close[:SHOWN_POSITIONS]
+    close = [(at.request, at.index) for at in compared.close[:SHOWN_POSITIONS]]
     experts = f", experts {compared.closest_expert:.1e}" if isfinite(compared.closest_expert) else ""  # dense: none
-    lines.append(
-        f"Closest decisions: tokens {compared.closest_token:.1e}{experts}; "
-        f"{len(compared.close)} positions too close to call"
-        + (f", (request, token) {[(at.request, at.index) for at in close]}." if close else ".")
-    )
-    lines.append(f"{format_duration(report.seconds)} in all.")
+    lines += [
+        f"Closest decisions: tokens {compared.closest_token:.1e}{experts}; {len(compared.close)} positions too close "
+        f"to call{f', (request, token) {close}' if close else ''}.",
+        f"{format_duration(report.seconds)} in all.",
+    ]
     Screen().lines(*lines)
 
 
@@ -258,10 +252,8 @@ def show_recovery(recovered: Recovered, how: str) -> None:
     )
     verdict = "the answers are the unsharded model's" if compared.equal else "the answers DIFFER"
     Screen().lines(
-        *[
-            f"Noticed: {recovered.noticed}.",
-            went_on,
-            f"{format_count(compared.tokens)} tokens, {len(compared.wrong)} wrong, largest difference of a logit "
-            f"{compared.logit_difference:.1e}, tolerance {TOLERANCE:.0e}: {verdict}.",
-        ]
+        f"Noticed: {recovered.noticed}.",
+        went_on,
+        f"{format_count(compared.tokens)} tokens, {len(compared.wrong)} wrong, largest difference of a logit "
+        f"{compared.logit_difference:.1e}, tolerance {TOLERANCE:.0e}: {verdict}.",
     )

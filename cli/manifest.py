@@ -38,14 +38,12 @@ def validate(file: Path = argument("FILE", "The manifest, YAML or JSON."), json:
     rate = read.workload.requests_per_second
     planned = "" if rate is None else f", planned for {format_rate(rate)}"
     Screen().lines(
-        *[
-            f"{file}: a valid manifest of version {read.manifest_version} for {read.model.spec.name}{planned}",
-            *(
-                f"  {pool['role']:<8}{pool['instances']} x {pool['strategy']} "
-                f"on {pool['devices_per_instance']} devices of {pool['hardware']}"
-                for pool in pools
-            ),
-        ]
+        f"{file}: a valid manifest of version {read.manifest_version} for {read.model.spec.name}{planned}",
+        *(
+            f"  {pool['role']:<8}{pool['instances']} x {pool['strategy']} "
+            f"on {pool['devices_per_instance']} devices of {pool['hardware']}"
+            for pool in pools
+        ),
     )
 
 

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from xml.etree.ElementTree import Element, SubElement
 
 from ground.errors import BadInput
@@ -116,7 +116,8 @@ def plotted(plot: Plot, path: Path) -> bytes:
         axes.axhline(at, color="firebrick", linestyle="dashed", label=told)
     for mark in plot.marks:
         axes.plot([mark.x], [mark.y], "o", markersize=12, markerfacecolor="none", markeredgecolor="black")
-        axes.annotate(mark.told, (mark.x, mark.y), **_beside(axes, mark))
+        aside, side = (-10, "right") if mark.x > sum(axes.get_xlim()) / 2 else (10, "left")  # where there is room
+        axes.annotate(mark.told, (mark.x, mark.y), xytext=(aside, -18), textcoords="offset points", fontsize=8, ha=side)
     if len(plot.curves) + len(plot.x_limits) + len(plot.y_limits) > 1:
         many = len(plot.curves) > MOST_INSIDE
         axes.legend(**({"fontsize": 6, "loc": "center left", "bbox_to_anchor": (1, 0.5)} if many else {"fontsize": 8}))
@@ -131,14 +132,6 @@ def plotted(plot: Plot, path: Path) -> bytes:
     held = BytesIO()
     figure.savefig(held, format=path.suffix.lower().removeprefix("."), dpi=120)
     return held.getvalue()
-
-
-def _beside(axes: Any, mark: Mark) -> dict[str, Any]:
-    """Return where the words of a mark stand: on the side of it that has room."""
-    low, high = axes.get_xlim()
-    right = mark.x > (low + high) / 2
-    side = "right" if right else "left"
-    return {"xytext": (-10 if right else 10, -18), "textcoords": "offset points", "fontsize": 8, "ha": side}
 
 
 def drawn(parent: Element, tag: str, text: str = "", /, **attributes: object) -> Element:
@@ -171,9 +164,9 @@ def ticks(most: float) -> list[float]:
 def curves(plot: Plot) -> Element:
     """Return curves from zero on, limits as dashed lines, marks with their words."""
     points = [(x, y) for curve in plot.curves for x, y in zip(curve.x, curve.y, strict=True) if y is not None]
-    marks = [(mark.x, mark.y) for mark in plot.marks]
-    across = ticks(max([x for x, _ in (*points, *marks)] + [at for at, _ in plot.x_limits], default=1.0) or 1.0)
-    up = ticks(max([y for _, y in (*points, *marks)] + [at for at, _ in plot.y_limits], default=1.0) or 1.0)
+    points += [(mark.x, mark.y) for mark in plot.marks]
+    across = ticks(max([x for x, _ in points] + [at for at, _ in plot.x_limits], default=1.0) or 1.0)
+    up = ticks(max([y for _, y in points] + [at for at, _ in plot.y_limits], default=1.0) or 1.0)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (LEFT + x / across[-1] * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - y / up[-1] * (HEIGHT - TOP - BOTTOM))
@@ -189,22 +182,19 @@ def curves(plot: Plot) -> Element:
         for x, y in at:
             drawn(picture, "circle", cx=round(x, 1), cy=round(y, 1), r=3, fill=colour)
         drawn(picture, "text", curve.name, x=LEFT + 10 + 110 * number, y=11, fill=colour)
-    edge_x, edge_y = WIDTH - RIGHT, HEIGHT - BOTTOM
     for limit, told in plot.y_limits:
         _, y = place(0, limit)
-        drawn(picture, "line", x1=LEFT, x2=edge_x, y1=y, y2=y, class_="limit")
+        drawn(picture, "line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, class_="limit")
         drawn(picture, "text", told, x=LEFT + 5, y=y + 13, class_="limit")
     for limit, told in plot.x_limits:
         x, _ = place(limit, 0)
-        drawn(picture, "line", x1=x, x2=x, y1=TOP, y2=edge_y, class_="limit")
+        drawn(picture, "line", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM, class_="limit")
         drawn(picture, "text", told, x=x + 4, y=TOP + 10, class_="limit")
     for mark in plot.marks:
         x, y = place(mark.x, mark.y)
         drawn(picture, "circle", cx=x, cy=y, r=7, fill="none", stroke="#111", stroke_width=2)
-        right = x > WIDTH / 2
-        drawn(
-            picture, "text", mark.told, x=x + (-10 if right else 10), y=y + 18, text_anchor="end" if right else "start"
-        )
+        aside, anchor = (-10, "end") if x > WIDTH / 2 else (10, "start")
+        drawn(picture, "text", mark.told, x=x + aside, y=y + 18, text_anchor=anchor)
     return picture
 
 

@@ -12,7 +12,7 @@ from planner.manifest.schema import Manifest
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool
 from podplan.options import command_line
-from podplan.plan_data import MEMORY_KINDS
+from podplan.plan_data import memory_json
 from podplan.planning import PlanResult
 
 TEXT, HTML = "report.txt", "report.html"
@@ -75,11 +75,9 @@ FRONT_TOLD = (
 
 def _memory(pool: PlannedPool) -> list[tuple[str, float, str]]:
     """Return what holds a device's bytes, the free ones last."""
-    held = {kind: float(getattr(pool.memory, kind)) for kind in MEMORY_KINDS}
-    free = held.pop("capacity") - sum(held.values())
-    return [(kind.replace("kv_cache", "KV cache"), size, format_bytes(size)) for kind, size in held.items()] + [
-        ("free", max(free, 0.0), format_bytes(max(free, 0.0)))
-    ]
+    held = {kind.replace("kv_cache", "KV cache"): size for kind, size in memory_json(pool.memory).items()}
+    held["free"] = max(held.pop("capacity") - sum(held.values()), 0.0)
+    return [(kind, size, format_bytes(size)) for kind, size in held.items()]
 
 
 def _operators(pool: PlannedPool) -> list[tuple[str, float, str]]:
@@ -100,13 +98,8 @@ def _ranks(manifest: Manifest, hardware: str, per_node: int) -> Iterator[tuple[s
                 at = instance.first_device + row["node"] * per_node + row["device"]
                 node, device = instance.nodes[at // per_node], at % per_node
                 own = ", ".join(f"{key} {row[key]}" for key in ("tp", "dp", "ep", "pp") if row[key] >= 0)
-                yield (
-                    pool.role,
-                    number,
-                    node,
-                    device,
-                    f"{instance.name} rank {row['rank']}, {own}; node {node}.{device}",
-                )
+                told = f"{instance.name} rank {row['rank']}, {own}; node {node}.{device}"
+                yield pool.role, number, node, device, told
 
 
 def _load_curves(plan: Plan) -> Iterator[tuple[Plot, str]]:
@@ -119,27 +112,19 @@ def _load_curves(plan: Plan) -> Iterator[tuple[Plot, str]]:
     x = [rate for rate, _ in known]
     for name, limit in (("ttft", question.ttft_seconds), ("tpot", question.tpot_seconds)):
         latencies = [getattr(found, name) for _, found in known]
-        told = f"{name.upper()} of this plan at other rates"
-        yield (
-            Plot(
-                title=told,
-                x_label="requests/s",
-                y_label=f"{name.upper()} in ms",
-                curves=[
-                    PlotLine("mean", x, [each.mean / MILLI for each in latencies]),
-                    PlotLine(f"p{level:g}", x, [each.at(level) / MILLI for each in latencies]),
-                ],
-                y_limits=[(limit / MILLI, f"limit {format_duration(limit)}")],
-                marks=[
-                    Mark(
-                        plan.requests_per_second,
-                        getattr(plan, name).at(level) / MILLI,
-                        carried_rate(plan.requests_per_second),
-                    )
-                ],
-            ),
-            f"{told}, each solved with the same pools; the ring is the plan's own rate.",
+        own, told = getattr(plan, name).at(level) / MILLI, f"{name.upper()} of this plan at other rates"
+        plot = Plot(
+            title=told,
+            x_label="requests/s",
+            y_label=f"{name.upper()} in ms",
+            curves=[
+                PlotLine("mean", x, [each.mean / MILLI for each in latencies]),
+                PlotLine(f"p{level:g}", x, [each.at(level) / MILLI for each in latencies]),
+            ],
+            y_limits=[(limit / MILLI, f"limit {format_duration(limit)}")],
+            marks=[Mark(plan.requests_per_second, own, carried_rate(plan.requests_per_second))],
         )
+        yield plot, f"{told}, each solved with the same pools; the ring is the plan's own rate."
 
 
 def _of_user(plan: Plan) -> float:
@@ -158,11 +143,10 @@ def front_plot(found: PlanResult) -> Plot:
     for user, chip, _ in sorted([*points, (*chosen, best)], key=lambda each: (-each[0], -each[1])):
         if not frontier or chip > frontier[-1][1]:
             frontier.append((user, chip))
-    others = [each for each in points if each[2] is not best]
-    sized = [
-        (size, [each for each in others if each[2].chips == size]) for size in sorted({p.chips for *_, p in others})
-    ]
-    bare = [PlotLine(counted(size, "chip"), [x for x, *_ in own], [y for _, y, _ in own], False) for size, own in sized]
+    bare = []
+    for size in sorted({plan.chips for *_, plan in points if plan is not best}):
+        own = [(x, y) for x, y, plan in points if plan is not best and plan.chips == size]
+        bare.append(PlotLine(counted(size, "chip"), [x for x, _ in own], [y for _, y in own], False))
     return Plot(
         title=f"{question.model.name}: what a user gets against what a chip gives",
         question=command_line(found.asked.flags),

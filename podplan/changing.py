@@ -54,11 +54,7 @@ class AskedChange:
 
 def read_change(flags: SimulateFlags, manifest: Manifest) -> AskedChange:
     """Return the migration that flags name; BadInput where it does not begin at the manifest."""
-    staged = read_migration(Path(flags.migration or ""))
-    if staged.stages[0].pools != manifest.pools:
-        raise BadInput(
-            f"--migration: its steps begin at another manifest than {flags.manifest}; plan them from this one"
-        )
+    staged = read_migration(Path(flags.migration or ""), begin=manifest)
     given = flags.per_second("rate", None)
     return AskedChange(
         staged=staged,

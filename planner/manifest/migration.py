@@ -85,10 +85,11 @@ class Staged(NamedTuple):
     stages: tuple[Manifest, ...]
 
 
-def read_migration(path: Path) -> Staged:
+def read_migration(path: Path, begin: Manifest | None = None) -> Staged:
     """Return the migration in a file and the manifests beside it after every check.
 
-    Raises BadInput naming file and field: unreadable, or steps that do not lead from stage to stage.
+    Raises BadInput naming file and field: unreadable, steps that do not lead from stage to stage, or that begin at
+    another manifest than ``begin``.
     """
     migration = validate(Migration, read_yaml(path), str(path))
     names = [migration.begin, *(step.stage for step in migration.steps)]
@@ -97,6 +98,8 @@ def read_migration(path: Path) -> Staged:
         raise BadInput(
             f"{path}: begin_sha256: {migration.begin} was changed after the steps were planned; plan them anew"
         )
+    if begin is not None and stages[0].pools != begin.pools:
+        raise BadInput(f"--migration: the steps of {path} begin at another manifest; plan them from this one")
     for number, step in enumerate(migration.steps):
         before, after = instance_names(stages[number]), instance_names(stages[number + 1])
         started = {each.name for each in step.start}
