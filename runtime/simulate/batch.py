@@ -123,8 +123,16 @@ class RunningBatch:
 
     def requests(self) -> list[tuple[Request, int]]:
         """Return running requests and their ranks, those that joined first first."""
-        found = [pair for end in sorted(self._leaving) for pair in self._leaving[end].items()]
+        found = [pair for group in self._leaving.values() for pair in group.items()]
         return sorted(found, key=lambda pair: (pair[0].joined, pair[0].number))
+
+    def by_rank(self) -> list[list[Request]]:
+        """Return the running requests of each rank, those that leave last first."""
+        found: list[list[Request]] = [[] for _ in self.sequences]
+        for end in sorted(self._leaving, reverse=True):
+            for request, rank in self._leaving[end].items():
+                found[rank].append(request)
+        return found
 
     def stretch(self, begin_seconds: float, most: float) -> Stretch:
         """Return the next iterations: up to ``most``, until somebody leaves or another rank becomes the fullest."""

@@ -164,10 +164,7 @@ class DecodeInstance:
         as that has room; its KV moves beside the projections of an iteration (xLLM section 4.4), which takes no time
         here. So neither the most KV nor the most requests of a rank grow.
         """
-        batch, held = self.batch, self.batch.kv_tokens()
-        on: list[list[Request]] = [[] for _ in range(self.ranks)]
-        for request, rank in batch.requests():
-            on[rank].append(request)
+        batch, held, on = self.batch, self.batch.kv_tokens(), self.batch.by_rank()
         while held.max() > (1 + _UNEVEN_SHARE) * held.mean():
             few = batch.sequences < batch.sequences.max()
             top, low = int(held.argmax()), int(np.where(few, held, np.inf).argmin())

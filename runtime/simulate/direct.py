@@ -214,7 +214,8 @@ class _Separate(_Direct):
         handed = self._sorted_out(np.append(numbers[:begun], ended.number))
         gone = self._decode.play(self._handed_over(handed), until, handed)
         stay, there = self._decode.under_way()
-        self._check_room(self._holding(gone.number, gone.there_seconds), self._holding(stay, there))
+        late = there > self._alive.rows(handed)["started"].min(initial=np.inf)
+        self._check_room(self._holding(gone.number, gone.there_seconds), self._holding(stay[late], there[late]))
         self._collect(gone)
         self._sample(min(until, self._ledger.last_seconds), *self._decode.reserved())
 
@@ -263,11 +264,11 @@ class _Separate(_Direct):
 
         Those that left in the part before may have been there when passes of this one began.
         """
-        ranks = self._source.degrees.attention_dp
         tokens, origin, begin, end = np.concatenate([self._left, gone, stay], axis=1)
         self._left = gone
-        for instance in range(len(self._source.instances)):
-            own = origin // ranks == instance
+        instances = origin.astype(np.int64) // self._source.degrees.attention_dp
+        for instance in np.flatnonzero(np.bincount(instances, weights=tokens) > self._most_held):
+            own = instances == instance
             # What is pulled in an instant makes room for the passes that begin in it.
             when, change = np.append(end[own], begin[own]), np.append(-tokens[own], tokens[own])
             if np.cumsum(change[np.argsort(when, kind="stable")]).max(initial=0.0) > self._most_held:

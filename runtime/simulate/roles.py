@@ -9,6 +9,7 @@ it between pools at once, and what it has of the old kind is finished step by st
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 from runtime.simulate.decode import DecodeInstance
@@ -49,6 +50,7 @@ class Roles:
     def __init__(self, shared: Shared, units: list[Unit], route: Callable[[Request], None]) -> None:
         self._shared, self._route = shared, route
         self._units = [unit for unit in units if unit.prefill is not None and unit.decode is not None]
+        self._parts = [(unit, _prefill(unit), _decode(unit)) for unit in self._units]
         levels = shared.manifest.service_levels
         self._ttft = math.inf if levels.ttft_seconds is None else levels.ttft_seconds
         prompt = max(shared.manifest.workload.input_tokens, 1.0)
@@ -56,13 +58,18 @@ class Roles:
         self._work, self._since = 0.0, 0.0
         self.flips = 0
 
-    def _delay(self, unit: Unit, request: Request) -> float:
+    def _delays(self, request: Request, takes_prefill: bool) -> list[tuple[float, Unit]]:
+        """Return the predicted TTFT at each unit that takes prompts now, or that does not: those that are up."""
+        able = [each for each in self._parts if (each[1].accepts and each[1].up) == takes_prefill]
+        return [(self._delay(*each, request), each[0]) for each in able if takes_prefill or _up(each[0])]
+
+    def _delay(self, unit: Unit, part: PrefillInstance, decode: DecodeInstance, request: Request) -> float:
         """Return the predicted TTFT at a unit: the pass that runs, what waits, and the prompt itself.
 
         Beside running requests prompts have only what these spare, of time and of KV.
         """
-        part, decode = _prefill(unit), _decode(unit)
-        rest = max(part.busy_until_seconds - self._shared.engine.now_seconds, 0.0)
+        rest = part.busy_until_seconds - self._shared.engine.now_seconds
+        rest = rest if rest > 0.0 else 0.0
         work = part.queued_tokens * self._token_seconds[unit.name] + part.prompt_seconds(request.prompt)
         if decode.idle:
             return rest + work
@@ -75,18 +82,19 @@ class Roles:
     def choose(self, request: Request) -> PrefillInstance | None:
         """Return where the first token is due first: of prefill if that keeps the limit, else of all instances."""
         self._note(request)
-        due = {unit.name: self._delay(unit, request) for unit in self._units if unit.takes_prefill}
+        due = self._delays(request, takes_prefill=True)
         limit = _GUARD * self._ttft
-        if not due or min(due.values()) > limit:
-            due |= {unit.name: self._delay(unit, request) for unit in self._units if unit.name not in due and _up(unit)}
-            if due and min(due.values()) > limit and (flipped := self.to_prefill()) is not None:
-                due[flipped.name] = self._delay(flipped, request)
-        able = [unit for unit in self._units if unit.name in due]
+        if not due or _least(due) > limit:
+            due += self._delays(request, takes_prefill=False)
+            if due and _least(due) > limit and (flipped := self.to_prefill()) is not None:
+                changed = self._delay(flipped, _prefill(flipped), _decode(flipped), request)
+                due = [(changed, unit) if unit is flipped else (seconds, unit) for seconds, unit in due]
         # Where nobody is in time, a decode instance would be late for both.
-        if able and min(due.values()) > self._ttft:
-            able = [unit for unit in able if unit.takes_prefill] or able
-        best = min(able, key=lambda unit: due[unit.name], default=None)
-        return None if best is None else best.prefill
+        if _least(due) > self._ttft:
+            due = [each for each in due if each[1].takes_prefill] or due
+        if not due:
+            return None
+        return min(due, key=itemgetter(0))[1].prefill
 
     def _note(self, request: Request | None) -> None:
         """Forget old work of prompts, and add that of a new one, in tokens."""
@@ -166,6 +174,10 @@ def _prefill(unit: Unit) -> PrefillInstance:
 def _decode(unit: Unit) -> DecodeInstance:
     assert unit.decode is not None, "units that change roles have both parts"
     return unit.decode
+
+
+def _least(due: list[tuple[float, Unit]]) -> float:
+    return min(due, key=itemgetter(0))[0] if due else math.inf
 
 
 def _up(unit: Unit) -> bool:
