@@ -127,10 +127,10 @@ class RunningBatch:
         return sorted(found, key=lambda pair: (pair[0].joined, pair[0].number))
 
     def by_rank(self) -> list[list[Request]]:
-        """Return the running requests of each rank, those that leave last first."""
+        """Return the running requests of each rank."""
         found: list[list[Request]] = [[] for _ in self.sequences]
-        for end in sorted(self._leaving, reverse=True):
-            for request, rank in self._leaving[end].items():
+        for group in self._leaving.values():
+            for request, rank in group.items():
                 found[rank].append(request)
         return found
 

@@ -169,7 +169,8 @@ class DecodeInstance:
             few = batch.sequences < batch.sequences.max()
             top, low = int(held.argmax()), int(np.where(few, held, np.inf).argmin())
             half = (held[top] - held[low]) / 2
-            longest = max((each for each in on[top] if batch.held_by(each) <= half), key=batch.held_by, default=None)
+            lighter = ((batch.held_by(each), -each.joined, -each.number, each) for each in on[top])
+            longest = max((each for each in lighter if each[0] <= half), default=(0, 0, 0, None))[3]
             if longest is None or not few[low] or not self._placement.move(longest, self.first_rank + low):
                 return
             batch.move(longest, low)
