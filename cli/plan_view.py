@@ -236,7 +236,7 @@ def shape_cells(plan: Plan) -> dict[str, list[str]]:
         "loads in": [format_duration(each["pool_warm"] or each["alone"] or 0.0) for each in map(loading_json, pools)],
     }
     if plan.question.model.mtp_layers:
-        cells["MTP"] = ["" if pool.role == "prefill" else str(pool.drafts) for pool in pools]
+        cells["MTP"] = ["" if pool.role in ("encode", "prefill") else str(pool.drafts) for pool in pools]
     if plan.question.model.moe is not None:
         cells["experts"] = [_experts(pool) for pool in pools]
     return cells
@@ -245,7 +245,8 @@ def shape_cells(plan: Plan) -> dict[str, list[str]]:
 def work_cells(plan: Plan) -> dict[str, list[str]]:
     """Return what each pool does and holds, prefill before decode; prefill's tokens are prompt tokens."""
     workload, pools = plan.question.workload, [pool for _, pool in plan.pools()]
-    words = {"prefill": ("prompt", workload.input_tokens.mean)}
+    pictures = workload.pictures.tokens if workload.pictures else 0
+    words = {"prefill": ("prompt", workload.input_tokens.mean), "encode": ("picture", float(pictures))}
     output = ("output", workload.output_tokens.mean)
     told = [words.get(pool.role, output) for pool in pools]
     rates = [(word, plan.requests_per_second * mean) for word, mean in told]
@@ -311,7 +312,12 @@ def _limit(seconds: float, percentile: float) -> str:
 def interval_text(plan: Plan) -> str:
     """Say how far off the predicted times may be."""
     step = "TPOT" if plan.question.workload.output_tokens.mean > 1 else "a step"
-    what = {"prefill": "a full prefill pass", "decode": "TPOT at the full batch", "mixed": f"{step} at the plan's load"}
+    what = {
+        "encode": "a full encode pass",
+        "prefill": "a full prefill pass",
+        "decode": "TPOT at the full batch",
+        "mixed": f"{step} at the plan's load",
+    }
     known = [(what[pool.role], pool.prediction.interval) for _, pool in reversed(plan.pools())]
     told = ", ".join(f"{name} {format_duration(own.low)} to {format_duration(own.high)}" for name, own in known)
     played = f" {played_text(plan.played, plan.question.percentile)}" if plan.played else ""

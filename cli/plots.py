@@ -28,7 +28,7 @@ COLOURS = (
     *("#2563a8", "#c2570c", "#2f855a", "#8a4fbf", "#b83280", "#718096", "#b7791f"),
     *("#2c7a7b", "#9b2c2c", "#4a5568", "#d69e2e", "#0987a0", "#97266d", "#276749"),
 )
-HUES = {"prefill": 212, "decode": 24, "mixed": 150}
+HUES = {"encode": 280, "prefill": 212, "decode": 24, "mixed": 150}
 TICKS = 5
 BAR, ROW, CELL = 26, 48, 12
 NODES_A_ROW = 48

@@ -20,7 +20,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
 }
 """Figures of a plan: what a column of them is called, and how one is written."""
 SPARE = ("cost_per_million_tokens", "power_watts", "energy_joules_per_million_tokens")
-USUAL = ("model", "hardware", *[key for key in FIGURES if "_mean_" not in key], "prefill", "decode", "mixed")
+USUAL = ("model", "hardware", *[key for key in FIGURES if "_mean_" not in key], "encode", "prefill", "decode", "mixed")
 MEASURES = {
     "requests": ("requests_per_second", "requests/s"),
     "tokens-per-chip": ("tokens_per_second_per_chip", "output tokens/s per chip"),

@@ -10,7 +10,16 @@ from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
 from planner.engines.accelerators import accelerator_of, broken_accelerator, broken_model
 from planner.engines.memory import prefill_prompts
-from planner.engines.rules import Broken, Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
+from planner.engines.rules import (
+    Broken,
+    Setup,
+    broken_encoder,
+    broken_pair,
+    broken_rule,
+    describe,
+    expert_mode,
+    nearest_reachable,
+)
 from planner.engines.spec import Accelerator, EngineProfile, ExpertMode
 from planner.manifest.layout import ExpertMap, Instance
 from planner.manifest.schema import AnswerKinds, Manifest, MemoryBytes, Pool, PromptKinds, Role
@@ -106,7 +115,8 @@ def read_roles(
     setups = [_setup(manifest, pool) for pool in manifest.pools]
     for pool, setup in zip(manifest.pools, setups, strict=True):
         broken = (
-            broken_accelerator(profile, manifest.clusters[pool.hardware].spec)
+            (broken_encoder(profile) if pool.role == "encode" else None)
+            or broken_accelerator(profile, manifest.clusters[pool.hardware].spec)
             or broken_model(profile, setup.architecture)
             or broken_rule(profile, setup)
         )
@@ -160,7 +170,7 @@ def _setup(manifest: Manifest, pool: Pool) -> Setup:
 
 def _refusal(profile: EngineProfile, pool: Pool, setup: Setup, broken: Broken) -> str:
     """Say the rule and what the engine can run instead."""
-    near = nearest_reachable(profile, setup) if broken.rule not in ("accelerator", "model") else None
+    near = nearest_reachable(profile, setup) if broken.rule not in ("accelerator", "model", "encode-pools") else None
     rather = f"; the nearest that it runs on {setup.strategy.devices} devices is {describe(near)}" if near else ""
     return (
         f"{profile.title} cannot run the {pool.role} pool {pool.strategy!r} ({broken.rule}): {broken.sentence}{rather}"
@@ -176,7 +186,7 @@ def _longest(manifest: Manifest, given: int | None) -> tuple[int, int]:
     traffic, model = manifest.workload, manifest.model.spec
     prompt = _most(traffic.prompt_kinds, traffic.input_tokens, traffic.input_cv2)
     answer = _most(traffic.answer_kinds, traffic.output_tokens, traffic.output_cv2)
-    capacity = min(pool.kv.capacity_tokens_per_rank for pool in manifest.pools)
+    capacity = min(pool.kv.capacity_tokens_per_rank for pool in manifest.pools if pool.role != "encode")
     most = min(capacity, model.max_position)
     needed = math.ceil(traffic.input_tokens) + math.ceil(traffic.output_tokens)
     what = f"the KV cache of a rank ({capacity} tokens)" if most == capacity else f"{model.name} ({most} positions)"

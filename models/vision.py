@@ -112,11 +112,16 @@ def pictures_of(tower: VisionTower, count: int, width: int, height: int, frames:
     return Pictures(tower=tower, segments=units, segment_tokens=sides[0] * sides[1])
 
 
+Encoding = Literal["fused", "apart", "alone"]
+"""Of an instance: it encodes pictures within its steps with prompts, leaves that to encode instances, or is one."""
+
+
 class Seen(NamedTuple):
     """Pictures of every request, spread over the tokens of its prompt of ``prompt_tokens``, theirs included."""
 
     pictures: Pictures
     prompt_tokens: float
+    encoding: Encoding = "fused"
 
     @property
     def patches_per_token(self) -> float:

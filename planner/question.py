@@ -16,12 +16,14 @@ from planner.strategy import Strategy, format_strategy
 from planner.survival import Loss
 from planner.workload import Workload
 
-Role = Literal["prefill", "decode", "mixed"]
-"""Of instances: prefill and decode of a disaggregated deployment, mixed of an aggregated one."""
+Role = Literal["encode", "prefill", "decode", "mixed"]
+"""Of instances: prefill and decode of a disaggregated deployment, mixed of an aggregated one; before either encode."""
 
 Queueing = Literal["bulk", "mixserve"]
 Shape = Literal["auto", "aggregated", "disaggregated"]
 """Of a deployment: mixed instances that take prompts and answer them, or prefill and decode apart; auto: the better."""
+Encode = Literal["fused", "separate", "auto"]
+"""Where pictures are encoded: in steps with prompts, or on encode instances before them; auto: the better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,9 @@ class Question:
     headroom: float = 0.0
     """By how much the rate may rise and all limits still hold."""
     shape: Shape = "auto"
+    encode: Encode = "fused"
+    encode_share: float = 0.0
+    """Of the TTFT limit, what encode instances may take; 0: there are none (``instances.encoding``)."""
     model_cache: str | None = None
     """Plane over which prefill and decode load weights off pooled host memory; None: they come from an object store."""
     prefix_pool: PrefixPool | None = None

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ground.errors import BadInput
-from models.vision import Pictures, Seen
+from models.vision import Encoding, Pictures, Seen
 from planner.manifest.terms import Number
 
 LengthShape = Literal["lognormal", "gamma"]
@@ -84,6 +84,8 @@ class Workload:
     """Of a request (beam search): each takes a token of every iteration, and room for its own answer."""
     pictures: Pictures | None = None
     """Of every request; their tokens are part of the prompt."""
+    encoding: Encoding = "fused"
+    """What the instances that take these requests do with their pictures."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_reuse < 1:
@@ -101,7 +103,9 @@ class Workload:
     @property
     def seen(self) -> Seen | None:
         """The pictures and the prompt that they are part of."""
-        return None if self.pictures is None else Seen(pictures=self.pictures, prompt_tokens=self.input_tokens.mean)
+        if self.pictures is None:
+            return None
+        return Seen(pictures=self.pictures, prompt_tokens=self.input_tokens.mean, encoding=self.encoding)
 
     @property
     def decoded_tokens(self) -> float:

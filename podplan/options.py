@@ -116,6 +116,9 @@ class QuestionFlags(Flags):
     host_jitter: Text = flag("DURATION", "Mean delay of a host in a step, exponential; EP ranks await the slowest [0].")
     images: Text = flag("N@WxH", "Pictures of a prompt besides --isl, and their pixels: 2@1280x720 [none].")
     video: Text = flag("N@WxH", "Frames of a video of a prompt besides --isl, and their pixels: 32@640x360 [none].")
+    encode: Text = flag(
+        "WORD", "fused (pictures are encoded in steps with prompts), separate (by encode instances), or auto [fused]."
+    )
     rate: Text = flag("RATE", "Requests to serve, such as 100/s.", unit="/s")
     rate_profile: Text = flag(
         "DAY", "Rates over the day, 0:00=40/s,8:00=120/s or a CSV time,rate: sized for the worst."

@@ -29,7 +29,12 @@ FIELDS = {
     "shared_experts": "shared",
 }
 """Flags that may be given per role, and what they fix."""
-HAVE: dict[str, tuple[Role, ...]] = {"batch": ("decode", "mixed"), "tokens": ("prefill", "mixed")}
+_LANGUAGE: tuple[Role, ...] = ("prefill", "decode", "mixed")
+HAVE: dict[str, tuple[Role, ...]] = {
+    **dict.fromkeys(("strategy", "redundant_experts", "shared_experts"), _LANGUAGE),
+    "batch": ("decode", "mixed"),
+    "tokens": ("prefill", "mixed"),
+}
 """Roles that have what a flag fixes, where not all do."""
 MOST_INSTANCES = 16_384
 MOST_BATCH = 4096
@@ -72,7 +77,8 @@ def read_pins(flags: QuestionFlags, model: ModelSpec) -> tuple[tuple[Role, Pin],
         for role in ROLES:
             if role in texts and role not in have:
                 raise BadInput(f"{flag_name(name)}: {role} instances have none; give it for {' or '.join(have)}")
-            text = texts.get(role, texts.get("") if role in have and not name.endswith("_experts") else None)
+            of_all = role in have and role != "encode" and not name.endswith("_experts")
+            text = texts.get(role, texts.get("") if of_all else None)
             if text is not None:
                 pins[role][FIELDS[name]] = _read(name, role, text, model, named=role in texts)
     return tuple((role, Pin(**own)) for role, own in pins.items() if own)
@@ -113,7 +119,7 @@ def _strategy(text: str, role: Role, model: ModelSpec, flag: str) -> Strategy:
 def pinned_shape(flags: QuestionFlags, shape: Shape) -> Shape:
     """Return the shape that the roles named by flags mean; BadInput where another is asked for."""
     texts = {name: of_roles(text, flag_name(name)) for name in FIELDS if (text := getattr(flags, name)) is not None}
-    named = {role: name for name, own in texts.items() for role in own if role}
+    named = {role: name for name, own in texts.items() for role in own if role not in ("", "encode")}
     meant: set[Shape] = {"aggregated" if role == "mixed" else "disaggregated" for role in named}
     if len(meant) != 1:
         return shape
@@ -129,6 +135,8 @@ def check_pins(question: Question) -> None:
     does not run it, or the devices are fewer.
     """
     for role, pin in question.pins:
+        if role == "encode" and question.encode == "fused":
+            raise BadInput(f"--instances encode={pin.instances}: there are none; add --encode separate")
         machines, moe = machines_of(question, role), question.model.moe
         if pin.tokens is not None and question.workload.input_tokens.mean > MOST_PARTS * pin.tokens:
             least = -(-question.workload.input_tokens.mean // MOST_PARTS)

@@ -109,7 +109,9 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
         "graphs": question.driven.graphs,
         "host_jitter_seconds": question.driven.jitter_seconds,
         "picture_tokens": workload.pictures.tokens if workload.pictures else 0,
-        **picked(question, "rate_per_second ttft_seconds tpot_seconds percentile objective queueing survive shape"),
+        **picked(
+            question, "rate_per_second ttft_seconds tpot_seconds percentile objective queueing survive shape encode"
+        ),
         **picked(question, "confidence headroom max_utilisation=most_utilisation max_instance_devices"),
         "mtp": list(question.drafts),
         "mtp_acceptance": list(stated) if isinstance(stated := question.acceptance, tuple) else stated,
@@ -192,7 +194,7 @@ def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, obje
     """
     workload, candidate = plan.question.workload, pool.candidate
     prefill = isinstance(pool, PrefillPool)
-    tokens = workload.input_tokens.mean if prefill else workload.output_tokens.mean
+    tokens = pool.question.workload.input_tokens.mean if prefill else workload.output_tokens.mean
     per_second = plan.requests_per_second * tokens
     data: dict[str, object] = {
         **picked(pool, "role hardware=machines.hardware.name instances"),
@@ -210,7 +212,7 @@ def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, obje
         **picked(pool, "utilisation capacity_requests_per_second=capacity_per_second"),
         **{f"tokens_per_second_per_{what}": per_second / count for what, count in reversed(_counts(pool))},
     }
-    if prefill:
+    if pool.role == "prefill":
         data["computed_tokens_per_second_per_chip"] = (1 - workload.prefix_reuse) * per_second / pool.chips
     data |= picked(pool, STEPS[pool.role]) | {"load_seconds": loading_json(pool)}
     return data if compact else data | _predicted(pool)
@@ -222,7 +224,8 @@ def loading_json(pool: PlannedPool) -> dict[str, float | None]:
     A pool that has not a model yet reads it once off the store for all.
     """
     question, spec, held = pool.question, pool.machines.hardware, float(pool.memory.weights)
-    checkpoint, plane = checkpoint_bytes(question.model, pool.machines.weights), slowest_plane(spec)[1]
+    plane, whole_model = slowest_plane(spec)[1], checkpoint_bytes(question.model, pool.machines.weights)
+    checkpoint = held if pool.role == "encode" else whole_model
     kept = held / pool_rate(spec, spec.plane(question.model_cache)) if question.model_cache else None
     alone, all_of_them = (
         stored_seconds(checkpoint, held, STORAGE_BYTES_PER_SECOND, plane, count) for count in (1, pool.instances)

@@ -10,11 +10,12 @@ from models.spec import ModelSpec
 from planner.costs.prefixes import find_plane
 from planner.engines.accelerators import Needs
 from planner.engines.loader import load_engine
+from planner.instances.encoding import ways_to_encode
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
 from planner.plans.quantised import alternatives, check_some, combinations
-from planner.question import Machines, Question, Queueing, Shape
+from planner.question import Encode, Machines, Question, Queueing, Shape
 from planner.search.shapes import not_aggregated
 from podplan import readers
 from podplan.job import UTILISATION, Job, read_job
@@ -90,6 +91,7 @@ def read_question(typed: QuestionFlags) -> Asked:
         headroom=readers.read_headroom(flags.headroom),
         most_utilisation=readers.read_utilisation(flags.max_utilisation),
         shape=pinned_shape(flags, readers.read_choice(flags.shape, "--shape", get_args(Shape), "auto")),
+        encode=_encode(flags.encode, asked.workload.pictures is not None),
         prefix_pool=pool.measured,
         model_cache=_model_cache(flags.model_cache, prefill, decode),
         pins=pins,
@@ -97,6 +99,7 @@ def read_question(typed: QuestionFlags) -> Asked:
     )
     question = with_formats(question, flags.weights, flags.kv_dtype)
     check_shape(question)
+    check_encode(question)
     check_some(question, check_pins)
     return Asked(flags=typed, question=question, trace=asked.trace, day=asked.day, growth=asked.growth, job=job)
 
@@ -116,6 +119,24 @@ def _model_cache(text: str | None, *machines: Machines) -> str | None:
     """Return the plane that weights come over, which every role's machines must have."""
     found = [find_plane(each.hardware, text, "--model-cache").name for each in machines] if text is not None else [None]
     return found[0]
+
+
+def _encode(text: str | None, pictures: bool) -> Encode:
+    """Return where pictures are encoded; BadInput where requests have none."""
+    if text is not None and not pictures:
+        raise BadInput("--encode: prompts have no pictures to encode; add --images 2@1280x720 or leave --encode out")
+    return readers.read_choice(text, "--encode", get_args(Encode), "fused")
+
+
+def check_encode(question: Question) -> None:
+    """Raise BadInput where encode instances alone are asked for, and no engine or queueing model has them."""
+    if question.encode == "fused":
+        return
+    if question.queueing == "mixserve":
+        raise BadInput("--encode: --queueing mixserve knows prefill and decode instances alone; leave --encode out")
+    found = [ways_to_encode(each) for each in alternatives(question)]
+    if not any(ways.shares for ways in found) and (broken := found[0].broken) is not None:
+        raise BadInput(f"--encode: {broken.sentence}, or --engine sglang or reference")
 
 
 def check_shape(question: Question) -> None:

@@ -11,7 +11,7 @@ from ground.errors import BadInput, naming
 from ground.files import read_yaml
 from ground.names import suggest
 from planner.objective import ObjectiveName
-from planner.question import Queueing, Shape
+from planner.question import Encode, Queueing, Shape
 from planner.survival import Loss
 from podplan.options import SIZES, UNITS, QuestionFlags, check_keywords, flag_name, names_of, text_of
 from podplan.question import Asked, read_question
@@ -205,7 +205,7 @@ def _located(text: str, folder: Path) -> str:
     return text if Path(text).is_absolute() else str(folder / text)
 
 
-_WORDS = {"objective": ObjectiveName, "queueing": Queueing, "survive": Loss, "shape": Shape}
+_WORDS = {"objective": ObjectiveName, "queueing": Queueing, "survive": Loss, "shape": Shape, "encode": Encode}
 _PATTERNS = {
     "s": (r"^\s*[0-9.,eE+-]+\s*(ns|us|µs|μs|ms|s|sec|min|h|d)\s*$", "such as 50ms or 2s"),
     "/s": (r"^\s*[0-9.,eE+-]+\s*/\s*(s|sec|min|m|h|hour|d|day)\s*$", "such as 12.5/s or 600/min"),

@@ -206,7 +206,7 @@ def _balance(manifest: Manifest, loads: str | None) -> dict[str, tuple[float, fl
     if loads is None:
         return {}
     measured = measured_balance(manifest, loads, 0)
-    planned = {pool.role: pool.step_costs[pool.role].to_step_cost() for pool in manifest.pools}
+    planned = {pool.role: pool.step_costs[pool.phase].to_step_cost() for pool in manifest.pools}
     return {role: (value, float(planned[role].balance)) for role, value in measured.items() if role in planned}
 
 

@@ -9,6 +9,7 @@ from planner.checks.deployed_trace import played
 from planner.costs.breakdown import operators
 from planner.costs.interval import interval
 from planner.instances.space import Role
+from planner.manifest.checks import refuse_encode
 from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
@@ -52,6 +53,7 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
     Raises BadInput where its roles are not one prefill and one decode pool, or one of aggregated instances, which
     alone have closed forms.
     """
+    refuse_encode(manifest, "--manifest")
     aggregated = mixed_pool(manifest)
     if aggregated is not None:
         return _aggregated_manifest(manifest, aggregated, workload)
@@ -111,9 +113,9 @@ def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> 
 
 def _step_deviation(pool: Pool, load: StepLoad) -> float:
     """Relative standard deviation of the predicted duration of a step."""
-    cost = pool.step_costs[pool.role].to_step_cost()
+    cost = pool.step_costs[pool.phase].to_step_cost()
     timed = evaluate_best(cost, load, pool.microbatches)
-    known = interval(float(timed.seconds), operators(cost, load, timed), phase=pool.role)
+    known = interval(float(timed.seconds), operators(cost, load, timed), phase=pool.phase)
     return (known.high / float(timed.seconds) - 1) / NormalDist().inv_cdf(0.5 + known.level / 2)
 
 

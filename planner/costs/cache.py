@@ -58,11 +58,13 @@ def device_cache(deployment: Deployment) -> Cache:
 
 
 def model_cache(deployment: Deployment) -> Cache:
-    """Cache of the whole model, each layer once: what crosses from prefill to decode."""
+    """Cache of the whole model, each layer once: what crosses from prefill to decode, or from encode to prefill."""
     return _cache(deployment, 1, 1, 0)
 
 
 def _cache(deployment: Deployment, tp: Number, stages: Number, drafts: Number) -> Cache:
+    if deployment.encodes_alone:  # embeddings in BF16
+        return Cache(token_bytes=2.0 * deployment.model.hidden_size + np.zeros_like(tp))
     model, linear, attention = deployment.model, deployment.model.linear_attention, deployment.model.attention
     state: Number = 0.0
     if linear is not None:

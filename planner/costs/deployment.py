@@ -114,6 +114,11 @@ class Deployment:
         return self.beams * (1 + self.drafts)
 
     @property
+    def encodes_alone(self) -> bool:
+        """Whether it is an encode instance: its cache holds embeddings of pictures, and no layer of the model."""
+        return self.seen is not None and self.seen.encoding == "alone"
+
+    @property
     def draft_layers(self) -> Number:
         """Layers that draft: those that the model ships, of which the last drafts whatever lies beyond."""
         return smaller(self.drafts, max(self.model.mtp_layers, 1))

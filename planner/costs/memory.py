@@ -154,6 +154,8 @@ def _weight_bytes(deployment: Deployment) -> Number:
     Per layer attention (TP), dense feed-forward (TP) or gate, shared expert and the rank's slots
     (MoE TP); embedding and head split over TP, replicated over DP.
     """
+    if deployment.encodes_alone:
+        return tower_weight_bytes(deployment)
     model, strategy = deployment.model, deployment.strategy
     attention = attention_weight_bytes(deployment)
     dense_layer = attention + dense_weight_bytes(deployment)
@@ -185,7 +187,7 @@ def tower_weight_bytes(deployment: Deployment) -> float:
 
 def encoding_bytes(deployment: Deployment, tokens: Number) -> Number:
     """Live activations of the encoder for prompts of ``tokens`` tokens: residual stream, attention, feed-forward."""
-    if deployment.seen is None or deployment.phase == "decode":
+    if deployment.seen is None or deployment.phase == "decode" or deployment.seen.encoding == "apart":
         return 0.0
     tower = deployment.seen.pictures.tower
     patches = tokens * deployment.seen.patches_per_token / deployment.strategy.attention_tp
@@ -226,6 +228,8 @@ def shared_weight_bytes(deployment: Deployment) -> Number:
 
 def activation_bytes(deployment: Deployment, tokens: Number) -> Number:
     """Largest set of live activations: residual stream, attention inputs and outputs, expert rows, logits."""
+    if deployment.encodes_alone:
+        return encoding_bytes(deployment, tokens)
     model, strategy = deployment.model, deployment.strategy
     attention, latents = model.attention, 0
     if isinstance(attention, MLA):

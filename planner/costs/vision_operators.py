@@ -27,10 +27,32 @@ bends, at one picture and at one for each device, are points of it."""
 
 
 def with_encoder(cost: StepCost, deployment: Deployment) -> StepCost:
-    """Return the step cost with the encoder of the deployment's pictures; decode steps see none."""
-    if deployment.seen is None or deployment.phase == "decode":
+    """Return the step cost with the encoder of the deployment's pictures, of an encode instance that alone.
+
+    Decode steps see no pictures, and neither do instances that encode instances stand before.
+    """
+    seen = deployment.seen
+    if seen is None or deployment.phase == "decode" or seen.encoding == "apart":
         return cost
-    return replace(cost, head_terms=(*cost.head_terms, encoder_term(deployment, deployment.seen)))
+    term = encoder_term(deployment, seen)
+    if seen.encoding == "fused":
+        return replace(cost, head_terms=(*cost.head_terms, term))
+    return replace(
+        cost,
+        terms=(),
+        head_terms=(term,),
+        draft_terms=(),
+        dense_layers=0,
+        moe_layers=0,
+        expert_ranks=1,
+        shared_ranks=0,
+        experts=0,
+        experts_per_token=0,
+        slots_per_rank=0.0,
+        reach_tokens=0,
+        prompt_seconds=0.0,
+        loading_seconds=0.0,
+    )
 
 
 def encoder_term(deployment: Deployment, seen: Seen) -> CurveTerm:

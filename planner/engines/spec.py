@@ -7,7 +7,7 @@ from ground.sourced import Source, Sourced
 from hardware.spec import Dtype
 
 Accelerator = Literal["nvidia", "ascend"]
-RoleName = Literal["prefill", "decode", "mixed"]
+RoleName = Literal["encode", "prefill", "decode", "mixed"]
 Scope = Literal["rank", "instance"]
 Degree = Literal["attention_dp", "moe_ep"]
 PlatformKind = Literal["bare", "slurm", "lws", "statefulset", "volcano", "dynamo", "llm-d", "motor"]
@@ -238,6 +238,8 @@ class EngineProfile(NamedTuple):
     batch: BatchScopes
     cache: CacheTypes
     prefill_decode: PrefillDecode
+    encode_pools: Fact[bool]
+    """Whether instances that run the encoder of pictures alone stand before others, in a way that files can start."""
     kinds: dict[PlatformKind, Kind]
     host: HostOverhead
     scheduling: Scheduling | None = None

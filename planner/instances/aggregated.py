@@ -95,10 +95,11 @@ class PlayedAggregated(Player):
         if key not in self._states:
             stream = self.plays(requests, instances)[1]
             outcome = self.trial(rate_per_second, instances, requests).outcome
-            self._states[key] = self._state(rate_per_second, outcome, stream.answer_tokens[stream.counting] - 1)
+            self._states[key] = self.state_of(rate_per_second, outcome, stream.answer_tokens[stream.counting] - 1)
         return self._states[key]
 
-    def _state(self, rate_per_second: float, outcome: Outcome, later: Ints) -> AggregatedState:
+    def state_of(self, rate_per_second: float, outcome: Outcome, later: Ints) -> AggregatedState:
+        """Return what an instance does at its rate, as requests with so many ``later`` tokens, [requests], saw it."""
         span = np.where(later > 0, outcome.tpot_seconds * later, 0.0)
         return AggregatedState(
             rate_per_second=rate_per_second,

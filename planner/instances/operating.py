@@ -212,16 +212,17 @@ class PrefillServer:
     @cached_property
     def player(self) -> PlayedPrefill | None:
         """Plays the instance; None where closed forms tell."""
-        question, candidate = self.question, self.candidate
-        if question.queueing == "mixserve" or has_closed_form(question.workload, candidate.chunks):
+        question = self.question
+        if question.queueing == "mixserve" or has_closed_form(question.workload, self.candidate.chunks):
             return None
         limits = Limits(percentile=question.percentile, ttft_seconds=question.ttft_seconds)
-        pool = PrefillPool(
-            times=self.known_times or self.times,
-            ranks=candidate.row.strategy.attention_dp,
-            budget_tokens=self.budget_tokens,
-        )
-        return PlayedPrefill.of(pool, question.workload, limits, float(question.model.max_position))
+        return PlayedPrefill.of(self.pool, question.workload, limits, float(question.model.max_position))
+
+    @cached_property
+    def pool(self) -> PrefillPool:
+        """The instance as it is played."""
+        ranks = self.candidate.row.strategy.attention_dp
+        return PrefillPool(times=self.known_times or self.times, ranks=ranks, budget_tokens=self.budget_tokens)
 
     @property
     def times(self) -> TableArrays:

@@ -90,7 +90,7 @@ COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "domains", 
 
 def machines_of(question: Question, role: Role) -> Machines:
     """Return the machines of a role; mixed instances are only where both roles share theirs."""
-    return question.prefill if role == "prefill" else question.decode
+    return question.prefill if role in ("encode", "prefill") else question.decode
 
 
 def role_rows(question: Question, role: Role) -> list[Row]:
@@ -261,7 +261,7 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
         model=question.model,
         hardware=with_engine(machines.hardware, engine),
         strategy=Strategy(),
-        phase=role,
+        phase="prefill" if role == "encode" else role,
         weights=machines.weights,
         kv_dtype=question.kv_dtype,
         drafts=drafts,

@@ -57,6 +57,15 @@ def check_manifest(manifest: Manifest) -> None:
     _check_roles(manifest)
 
 
+def refuse_encode(manifest: Manifest, flag: str) -> None:
+    """Raise BadInput naming a flag where what it asks for knows no encode instances and the manifest has some."""
+    if any(pool.role == "encode" for pool in manifest.pools):
+        raise BadInput(
+            f"{flag}: the manifest has encode instances, which plan, plan simulate and plan deploy know; use one that "
+            "was planned with --encode fused"
+        )
+
+
 def _check_hashes(manifest: Manifest) -> None:
     """Embedded specs are what their hashes say."""
     for path, sha256, spec in [
@@ -93,16 +102,25 @@ def _check_sizes(manifest: Manifest, pool: Pool, path: str) -> None:
     if not np.isclose(pool.chips_per_instance, chips):
         raise BadInput(f"{path}.chips_per_instance: {pool.chips_per_instance:g} must be {chips:g}")
     stages = pool.layers_per_stage
-    if len(stages) != degrees.pp or sum(stages) != manifest.model.spec.layers:
-        raise BadInput(
-            f"{path}.layers_per_stage: must be {degrees.pp} counts that add up to {manifest.model.spec.layers} layers"
-        )
+    layers = _layers(manifest, pool, path)
+    if len(stages) != degrees.pp or sum(stages) != layers:
+        raise BadInput(f"{path}.layers_per_stage: must be {degrees.pp} counts that add up to {layers} layers")
     memory = pool.memory_bytes_per_device
     used = memory.weights + memory.kv_cache + memory.activations + memory.buffers + memory.reserve
     if used > memory.capacity * (1 + 1e-9):
         raise BadInput(
             f"{path}.memory_bytes_per_device: {used:.4g} bytes do not fit a capacity of {memory.capacity:.4g}"
         )
+
+
+def _layers(manifest: Manifest, pool: Pool, path: str) -> int:
+    """Return the layers that an instance runs: of an encode pool those of the model's encoder of pictures."""
+    model = manifest.model.spec
+    if pool.role != "encode":
+        return model.layers
+    if model.vision is None or pool.devices_per_instance != 1:
+        raise BadInput(f"{path}.role: encode is for models with an encoder of pictures, on one device an instance")
+    return model.vision.layers
 
 
 def _check_rows(pool: Pool, table: Ints, per_node: int, path: str) -> None:
@@ -221,6 +239,8 @@ def _check_instances(
 def _check_experts(manifest: Manifest, pool: Pool, path: str) -> None:
     """The map covers every MoE layer once and every EP rank has its part."""
     model, mapping = manifest.model.spec, pool.expert_map
+    if pool.role == "encode" and mapping is None:
+        return
     if (model.moe is None) != (mapping is None):
         raise BadInput(f"{path}: must {'not be given for a dense model' if mapping else 'be given for a MoE model'}")
     if model.moe is None or mapping is None:
@@ -259,7 +279,8 @@ def _check_shards(pool: Pool, path: str) -> None:
 
 def _check_costs(manifest: Manifest, pool: Pool, path: str) -> None:
     """The phases that the role can run are there, for this pool's drafts, over variables that exist."""
-    for phase in ("mixed",) if pool.role == "mixed" else ("prefill", "decode"):
+    needed = {"mixed": ("mixed",), "encode": ("prefill",)}.get(pool.role, ("prefill", "decode"))
+    for phase in needed:
         if phase not in pool.step_costs:
             raise BadInput(f"{path}: {phase} is missing; a {pool.role} pool needs it")
     for phase, cost in pool.step_costs.items():
@@ -302,6 +323,12 @@ def _check_roles(manifest: Manifest) -> None:
     roles = {pool.role for pool in manifest.pools}
     if ("prefill" in roles) != ("decode" in roles):
         raise BadInput("pools: a prefill pool needs a decode pool and the other way round")
+    if roles == {"encode"}:
+        raise BadInput("pools: an encode pool needs prefill and decode pools, or a mixed one, behind it")
+    if ("encode" in roles) != (manifest.embedding_transfer is not None):
+        raise BadInput("embedding_transfer: must be given where a pool has the role encode, and nowhere else")
+    if "encode" in roles and not manifest.workload.picture_tokens:
+        raise BadInput("workload.picture_tokens: must be given where a pool has the role encode")
     if "prefill" not in roles:
         return
     if manifest.kv_transfer is None:

@@ -27,7 +27,7 @@ from planner.manifest.reach import Number, charged_tokens
 
 MANIFEST_VERSION = 1
 
-Role = Literal["prefill", "decode", "mixed"]
+Role = Literal["encode", "prefill", "decode", "mixed"]
 PhaseName = Literal["prefill", "decode", "mixed"]
 Scalar = bool | int | float | str | None
 Answer = Scalar | list[Scalar] | dict[str, Scalar]
@@ -150,7 +150,9 @@ class Pool(Strict):
     instances: list[Instance] = Field(min_length=1, max_length=MOST_INSTANCES)
     rank_table: RankTable
     groups: list[GroupRule] = Field(default=[], max_length=16)
-    layers_per_stage: list[Positive] = Field(min_length=1, max_length=1024)
+    layers_per_stage: list[Positive] = Field(
+        min_length=1, max_length=1024, description="of the model; of encode pools those of its encoder"
+    )
     weight_shards: list[ShardRule] = Field(min_length=1, max_length=256)
     expert_map: ExpertMap | None = None
     limits: BatchLimits
@@ -160,8 +162,15 @@ class Pool(Strict):
     kv_dtype: KvDtype
     memory_bytes_per_device: MemoryBytes
     kv: KvCache
-    step_costs: dict[PhaseName, StepCostModel] = Field(min_length=1, description="phase -> what a step takes")
+    step_costs: dict[PhaseName, StepCostModel] = Field(
+        min_length=1, description="phase -> what a step takes; of encode pools that of a pass over pictures, as prefill"
+    )
     predicted: PoolPrediction | None = None
+
+    @property
+    def phase(self) -> PhaseName:
+        """The phase of the steps that the pool is planned for; a pass over pictures is one over prompts of theirs."""
+        return "prefill" if self.role == "encode" else self.role
 
 
 class LinkMapping(Strict):
@@ -190,6 +199,15 @@ class KvTransfer(CacheShape):
         default="balanced",
         description="balanced: by the mapping; first: from the first ranks of a prefill TP group",
     )
+
+
+class EmbeddingTransfer(Strict):
+    """How embeddings of pictures go from encode instances to prefill or mixed ones, each over one link."""
+
+    plane: Name
+    bandwidth_bytes_per_second: Rate = Field(description="one way, per device, what large transfers reach")
+    latency_seconds: Amount
+    bytes_per_token: Rate = Field(description="of a token that a picture became")
 
 
 class CachingPool(Strict):
@@ -350,6 +368,9 @@ class Manifest(Strict):
     service_levels: ServiceLevels
     pools: list[Pool] = Field(min_length=1, max_length=16)
     kv_transfer: KvTransfer | None = Field(description="None where every pool is mixed")
+    embedding_transfer: EmbeddingTransfer | None = Field(
+        default=None, description="None where no pool encodes pictures alone"
+    )
     caching: CachingPool | None = None
     routing: Routing = Routing()
     recovery: Recovery = Recovery()

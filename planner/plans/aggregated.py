@@ -8,11 +8,12 @@ from typing import ClassVar
 from ground.units import format_duration
 from planner.costs.memory import Memory
 from planner.costs.predict import Prediction, predict
-from planner.instances.aggregated import AggregatedServer, AggregatedState
+from planner.instances.aggregated import AggregatedServer, AggregatedState, aggregated_outcome
 from planner.instances.aggregated_candidates import AggregatedCandidate
 from planner.instances.space import Role, machines_of
+from planner.plans.encode import Leaving
 from planner.plans.plan import Plan
-from planner.plans.pools import PlannedPool, answering
+from planner.plans.pools import EncodePool, PlannedPool, answering
 from planner.question import Question
 from planner.serving.latency import Latency
 
@@ -24,6 +25,7 @@ class AggregatedPool(PlannedPool):
     role: ClassVar[Role] = "mixed"
     candidate: AggregatedCandidate
     state: AggregatedState
+    """Its latencies are those of requests, from their arrival at encode instances where there are some."""
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -42,7 +44,7 @@ class AggregatedPlan(Plan):
 
     mixed: AggregatedPool
 
-    def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
+    def language_pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pool with its role."""
         return (("mixed", self.mixed),)
 
@@ -57,6 +59,8 @@ class AggregatedPlan(Plan):
         question = self.question
         if question.sized_for is not None:
             return "rate"
+        if self.encode and self.encode.capacity_per_second <= self.mixed.capacity_per_second:
+            return f"devices, encode {'utilisation' if self.encode.saturated else 'ttft'}"
         return f"{'devices' if question.pin('mixed').instances is None else 'instances'}, {limit_of(self)}"
 
     @property
@@ -64,13 +68,28 @@ class AggregatedPlan(Plan):
         """What limits the pool, with its numbers."""
         pool, state = self.mixed, self.mixed.state
         return (
-            f"A step of an aggregated instance takes {format_duration(state.mean_step_seconds)} on average; "
-            f"{state.prompt_steps:.0%} of them carry prompts, which lengthen the steps of all that are answered. At "
+            f"{self.encode_text}A step of an aggregated instance takes "
+            f"{format_duration(state.mean_step_seconds)} on average; {state.prompt_steps:.0%} of them carry "
+            "prompts, which lengthen the steps of all that are answered. At "
             f"p{self.question.percentile:g} {told_limits(self)}. The pool carries {pool.capacity_per_second:.1f} "
             f"requests/s ({self.binding_limit})."
         )
 
-    def under(self, question: Question, share: float = 1.0) -> Callable[[float], "AggregatedPlan | None"]:
+    def behind(self, encode: EncodePool, requests: Leaving) -> "AggregatedPlan":
+        """Return the plan behind an encode pool, its instances played on what leaves there."""
+        pool, stream = self.mixed, requests.stream
+        server = AggregatedServer(self.question, pool.candidate)
+        seen = aggregated_outcome(replace(server.pool, instances=pool.instances), stream)
+        counted = replace(
+            seen,
+            ttft_seconds=(seen.ttft_seconds + requests.encode_seconds)[stream.counting],
+            tpot_seconds=seen.tpot_seconds[stream.counting],
+        )
+        later, each = stream.answer_tokens[stream.counting] - 1, self.requests_per_second / pool.instances
+        state = server.player.state_of(each, counted, later)
+        return replace(self, encode=encode, mixed=replace(pool, state=state), ttft=state.ttft, tpot=state.tpot)
+
+    def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "AggregatedPlan | None"]:
         """Return what the pool does under a question, by the rate; None where it cannot keep up, or by M/M/1."""
         if question.queueing == "mixserve":
             return lambda _: None

@@ -21,6 +21,7 @@ from planner.manifest.schema import (
     CachingPool,
     Cluster,
     EmbeddedModel,
+    EmbeddingTransfer,
     Engine,
     KvTransfer,
     LinkMapping,
@@ -77,8 +78,9 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
         engine=_engine(question.engine),
         workload=stated_workload(question, plan.requests_per_second),
         service_levels=limits,
-        pools=sorted(pools, key=lambda pool: pool.role != "prefill"),
+        pools=sorted(pools, key=lambda pool: ("encode", "prefill", "decode", "mixed").index(pool.role)),
         kv_transfer=_kv_transfer(plan) if isinstance(plan, DisaggregatedPlan) else None,
+        embedding_transfer=_embedding_transfer(plan),
         caching=_caching(plan),
         routing=_routing(plan),
         recovery=_recovery(plan),
@@ -229,6 +231,19 @@ def _kv_transfer(plan: DisaggregatedPlan) -> KvTransfer:
     )
 
 
+def _embedding_transfer(plan: Plan) -> EmbeddingTransfer | None:
+    """Return how embeddings go from encode instances to what follows, over the plane of KV."""
+    if plan.encode is None:
+        return None
+    rate, latency = kv_plane(plan.question)
+    return EmbeddingTransfer(
+        plane=plan.encode.machines.hardware.kv_plane,
+        bandwidth_bytes_per_second=rate,
+        latency_seconds=latency,
+        bytes_per_token=float(model_cache(plan.encode.candidate.deployment).token_bytes),
+    )
+
+
 def _recovery(plan: Plan) -> Recovery:
     """Return what instances load weights off: pooled host memory over the plane that was asked for, or a store."""
     plane = plan.question.model_cache
@@ -243,7 +258,7 @@ def _caching(plan: Plan) -> CachingPool | None:
     pool = plan.question.prefix_pool
     if pool is None:
         return None
-    first = next(pool for role, pool in plan.pools() if role != "decode")
+    first = plan.language_pools()[0][1]
     own = replace(first.candidate.deployment, phase="prefill", prefix_plane=pool.plane)
     dram, ssd = (float(kv_bytes_per_token(own) / loading_seconds(replace(own, prefix_ssd_share=s))) for s in (0.0, 1.0))
     return CachingPool(

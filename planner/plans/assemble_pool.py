@@ -12,7 +12,7 @@ from planner.costs.deployment import Deployment
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
 from planner.manifest.costs import StepCostModel
-from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
+from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance, ShardRule
 from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
 from planner.manifest.schema import (
     BatchLimits,
@@ -24,7 +24,7 @@ from planner.manifest.schema import (
     PoolPrediction,
 )
 from planner.plans.aggregated import AggregatedPool
-from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
 from planner.strategy import Strategy, format_strategy
 from planner.workload import running_kv_tokens
 
@@ -33,6 +33,7 @@ def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], see
     """Return a pool of a manifest; ``seed`` draws the expert loads that placement assumes."""
     question, candidate, machines = pool.question, pool.candidate, pool.machines
     model, deployment, strategy = question.model, candidate.deployment, candidate.row.strategy
+    tower = model.vision if isinstance(pool, EncodePool) else None
     degrees = _degrees(strategy)
     memory = pool.memory
     capacity = kv_capacity_tokens(deployment, memory)
@@ -46,13 +47,15 @@ def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], see
         instances=instances,
         rank_table=rank_table(degrees, machines.devices_per_node),
         groups=group_rules(degrees),
-        layers_per_stage=layers_per_stage(model.layers, strategy.pp),
-        weight_shards=shard_rules(model, degrees, machines.weights, pool.role, deployment.beside),
-        expert_map=expert_map(deployment, seed, pool.question.balance.distribution),
+        layers_per_stage=layers_per_stage(tower.layers if tower else model.layers, strategy.pp),
+        weight_shards=[ShardRule(tensor="*", dtype="bf16")]
+        if tower
+        else shard_rules(model, degrees, machines.weights, pool.role, deployment.beside),
+        expert_map=None if tower else expert_map(deployment, seed, pool.question.balance.distribution),
         limits=_limits(pool, capacity),
         microbatches=2 if candidate.microbatches == 2 else 1,
         mtp=Drafts(drafts=pool.drafts, acceptance=question.acceptance, beams=pool.candidate.deployment.beams),
-        weights_dtype=machines.weights,
+        weights_dtype="bf16" if tower else machines.weights,
         kv_dtype=question.kv_dtype,
         memory_bytes_per_device=MemoryBytes(
             **{name: float(getattr(memory, name)) for name in MemoryBytes.model_fields}
@@ -79,6 +82,8 @@ def step_costs(pool: PlannedPool) -> dict[PhaseName, StepCostModel]:
     nothing; running requests have too few tokens per device for staging, whose whole weights serve plain TP as well.
     """
     planned, costs = pool.candidate.deployment, {}
+    if isinstance(pool, EncodePool):
+        return {"prefill": StepCostModel.from_step_cost(balanced_cost(planned, pool.question.balance))}
     if planned.phase == "mixed":
         return {"mixed": StepCostModel.from_step_cost(balanced_cost(planned, pool.question.balance))}
     for phase in ("prefill", "decode"):

@@ -5,7 +5,9 @@ that the manifest carries. One request at a time needs no queue (``plans.recorde
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +32,7 @@ from planner.manifest.schema import (
 from planner.plans.plan import end_to_end
 from planner.serving.capacity import Limits
 from planner.serving.deployed import aggregated_pool, group_budget
-from planner.serving.latency import Latency
+from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.workload import Lengths, Sessions, Workload
@@ -62,9 +64,12 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
 
 def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -> Expectation:
     """Return the same of both queues, whatever the plan itself states."""
+    encode = pool_encode(manifest, workload, requests_per_second)
+    if encode is None:
+        return Expectation(prediction=None, basis="the encode pool cannot keep up with this rate")
     aggregated = mixed_pool(manifest)
     if aggregated is not None:
-        return _expect_mixed(manifest, aggregated, workload, requests_per_second)
+        return _expect_mixed(manifest, aggregated, workload, requests_per_second, encode)
     pools = pool_pair(manifest)
     if isinstance(pools, str):
         return Expectation(prediction=None, basis=pools)
@@ -84,7 +89,7 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
     state, busy = decoded
     room = count * room_prompts(prefill, workload)
-    ttft = Crowding.before(state, requests_per_second, room, ttft).delayed(ttft)
+    ttft = encode(Crowding.before(state, requests_per_second, room, ttft).delayed(ttft))
     return Expectation(
         prediction=open_prediction(
             ttft=ttft,
@@ -100,12 +105,14 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
     )
 
 
-def _expect_mixed(manifest: Manifest, pool: Pool, workload: Workload, requests_per_second: float) -> Expectation:
+def _expect_mixed(
+    manifest: Manifest, pool: Pool, workload: Workload, requests_per_second: float, encode: Callable[[Latency], Latency]
+) -> Expectation:
     count = len(pool.instances)
     state = pool_mixed(manifest, pool, workload, requests_per_second / count, count)
     if state is None:
         return Expectation(prediction=None, basis="the aggregated instances cannot keep up with this rate")
-    limits = manifest.service_levels
+    limits, state = manifest.service_levels, replace(state, ttft=encode(state.ttft), e2e=encode(state.e2e))
     return Expectation(
         prediction=aggregated_prediction(state, requests_per_second, workload.output_tokens.mean, limits), basis=QUEUED
     )
@@ -152,8 +159,33 @@ def sessions_of(shape: SessionShape) -> Sessions:
 
 
 def mixed_pool(manifest: Manifest) -> Pool | None:
-    """Return the one pool of aggregated instances; None where there is another one."""
-    return manifest.pools[0] if [pool.role for pool in manifest.pools] == ["mixed"] else None
+    """Return the one pool of aggregated instances; None where there is another one than that and one of encode."""
+    pools = language_pools(manifest)
+    return pools[0] if [pool.role for pool in pools] == ["mixed"] else None
+
+
+def language_pools(manifest: Manifest) -> list[Pool]:
+    """Return the pools that run the language model."""
+    return [pool for pool in manifest.pools if pool.role != "encode"]
+
+
+def pool_encode(
+    manifest: Manifest, workload: Workload, requests_per_second: float
+) -> Callable[[Latency], Latency] | None:
+    """Return what encode instances make of a latency from there on: the sum with theirs, as if they were independent.
+
+    It stays as it is without such instances; None where they cannot keep up.
+    """
+    pool, crossing = next((pool for pool in manifest.pools if pool.role == "encode"), None), manifest.embedding_transfer
+    if pool is None or crossing is None:
+        return lambda latency: latency
+    tokens, count = manifest.workload.picture_tokens, len(pool.instances)
+    asked = replace(workload, input_tokens=Lengths(mean=tokens), prefix_reuse=0.0, prompts=None, trace=None)
+    latency = pool_ttft(manifest, pool, asked, requests_per_second / count, count)
+    if latency is None:
+        return None
+    seconds = tokens * crossing.bytes_per_token / crossing.bandwidth_bytes_per_second + crossing.latency_seconds
+    return partial(independent_sum, latency.later(seconds))
 
 
 def pool_mixed(
@@ -169,10 +201,11 @@ def pool_mixed(
 
 def pool_pair(manifest: Manifest) -> tuple[Pool, Pool] | str:
     """Return the prefill and the decode pool, or why there is no such pair."""
-    roles = sorted(pool.role for pool in manifest.pools)
+    pools = language_pools(manifest)
+    roles = sorted(pool.role for pool in pools)
     if roles != ["decode", "prefill"]:
         return f"closed forms are for one prefill and one decode pool or one mixed pool, not for {', '.join(roles)}"
-    first, second = sorted(manifest.pools, key=lambda pool: pool.role == "decode")
+    first, second = sorted(pools, key=lambda pool: pool.role == "decode")
     return first, second
 
 

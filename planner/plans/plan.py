@@ -11,15 +11,18 @@ from ground.units import format_duration
 from hardware.spec import HardwareSpec
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.costs.cache import model_cache
+from planner.instances.encoding import apart
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState, Sink, Source, link_state
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.instances.transfers import links_of
-from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.plans.encode import Leaving, encode_pool, leaving
+from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
 from planner.question import Machines, Question
 from planner.serving.capacity import largest_rate
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played
+from planner.serving.prefill import play_prefill
 
 _SMALLER = "and the smaller of them on the devices at hand is the plan's rate"
 
@@ -38,10 +41,16 @@ class Plan(ABC):
     """What latencies were read off where an instance was played."""
     crowded_share: float = 0.0
     """Of prompts that wait for a pass because those that wait for decode hold the KV of prefill."""
+    encode: EncodePool | None = None
+    """What encodes pictures before prefill; None where that or aggregated instances do."""
 
-    @abstractmethod
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pools with their roles, in the order in which a request passes them."""
+        return (("encode", self.encode), *self.language_pools()) if self.encode else self.language_pools()
+
+    @abstractmethod
+    def language_pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
+        """Return the pools that run the language model with their roles, prefill first."""
 
     @property
     @abstractmethod
@@ -59,16 +68,51 @@ class Plan(ABC):
         """What stops the plan from doing more."""
 
     @property
+    def encode_text(self) -> str:
+        """What encode instances carry, in a sentence; nothing where there are none."""
+        pool = self.encode
+        if pool is None:
+            return ""
+        part = self.question.encode_share
+        return (
+            f"Encode instances carry {pool.capacity_per_second:.1f} requests/s within {part:.0%} of the TTFT limit, "
+            f"what follows has the rest; a pass of theirs is bound by {pool.prediction.bottleneck}. "
+        )
+
+    @property
     @abstractmethod
     def explanation(self) -> str:
         """The binding limit in one sentence, with its numbers."""
 
-    @abstractmethod
     def under(self, question: Question, share: float = 1.0) -> Callable[[float], "Plan | None"]:
         """Return what the pools do under a question, by the rate; None where they cannot keep up.
 
         What they carry was found at ``share`` times the rates of the question.
         """
+        pool = self.encode
+        if pool is None:
+            return self.language_under(question, share)
+        asked = apart(question, self.question.encode_share)
+        rest, server = self.language_under(asked, share), pool.server(asked)
+
+        def at(rate_per_second: float) -> "Plan | None":
+            plan = rest(rate_per_second)
+            return plan and plan.encoded(server, pool.instances, pool.capacity_per_second / pool.instances / share)
+
+        return at
+
+    def encoded(self, server: PrefillServer, instances: int, capacity_of_each: float) -> "Plan | None":
+        """Return the plan behind so many encode instances; None where these cannot keep up with its rate."""
+        pool = encode_pool(self.question, (server, instances, capacity_of_each), self.requests_per_second)
+        return None if pool is None else self.behind(pool, leaving(self.question, pool, self.requests_per_second))
+
+    @abstractmethod
+    def behind(self, encode: EncodePool, requests: Leaving) -> "Plan":
+        """Return the plan behind an encode pool, its latencies those of requests that leave there, from arrival on."""
+
+    @abstractmethod
+    def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "Plan | None"]:
+        """Return the same of the pools that run the language model alone."""
 
     @property
     def answering(self) -> PlannedPool:
@@ -184,7 +228,7 @@ class DisaggregatedPlan(Plan):
     links: LinkState
     """What prompts' KV takes on its way, with its waiting."""
 
-    def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
+    def language_pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pools with their roles, prefill first."""
         return ("prefill", self.prefill), ("decode", self.decode)
 
@@ -194,9 +238,10 @@ class DisaggregatedPlan(Plan):
         question, prefill, decode = self.question, self.prefill, self.decode
         if question.sized_for is not None:
             return "rate"
-        tighter_decode = decode.capacity_per_second <= prefill.capacity_per_second
-        limit = decode.candidate.limited_by if tighter_decode else "utilisation" if prefill.saturated else "ttft"
-        tighter = decode if tighter_decode else prefill
+        pools = [decode, prefill, *([self.encode] if self.encode else [])]
+        tighter = min(pools, key=lambda pool: pool.capacity_per_second)
+        saturated = isinstance(tighter, PrefillPool) and tighter.saturated
+        limit = decode.candidate.limited_by if tighter is decode else "utilisation" if saturated else "ttft"
         if tighter.capacity_per_second >= self.links.most_per_second.get(tighter.role, math.inf) * (1 - 1e-6):
             limit = "kv_links"
         held = "devices" if question.pin(tighter.role).instances is None else "instances"
@@ -215,13 +260,13 @@ class DisaggregatedPlan(Plan):
                 f"{carried['decode']:.1f} (decode) requests/s ({binding})."
             )
         saturated = ""
-        if binding.endswith("utilisation"):
+        if binding.endswith("prefill utilisation"):
             most = prefill.question.most_utilisation
             saturated = f"Prefill runs at {most:.3g} of saturation, the most that is planned with (--max-utilisation). "
         batch, limit = decode.candidate.batch, decode.candidate.limited_by
         why = "as is given" if limit == "batch" else f"because {'TPOT' if limit == 'tpot' else limit} allows no more"
         return (
-            f"{saturated}Decode runs {batch} requests per DP rank {why}, and is bound by "
+            f"{saturated}{self.encode_text}Decode runs {batch} requests per DP rank {why}, and is bound by "
             f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the "
             f"pools carry {prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) "
             "requests/s, "
@@ -232,12 +277,27 @@ class DisaggregatedPlan(Plan):
     def excess(self) -> float:
         """The larger of TPOT over its limit and, where prompts find prefill full, TTFT over its."""
         question, tpot = self.question, super().excess
-        return max(tpot, self.ttft.at(question.percentile) / question.ttft_seconds) if self.crowded_share else tpot
+        return (
+            max(tpot, self.ttft.at(question.percentile) / question.ttft_seconds)
+            if self.crowded_share or self.encode
+            else tpot
+        )
 
     @cached_property
     def e2e(self) -> Latency:
         """TTFT and what decode takes."""
         return end_to_end(self.ttft, self.decode.state, self.question.workload.output_tokens.mean - 1)
+
+    def behind(self, encode: EncodePool, requests: Leaving) -> "DisaggregatedPlan":
+        """Return the plan behind an encode pool; where prompts find prefill full, as if waits were independent."""
+        if self.crowded_share:
+            return replace(self, encode=encode, ttft=independent_sum(encode.latency, self.ttft))
+        pool, stream = (
+            replace(self.prefill.server(self.question).pool, instances=self.prefill.instances),
+            requests.stream,
+        )
+        took = play_prefill(pool, stream).first_token_seconds - stream.arrival_seconds + requests.encode_seconds
+        return replace(self, encode=encode, ttft=Latency.from_samples(took[stream.counting]))
 
     def resized(self, prefill: int, decode: int) -> "DisaggregatedPlan | None":
         """Return so many instances at the plan's rate, known to carry it; None where they cannot keep up."""
@@ -250,7 +310,7 @@ class DisaggregatedPlan(Plan):
             saturated=self.prefill.saturated,
         )
 
-    def under(self, question: Question, share: float = 1.0) -> Callable[[float], "DisaggregatedPlan | None"]:
+    def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "DisaggregatedPlan | None"]:
         """Return what the pools do under a question, by the rate; None where they cannot keep up."""
         pools = self._served(question, share)
         return lambda rate: make_plan(question, *pools, rate, saturated=self.prefill.saturated)

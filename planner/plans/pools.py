@@ -10,11 +10,13 @@ from planner.costs.memory import Memory, kv_capacity_tokens, memory
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.instances.candidates import Candidate
 from planner.instances.decode_candidates import DecodeCandidate
+from planner.instances.encoding import before, behind
 from planner.instances.operating import PrefillServer
 from planner.instances.prefill_candidates import PrefillCandidate
 from planner.instances.space import Role, Row, machines_of
 from planner.loops.arrays import TableArrays
 from planner.question import Machines, Question
+from planner.serving.latency import Latency
 from planner.workload import running_kv_tokens
 
 
@@ -71,7 +73,7 @@ class PrefillPool(PlannedPool):
     def server(self, question: Question) -> PrefillServer:
         """Return one of the instances with its queue under a question."""
         alike = question.workload is self.question.workload
-        return PrefillServer(question, self.candidate, known_times=self.times if alike else None)
+        return PrefillServer(behind(question), self.candidate, known_times=self.times if alike else None)
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -88,6 +90,19 @@ class PrefillPool(PlannedPool):
         """Prompts of mean length whose KV one instance holds."""
         capacity = kv_capacity_tokens(self.candidate.deployment, self.memory)
         return self.candidate.row.strategy.attention_dp * capacity // self.question.workload.input_tokens.mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodePool(PrefillPool):
+    """Encode instances at the planned rate; ``prediction`` is of a full pass, its tokens are those of pictures."""
+
+    role: ClassVar[Role] = "encode"
+    latency: Latency
+    """From arrival until the embeddings of a request's pictures are with prefill."""
+
+    def server(self, question: Question) -> PrefillServer:
+        """Return one of the instances with its queue under the question of the plan that it is part of."""
+        return PrefillServer(before(question), self.candidate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +130,7 @@ def asked_of(question: Question, role: Role, row: Row) -> Configuration:
     return Configuration(
         model=question.model,
         hardware=machines.hardware,
-        phase=role,
+        phase="prefill" if role == "encode" else role,
         strategy=row.strategy,
         weights=machines.weights,
         kv_dtype=question.kv_dtype,

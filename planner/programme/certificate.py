@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from ground.errors import Fault
 from planner.programme.columns import RELATIVE, Side
 from planner.programme.programme import Programme, Way
@@ -70,6 +71,9 @@ def _of_way(programme: Programme, way: Way, least: float) -> float | None:
         return None
     rooms = [side.room[own] for side, own in zip(way, columns, strict=True)]
     rates = [side.rate[own] for side, own in zip(way, columns, strict=True)]
+    if way[0].role == "encode":  # on the pool of what follows: a column of each is as one of both
+        room, rate = _both((rooms[0], rates[0]), (rooms[1], rates[1]), most[pools[0]])
+        way, pools, rooms, rates = way[1:], pools[1:], [room, *rooms[2:]], [rate, *rates[2:]]
     beside = np.full(rooms[0].size, rooms[-1].size) - 1  # of the last side the column beside each of the first
     if len(way) > 1 and pools[0] == pools[1]:
         beside = np.searchsorted(rooms[1], most[pools[0]] - rooms[0], side="right") - 1
@@ -79,6 +83,16 @@ def _of_way(programme: Programme, way: Way, least: float) -> float | None:
     if not aim.goal.maximised:
         return sum(int(room[0]) * side.machines.per_device(aim.goal)[0] for side, room in zip(way, rooms, strict=True))
     return float(np.minimum(rates[0][fitting], rates[-1][beside[fitting]]).max())
+
+
+def _both(one: tuple[Ints, Floats], other: tuple[Ints, Floats], most: int) -> tuple[Ints, Floats]:
+    """Return room and rate of pairs of columns on a pool of so many devices, rising in both."""
+    room, rate = (one[0][:, None] + other[0]).ravel(), np.minimum(one[1][:, None], other[1]).ravel()
+    order = np.lexsort((-rate, room))
+    room, rate = room[order], rate[order]
+    before = np.maximum.accumulate(np.concatenate([[-np.inf], rate[:-1]]))
+    kept = (rate > before) & (room <= most)
+    return room[kept], rate[kept]
 
 
 class _Built:

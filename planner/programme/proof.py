@@ -101,15 +101,19 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
 def covers(programme: Programme, models: Sequence[str]) -> str:
     """Say what the bound is a bound of."""
     sides, goal = programme.sides, programme.aim.goal
-    single = [side for own in programme.ways for way in own if len(way) == 1 for side in way]
+    single = [side for side in sides if side.role == "mixed"]
+    encoders = [side for side in sides if side.role == "encode"]
     routes = math.prod(len({len(way) > 1 or id(way) for way in own}) for own in programme.ways)
     named = [model for model in models if model]
     parts = []
-    if len(single) < len(sides):
-        separate = [side for side in sides if not any(side is own for own in single)]
+    separate = [side for side in sides if side.role in ("prefill", "decode")]
+    if separate:
         parts.append(_covers_separate(separate, timed=goal.timed))
     if single:
         parts.append(_covers_aggregated(single, timed=goal.timed))
+    if encoders:
+        columns = counted(sum(side.size for side in encoders), "column")
+        parts.append(f"encode instances of one device before either: {columns}, each within a listed part of TTFT")
     start = f"of {', '.join(named)}, " if named else ""
     spread = f", in every one of {routes} ways to spread the roles over the pools" if named and routes > 1 else ""
     both = "; not both shapes side by side for one model" if single else ""

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from planner.instances.decode_candidates import Count
+from planner.instances.encoding import ROWS, before, behind
 from planner.instances.reachable import REFERENCE, most_instances, pairs
 from planner.instances.space import (
     ROLES,
@@ -36,7 +37,7 @@ Cut = dict[Role, dict[str, int]]
 class Option:
     """A way of a model: the question on the machines that it takes, and the columns of its roles in their order.
 
-    They are those of prefill and decode, or the one side of aggregated instances.
+    They are those of prefill and decode, or the one side of aggregated instances; first those of encode, if any.
     """
 
     question: Question
@@ -47,7 +48,12 @@ class Option:
     @property
     def aggregated(self) -> bool:
         """Whether one side fills both roles."""
-        return len(self.sides) == 1
+        return self.decode.role == "mixed"
+
+    @property
+    def encode(self) -> tuple[Side, ...]:
+        """The columns of encode instances; none where others encode."""
+        return tuple(side for side in self.sides if side.role == "encode")
 
     @property
     def decode(self) -> Side:
@@ -114,11 +120,24 @@ class Costing:
 
     def prefill(self, question: Question, rows: list[Row]) -> Side:
         """Return the columns of prefill instances."""
-        key = ("prefill", question.prefill.budget, *_made_for(question, "prefill"))
+        key = ("prefill", question.prefill.budget, *_made_for(question, "prefill"), question.encode_share)
         if key not in self._sides:
-            offers = prefill_offers(question, rows, self.count, self._slower)
+            # others keep another limit with other passes
+            known = None if question.encode_share else self._slower
+            offers = prefill_offers(behind(question), rows, self.count, known)
             self._sides[key] = make_side(question, "prefill", offers, self.model)
         return self._sides[key]
+
+    def fed(self, option: Option) -> Option:
+        """Return an option with the columns of encode instances before its own, where its question has some."""
+        question = option.question
+        if not question.encode_share:
+            return option
+        key = ("encode", question.prefill.budget, *_made_for(question, "prefill"), question.encode_share)
+        if key not in self._sides:
+            offers = prefill_offers(before(question), ROWS, self.count)
+            self._sides[key] = make_side(question, "encode", offers, self.model)
+        return replace(option, sides=(self._sides[key], *option.sides))
 
     def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:
         """Return the columns of decode instances for prompts whose KV takes so long."""
@@ -179,7 +198,7 @@ def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> f
 def make_side(question: Question, role: Role, offers: Offers, model: str = "") -> Side:
     """Return the columns of a role; a kind of instance is built once for all columns that it stands in."""
     offers = replace(offers, build=cache(offers.build))
-    most = None if role == "mixed" else most_instances(question)  # of a deployment with prefill and decode instances
+    most = most_instances(question) if role in ROLES else None  # of a deployment with prefill and decode instances
     given = question.pin(role).instances
     allowed = None if most is None else range(1, most + 1)
     allowed = allowed if given is None else range(given, given + 1)
@@ -209,5 +228,6 @@ def aggregated(
     """
     space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
     asked = None if aim.rate is None else aim.rate * (question.rate_per_second or 1.0)
-    offers, dropped = aggregated_offers(question, space.rows, count, needed_rates(question, aim, known), asked)
+    needed = needed_rates(question, aim, known)
+    offers, dropped = aggregated_offers(behind(question), space.rows, count, needed, asked)
     return Aggregated(offers, dropped, {} if rows is not None else {"mixed": space.cut})

@@ -255,7 +255,7 @@ def others_of(choice: Choice) -> list[Plan]:
     found: list[Plan | None] = []
     if choice.ways.separate is not None and option.aggregated:
         found += [_plan(own, its, aim) for own, its in chosen_of(choice.gathered, choice.ways.separate)]
-    own = choice.gathered.options[0] if timed else (_only(option, columns[0]),)
+    own = choice.gathered.options[0] if timed else (_only(option, columns[-1]),)
     for part in FEWER_DEVICES if aim.goal.maximised or timed else ():
         fewer = replace(aim, devices={budget: int(count * part) for budget, count in aim.devices.items()})
         found.append(_likely(own, fewer))
@@ -283,7 +283,8 @@ def _only(option: Option, column: int) -> Option:
     """Return of aggregated columns those of the chosen kind, for their queues take long; others as they are."""
     if not option.aggregated:
         return option
-    return replace(option, sides=(option.decode.of(option.decode.offers.select(option.decode.offer[[column]])),))
+    own = option.decode.of(option.decode.offers.select(option.decode.offer[[column]]))
+    return replace(option, sides=(*option.encode, own))
 
 
 def _tighter(choice: Choice, part: float) -> Option:
@@ -292,14 +293,15 @@ def _tighter(choice: Choice, part: float) -> Option:
     asked, aim = replace(option.question, tpot_seconds=option.question.tpot_seconds * part), choice.programme.aim
     side = option.decode
     if option.aggregated:
-        kind = side.server(int(side.offer[columns[0]]))
+        kind = side.server(int(side.offer[columns[-1]]))
         assert isinstance(kind, AggregatedKind)
-        return aggregated(asked, aim, None, [kind.row], count).option(asked)
+        tighter = aggregated(asked, aim, None, [kind.row], count).option(asked)
+        return replace(tighter, sides=(*option.encode, *tighter.sides))
     kinds = [kind for kind in _leading(side) if isinstance(kind, DecodeKind)]
     drafts = tuple(sorted({kind.full.candidate.drafts for kind in kinds}))
     asked, rows = replace(asked, drafts=drafts), list(dict.fromkeys(kind.row for kind in kinds))
     offers = decode_offers(asked, rows, count, option.transfer_seconds)
-    return Option(option.question, (option.sides[0], make_side(asked, "decode", offers)))
+    return Option(option.question, (*option.sides[:-1], make_side(asked, "decode", offers)))
 
 
 def _leading(side: Side) -> list[object]:

@@ -76,6 +76,14 @@ def plan_at(option: Option, columns: Sequence[int], rate_per_second: float) -> P
     """
     timed = option.question.goal.timed
     chosen = list(zip(option.sides, columns, strict=True))
+    if option.encode:
+        (side, column), rest = chosen[0], replace(option, sides=option.sides[1:])
+        server = side.chosen(column, rate_per_second if timed else None)
+        assert isinstance(server, PrefillServer)
+        left = int(side.left[column])
+        of_each = server.pool_capacity(left) / left if timed else side.rate_of_each(column)
+        plan = plan_at(rest, columns[1:], rate_per_second)
+        return plan and plan.encoded(server, int(side.instances[column]), of_each)
     if option.aggregated:
         return _aggregated_at(option, *chosen[0], rate_per_second, timed=timed)
     first, second = (side.chosen(column, rate_per_second if timed else None) for side, column in chosen)

@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.engines.accelerators import runs_on
 from planner.instances.decode_candidates import Count
+from planner.instances.encoding import apart, ways_to_encode
 from planner.instances.space import Role, Row
 from planner.objective import Aim, Incumbent
 from planner.offers.decode_offers import decode_offers
@@ -89,24 +90,29 @@ def gather_fleet(
     for member in fleet.members:
         longer = (transfers or {}).get(member.name)
         known, own = costing or Costing(count, member.name), list[Option]()
+        told: dict[str, tuple[Question, Pools]] = {}
         for formed in formats_of(member):
             pools = _gather_pools(fleet, formed, longer, rows, known)
-            own += _options(fleet, formed, pools)
-        roles.append(next(iter(pools.values())))
+            own += map(known.fed, _options(fleet, formed, pools))
+            told = told if told and formed.question.encode_share else pools
+        roles.append(next(iter(told.values())))
         cut = _joined(cut, roles[-1][1].cut)
         options.append(tuple(own))
     return Gathered(fleet, tuple(options), count, tuple(roles), cut)
 
 
 def formats_of(member: Member) -> Iterator[Member]:
-    """Yield the member with each of its engines in each of its number formats, on the pools where the engine runs."""
-    if not member.question.engines:
-        yield from (replace(member, question=question) for question in alternatives(member.question))
-        return
+    """Yield the member with each of its engines in each of its number formats, on the pools where the engine runs.
+
+    Each has its pictures encoded in every way that it may be and its engine has.
+    """
     for question in alternatives(member.question):
-        pools = tuple(machines for machines in member.pools if runs_on(question.engine, machines.hardware))
+        pools = member.pools
+        if member.question.engines:
+            pools = tuple(machines for machines in pools if runs_on(question.engine, machines.hardware))
         if pools or not member.pools:
-            yield replace(member, question=question, pools=pools)
+            for share in ways_to_encode(question).shares:
+                yield replace(member, question=apart(question, share), pools=pools)
 
 
 def _gather_pools(
@@ -178,12 +184,12 @@ def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
             side, question = option.decode, option.question
             if id(side) not in wider and why_not_apart(question) is None:
                 known = Incumbent(rate=least, spent=(0.0, 0.0))
-                needed = needed_beside(question, aim, known, (option.sides[0], side))
+                needed = needed_beside(question, aim, known, (option.sides[-2], side))
                 rows = apart_rows(question, needed, gathered.count)
                 dropped += rows.dropped
                 offers = decode_offers(question, rows.rows, gathered.count, option.transfer_seconds)
                 wider[id(side)] = side.with_more(offers) if offers else side
-            found.append(replace(option, sides=(option.sides[0], wider.get(id(side), side))))
+            found.append(replace(option, sides=(*option.sides[:-1], wider.get(id(side), side))))
         options.append(tuple(found))
         pruned += never_costed(member.name, dropped, least * (member.question.rate_per_second or 1.0))
     return replace(gathered, options=tuple(options), left_out=tuple(pruned))
@@ -226,6 +232,7 @@ def _aggregated(
     """Yield the aggregated way of a member on each pool, with the columns that may beat separate pools there."""
     fleet, member = gathered.fleet, gathered.fleet.members[number]
     beaten: dict[str, Incumbent | None] = {}
+    costing = Costing(gathered.count, member.name)
     mixed = None if rows is None else rows.get("mixed", [])
     for formed in formats_of(member):
         for machines in grounds(formed):
@@ -235,7 +242,7 @@ def _aggregated(
             if machines.budget not in beaten:
                 beaten[machines.budget] = _separate(gathered, number, machines.budget, aim, least)
             found = aggregated(question, aim, beaten[machines.budget], mixed, gathered.count)
-            yield found.option(question, member.name), found
+            yield costing.fed(found.option(question, member.name)), found
 
 
 def grounds(member: Member) -> tuple[Machines, ...]:
@@ -276,7 +283,7 @@ def _quick_enough(option: Option, limit_seconds: float, aim: Aim) -> Option:
         return option
     side = option.decode
     kept = side.offers.select(np.flatnonzero(side.offers.alone_seconds < limit_seconds))
-    return replace(option, sides=(side.of(kept),))
+    return replace(option, sides=(*option.encode, side.of(kept)))
 
 
 def _joined(one: Cut, other: Cut) -> Cut:

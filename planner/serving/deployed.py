@@ -40,7 +40,7 @@ def separate_pools(
     prefill, decode = pools
     transfer = manifest.kv_transfer
     assert transfer is not None, "a manifest with prefill and decode pools has links"
-    costs = costs or {pool.role: pool.step_costs[pool.role].to_step_cost() for pool in pools}
+    costs = costs or {pool.role: pool.step_costs[pool.phase].to_step_cost() for pool in pools}
     widths = [pool.degrees.attention_tp * pool.degrees.pp for pool in pools]
     links, ranks = min(widths), decode.degrees.attention_groups
     sources = [each for each in manifest.pools if each.role == "prefill"]

@@ -54,6 +54,12 @@ class Latency:
         slope = (self.seconds[-1] - self.seconds[-11]) / math.log((100 - before) / (100 - last))
         return self.seconds[-1] + slope * math.log((100 - last) / (100 - percentile))
 
+    def later(self, seconds: float) -> Self:
+        """Return the distribution of the duration and so many seconds more."""
+        return type(self)(
+            mean=self.mean + seconds, levels=self.levels, seconds=tuple(value + seconds for value in self.seconds)
+        )
+
     def scaled(self, factor: float) -> Self:
         """Return the distribution of the duration times ``factor``."""
         return type(self)(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ground.errors import BadInput
+from planner.manifest.checks import refuse_encode
 from planner.manifest.loading import start_seconds
 from planner.manifest.schema import Manifest, Pool
 from runtime.simulate.decode import DecodeInstance
@@ -47,6 +48,7 @@ class Autoscaler:
     """Scales each pool by itself, from ``least`` instances to those of the manifest."""
 
     def __init__(self, rule: Autoscale, system: System, standby: Standby) -> None:
+        refuse_encode(system.shared.manifest, "--autoscale")
         self._rule, self._system, self._standby = rule, system, standby
         self._engine: Engine = system.shared.engine
         self._pools = [_Scaled(pool, rule, system.shared.manifest) for pool in system.shared.manifest.pools]

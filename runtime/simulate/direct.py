@@ -315,6 +315,6 @@ def _stream(part: Requests) -> Stream:
 
 
 def _cost(pool: Pool, options: SimulationOptions) -> StepCost:
-    cost = pool.step_costs[pool.role].to_step_cost()
+    cost = pool.step_costs[pool.phase].to_step_cost()
     balance = options.balance.get(pool.role)
     return cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)

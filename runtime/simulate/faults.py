@@ -76,7 +76,8 @@ class Faults:
             instance.name: (pool, instance) for pool in self._shared.manifest.pools for instance in pool.instances
         }
         for fault in faults:
-            self._hit(fault)
+            if any(self._places[name][0].role == "encode" for name in self._hit(fault)):
+                raise BadInput(f"--fail: {fault.target!r} takes an encode instance, and no loss of those is played")
 
     def begin(self) -> None:
         """Schedule all faults."""

@@ -73,7 +73,7 @@ class StepTimer:
         if found is None:
             if len(self._known) >= MOST_REMEMBERED:
                 self._known.clear()
-            found = self._known[key] = _checked(self._loop.step_seconds(self.table, np.array(loads), ranks))
+            found = self._known[key] = checked_seconds(self._loop.step_seconds(self.table, np.array(loads), ranks))
         return found
 
     def computing_seconds(self, budget: int, tokens: int) -> float:
@@ -96,10 +96,10 @@ class StepTimer:
         They are taken together although they may stand on different ranks.
         """
         base, kv, sequence = self.line(running)
-        return _checked(base + sequences * sequence + kv_tokens * kv)
+        return checked_seconds(base + sequences * sequence + kv_tokens * kv)
 
 
-def _checked(seconds: float) -> float:
+def checked_seconds(seconds: float) -> float:
     """Return seconds by which virtual time can advance; BadInput for others."""
     if not 0 < seconds < math.inf:
         raise BadInput(f"step_costs: a step takes {seconds:g} seconds; its terms must give a positive, finite time")

@@ -1,4 +1,7 @@
-"""The parts of a run, wired: arrivals -> prefill -> placement -> links -> decode, or arrivals -> mixed."""
+"""The parts of a run, wired: arrivals -> prefill -> placement -> links -> decode, or arrivals -> mixed.
+
+Where there are encode instances arrivals go to these first.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +12,7 @@ from typing import NamedTuple
 from planner.manifest.schema import Pool
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.device import Devices, Shared
+from runtime.simulate.encode import EncodeInstance
 from runtime.simulate.engine import ARRIVAL
 from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
@@ -37,6 +41,7 @@ class System:
         self.prefill: list[PrefillInstance] = []
         self.decode: list[DecodeInstance] = []
         self.mixed: list[MixedInstance] = []
+        self.encode: list[EncodeInstance] = []
         self.units: list[Unit] = []
         self.offline: deque[Request] = deque()
         self._queue: deque[Request] = deque()
@@ -51,6 +56,7 @@ class System:
         for pool in shared.manifest.pools:
             for instance in pool.instances:
                 self._add(pool, instance.name, both, flips)
+        self._choose_encode = chooser(shared.manifest.routing, self.encode)
         heads: list[Head] = [*self.prefill, *self.mixed]
         self._choose: Choose = chooser(shared.manifest.routing, heads)
         self.roles: Roles | None = None
@@ -61,6 +67,9 @@ class System:
 
     def _add(self, pool: Pool, name: str, both: bool, flips: bool) -> None:
         shared = self.shared
+        if pool.role == "encode":
+            self.encode.append(EncodeInstance(shared, name, pool, self.route))
+            return
         if pool.role == "mixed":
             self.mixed.append(MixedInstance(shared, name, pool))
             return
@@ -89,7 +98,11 @@ class System:
     def arrive(self, request: Request) -> None:
         """Let a request into the system."""
         self.shared.ledger.arrive(request)
-        self.route(request)
+        encode = self._choose_encode(request) if self.encode else None
+        if encode is None:
+            self.route(request)
+        else:
+            encode.enqueue(request)
 
     def route(self, request: Request) -> None:
         """Queue a prompt at the instance that the policy chooses, offline ones where something is left over."""

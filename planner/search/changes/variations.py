@@ -38,7 +38,8 @@ def rows_that_matter(question: Question, known_per_second: float) -> Rows:
     found: Rows = {role: [] for role in ROLES}
     options = with_apart(separate, aim, known.rate).options[0]
     for side in {id(side): side for option in options for side in option.sides}.values():
-        found["prefill" if side.role == "prefill" else "decode"] += _leading_rows(side.offers)
+        if side.role != "encode":  # of one row
+            found[side.role] += _leading_rows(side.offers)
     return {**found, "mixed": _mixed_rows_that_matter(question, separate, known)}
 
 

@@ -1,0 +1,57 @@
+"""Encode instances of a plan: their pool, and the requests that it lets go, as what follows sees them arrive."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.instances.encoding import embedding_seconds
+from planner.instances.operating import PrefillServer
+from planner.plans.pools import EncodePool
+from planner.question import Question
+from planner.serving.played import MANY
+from planner.serving.prefill import play_prefill
+from planner.serving.streams import Floats, Stream, stationary
+
+
+def encode_pool(
+    question: Question, encode: tuple[PrefillServer, int, float], rate_per_second: float
+) -> EncodePool | None:
+    """Return the pool of (server, instances, rate of one) before those of a question; None where it cannot keep up."""
+    server, instances, capacity_of_each = encode
+    each = rate_per_second / instances
+    latency = server.ttft(each, instances)
+    if latency is None:
+        return None
+    return EncodePool(
+        question=server.question,
+        candidate=server.candidate,
+        machines=question.prefill,
+        instances=instances,
+        capacity_per_second=instances * capacity_of_each,
+        utilisation=each / server.candidate.requests_per_second,
+        saturated=capacity_of_each >= server.most_per_second * (1 - 1e-6),
+        latency=latency.later(embedding_seconds(question)),
+    )
+
+
+class Leaving(NamedTuple):
+    """Requests in the order in which they leave encode, then, and how long each of them was there, [requests]."""
+
+    stream: Stream
+    encode_seconds: Floats
+
+
+def leaving(question: Question, pool: EncodePool, rate_per_second: float) -> Leaving:
+    """Play a pool that requests go to in turn; what ends a pass together leaves together, when embeddings have crossed.
+
+    So what follows is played on what leaves here, and both queues in a row.
+    """
+    server, context = pool.server(question), float(question.model.max_position)
+    stream = stationary(question.workload, MANY, most_tokens=context).at_rate(rate_per_second)
+    none = np.zeros(len(stream), dtype=np.int64)
+    pictures = replace(stream, prompt_tokens=none + round(pool.question.workload.input_tokens.mean), reused_tokens=none)
+    ready = play_prefill(replace(server.pool, instances=pool.instances), pictures).first_token_seconds
+    ready = ready + embedding_seconds(question)
+    order = np.argsort(ready, kind="stable")
+    return Leaving(replace(stream.select(order), arrival_seconds=ready[order]), (ready - stream.arrival_seconds)[order])

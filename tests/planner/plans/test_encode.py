@@ -1,0 +1,109 @@
+"""Plans with encode pools: found by a search, bounded by what pictures that cost nothing leave, kept in a manifest."""
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from ground.errors import BadInput
+from planner.manifest.document import dump_manifest, parse_manifest
+from planner.plans.assemble import assemble
+from planner.plans.expectation import expect, queued, workload_of
+from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.question import Encode, Shape
+from planner.search.search import search
+from tests.planner.instances.test_encoding import question
+
+
+@cache
+def best(encode: Encode, shape: Shape = "disaggregated", rate: float | None = None) -> Plan:
+    """Return the best plan on 8 H800."""
+    asked = replace(question(encode), shape=shape, rate_per_second=rate, objective="chips" if rate else "throughput")
+    found = search(asked, explain=False, beside=False).best
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("shape", ["disaggregated", "aggregated"])
+def test_no_plan_carries_more_than_without_anything_to_encode(shape: Shape) -> None:
+    """Devices that encode are missing elsewhere: pictures that somebody else encodes for nothing bound the rate."""
+    plan = best("separate", shape)
+    free = replace(question("fused"), shape=shape)
+    free = replace(free, workload=replace(free.workload, encoding="apart"))
+    most = search(free, explain=False, beside=False).best
+    assert most is not None
+    assert plan.requests_per_second < most.requests_per_second
+    roles = [role for role, _ in plan.pools()]
+    assert roles == ["encode", *(["prefill", "decode"] if shape == "disaggregated" else ["mixed"])]
+    assert plan.devices == sum(pool.devices for _, pool in plan.pools()) <= 8
+    assert plan.requests_per_second <= min(pool.capacity_per_second for _, pool in plan.pools()) * (1 + 1e-9)
+
+
+def test_auto_is_no_worse_than_either_way() -> None:
+    """The best of both ways is at least as good as each alone."""
+    either = max(best("fused").requests_per_second, best("separate").requests_per_second)
+    assert best("auto").requests_per_second >= either * (1 - 1e-6)
+
+
+def test_a_request_alone_takes_both_passes_and_the_transfer() -> None:
+    """At a rate at which nobody waits TTFT is an encode pass, the embeddings' way and a prefill pass."""
+    plan = best("separate")
+    assert isinstance(plan, DisaggregatedPlan)
+    assert plan.encode is not None
+    idle = plan.under(plan.question)(1e-3)
+    assert isinstance(idle, DisaggregatedPlan)
+    assert idle.encode is not None
+    prefill = idle.prefill.server(plan.question).ttft(1e-3 / idle.prefill.instances, idle.prefill.instances)
+    assert prefill is not None
+    assert idle.ttft.mean == pytest.approx(idle.encode.latency.mean + prefill.mean, rel=0.02)
+    assert idle.ttft.mean < plan.ttft.mean
+
+
+def test_the_limit_holds_through_both_queues() -> None:
+    """TTFT as played through encode and prefill in a row keeps the limit that each stage had a part of."""
+    for shape in ("disaggregated", "aggregated"):
+        plan = best("separate", shape)  # type: ignore[arg-type]
+        assert plan.ttft.at(99.0) <= plan.question.ttft_seconds
+        assert plan.tpot.at(99.0) <= plan.question.tpot_seconds
+
+
+def test_a_manifest_keeps_the_encode_pool() -> None:
+    """It reads back as it was written, and says what a plan's own figures and the queues anew come to."""
+    plan = best("separate", rate=20.0)
+    manifest = parse_manifest(_plain(dump_manifest(assemble(plan, {}))), "here")
+    encode = manifest.pools[0]
+    assert encode.role == "encode"
+    assert manifest.embedding_transfer is not None
+    assert manifest.embedding_transfer.bytes_per_token == 2 * manifest.model.spec.hidden_size
+    assert manifest.workload.picture_tokens == 2392
+    assert dump_manifest(manifest) == dump_manifest(assemble(plan, {}))
+    known = expect(manifest, workload_of(manifest.workload), 20.0).prediction
+    anew = queued(manifest, workload_of(manifest.workload), 20.0).prediction
+    assert known is not None and anew is not None
+    assert known.ttft_seconds is not None and anew.ttft_seconds is not None
+    assert known.ttft_seconds.mean == pytest.approx(plan.ttft.mean)
+    # As if waits were independent and arrivals at prefill Poisson: encode lets requests go more evenly than they come.
+    assert plan.ttft.mean < anew.ttft_seconds.mean < 1.3 * plan.ttft.mean
+
+
+def _plain(text: str) -> object:
+    import yaml
+
+    return yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda data: data.pop("embedding_transfer"), "embedding_transfer"),
+        (lambda data: data["workload"].update(picture_tokens=0), "workload.picture_tokens"),
+        (lambda data: data.update(pools=data["pools"][:1]), "pools"),
+        (lambda data: data["pools"][0].update(layers_per_stage=[3]), "layers_per_stage"),
+    ],
+)
+def test_what_an_encode_pool_needs_is_checked(change, field: str) -> None:  # type: ignore[no-untyped-def]
+    """A manifest without it is refused by the name of the field."""
+    data = _plain(dump_manifest(assemble(best("separate", rate=20.0), {})))
+    change(data)
+    with pytest.raises(BadInput, match=field):
+        parse_manifest(data, "here")
