@@ -56,7 +56,7 @@ def test_each_published_deployment_has_a_plan_as_it_was_cut(name: str, entry: En
 def test_published_aggregated_deployments_are_such_questions() -> None:
     """They are played, so that two of them are: MixServe's of Qwen3 on H20, xLLM's of Qwen2-7B."""
     asked = {entry.name: asked_of(entry) for name in ("mixserve", "xllm") for entry in PUBLISHED[name]}
-    assert all(one.question.shape == "aggregated" for one in asked.values()) and len(asked) == 7
+    assert all(one.question.shape == "aggregated" for one in asked.values()) and len(asked) == 11
     for name in ("H20, Qwen3: MixServe", "Qwen2-7B on one 910B"):
         assert solved(asked[name], beside=False).best is not None
 

@@ -29,41 +29,53 @@ def grouped(
 
 
 def collective(
-    hardware: HardwareSpec, op: CollectiveOp, ranks: Number, message: Form, *, name: str, stage: Stage, in_graph: bool
+    hardware: HardwareSpec,
+    op: CollectiveOp,
+    ranks: Number,
+    message: Form,
+    *,
+    name: str,
+    stage: Stage,
+    in_graph: bool,
+    span: Number | None = None,
 ) -> CommunicationTerm:
-    """Return a collective over ``ranks`` consecutive devices of ``message`` bytes in full.
+    """Return a collective over ``ranks`` devices of ``message`` bytes in full; they spread over ``span``, or stand
+    beside each other.
 
     Raises BadInput where the hardware has no fit of that collective.
     """
     share = (ranks - 1) / ranks
     wire: Number = {"all_reduce": 2 * share, "point_to_point": 1.0}.get(op, share)
-    degrees, where = placed(np.atleast_1d(ranks))
-    fits = [collective_fit(hardware, op, int(degree), in_graph) for degree in degrees]
+    spans, where = placed(np.atleast_1d(ranks if span is None else span))
+    fits = [collective_fit(hardware, op, int(each), in_graph) for each in spans]
     worst = max(residual(fit) for fit in fits)
-    columns = _protocols(fits, degrees)
-    protocols: tuple[tuple[Number, Number], ...] = tuple((latency[where], rate[where]) for latency, rate in columns)
+    peers = np.atleast_1d(ranks) - 1
+    protocols: tuple[tuple[Number, Number], ...] = tuple(
+        (np.where(peers > 0, start[where] + each[where] * peers, 0.0), rate[where])
+        for start, each, rate in _columns(fits)
+    )
     if np.ndim(ranks) == 0:
-        protocols = tuple((float(latency[0]), float(rate[0])) for latency, rate in columns)
+        protocols = tuple((float(np.max(latency)), float(np.max(rate))) for latency, rate in protocols)
     family = f"{op} {fits[-1].scope}{' in graph' if fits[-1].in_graph else ''}"
     shape = Shape(family, message, {"one": 1.0}, ranks)
     return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=worst, shape=shape)
 
 
-def _protocols(
-    fits: list[CollectiveFit], degrees: NDArray[np.float64]
-) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """(latency, bandwidth) of every protocol at each group size, [degrees].
+def _columns(fits: list[CollectiveFit]) -> list[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]:
+    """(latency, latency per rank, bandwidth) of every protocol in each fit, [fits].
 
-    Fits with fewer protocols repeat their last one, which changes no minimum; a group of one
-    device, which occurs only inside an array of strategies, costs nothing.
+    Fits with fewer protocols repeat their last one, which changes no minimum.
     """
     columns = []
     for number in range(max(len(fit.protocols) for fit in fits)):
         chosen = [fit.protocols[min(number, len(fit.protocols) - 1)] for fit in fits]
-        start = np.array([p.latency_seconds for p in chosen])
-        each = np.array([p.latency_per_rank_seconds for p in chosen])
-        rate = np.array([p.bandwidth_bytes_per_second for p in chosen])
-        columns.append((np.where(degrees > 1, start + each * (degrees - 1), 0.0), rate))
+        columns.append(
+            (
+                np.array([p.latency_seconds for p in chosen]),
+                np.array([p.latency_per_rank_seconds for p in chosen]),
+                np.array([p.bandwidth_bytes_per_second for p in chosen]),
+            )
+        )
     return columns
 
 

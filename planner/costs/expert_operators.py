@@ -13,6 +13,7 @@ from hardware.engines import Shape as ExpertShape
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES
 from hardware.spec import Dtype
 from planner.costs.collectives import (
+    collective,
     distinct,
     exchange_copies,
     exchange_fit,
@@ -261,10 +262,9 @@ def fused(deployment: Deployment, outer: CommunicationTerm, inner: Communication
 
     Both take what the longer takes and one round of the other, of as many rounds as there are EP ranks.
     """
-    (latency, rate), rounds = outer.protocols[0], deployment.expert_ranks
-    seconds = []
+    rounds, seconds = deployment.expert_ranks, []
     for copies in (2.0**power for power in range(FUSED_POINTS)):
-        between = latency + outer.bytes["routed"] * copies / rate
+        between = protocol_seconds(outer, outer.bytes["routed"] * copies)
         within = protocol_seconds(inner, inner.bytes["routed"] * copies)
         seconds.append(larger(between, within) + smaller(between, within) / rounds)
     sent = {"routed": outer.bytes["routed"] + inner.bytes["routed"]}
@@ -288,6 +288,38 @@ def curved(one: CommunicationTerm, other: CommunicationTerm, sent: Form, seconds
     return CurveTerm(one.name, one.stage, load, tuple(seconds), {}, 1.0, sent, 1.0, residual=most)
 
 
+def between_ranks(
+    deployment: Deployment, direction: Literal["dispatch", "combine"], whole: tuple[Number, Number]
+) -> tuple[tuple[Number, Number], ...]:
+    """Return (latency, payload bytes per second) of an exchange, ``whole`` where an EP rank is one device.
+
+    Between EP ranks of several devices, each device exchanges with the one of its place in the others: DeepEP and MC2
+    have no kernels for that, so the library's all-to-all does it (MixServe sends pair by pair, as that does). Before a
+    dispatch devices tell each other how many tokens come; in a captured graph the number travels with the tokens.
+    Payload counts what stays, of which nothing crosses.
+    """
+    strategy, ranks = deployment.strategy, deployment.expert_ranks
+    known = any(fit.op == "all_to_all" for fit in deployment.hardware.collectives)
+    if not several(strategy.moe_tp) or strategy.disaggregated or not known:
+        return (whole,)
+    pairs = collective(
+        deployment.hardware,
+        "all_to_all",
+        ranks,
+        {},
+        name=direction,
+        stage=direction,
+        in_graph=deployment.in_graph,
+        span=strategy.moe_ep * strategy.moe_tp,
+    )
+    cut, told = strategy.moe_tp > 1, 1 if direction == "combine" or deployment.in_graph else 2
+    crossing = ranks / larger(ranks - 1, 1)
+    return tuple(
+        (either(cut, told * latency, whole[0]), either(cut, rate * crossing, whole[1]))
+        for latency, rate in pairs.protocols
+    )
+
+
 def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combine"]) -> CommunicationTerm:
     """Transfer of token copies: payload of the busiest rank, as the catalogue's library moves it."""
     strategy, moe = deployment.strategy, deployment.moe
@@ -300,13 +332,14 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
     message = message_bytes(fit, deployment.model.hidden_size, deployment.expert_activations)
     sent = message * copies / moe.experts_per_token * deployment.expert_ranks * duplicates(deployment)
     payload: Form = {"routed": sent / span}
+    protocols = between_ranks(deployment, direction, fit.protocol(span))
     if strategy.disaggregated:
         payload = {"routed": sent / span, "fair": sent * (1.0 / deployment.trampolines - 1.0 / span)}
     return CommunicationTerm(
         direction,
         direction,
         payload,
-        (fit.protocol(span),),
+        protocols,
         residual=residual(fit),
         shape=Shape(f"{direction} {fit.mode}", payload, {"one": 1.0}, span),
     )
