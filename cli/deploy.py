@@ -16,8 +16,7 @@ from deploy.site import read_site
 from deploy.staged import staged_files
 from ground.errors import BadInput
 from ground.files import write_files
-from planner.engines.accelerators import accelerator_of
-from planner.engines.loader import all_engines, engine_names, load_engine
+from planner.engines.loader import accelerator_of, all_engines, engine_names, load_engine
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.document import read_manifest
 from planner.manifest.migration import read_migration

@@ -8,7 +8,7 @@ from ground.errors import BadInput, Infeasible
 from ground.units import format_bytes
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
-from planner.engines.accelerators import accelerator_of, broken_accelerator, broken_model
+from planner.engines.loader import accelerator_of, broken_accelerator, broken_model
 from planner.engines.memory import prefill_prompts
 from planner.engines.rules import (
     Broken,

@@ -21,11 +21,9 @@ from hardware.spec import Dtype, HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.balance.imbalance import parse_balance
-from planner.costs.deployment import Phase, default_weights
-from planner.costs.hostcosts import host_costs
-from planner.costs.layouts import Shared
+from planner.costs.deployment import Phase, Shared, default_weights
 from planner.costs.predict import Configuration, Prediction, predict
-from planner.engines.behaviour import DEFAULT_BUDGET
+from planner.engines.behaviour import DEFAULT_BUDGET, host_costs
 from planner.strategy import parse_strategy
 
 PUBLISHED = Path(__file__).parent / "published"

@@ -8,8 +8,7 @@ from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.balance.imbalance import Balance
-from planner.costs.deployment import DRIVEN, Host
-from planner.costs.layouts import Shared
+from planner.costs.deployment import DRIVEN, Host, Shared
 from planner.manifest.drafts import Acceptance
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
 from planner.strategy import Strategy, format_strategy

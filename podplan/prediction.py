@@ -13,11 +13,10 @@ from models.loader import load_model
 from models.spec import ModelSpec
 from models.vision import Seen
 from planner.costs.deployment import Phase, check_disaggregation
-from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration, Prediction
 from planner.costs.predict import predict as predict_configuration
 from planner.costs.prefixes import POOL_BYTES, find_plane, prefixes_held
-from planner.engines.behaviour import DEFAULT_BUDGET
+from planner.engines.behaviour import DEFAULT_BUDGET, host_costs
 from planner.engines.loader import load_engine
 from planner.serving.benchmark import WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy

@@ -8,8 +8,7 @@ from ground.errors import BadInput
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.costs.prefixes import find_plane
-from planner.engines.accelerators import Needs
-from planner.engines.loader import load_engine
+from planner.engines.loader import Needs, load_engine
 from planner.instances.encoding import ways_to_encode
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName

@@ -16,10 +16,8 @@ from models.spec import ModelSpec
 from models.vision import Pictures, VisionTower, pictures_of
 from planner.balance.imbalance import Balance, parse_balance
 from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
-from planner.costs.deployment import Host, default_weights
-from planner.costs.layouts import Shared
-from planner.engines.accelerators import Needs
-from planner.engines.loader import load_engine
+from planner.costs.deployment import Host, Shared, default_weights
+from planner.engines.loader import Needs, load_engine
 from planner.instances.reachable import REFERENCE
 from planner.manifest.drafts import MOST_DRAFTS, Acceptance
 from planner.plans.quantised import usual_weights
@@ -153,7 +151,7 @@ def read_shared(text: str | None, model: ModelSpec) -> Shared:
 def read_drafts(text: str | None, model: ModelSpec, *, beside: bool = False) -> int:
     """Return the drafted tokens per iteration.
 
-    BadInput where the model has no layer that drafts, unless a model ``beside`` it may (``costs.drafter``).
+    BadInput where the model has no layer that drafts, unless a model ``beside`` it may (``costs.head_operators``).
     """
     count = 0 if text is None else parse_count(text, "--mtp", allow_zero=True)
     if count and not model.mtp_layers and not beside:

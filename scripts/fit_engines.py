@@ -17,9 +17,9 @@ from typing import Any
 
 from ground.sourced import Sourced
 from models.loader import load_model
-from planner.costs.hostcosts import host_costs
 from planner.costs.predict import predict
 from planner.engines import behaviour as engines
+from planner.engines.behaviour import host_costs
 from planner.verification.runs import Run, read_runs
 
 
@@ -63,7 +63,7 @@ CONSTANTS = (
 FAR = 0.5
 """What a larger error counts for: some servers compiled kernels while measured, and no constant mends those runs."""
 HOST = tuple(product((0.005, 0.01, 0.015, 0.02), (3e-6, 5e-6, 7e-6, 9e-6)))
-"""What is tried of a request's and a prompt token's way through the host, in seconds (``planner.costs.hostcosts``)."""
+"""What is tried of a request's and a prompt token's way through the host, in seconds (``engines.behaviour``)."""
 
 
 def main(path: Path) -> None:

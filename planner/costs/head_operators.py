@@ -1,12 +1,20 @@
-"""Embedding, output head, sampling and MTP's own products as terms."""
+"""Embedding, output head, sampling and the drafts of MTP as terms; an EAGLE-3 head where a model ships no draft layers.
 
+The head drafts as SGLang and vLLM-Ascend run it. Ref: arXiv 2503.01840 section 3 and published heads'
+configurations (yuhuili/EAGLE3-LLaMA3.1-Instruct-8B, AngelSlim/Qwen3-8B_eagle3: draft_vocab_size 32,000): a dense
+decoder layer as wide as the model's, whose queries, keys and values read [embedding; hidden], before it three
+layers' hidden states projected to one, all in BF16.
+"""
+
+from dataclasses import replace
 from typing import Literal
 
 from hardware.spec import CollectiveOp
+from models.spec import GQA
 from planner.costs.collectives import grouped
 from planner.costs.deployment import Deployment, several
 from planner.costs.roofline import TOKENS, Roofline, scale
-from planner.manifest.terms import Form, Term
+from planner.manifest.terms import CommunicationTerm, CurveTerm, Form, Number, Term
 
 
 def head_terms(deployment: Deployment, stage: Literal["head", "draft"]) -> list[Term]:
@@ -66,3 +74,56 @@ def draft_terms(deployment: Deployment) -> list[Term]:
     roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
     projection = roofline.matmul("draft_projection", "draft", TOKENS, hidden, 2 * hidden, deployment.attention_weights)
     return [projection, *head_terms(deployment, "draft")]
+
+
+VOCABULARY = 32_000
+HEAD_DIM, KV_HEADS = 128, 8  # beside latent attention: assumed as Llama's, whose layer it is
+EVERY_DRAFT = ("decode", "kv", "one")  # what a draft after the first carries too: a token of every request
+
+
+def headed(deployment: Deployment) -> Deployment:
+    """Return the head's own deployment over the devices that hold the model, with one query of a request at a time.
+
+    Its feed-forward is as wide as all that a token passes in a layer of the model.
+    """
+    model, own, moe = deployment.model, deployment.model.attention, deployment.model.moe
+    width = moe.experts_per_token * moe.intermediate_size + moe.shared_intermediate_size if moe is not None else 0
+    heads = -(-model.hidden_size // HEAD_DIM // KV_HEADS) * KV_HEADS
+    shape = (own.heads, own.kv_heads, own.head_dim) if isinstance(own, GQA) else (heads, KV_HEADS, HEAD_DIM)
+    head = replace(
+        model,
+        layers=1,
+        dense_layers=1,
+        interleaved=False,
+        vocab_size=VOCABULARY,
+        attention=GQA(heads=shape[0], kv_heads=shape[1], head_dim=shape[2]),
+        linear_attention=None,
+        dense_intermediate_size=max(width, model.dense_intermediate_size or 0),
+        moe=None,
+        hyper_connections=1,
+    )
+    return replace(deployment, model=head, weights="bf16", redundant=0, shared_ranks=0, drafts=0)
+
+
+def input_terms(head: Deployment) -> list[Term]:
+    """Three layers' hidden states to one, and what the wider input adds to queries, keys and values."""
+    roofline, hidden, gqa = Roofline.of(head), float(head.model.hidden_size), head.model.attention
+    assert isinstance(gqa, GQA), "a head's queries are grouped"
+    width = (gqa.heads + 2 * gqa.kv_heads) * gqa.head_dim / head.strategy.attention_tp
+    shapes = {"draft_fusion": (hidden, 3 * hidden), "draft_embedded": (width, hidden)}
+    return [roofline.matmul(name, "draft", TOKENS, *shape, "bf16") for name, shape in shapes.items()]
+
+
+def per_draft(term: Term, drafts: Number) -> Term:
+    """Return the term of the mean draft: the first passes all tokens of a step, the others one of every request."""
+    assert not isinstance(term, CurveTerm), "a dense layer has no measured experts"
+    if isinstance(term, CommunicationTerm):
+        return term._replace(bytes=_mean(term.bytes, drafts))
+    flops, idle = _mean(term.flops, drafts), _mean(term.idle_flops, drafts)
+    return term._replace(flops=flops, idle_flops=idle, bytes=_mean(term.bytes, drafts))
+
+
+def _mean(form: Form, drafts: Number) -> Form:
+    found = {name: value if name in EVERY_DRAFT else value / drafts for name, value in form.items()}
+    later = form.get("tokens", 0.0) * (1.0 - 1.0 / drafts) / (1.0 + drafts)
+    return found | ({"decode": found.get("decode", 0.0) + later} if "tokens" in form else {})

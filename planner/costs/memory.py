@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from ground.identity import Kept, Same
 from hardware.formats import ELEMENT_BYTES
 from models.spec import MLA
-from planner.costs.attention_weights import attention_weight_bytes
+from planner.costs.attention_operators import attention_weight_bytes
 from planner.costs.cache import device_cache, model_cache
 from planner.costs.collectives import exchange_fit, message_bytes
 from planner.costs.deployment import Deployment, shared_split
-from planner.engines.accelerators import accelerator_of
+from planner.engines.loader import accelerator_of
 from planner.engines.memory import Holding, kept_bytes, prefill_prompts
 from planner.engines.spec import EngineProfile
 from planner.manifest.terms import Number

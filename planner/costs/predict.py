@@ -13,12 +13,21 @@ from models.spec import ModelSpec
 from models.vision import Seen
 from planner.balance.imbalance import Balance
 from planner.costs.breakdown import Operator, operators
-from planner.costs.deployment import DRIVEN, Deployment, Host, Phase, check_disaggregation, check_slots
-from planner.costs.hostcosts import HostCosts
+from planner.costs.deployment import (
+    DRIVEN,
+    Deployment,
+    Host,
+    Phase,
+    Shared,
+    check_disaggregation,
+    check_slots,
+    redundancy_choices,
+    shared_choices,
+)
 from planner.costs.interval import Interval, interval, loop_interval, scaled
 from planner.costs.latency import balanced_cost, decode_load, prefill_passes
-from planner.costs.layouts import Shared, redundancy_choices, shared_choices
 from planner.costs.memory import Memory, expert_device_memory, kv_capacity_tokens, memory
+from planner.engines.behaviour import HostCosts
 from planner.engines.loader import engine_names, load_engine
 from planner.manifest.drafts import Acceptance, tokens_per_iteration
 from planner.manifest.stepcost import StepSeconds, evaluate, evaluate_best
@@ -184,7 +193,7 @@ def predict(configuration: Configuration) -> Prediction:
 
 
 def expert_layouts(configuration: Configuration) -> list[Deployment]:
-    """Return the deployments that the redundancy and shared-expert settings allow (``costs.layouts``).
+    """Return the deployments that the redundancy and shared-expert settings allow (``costs.deployment``).
 
     Raises BadInput where there is none.
     """

@@ -1,14 +1,18 @@
-"""From ``vllm`` or ``vllm@0.33.0`` to an engine's profile."""
+"""From ``vllm`` or ``vllm@0.33.0`` to an engine's profile; which engines run on a machine and have code for a model."""
 
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ground.errors import BadInput
 from ground.files import read_yaml
 from ground.from_dict import from_dict
 from ground.names import suggest
-from planner.engines.spec import EngineProfile, Orchestrator
+from hardware.spec import HardwareSpec
+from planner.engines.exchanges import Generation
+from planner.engines.rules import Broken, broken_drafts
+from planner.engines.spec import Accelerator, EngineProfile, Orchestrator
 
 CATALOGUE = Path(__file__).parent / "catalog"
 ORCHESTRATORS = Path(__file__).parent / "orchestrators"
@@ -72,3 +76,85 @@ def _holds(profile: EngineProfile, version: str) -> bool:
 def _number(version: str) -> tuple[int, ...]:
     """Return 0.33.0 as (0, 33, 0), a post-release as its release; ValueError for anything else."""
     return tuple(int(part) for part in version.partition(".post")[0].split("."))
+
+
+# The vendor is in the title of every device of the catalogue; "910" is how Ascend parts are named without it.
+WORDS: dict[str, Accelerator] = {"nvidia": "nvidia", "ascend": "ascend", "910": "ascend"}
+GENERATIONS: dict[str, Generation] = {"910b": "a2", "910c": "a3", "ascend 950": "a5"}
+
+
+def accelerator_of(hardware: HardwareSpec) -> Accelerator | None:
+    """Return the kind of a machine's devices by the words of its title, None where no engine here knows them."""
+    return next((kind for word, kind in WORDS.items() if word in _titles(hardware)), None)
+
+
+def generation_of(hardware: HardwareSpec) -> Generation | None:
+    """Return the generation of a machine's Ascend devices by the words of its title, None of others."""
+    return next((kind for word, kind in GENERATIONS.items() if word in _titles(hardware)), None)
+
+
+def _titles(hardware: HardwareSpec) -> str:
+    return f"{hardware.device.title} {hardware.title}".lower()
+
+
+def runs_on(engine: str, hardware: HardwareSpec) -> bool:
+    """Whether ``reference`` or NAME@VERSION runs on a machine's devices."""
+    return engine == "reference" or broken_accelerator(load_engine(engine), hardware) is None
+
+
+def broken_accelerator(profile: EngineProfile, hardware: HardwareSpec) -> Broken | None:
+    """Return the rule that a machine breaks: the reference engine runs on all, others on the devices they name."""
+    fact = profile.accelerators
+    if profile.engine == "reference" or accelerator_of(hardware) in fact.value:
+        return None
+    names = {"nvidia": "NVIDIA", "ascend": "Ascend"}
+    sentence = (
+        f"{profile.title} runs here on {' and '.join(names[kind] for kind in fact.value)} devices, "
+        f"not on {hardware.device.title}"
+    )
+    return Broken("accelerator", sentence, fact.source)
+
+
+def broken_model(profile: EngineProfile, architecture: str) -> Broken | None:
+    """Return the rule that a ``model_type`` breaks where the engine's pinned release has no code for it."""
+    fact = profile.lacks
+    if architecture not in fact.value:
+        return None
+    sentence = f"{profile.title} {profile.versions.pinned} has no code for models of type {architecture!r}"
+    return Broken("model", sentence, fact.source)
+
+
+class Needs(NamedTuple):
+    """What an engine must have to be a choice."""
+
+    machines: Sequence[HardwareSpec]
+    architecture: str
+    """``model_type``."""
+    drafts: bool = False
+    """Whether tokens are to be drafted (MTP)."""
+
+    def missing(self, profile: EngineProfile) -> Iterator[Broken]:
+        """Yield the rules that an engine breaks."""
+        rules = [broken_model(profile, self.architecture)]
+        rules += [broken_accelerator(profile, machine) for machine in self.machines]
+        if self.drafts:
+            rules.append(broken_drafts(profile, self.architecture))
+        yield from (rule for rule in rules if rule is not None)
+
+    def engines(self) -> list[EngineProfile]:
+        """Return the engines of the catalogue, but the reference, that have it."""
+        return [profile for profile in _others() if next(self.missing(profile), None) is None]
+
+    def lacking(self) -> list[tuple[str, Broken]]:
+        """Return the engines, NAME@VERSION, that run on the machines and lack something else, and what."""
+        found = [(profile, list(self.missing(profile))) for profile in _others()]
+        return [
+            (f"{profile.engine}@{profile.versions.pinned}", rules[0])
+            for profile, rules in found
+            if rules and all(rule.rule != "accelerator" for rule in rules)
+        ]
+
+
+def _others() -> list[EngineProfile]:
+    """Return the engines of the catalogue but the reference."""
+    return [load_engine(name) for name in engine_names() if name != "reference"]

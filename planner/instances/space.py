@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from ground.errors import BadInput
 from ground.identity import Kept, Same
 from hardware.engines import with_engine
-from planner.costs.deployment import Deployment, StrategyArray
-from planner.costs.hostcosts import host_costs
-from planner.costs.layouts import redundancy_choices, shared_choices
+from planner.costs.deployment import Deployment, StrategyArray, redundancy_choices, shared_choices
+from planner.engines.behaviour import host_costs
 from planner.instances.grid import Grid, device_counts, strategy_grid
 from planner.instances.reachable import REFERENCE, Reach, summary
 from planner.question import Machines, Pin, Question

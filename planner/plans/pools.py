@@ -5,9 +5,9 @@ from functools import cached_property
 from typing import ClassVar
 
 from planner.closed_forms.birth_death import DecodeState
-from planner.costs.hostcosts import HostCosts, host_costs
 from planner.costs.memory import Memory, kv_capacity_tokens, memory
 from planner.costs.predict import Configuration, Prediction, predict
+from planner.engines.behaviour import HostCosts, host_costs
 from planner.instances.candidates import Candidate
 from planner.instances.decode_candidates import DecodeCandidate
 from planner.instances.encoding import before, behind

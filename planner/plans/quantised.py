@@ -11,8 +11,7 @@ from itertools import product
 from ground.errors import BadInput
 from hardware.formats import KvDtype, multiplied, storable
 from hardware.spec import Dtype, HardwareSpec
-from planner.engines.accelerators import Needs
-from planner.engines.loader import load_engine
+from planner.engines.loader import Needs, load_engine
 from planner.engines.rules import broken_drafts
 from planner.instances.space import Role
 from planner.plans.plan import Plan

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ground.errors import Fault
 from ground.units import counted
-from planner.engines.accelerators import accelerator_of
+from planner.engines.loader import accelerator_of
 from planner.instances.alignment import Lot, Places, placed, placed_apart
 from planner.plans.plan import Plan
 from planner.question import Machines, Question

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from planner.costs.layouts import Shared
+from planner.costs.deployment import Shared
 from planner.instances.space import ROLES, role_rows
 from planner.plans.plan import Plan
 from planner.question import Pin, Question, Role

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from planner.engines.accelerators import runs_on
+from planner.engines.loader import runs_on
 from planner.instances.decode_candidates import Count
 from planner.instances.encoding import apart, ways_to_encode
 from planner.instances.space import Role, Row

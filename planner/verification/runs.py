@@ -17,9 +17,8 @@ from models.loader import load_model
 from models.spec import ModelSpec
 from planner.balance.imbalance import Balance
 from planner.costs.deployment import Host, default_weights
-from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration
-from planner.engines.behaviour import DEFAULT_BUDGET
+from planner.engines.behaviour import DEFAULT_BUDGET, host_costs
 from planner.manifest.drafts import MOST_DRAFTS
 from planner.strategy import Strategy, parse_strategy
 
@@ -170,7 +169,7 @@ def _strategy(text: str, model: ModelSpec) -> Strategy:
 
 
 def _drafts(cells: dict[str, str]) -> int:
-    """Tokens drafted per iteration, by layers that the model ships or by a head beside it (``costs.drafter``)."""
+    """Tokens drafted per iteration, by layers of the model or by a head beside it (``costs.head_operators``)."""
     drafts, accepted = _number(cells, "mtp", 0.0), _number(cells, "mtp_acceptance", 0.0)
     if drafts not in range(MOST_DRAFTS + 1):
         raise BadInput(f"mtp {drafts:g} is no count of drafts up to {MOST_DRAFTS}")

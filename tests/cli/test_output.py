@@ -13,7 +13,7 @@ from cli.output import Screen, short_duration
 from cli.plan_parts import WORDS, engine_text
 from cli.plan_view import shape_cells, show_front, show_plan, show_pools, work_cells
 from cli.rows_view import show_rows
-from planner.engines import accelerators, rules
+from planner.engines import loader, rules
 from podplan.plan_data import plan_row
 from podplan.planning import PlanResult
 from tests.questions import small_question
@@ -115,7 +115,7 @@ def test_a_cell_of_words_folds_where_the_width_is_unknown() -> None:
 
 def test_every_rule_of_an_engine_has_words() -> None:
     """The names of rules are for manifests and JSON; a table says in words what an engine does not run."""
-    sources = "".join(Path(str(room.__file__)).read_text(encoding="utf-8") for room in (accelerators, rules))
+    sources = "".join(Path(str(room.__file__)).read_text(encoding="utf-8") for room in (loader, rules))
     named = set(re.findall(r'Broken\(\s*"([a-z-]+)"', sources))
     assert named - {"accelerator"} == WORDS.keys()
     assert not any("-" in told and told == rule for rule, told in WORDS.items())

@@ -5,8 +5,7 @@ from typing import Any
 
 from deploy.render import Deployment, render
 from deploy.site import Site
-from planner.engines.accelerators import accelerator_of
-from planner.engines.loader import all_engines, load_engine
+from planner.engines.loader import accelerator_of, all_engines, load_engine
 from planner.engines.spec import PlatformKind
 from planner.manifest.schema import Manifest
 from tests.deploy.plans import deployed

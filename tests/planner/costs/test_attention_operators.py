@@ -10,7 +10,7 @@ from models.parameters import count_parameters
 from planner.costs.attention_operators import attention_terms
 from planner.costs.cache import device_cache, model_cache
 from planner.costs.deployment import Phase
-from planner.costs.linear_attention import chunk_flops
+from planner.costs.sparse_attention import chunk_flops
 from planner.instances.grid import strategy_grid
 from planner.manifest.terms import StepLoad
 from planner.strategy import Strategy, model_conflicts

@@ -10,9 +10,9 @@ from hardware.loader import load_hardware
 from models.loader import load_model
 from planner.balance.imbalance import Balance
 from planner.costs.deployment import Deployment, Host, Phase
-from planner.costs.hostcosts import REQUEST_SECONDS, HostCosts, host_costs
 from planner.costs.latency import balanced_cost, decode_load
 from planner.costs.memory import memory
+from planner.engines.behaviour import REQUEST_SECONDS, HostCosts, host_costs
 from planner.manifest.stepcost import evaluate, launches
 from planner.manifest.terms import StepLoad
 from planner.strategy import parse_strategy

@@ -17,8 +17,8 @@ from planner.costs.expert_operators import (
     gathered_terms,
     hybrid_terms,
 )
-from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration, Prediction, predict
+from planner.engines.behaviour import host_costs
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import CommunicationTerm, CurveTerm, StepLoad, protocol_seconds, timing
 from planner.strategy import Strategy, parse_strategy

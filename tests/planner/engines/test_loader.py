@@ -11,8 +11,18 @@ from ground.validation import validate
 from hardware.loader import hardware_names, load_hardware
 from models.huggingface.families import ADAPTERS
 from models.loader import load_model, model_names
-from planner.engines.accelerators import Needs, accelerator_of, broken_accelerator, broken_model
-from planner.engines.loader import CATALOGUE, ORCHESTRATORS, all_engines, engine_names, load_engine, load_orchestrator
+from planner.engines.loader import (
+    CATALOGUE,
+    ORCHESTRATORS,
+    Needs,
+    accelerator_of,
+    all_engines,
+    broken_accelerator,
+    broken_model,
+    engine_names,
+    load_engine,
+    load_orchestrator,
+)
 from planner.engines.spec import EngineProfile, Orchestrator
 
 

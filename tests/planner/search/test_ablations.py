@@ -11,8 +11,8 @@ import pytest
 from hardware.loader import load_hardware
 from models.loader import load_model
 from planner.balance.imbalance import parse_balance
-from planner.costs.hostcosts import host_costs
 from planner.costs.predict import Configuration, predict
+from planner.engines.behaviour import host_costs
 from planner.strategy import parse_strategy
 
 POINTS = 0.10

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.loader import load_model
-from planner.costs.layouts import redundancy_choices, shared_choices
+from planner.costs.deployment import redundancy_choices, shared_choices
 from planner.strategy import Strategy
 
 DEEPSEEK = load_model("deepseek-r1").moe
