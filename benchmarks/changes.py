@@ -28,10 +28,9 @@ from podplan.on_trace import rows_of
 from podplan.options import QuestionFlags
 from podplan.question import read_question
 from podplan.scenarios import policy_on_traces, solved_scenario
-from runtime.simulate.autoscale import Autoscale
+from runtime.simulate.changes import Autoscale, Migrating
 from runtime.simulate.faults import Fault
 from runtime.simulate.metrics import SimulationResult
-from runtime.simulate.migration import Migrating
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests, from_trace

@@ -17,10 +17,9 @@ from planner.placement.following import Loads
 from planner.placement.loadfiles import read_loads as load_file
 from planner.plans.expectation import planned_rate
 from podplan.options import SimulateFlags
-from runtime.simulate.autoscale import Autoscale
+from runtime.simulate.changes import Autoscale, Migrating
 from runtime.simulate.engine import generator
 from runtime.simulate.metrics import SimulationResult
-from runtime.simulate.migration import Migrating
 from runtime.simulate.options import SimulationOptions
 
 LEAD_SECONDS = 5.0

@@ -10,10 +10,11 @@ from typing import Protocol
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from models.spec import GQA, MLA
-from runtime.execute.kernels import Array, Indices, linear, rms_norm, rotate, softmax
+from runtime.execute.kernels import linear, rms_norm, rotate, softmax
 
-Parts = dict[str, Array]
+Parts = dict[str, Floats]
 """A rank's parts of a layer's attention tensors, by the last words of their names."""
 
 
@@ -24,13 +25,13 @@ class Attention(Protocol):
     def width(self) -> int:
         """Cached elements per token."""
 
-    def down(self, x: Array, positions: Indices) -> tuple[Array, Array]:
+    def down(self, x: Floats, positions: Ints) -> tuple[Floats, Floats]:
         """Return what queries are made of, [T, ·], and the rows to cache, [T, width], of normed tokens x [T, h]."""
 
-    def prefill(self, query: Array, rows: Array, positions: Indices, lengths: Sequence[int]) -> Array:
+    def prefill(self, query: Floats, rows: Floats, positions: Ints, lengths: Sequence[int]) -> Floats:
         """Return the heads' outputs [T, heads · v] of prompts that stand one behind the other."""
 
-    def decode(self, query: Array, cache: Array, positions: Indices) -> Array:
+    def decode(self, query: Floats, cache: Floats, positions: Ints) -> Floats:
         """Return the heads' outputs [R·q, heads · v]; cache is [R, S, width], positions [R, q]."""
 
 
@@ -48,7 +49,7 @@ class LatentAttention:
         """Cached elements per token."""
         return self.spec.kv_elements_per_token
 
-    def down(self, x: Array, positions: Indices) -> tuple[Array, Array]:
+    def down(self, x: Floats, positions: Ints) -> tuple[Floats, Floats]:
         """Compressed queries, and latent with rotary key; whole on every rank."""
         spec, parts = self.spec, self.parts
         query = x
@@ -59,7 +60,7 @@ class LatentAttention:
         key = rotate(compressed[:, spec.kv_lora_rank :], positions)
         return query, np.concatenate([latent, key], axis=1)
 
-    def _queries(self, query: Array, positions: Indices) -> tuple[Array, Array]:
+    def _queries(self, query: Floats, positions: Ints) -> tuple[Floats, Floats]:
         """Return the parts of the queries without and with rotation, [T, heads, ·]."""
         name = "q_proj.weight" if self.spec.q_lora_rank is None else "q_b_proj.weight"
         split = self.spec.qk_nope_head_dim
@@ -67,12 +68,12 @@ class LatentAttention:
         q = linear(query, self.parts[name], self.int8).reshape(len(query), self.heads, width)
         return q[:, :, :split], rotate(q[:, :, split:], positions[:, None])
 
-    def _up(self) -> tuple[Array, Array]:
+    def _up(self) -> tuple[Floats, Floats]:
         """Return W_uk [heads, nope, latent] and W_uv [heads, v, latent]."""
         up = self.parts["kv_b_proj.weight"].reshape(self.heads, -1, self.spec.kv_lora_rank)
         return up[:, : self.spec.qk_nope_head_dim], up[:, self.spec.qk_nope_head_dim :]
 
-    def prefill(self, query: Array, rows: Array, positions: Indices, lengths: Sequence[int]) -> Array:
+    def prefill(self, query: Floats, rows: Floats, positions: Ints, lengths: Sequence[int]) -> Floats:
         """Unabsorbed: keys and values are expanded for every head (CloudMatrix384 section 4.3.1)."""
         plain, rotated = self._queries(query, positions)
         up_key, up_value = self._up()
@@ -87,7 +88,7 @@ class LatentAttention:
         values = np.einsum("tc,hdc->thd", latent, up_value)
         return causal(np.concatenate([plain, rotated], axis=2), keys, values, lengths)
 
-    def decode(self, query: Array, cache: Array, positions: Indices) -> Array:
+    def decode(self, query: Floats, cache: Floats, positions: Ints) -> Floats:
         """Absorbed: queries go to latent space, so every head attends to the one cached latent (section 4.2.2)."""
         plain, rotated = self._queries(query, positions.ravel())
         up_key, up_value = self._up()
@@ -98,7 +99,7 @@ class LatentAttention:
         positions_seen = cache.shape[1]
         shares = _masked(scores.reshape(requests, queries, self.heads, positions_seen), positions)
         mixed = shares.reshape(requests, queries * self.heads, positions_seen) @ cache[:, :, :rank]
-        out: Array = np.einsum("thc,hdc->thd", mixed.reshape(requests * queries, self.heads, rank), up_value)
+        out: Floats = np.einsum("thc,hdc->thd", mixed.reshape(requests * queries, self.heads, rank), up_value)
         return out.reshape(requests * queries, self.heads * self.spec.v_head_dim)
 
 
@@ -117,7 +118,7 @@ class GroupedAttention:
         """Cached elements per token."""
         return 2 * self.kv_heads * self.spec.head_dim
 
-    def down(self, x: Array, positions: Indices) -> tuple[Array, Array]:
+    def down(self, x: Floats, positions: Ints) -> tuple[Floats, Floats]:
         """Queries of the rank's heads, and the keys and values of its KV heads."""
         query = self._heads(x, "q", self.heads, positions)
         key = self._heads(x, "k", self.kv_heads, positions)
@@ -125,38 +126,38 @@ class GroupedAttention:
         rows = np.concatenate([key.reshape(len(x), self.width // 2), value], axis=1)
         return query.reshape(len(x), self.heads * self.spec.head_dim), rows
 
-    def _project(self, x: Array, name: str) -> Array:
+    def _project(self, x: Floats, name: str) -> Floats:
         out = linear(x, self.parts[f"{name}_proj.weight"], self.int8)
         return out + self.parts[f"{name}_proj.bias"] if self.spec.bias else out
 
-    def _heads(self, x: Array, name: str, heads: int, positions: Indices) -> Array:
+    def _heads(self, x: Floats, name: str, heads: int, positions: Ints) -> Floats:
         out = self._project(x, name).reshape(len(x), heads, self.spec.head_dim)
         if self.spec.qk_norm:
             out = rms_norm(out, self.parts[f"{name}_norm.weight"])
         return rotate(out, positions[:, None])
 
-    def _cached(self, rows: Array) -> tuple[Array, Array]:
+    def _cached(self, rows: Floats) -> tuple[Floats, Floats]:
         """Return keys and values [..., heads, d] of cached rows, each KV head once per query head."""
         pair = rows.reshape(*rows.shape[:-1], 2, self.kv_heads, self.spec.head_dim)
         repeated = np.repeat(pair, self.heads // self.kv_heads, axis=-2)
         return repeated[..., 0, :, :], repeated[..., 1, :, :]
 
-    def prefill(self, query: Array, rows: Array, positions: Indices, lengths: Sequence[int]) -> Array:
+    def prefill(self, query: Floats, rows: Floats, positions: Ints, lengths: Sequence[int]) -> Floats:
         """Causal attention of prompts."""
         keys, values = self._cached(rows)
         return causal(query.reshape(len(query), self.heads, self.spec.head_dim), keys, values, lengths)
 
-    def decode(self, query: Array, cache: Array, positions: Indices) -> Array:
+    def decode(self, query: Floats, cache: Floats, positions: Ints) -> Floats:
         """Attention of running requests to their cached rows."""
         requests, queries = positions.shape
         keys, values = self._cached(cache)  # [R, S, heads, d]
         q = query.reshape(requests, queries, self.heads, self.spec.head_dim)
         scores = np.einsum("rqhd,rshd->rqhs", q, keys) / np.sqrt(self.spec.head_dim)
-        out: Array = np.einsum("rqhs,rshd->rqhd", _masked(scores, positions), values)
+        out: Floats = np.einsum("rqhs,rshd->rqhd", _masked(scores, positions), values)
         return out.reshape(requests * queries, self.heads * self.spec.head_dim)
 
 
-def causal(q: Array, k: Array, v: Array, lengths: Sequence[int]) -> Array:
+def causal(q: Floats, k: Floats, v: Floats, lengths: Sequence[int]) -> Floats:
     """Attention of prompts one behind the other: q, k [T, heads, d], v [T, heads, dv] -> [T, heads · dv]."""
     out = np.zeros((len(q), q.shape[1], v.shape[2]))
     first = 0
@@ -169,7 +170,7 @@ def causal(q: Array, k: Array, v: Array, lengths: Sequence[int]) -> Array:
     return out.reshape(len(q), q.shape[1] * v.shape[2])
 
 
-def _masked(scores: Array, positions: Indices) -> Array:
+def _masked(scores: Floats, positions: Ints) -> Floats:
     """Softmax of scores [R, q, heads, S] over the positions up to the query's own."""
     seen = np.arange(scores.shape[-1]) <= positions[:, :, None, None]
     return softmax(np.where(seen, scores, -np.inf))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ground.arrays import Ints
 from runtime.execute.collectives import parts_of
-from runtime.execute.kernels import Indices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,9 +17,9 @@ class Batch:
     ``microbatch`` numbers it, ``label`` names pass and microbatch in errors and on the timeline.
     """
 
-    ids: Indices
-    positions: Indices
-    rows: Indices
+    ids: Ints
+    positions: Ints
+    rows: Ints
     lengths: tuple[int, ...]
     decoding: bool
     microbatch: int
@@ -36,7 +36,7 @@ class Batch:
         return self.lengths[0] if self.lengths else 1
 
     @property
-    def last(self) -> Indices:
+    def last(self) -> Ints:
         """Rows of the tokens that stand last in their requests."""
         return np.cumsum(self.lengths, dtype=np.int64) - 1
 
@@ -61,7 +61,7 @@ def prompts_batch(prompts: Sequence[Sequence[int]], rows: Sequence[int], microba
     )
 
 
-def decode_batch(ids: Indices, starts: Indices, rows: Sequence[int], microbatch: int, label: str) -> Batch:
+def decode_batch(ids: Ints, starts: Ints, rows: Sequence[int], microbatch: int, label: str) -> Batch:
     """Return running requests with ids [R, q] from positions ``starts`` [R] on."""
     requests, queries = ids.shape
     return Batch(

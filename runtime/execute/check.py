@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ground.arrays import Ints
 from ground.errors import Fault
 from planner.manifest.schema import Manifest
-from runtime.execute.kernels import Indices
 from runtime.execute.reference import Forward, forward
 from runtime.execute.run import Heard, Said, Settings, World, build_world, heard, joined, make_ranks, program_of
 from runtime.execute.sweep import Swept, merged, sweep, swept_instances
@@ -152,7 +152,7 @@ def execute(
     return Report(world, compare(world, joined(world, told)), swept, time.perf_counter() - started)
 
 
-def sweeps(world: World, loop: Loop, traffic: dict[int, Indices]) -> list[SweptInstance]:
+def sweeps(world: World, loop: Loop, traffic: dict[int, Ints]) -> list[SweptInstance]:
     """Sweep every instance in which copies travel; ``traffic`` is what the run itself sent, by rank."""
     result = []
     for setup in swept_instances([world.prefill, world.decode]):

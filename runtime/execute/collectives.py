@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from runtime.execute.kernels import Array
+from ground.arrays import Floats
 from runtime.execute.transport import Endpoint, Operation
 
 
@@ -59,26 +59,26 @@ def parts_of(size: int, n: int) -> list[tuple[int, int]]:
     return [(size * i // n, size * (i + 1) // n) for i in range(n)]
 
 
-def cut(x: Array, n: int, axis: int = 0) -> list[Array]:
+def cut(x: Floats, n: int, axis: int = 0) -> list[Floats]:
     """Return n parts of an array along an axis."""
     return [x[a:b] if axis == 0 else x[:, a:b] for a, b in parts_of(x.shape[axis], n)]
 
 
-def added(parts: Sequence[Array]) -> Array:
+def added(parts: Sequence[Floats]) -> Floats:
     """Sum of parts from first to last."""
-    total: Array = parts[0]
+    total: Floats = parts[0]
     for part in parts[1:]:
         total = total + part
     return total
 
 
-async def reduce_scatter(group: Comm, parts: Sequence[Array]) -> Array:
+async def reduce_scatter(group: Comm, parts: Sequence[Floats]) -> Floats:
     """Return the sum over ranks of their ``parts[index]``; part i of every rank goes to rank i at once."""
     start = group.endpoint.now
     for step in range(1, group.size):
         to = (group.index + step) % group.size
         group.send(to, parts[to])
-    got: list[Array] = [parts[group.index]] * group.size
+    got: list[Floats] = [parts[group.index]] * group.size
     for step in range(1, group.size):
         source = (group.index - step) % group.size
         got[source] = await group.receive(source)
@@ -99,7 +99,7 @@ async def all_gather(group: Comm, mine: Any) -> list[Any]:
     return got
 
 
-async def all_reduce(group: Comm, x: Array) -> Array:
+async def all_reduce(group: Comm, x: Floats) -> Floats:
     """Return the sum over ranks of x [T, ·] as reduce-scatter and all-gather of its flattened parts (Eq. (2))."""
     if group.size == 1:
         return x
@@ -110,13 +110,13 @@ async def all_reduce(group: Comm, x: Array) -> Array:
     return whole
 
 
-async def all_reduce_max(group: Comm, x: Array) -> Array:
+async def all_reduce_max(group: Comm, x: Floats) -> Floats:
     """Return the largest over ranks, for scales of rows that are cut; x is small."""
-    largest: Array = np.max(await all_gather(group, x), axis=0)
+    largest: Floats = np.max(await all_gather(group, x), axis=0)
     return largest
 
 
-async def ring_reduce_scatter(group: Comm, parts: Sequence[Array]) -> Array:
+async def ring_reduce_scatter(group: Comm, parts: Sequence[Floats]) -> Floats:
     """Return the sum of ``parts[index]``: each part travels once round the ring and grows; n - 1 rounds."""
     n, index = group.size, group.index
     carried = parts[(index - 1) % n]
@@ -136,7 +136,7 @@ async def ring_all_gather(group: Comm, mine: Any) -> list[Any]:
     return got
 
 
-async def ring_all_reduce(group: Comm, x: Array) -> Array:
+async def ring_all_reduce(group: Comm, x: Floats) -> Floats:
     """Ring reduce-scatter, then ring all-gather."""
     flat = np.ascontiguousarray(x).reshape(-1)
     mine = await ring_reduce_scatter(group, cut(flat, group.size))

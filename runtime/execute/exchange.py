@@ -12,23 +12,24 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from ground.errors import Fault
 from runtime.execute.collectives import Comm, all_gather, cut, reduce_scatter, sparse_all_to_all
-from runtime.execute.kernels import Array, Indices, quantise
+from runtime.execute.kernels import quantise
 from runtime.execute.layout import Lanes
 from runtime.execute.placement import Copies
 
-Compute = Callable[[Array, Indices], Awaitable[Array]]
+Compute = Callable[[Floats, Ints], Awaitable[Floats]]
 """Partial outputs [n, h] of rows [n, h] in slots [n]."""
 
 
 class Rows(NamedTuple):
     """Rows of a message [n, w]: float64, or INT8 beside a scale per row [n, 1]."""
 
-    values: Array | NDArray[np.int8]
-    scale: Array | None
+    values: Floats | NDArray[np.int8]
+    scale: Floats | None
 
-    def taken(self, index: Indices) -> "Rows":
+    def taken(self, index: Ints) -> "Rows":
         """Return some of the rows."""
         return Rows(self.values[index], None if self.scale is None else self.scale[index])
 
@@ -37,7 +38,7 @@ class Rows(NamedTuple):
         width = self.values.shape[1] // lanes
         return Rows(self.values[:, lane * width : (lane + 1) * width], self.scale)
 
-    def unpacked(self) -> Array:
+    def unpacked(self) -> Floats:
         """Return the rows in float64."""
         return np.asarray(self.values, dtype=np.float64) if self.scale is None else self.values * self.scale
 
@@ -46,18 +47,18 @@ class Message(NamedTuple):
     """What dispatch sends: rows, the slot of each, and where in the sender's copies it belongs (token and key)."""
 
     rows: Rows
-    slot: Indices
-    place: Indices
+    slot: Ints
+    place: Ints
 
 
 class Reply(NamedTuple):
     """What combine sends: outputs and where they belong."""
 
-    rows: Array
-    place: Indices
+    rows: Floats
+    place: Ints
 
 
-def packed(x: Array, int8: bool) -> Rows:
+def packed(x: Floats, int8: bool) -> Rows:
     """Return rows for sending; early quantisation once per token, before copies are made."""
     return Rows(*quantise(x)) if int8 else Rows(x, None)
 
@@ -72,13 +73,13 @@ class Window:
     senders: int
     most: int
     width: int
-    _rows: Array = field(init=False)
+    _rows: Floats = field(init=False)
 
     def __post_init__(self) -> None:
         """Reserve the memory; pages that nobody writes to are never touched."""
         self._rows = np.empty((self.senders, self.most, self.width))
 
-    def write(self, sender: int, rows: Array) -> Array:
+    def write(self, sender: int, rows: Floats) -> Floats:
         """Put rows into the sender's section and return it; Fault where they are more than was reserved."""
         if len(rows) > self.most:
             raise Fault(f"a buffer section of {self.most} rows got {len(rows)} from sender {sender}")
@@ -93,10 +94,10 @@ class DirectExchange:
 
     group: Comm
     int8: bool
-    traffic: Indices
+    traffic: Ints
     windows: dict[tuple[int, int], tuple[Window, Window]] = field(default_factory=dict)
 
-    async def run(self, x: Array, copies: Copies, compute: Compute) -> Array:
+    async def run(self, x: Floats, copies: Copies, compute: Compute) -> Floats:
         """Send each copy to its EP rank, compute what arrives, send it back by the metadata that came with it."""
         sent = self._messages(packed(x, self.int8), copies)
         label, start = self.group.label, self.group.endpoint.now
@@ -141,7 +142,7 @@ class DirectExchange:
         return self.windows[key]
 
     async def _return(
-        self, arrived: dict[int, Message], sources: list[int], out: Array, asked: list[int]
+        self, arrived: dict[int, Message], sources: list[int], out: Floats, asked: list[int]
     ) -> dict[int, Reply]:
         """Send outputs back; whoever sent something knows that it gets an answer, so no counts are exchanged."""
         index, n = self.group.index, self.group.size
@@ -176,9 +177,9 @@ class LaneExchange:
     lanes: Lanes
     int8: bool
     fused: bool
-    traffic: Indices
+    traffic: Ints
 
-    async def run(self, x: Array, copies: Copies, compute: Compute) -> Array:
+    async def run(self, x: Floats, copies: Copies, compute: Compute) -> Floats:
         """Return the lanes that this rank serves of the outputs, [c, lanes · h/m], one lane behind the other."""
         label, start = self.world.label, self.world.endpoint.now
         sending = _Sending(self, packed(x, self.int8), copies) if self.unit >= 0 else None
@@ -223,7 +224,7 @@ class LaneExchange:
         units = len(self.senders)
         return [(first - 1 - step) % units for step in range(units)]
 
-    async def _gather(self, hidden: int, sending: "_Sending | None") -> list[tuple[int, Array, Message]]:
+    async def _gather(self, hidden: int, sending: "_Sending | None") -> list[tuple[int, Floats, Message]]:
         """Receive one lane of every unit's copies and gather whole rows inside the node."""
         assert self.inner is not None, "only ranks with experts gather"
         lane, units = self.inner.index, self._in_turn()
@@ -240,7 +241,7 @@ class LaneExchange:
 
     async def _gather_as_they_come(
         self, units: list[int], sending: "_Sending | None"
-    ) -> list[tuple[int, Array, Message]]:
+    ) -> list[tuple[int, Floats, Message]]:
         """MixServe Algorithm 2: while a shard is gathered inside the node the next one crosses between nodes."""
         assert self.inner is not None, "only ranks with experts gather"
         if self.in_rounds and sending is not None:
@@ -254,11 +255,11 @@ class LaneExchange:
             batches.append((unit, rows if self.at_home(unit, self.ep) else await self._joined(rows), message))
         return batches
 
-    async def _joined(self, rows: Array) -> Array:
+    async def _joined(self, rows: Floats) -> Floats:
         assert self.inner is not None, "only ranks with experts gather"
         return np.concatenate(await all_gather(self.inner, rows), axis=1)
 
-    async def _reply(self, batches: list[tuple[int, Array, Message]], out: Array, sending: "_Sending | None") -> None:
+    async def _reply(self, batches: list[tuple[int, Floats, Message]], out: Floats, sending: "_Sending | None") -> None:
         """Add partial outputs up inside the node, a lane per device, and send each unit its copies' lane.
 
         Fused this is MixServe Algorithm 1 as reduce-scatter, exchange, all-gather: while one node's sums cross, the

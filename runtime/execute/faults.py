@@ -17,9 +17,8 @@ from planner.manifest.ranks import group_rules, rank_table
 from planner.manifest.schema import Manifest, Pool
 from runtime.execute.check import Compared, compare
 from runtime.execute.layout import Layout
-from runtime.execute.partition import check_coverage
+from runtime.execute.partition import Setup, check_coverage
 from runtime.execute.passes import Running
-from runtime.execute.plan import Setup
 from runtime.execute.run import (
     Heard,
     Rank,

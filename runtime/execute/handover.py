@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ground.arrays import Floats
 from models.spec import MLA
 from planner.manifest.schema import LinkMapping
-from runtime.execute.kernels import Array
+from runtime.execute.partition import Setup
 from runtime.execute.passes import Prefilled
-from runtime.execute.plan import Setup
 from runtime.execute.transport import Endpoint
 from runtime.execute.worker import Worker
 
@@ -87,7 +87,7 @@ def _sources(prefill: Setup, wanted: tuple[int, int], named: int) -> Iterator[tu
             raise AssertionError("coverage was checked, so some rank holds every KV head")
 
 
-def columns(setup: Setup, rows: Array, held: tuple[int, int], low: int, high: int) -> Array:
+def columns(setup: Setup, rows: Floats, held: tuple[int, int], low: int, high: int) -> Floats:
     """Return the columns of cached rows [n, width] that belong to KV heads ``low`` to ``high`` of those ``held``."""
     spec = setup.small.spec.attention
     if isinstance(spec, MLA):
@@ -96,7 +96,7 @@ def columns(setup: Setup, rows: Array, held: tuple[int, int], low: int, high: in
     return heads[:, :, low - held[0] : high - held[0]].reshape(len(rows), -1)
 
 
-def put_columns(setup: Setup, rows: Array, held: tuple[int, int], haul: Haul, values: Array) -> None:
+def put_columns(setup: Setup, rows: Floats, held: tuple[int, int], haul: Haul, values: Floats) -> None:
     """Write what a haul brought into cached rows."""
     spec = setup.small.spec.attention
     if isinstance(spec, MLA):

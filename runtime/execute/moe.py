@@ -6,23 +6,23 @@ are cut by TP alone (tokens are gathered, partial sums scattered), or copies tra
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from ground.errors import Fault
 from runtime.execute.batch import Batch
 from runtime.execute.collectives import Comm, all_gather, all_reduce, all_reduce_max, cut, reduce_scatter
-from runtime.execute.exchange import DirectExchange, LaneExchange, packed
-from runtime.execute.gate import Routes
-from runtime.execute.kernels import Array, Indices, linear, row_peaks, silu
+from runtime.execute.exchange import DirectExchange, LaneExchange, Reply, Rows, packed
+from runtime.execute.kernels import Routes, linear, row_peaks, silu
 from runtime.execute.layout import Lanes
 from runtime.execute.placement import SHARED, Copies
 from runtime.execute.reference import gate
-from runtime.execute.trampoline import to_experts_and_back
 from runtime.execute.worker import Worker
 
 
-async def moe(worker: Worker, layer: int, x: Array, batch: Batch, routes: Routes | None = None) -> Array:
+async def moe(worker: Worker, layer: int, x: Floats, batch: Batch, routes: Routes | None = None) -> Floats:
     """Return routed and shared experts of normed tokens x; ``routes`` replace the gate's where a test forces them."""
     routes = gate(worker.setup.weights, layer, x) if routes is None else routes
     degrees = worker.setup.layout.pool.degrees
@@ -46,7 +46,7 @@ def has_local_shared(worker: Worker) -> bool:
     return bool(worker.setup.small.moe.shared_experts) and not (mapping and mapping.shared_expert_ranks)
 
 
-async def cut_shared(worker: Worker, layer: int, x: Array, group: Comm) -> Array | None:
+async def cut_shared(worker: Worker, layer: int, x: Floats, group: Comm) -> Floats | None:
     """Return this rank's partial sum of a shared expert that is cut over the group that adds up, else None."""
     at = f"model.layers.{layer}.mlp.shared_experts"
     if has_local_shared(worker) and worker.is_cut(f"{at}.down_proj.weight"):
@@ -54,7 +54,7 @@ async def cut_shared(worker: Worker, layer: int, x: Array, group: Comm) -> Array
     return None
 
 
-def weighted(outputs: Array, copies: Copies, tokens: int) -> Array:
+def weighted(outputs: Floats, copies: Copies, tokens: int) -> Floats:
     """Add the outputs of every token's copies, each times its gate weight, [tokens, ·] from [c, ·].
 
     Copies are added in the order of the copies, the same on every rank.
@@ -64,7 +64,7 @@ def weighted(outputs: Array, copies: Copies, tokens: int) -> Array:
     return out
 
 
-async def expert_outputs(worker: Worker, layer: int, rows: Array, slots: Indices, microbatch: int) -> Array:
+async def expert_outputs(worker: Worker, layer: int, rows: Floats, slots: Ints, microbatch: int) -> Floats:
     """Return outputs [n, h] of rows [n, h] in slots of this rank: partial sums where experts are cut by MoE TP."""
     setup, at = worker.setup, f"model.layers.{layer}.mlp"
     table = setup.tables[layer]
@@ -90,8 +90,8 @@ async def expert_outputs(worker: Worker, layer: int, rows: Array, slots: Indices
 
 
 async def _peaks(
-    worker: Worker, hidden: Sequence[Array], members: Sequence[Indices], where: tuple[int, int, int]
-) -> Array:
+    worker: Worker, hidden: Sequence[Floats], members: Sequence[Ints], where: tuple[int, int, int]
+) -> Floats:
     """Return the peak of every row of the experts' hidden states over the MoE TP group; unused without INT8."""
     rows, layer, microbatch = where
     peaks = np.zeros((rows, 1))
@@ -103,7 +103,7 @@ async def _peaks(
     return await all_reduce_max(group, peaks) if group.size > 1 else peaks
 
 
-async def all_tokens_everywhere(worker: Worker, layer: int, x: Array, routes: Routes, batch: Batch) -> Array:
+async def all_tokens_everywhere(worker: Worker, layer: int, x: Floats, routes: Routes, batch: Batch) -> Floats:
     """One attention group: every device picks its experts' rows; one all-reduce adds all up (d_DP = 1)."""
     copies = worker.setup.tables[layer].copies(routes.experts, routes.weights, np.arange(len(x)))
     mine = np.flatnonzero(copies.ep == worker.place.ep)
@@ -114,7 +114,7 @@ async def all_tokens_everywhere(worker: Worker, layer: int, x: Array, routes: Ro
     return await all_reduce(group, out if shared is None else out + shared)
 
 
-async def tensor_parallel(worker: Worker, layer: int, x: Array, routes: Routes, batch: Batch) -> Array:
+async def tensor_parallel(worker: Worker, layer: int, x: Floats, routes: Routes, batch: Batch) -> Floats:
     """Experts cut over all devices: gather every group's tokens, compute partial sums, scatter them back."""
     group = worker.comm("stage", batch.microbatch, f"{batch.label}, layer {layer}, experts")
     tp = worker.comm("tp", batch.microbatch, group.label)
@@ -131,7 +131,7 @@ async def tensor_parallel(worker: Worker, layer: int, x: Array, routes: Routes, 
     return own if worker.staged else np.concatenate(await all_gather(tp, own))
 
 
-async def exchanged(worker: Worker, layer: int, x: Array, routes: Routes, batch: Batch) -> Array:
+async def exchanged(worker: Worker, layer: int, x: Floats, routes: Routes, batch: Batch) -> Floats:
     """Dispatch copies to EP ranks and combine what comes back (MixServe section III-B3 in every ratio of DP to EP)."""
     setup, lanes = worker.setup, worker.setup.lanes
     c = 0 if worker.staged else worker.place.tp
@@ -139,7 +139,7 @@ async def exchanged(worker: Worker, layer: int, x: Array, routes: Routes, batch:
     copies = setup.tables[layer].copies(routes.experts[mine], routes.weights[mine], turns(worker, len(mine)))
     exchange = exchange_of(worker, batch)
 
-    async def compute(rows: Array, slots: Indices) -> Array:
+    async def compute(rows: Floats, slots: Ints) -> Floats:
         return await expert_outputs(worker, layer, rows, slots, batch.microbatch)
 
     outputs = await exchange.run(x[mine], copies, compute)
@@ -147,7 +147,7 @@ async def exchanged(worker: Worker, layer: int, x: Array, routes: Routes, batch:
     return await _regathered(worker, own, len(x), batch, f"{batch.label}, layer {layer}, all-gather")
 
 
-def turns(worker: Worker, tokens: int) -> Indices:
+def turns(worker: Worker, tokens: int) -> Ints:
     """Return what rotates the sender's tokens over replicas: their place in its share of the batch, and the sender.
 
     Ranks that send lanes of the same tokens give them the same turn.
@@ -163,7 +163,7 @@ def turns(worker: Worker, tokens: int) -> Indices:
     return np.arange(tokens) + sender
 
 
-async def _regathered(worker: Worker, own: Array, tokens: int, batch: Batch, label: str) -> Array:
+async def _regathered(worker: Worker, own: Floats, tokens: int, batch: Batch, label: str) -> Floats:
     """Return all tokens and the whole hidden axis from what each rank of the TP group has of them."""
     setup, lanes = worker.setup, worker.setup.lanes
     if worker.staged or lanes.t == 1:
@@ -225,7 +225,7 @@ def _units_of(worker: Worker, lanes: Lanes) -> int:
     return worker.setup.layout.pool.degrees.attention_tp if worker.staged else lanes.subsets
 
 
-async def disaggregated(worker: Worker, layer: int, x: Array, routes: Routes, batch: Batch) -> Array:
+async def disaggregated(worker: Worker, layer: int, x: Floats, routes: Routes, batch: Batch) -> Floats:
     """Experts on devices of their own, by way of trampolines; attention TP groups deal their tokens out."""
     setup, tp = worker.setup, worker.comm("tp", batch.microbatch, f"{batch.label}, layer {layer}, all-gather")
     mine = np.arange(tp.index, len(x), tp.size)
@@ -242,3 +242,70 @@ async def disaggregated(worker: Worker, layer: int, x: Array, routes: Routes, ba
     for c, part in enumerate(await all_gather(tp, own)):
         out[c :: tp.size] = part
     return out
+
+
+class Handed(NamedTuple):
+    """What an attention rank hands its trampoline: its tokens once, and where their copies go."""
+
+    rows: Rows
+    token: Ints
+    ep: Ints
+    slot: Ints
+
+
+def trampolines(worker: Worker, domain: int) -> list[tuple[int, int]]:
+    """Return (attention rank, trampoline) of a domain."""
+    layout = worker.setup.layout
+    degrees = layout.pool.degrees
+    experts = layout.experts_of(0)
+    ranks = [
+        layout.attention_rank(0, domain, dp, tp)
+        for dp in range(degrees.attention_dp)
+        for tp in range(degrees.attention_tp)
+    ]
+    return [(rank, experts[number % len(experts)]) for number, rank in enumerate(ranks)]
+
+
+async def to_experts_and_back(worker: Worker, rows: Rows, copies: Copies, batch: Batch, label: str) -> Floats:
+    """Hand this rank's copies to its trampoline and return their outputs [c, h]."""
+    endpoint, channel = worker.endpoint, ("a2e", batch.microbatch)
+    trampoline = dict(trampolines(worker, worker.place.domain))[endpoint.rank]
+    endpoint.send(trampoline, channel, Handed(rows, copies.token, copies.ep, copies.slot), f"{label}, A2E")
+    reply: Reply = await endpoint.receive(trampoline, channel, f"{label}, E2A")
+    return reply.rows
+
+
+class Taken(NamedTuple):
+    """What a trampoline has from its attention ranks: their token rows one behind the other, and all their copies."""
+
+    senders: list[int]
+    counts: list[int]
+    x: Floats
+    copies: Copies
+
+
+async def taken_over(worker: Worker, domain: int, microbatch: int, label: str) -> Taken:
+    """Receive from the attention ranks of a domain that use this expert rank as trampoline."""
+    endpoint = worker.endpoint
+    senders = [rank for rank, trampoline in trampolines(worker, domain) if trampoline == endpoint.rank]
+    handed: list[Handed] = [await endpoint.receive(rank, ("a2e", microbatch), f"{label}, A2E") for rank in senders]
+    starts = np.cumsum([0, *(len(one.rows.values) for one in handed)])
+    hidden = worker.setup.small.spec.hidden_size
+    x = np.concatenate([np.zeros((0, hidden)), *(one.rows.unpacked() for one in handed)])
+    nothing = np.zeros(0, dtype=np.int64)
+    token = np.concatenate([nothing, *(one.token + start for one, start in zip(handed, starts, strict=False))])
+    copies = Copies(
+        token,
+        np.concatenate([nothing, *(one.ep for one in handed)]),
+        np.concatenate([nothing, *(one.slot for one in handed)]),
+        np.ones(len(token)),
+    )
+    return Taken(senders, [len(one.token) for one in handed], x, copies)
+
+
+def handed_back(worker: Worker, taken: Taken, outputs: Floats, microbatch: int, label: str) -> None:
+    """Send every attention rank the outputs of its copies."""
+    ends = np.cumsum([0, *taken.counts])
+    for rank, a, b in zip(taken.senders, ends, ends[1:], strict=False):
+        reply = Reply(outputs[a:b], np.arange(b - a))
+        worker.endpoint.send(rank, ("a2e", microbatch), reply, f"{label}, E2A")

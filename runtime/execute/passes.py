@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from runtime.execute.batch import Batch, decode_batch, prompts_batch
 from runtime.execute.collectives import parts_of
 from runtime.execute.exchange import DirectExchange, LaneExchange
-from runtime.execute.kernels import Array, Indices, rms_norm
+from runtime.execute.kernels import rms_norm
 from runtime.execute.layout import Lanes
-from runtime.execute.moe import expert_outputs, moe
-from runtime.execute.trampoline import handed_back, taken_over
+from runtime.execute.moe import expert_outputs, handed_back, moe, taken_over
 from runtime.execute.worker import Worker
 
 
@@ -24,14 +24,14 @@ class Running:
     """
 
     requests: list[int]
-    ids: Indices
-    starts: Indices
-    said: dict[int, list[Array]] = field(default_factory=dict)
-    drafted: dict[int, dict[int, Array]] = field(default_factory=dict)
+    ids: Ints
+    starts: Ints
+    said: dict[int, list[Floats]] = field(default_factory=dict)
+    drafted: dict[int, dict[int, Floats]] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
 
 
-async def block(worker: Worker, layer: int, x: Array, batch: Batch) -> Array:
+async def block(worker: Worker, layer: int, x: Floats, batch: Batch) -> Floats:
     """One decoder layer over the residual states."""
     label = f"{batch.label}, layer {layer}"
     await worker.works("attention", label)
@@ -44,12 +44,12 @@ async def block(worker: Worker, layer: int, x: Array, batch: Batch) -> Array:
     return x + await moe(worker, layer, normed, batch)
 
 
-async def through_stage(worker: Worker, batch: Batch) -> Array:
+async def through_stage(worker: Worker, batch: Batch) -> Floats:
     """Return the states after this rank's stage: from the embedding or from the stage before, to the stage behind."""
     stages, stage = worker.setup.stages, worker.place.pp
     label = f"{batch.label}, hop"
     group = worker.comm("pp", batch.microbatch, label)
-    x: Array
+    x: Floats
     if stage == 0:
         x = worker.mine(await worker.embed("model.embed_tokens.weight", batch.ids, batch), batch)
     else:
@@ -67,7 +67,7 @@ def is_last(worker: Worker) -> bool:
     return worker.place.pp == len(worker.setup.stages) - 1
 
 
-async def drafts_after(worker: Worker, states: Array, following: Indices, chosen: Indices, batch: Batch) -> list[Array]:
+async def drafts_after(worker: Worker, states: Floats, following: Ints, chosen: Ints, batch: Batch) -> list[Floats]:
     """Return the draft logits [R, V] of every draft, first to last (DeepSeek-V3 section 2.2).
 
     ``states`` are the main model's of this rank's tokens, ``following`` [T] the tokens that come after each,
@@ -97,10 +97,10 @@ async def drafts_after(worker: Worker, states: Array, following: Indices, chosen
 class Prefilled:
     """What a prefill pass says of each prompt: logits [V] of the first token, draft tokens, first draft's logits."""
 
-    logits: Array
+    logits: Floats
     token: int
     drafts: list[int]
-    draft_logits: Array | None
+    draft_logits: Floats | None
 
 
 async def prefill_part(
@@ -151,7 +151,7 @@ async def decode_part(worker: Worker, running: Running, rows: list[int], number:
     running.ids[rows], running.starts[rows] = ids, starts
 
 
-async def _verified(worker: Worker, running: Running, x: Array, batch: Batch) -> tuple[Indices, Indices]:
+async def _verified(worker: Worker, running: Running, x: Floats, batch: Batch) -> tuple[Ints, Ints]:
     """Return ids and starts of the next iteration: greedy tokens up to the first draft that was wrong, and one more."""
     requests, queries = len(batch.rows), worker.setup.drafts + 1
     states = await worker.gathered(x, batch, "last tokens")
@@ -204,7 +204,7 @@ async def serve(worker: Worker, layer: int, domain: int, number: int, label: str
     group = exchange.group if isinstance(exchange, DirectExchange) else exchange.world
     group.label = f"{label}, domain {domain}, experts"
 
-    async def compute(rows: Array, slots: Indices) -> Array:
+    async def compute(rows: Floats, slots: Ints) -> Floats:
         return await expert_outputs(worker, layer, rows, slots, number)
 
     handed_back(worker, taken, await exchange.run(taken.x, taken.copies, compute), number, label)

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from ground.errors import BadInput
 from planner.manifest.layout import ExpertMap
-from runtime.execute.kernels import Array, Indices
 
 SHARED = -1
 """The slot number of a dedicated shared expert."""
@@ -16,10 +16,10 @@ SHARED = -1
 class Copies:
     """Token copies to send: token (row of the sender's tokens), EP rank, slot and gate weight, all [c]."""
 
-    token: Indices
-    ep: Indices
-    slot: Indices
-    weight: Array
+    token: Ints
+    ep: Ints
+    slot: Ints
+    weight: Floats
 
 
 @dataclass(slots=True)
@@ -30,11 +30,11 @@ class ExpertTable:
     slots of an expert, ``counts`` [E] says how many there are.
     """
 
-    expert_of: Indices
-    rank_of: Indices
-    shared_ranks: Indices
-    counts: Indices = field(init=False)
-    replicas: Indices = field(init=False)
+    expert_of: Ints
+    rank_of: Ints
+    shared_ranks: Ints
+    counts: Ints = field(init=False)
+    replicas: Ints = field(init=False)
 
     def __post_init__(self) -> None:
         """Index slots by expert."""
@@ -58,7 +58,7 @@ class ExpertTable:
             raise BadInput("the shared expert has no copy on a rank that is left")
         return ExpertTable(self.expert_of, rank_of, shared)
 
-    def copies(self, experts: Indices, weights: Array, turn: Indices) -> Copies:
+    def copies(self, experts: Ints, weights: Floats, turn: Ints) -> Copies:
         """Return where k experts per token [T, k] are, and the dedicated shared expert's copy beside them.
 
         ``turn`` [T] rotates: replica turn mod (number of replicas), so that tokens at different places of a batch

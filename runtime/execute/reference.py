@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from models.spec import MLA
-from runtime.execute.gate import Routes, route
-from runtime.execute.kernels import Array, Indices, linear, rms_norm, rotate, silu, softmax
-from runtime.execute.tensors import Weights
+from runtime.execute.kernels import Routes, linear, rms_norm, rotate, route, silu, softmax
+from runtime.execute.small import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class Forward:
     i + 1, is about token i + 2; None without MTP. ``gate_margin`` [L] is the closest choice of experts on the way.
     """
 
-    logits: Array
-    drafts: Array | None
-    gate_margin: Array
+    logits: Floats
+    drafts: Floats | None
+    gate_margin: Floats
 
 
 def forward(weights: Weights, sequences: Sequence[Sequence[int]]) -> list[Forward]:
@@ -46,9 +46,7 @@ def forward(weights: Weights, sequences: Sequence[Sequence[int]]) -> list[Forwar
     return [Forward(logits[a:b], None if drafts is None else drafts[a : b - 1], margin[a:b]) for a, b in pairwise(ends)]
 
 
-def _drafts(
-    weights: Weights, layer: int, x: Array, tokens: Indices, positions: Indices, lengths: Sequence[int]
-) -> Array:
+def _drafts(weights: Weights, layer: int, x: Floats, tokens: Ints, positions: Ints, lengths: Sequence[int]) -> Floats:
     """Logits of the draft module; the last row of each sequence has no next token and means nothing."""
     at = f"model.layers.{layer}"
     following = weights.whole("model.embed_tokens.weight")[np.roll(tokens, -1)]
@@ -57,7 +55,7 @@ def _drafts(
     return rms_norm(out, weights.whole(f"{at}.shared_head.norm.weight")) @ weights.whole("lm_head.weight").T
 
 
-def draft_input(weights: Weights, at: str, embedded: Array, state: Array) -> Array:
+def draft_input(weights: Weights, at: str, embedded: Floats, state: Floats) -> Floats:
     """Next token's embedding beside the main model's state, each normed, [T, 2h] (DeepSeek-V3 Eq. (21))."""
     return np.concatenate(
         [
@@ -69,8 +67,8 @@ def draft_input(weights: Weights, at: str, embedded: Array, state: Array) -> Arr
 
 
 def _layer(
-    weights: Weights, layer: int, x: Array, positions: Indices, lengths: Sequence[int], margin: Array | None
-) -> Array:
+    weights: Weights, layer: int, x: Floats, positions: Ints, lengths: Sequence[int], margin: Floats | None
+) -> Floats:
     at = f"model.layers.{layer}"
     normed = rms_norm(x, weights.whole(f"{at}.input_layernorm.weight"))
     attend = _latent if isinstance(weights.small.spec.attention, MLA) else _grouped
@@ -84,14 +82,14 @@ def _layer(
     return x + experts(weights, layer, normed, routes)
 
 
-def gate(weights: Weights, layer: int, x: Array) -> Routes:
+def gate(weights: Weights, layer: int, x: Floats) -> Routes:
     """Routes of normed tokens x [T, h]; the gate is on every rank whole, so ranks call this too."""
     at, small = f"model.layers.{layer}.mlp.gate", weights.small
     logits = x @ weights.whole(f"{at}.weight").T
     return route(logits, weights.whole(f"{at}.e_score_correction_bias"), small.moe, small.spec.architecture)
 
 
-def experts(weights: Weights, layer: int, x: Array, routes: Routes) -> Array:
+def experts(weights: Weights, layer: int, x: Floats, routes: Routes) -> Floats:
     """Weighted sum of the routed experts, and the shared one, [T, h]."""
     at, moe = f"model.layers.{layer}.mlp", weights.small.moe
     out = swiglu(weights, f"{at}.shared_experts", x) if moe.shared_experts else np.zeros_like(x)
@@ -102,7 +100,7 @@ def experts(weights: Weights, layer: int, x: Array, routes: Routes) -> Array:
     return out
 
 
-def swiglu(weights: Weights, at: str, x: Array) -> Array:
+def swiglu(weights: Weights, at: str, x: Floats) -> Floats:
     """Down · (silu(gate · x) · (up · x)) with whole matrices (arXiv 2002.05202)."""
     int8 = weights.int8
     hidden = silu(linear(x, weights.whole(f"{at}.gate_proj.weight"), int8))
@@ -115,13 +113,13 @@ def _segments(lengths: Sequence[int]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(ends)]
 
 
-def _attend(q: Array, k: Array, v: Array) -> Array:
+def _attend(q: Floats, k: Floats, v: Floats) -> Floats:
     """Causal softmax attention of one sequence and one head: [L, d] -> [L, dv]."""
     scores = q @ k.T / np.sqrt(q.shape[1])
     return softmax(np.where(np.tri(len(q), dtype=bool), scores, -np.inf)) @ v
 
 
-def _latent(weights: Weights, at: str, x: Array, positions: Indices, lengths: Sequence[int]) -> Array:
+def _latent(weights: Weights, at: str, x: Floats, positions: Ints, lengths: Sequence[int]) -> Floats:
     """MLA head by head, as DeepSeek-V2 section 2.1 writes it."""
     mla = weights.small.spec.attention
     assert isinstance(mla, MLA), "asked for the latents of a model without"
@@ -144,7 +142,7 @@ def _latent(weights: Weights, at: str, x: Array, positions: Indices, lengths: Se
     return linear(out.reshape(len(x), -1), weights.whole(f"{at}.o_proj.weight"), int8)
 
 
-def _grouped(weights: Weights, at: str, x: Array, positions: Indices, lengths: Sequence[int]) -> Array:
+def _grouped(weights: Weights, at: str, x: Floats, positions: Ints, lengths: Sequence[int]) -> Floats:
     """GQA head by head."""
     gqa = weights.small.spec.attention
     assert not isinstance(gqa, MLA), "asked for the KV heads of a latent cache"

@@ -5,15 +5,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ground.arrays import Floats
 from planner.manifest.schema import LinkMapping, Manifest, Pool
 from runtime.execute.handover import Group, Haul, hauls, receive_cache, send_cache, send_first
-from runtime.execute.kernels import Array
 from runtime.execute.layout import Layout, dealt, spread
-from runtime.execute.partition import check_coverage
+from runtime.execute.partition import Setup, check_coverage
 from runtime.execute.passes import Prefilled, Running, decode_iteration, experts_pass, prefill_pass
-from runtime.execute.plan import Setup
-from runtime.execute.small import shrink
-from runtime.execute.tensors import Weights
+from runtime.execute.small import Weights, shrink
 from runtime.execute.transport import Endpoint, Loop, Program
 from runtime.execute.worker import Worker
 
@@ -232,8 +230,8 @@ class Said:
     """What came out for one request: tokens, logits [n, V] of each, first drafts' logits by position."""
 
     tokens: list[int]
-    logits: Array
-    drafts: dict[int, Array]
+    logits: Floats
+    drafts: dict[int, Floats]
 
 
 def make_ranks(world: World, loop: Loop, ranks: list[int] | None = None) -> dict[int, Rank]:
@@ -266,8 +264,8 @@ class Heard:
 
     first: dict[int, Prefilled] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
-    logits: dict[int, list[Array]] = field(default_factory=dict)
-    drafts: dict[int, dict[int, Array]] = field(default_factory=dict)
+    logits: dict[int, list[Floats]] = field(default_factory=dict)
+    drafts: dict[int, dict[int, Floats]] = field(default_factory=dict)
 
     def add(self, other: "Heard") -> None:
         """Take over what others heard."""

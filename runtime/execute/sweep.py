@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from runtime.execute.batch import Batch, prompts_batch
-from runtime.execute.gate import Routes
-from runtime.execute.kernels import INT8_LARGEST, Array, Indices, row_peaks, silu
+from runtime.execute.kernels import INT8_LARGEST, Routes, row_peaks, silu
 from runtime.execute.moe import moe, turns
+from runtime.execute.partition import Setup
 from runtime.execute.passes import serve
 from runtime.execute.placement import ExpertTable
-from runtime.execute.plan import Setup
 from runtime.execute.reference import experts as unsharded_experts
-from runtime.execute.tensors import Weights
+from runtime.execute.small import Weights
 from runtime.execute.transport import Endpoint, Loop
 from runtime.execute.worker import Worker
 
@@ -54,7 +54,7 @@ def sweep(setup: Setup, loop: Loop, int8: bool) -> Swept:
     """Run one MoE layer of every stage with forced routes on all ranks of an instance, and compare."""
     setup = Setup(setup.weights, setup.layout, int8, setup.drafts, setup.path)
     workers = {rank: Worker(setup, Endpoint(loop, rank)) for rank in setup.layout.ranks}
-    known: dict[tuple[int, int, int], tuple[Indices, int]] = {}
+    known: dict[tuple[int, int, int], tuple[Ints, int]] = {}
     cases = {rank: _Case(worker, known) for rank, worker in workers.items()}
     longest = _tokens_needed(cases)
     own = loop.local(setup.layout.ranks)
@@ -87,7 +87,7 @@ class _Case:
     """One rank's part in the sweep; ``known`` keeps choices of experts that many senders share."""
 
     worker: Worker
-    known: dict[tuple[int, int, int], tuple[Indices, int]]
+    known: dict[tuple[int, int, int], tuple[Ints, int]]
 
     @property
     def layer(self) -> int | None:
@@ -114,7 +114,7 @@ class _Case:
         """Whether this rank's output is looked at: every rank where staged, else one of its group."""
         return self.layer is not None and (self.worker.staged or self.worker.place.tp == 0)
 
-    def turn(self, sender: int, tokens: int) -> Indices:
+    def turn(self, sender: int, tokens: int) -> Ints:
         """Return what rotates the tokens of a sender of this rank's group."""
         place, lanes = self.worker.place, self.worker.setup.lanes
         whole = self.worker.staged or self.worker.setup.layout.disaggregated
@@ -134,7 +134,7 @@ class _Case:
         weights = drawn / drawn.sum(axis=1, keepdims=True)
         return Routes(experts=experts, weights=weights, margin=np.ones(len(experts)))
 
-    def covering(self, sender: int, tokens: int) -> tuple[Indices, int]:
+    def covering(self, sender: int, tokens: int) -> tuple[Ints, int]:
         """Return ``covering`` for a sender's tokens; turns that differ by a common multiple choose alike."""
         layer = self.layer
         assert layer is not None, "stages without experts are not swept"
@@ -150,7 +150,7 @@ class _Case:
         """Return the senders whose tokens this rank holds: its own where staged, else all of the group."""
         return [self.sender] if self.worker.staged else list(range(self.senders))
 
-    def states(self, tokens: int) -> Array:
+    def states(self, tokens: int) -> Floats:
         """Return the layer's input, equal on all ranks of a TP group."""
         place, setup = self.worker.place, self.worker.setup
         own = place.tp if self.worker.staged else 0
@@ -177,7 +177,7 @@ def _tokens_needed(cases: dict[int, _Case]) -> int:
     return needed
 
 
-def covering(table: ExpertTable, turn: Indices, k: int) -> tuple[Indices, int]:
+def covering(table: ExpertTable, turn: Ints, k: int) -> tuple[Ints, int]:
     """Return experts [n, k] for tokens of these turns that reach every EP rank early, and how many tokens that takes.
 
     A token reaches the replica of an expert that its turn names; experts of a token differ.
@@ -216,7 +216,7 @@ def covering(table: ExpertTable, turn: Indices, k: int) -> tuple[Indices, int]:
 
 
 def _program(case: _Case, each: int):  # type: ignore[no-untyped-def]
-    async def run(_: Endpoint) -> Array:
+    async def run(_: Endpoint) -> Floats:
         worker, layer = case.worker, case.layer
         if layer is None:
             return np.zeros((0, 0))
@@ -235,7 +235,7 @@ def _batch(case: _Case, each: int) -> Batch:
     return prompts_batch([[0] * (each * case.senders)], [0], 0, "sweep")
 
 
-def _compared(cases: list[_Case], each: int, outputs: list[Array], int8: bool) -> tuple[float, float]:
+def _compared(cases: list[_Case], each: int, outputs: list[Floats], int8: bool) -> tuple[float, float]:
     """Return the largest difference from the unsharded layer, and the largest error over its bound; all of a layer at
     once, for the unsharded layer goes expert by expert.
     """
@@ -258,7 +258,7 @@ def _compared(cases: list[_Case], each: int, outputs: list[Array], int8: bool) -
     return difference, used
 
 
-def message_error_bound(weights: Weights, layer: int, x: Array, routes: Routes, worker: Worker) -> Array:
+def message_error_bound(weights: Weights, layer: int, x: Floats, routes: Routes, worker: Worker) -> Floats:
     """Largest error [T, h] that INT8 messages with a scale per token can cause in a MoE layer, element by element.
 
     A row is off by at most e = peak/254 everywhere, so gate and up projections by a = |W1|·e and c = |W3|·e; the
@@ -278,11 +278,11 @@ def message_error_bound(weights: Weights, layer: int, x: Array, routes: Routes, 
     return bound
 
 
-def _expert_bound(weights: Weights, at: str, x: Array, off: Array) -> Array:
+def _expert_bound(weights: Weights, at: str, x: Floats, off: Floats) -> Floats:
     gate, up, down = (weights.whole(f"{at}.{name}_proj.weight") for name in ("gate", "up", "down"))
     g, u = x @ gate.T, x @ up.T
     a, c = off * np.abs(gate).sum(axis=1), off * np.abs(up).sum(axis=1)
-    bound: Array = (np.abs(silu(g)) * c + SILU_SLOPE * a * (np.abs(u) + c)) @ np.abs(down).T
+    bound: Floats = (np.abs(silu(g)) * c + SILU_SLOPE * a * (np.abs(u) + c)) @ np.abs(down).T
     return bound
 
 

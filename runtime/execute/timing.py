@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from planner.manifest.schema import Manifest, Pool
 from runtime.execute import collectives as c
 from runtime.execute.clock import Clock, Machine, Sized, Way, Wire
 from runtime.execute.collectives import Comm, comm
 from runtime.execute.exchange import LaneExchange
-from runtime.execute.kernels import Array, Indices
 from runtime.execute.layout import Lanes
 from runtime.execute.placement import Copies
 from runtime.execute.transport import Endpoint, Loop
@@ -188,7 +188,7 @@ class PoolTimes:
             rows.append(self._timing("direct all-to-all", "EP, two devices a NIC", first, size, seconds, note))
         return rows
 
-    def _skewed_shares(self, n: int) -> Array:
+    def _skewed_shares(self, n: int) -> Floats:
         """Share of the copies that each EP rank gets under drawn expert loads and the manifest's map, [n]."""
         mapping, moe = self.pool.expert_map, self.manifest.model.spec.moe
         assert mapping is not None and moe is not None, "only EP pools exchange"
@@ -199,7 +199,7 @@ class PoolTimes:
         shares[mapping.expert_ranks] = per_slot.reshape(len(mapping.expert_ranks), -1).sum(axis=1) / loads.sum()
         if mapping.shared_expert_ranks:
             shares[mapping.shared_expert_ranks] = 1.0 / moe.experts_per_token / len(mapping.shared_expert_ranks)
-        normalised: Array = shares / shares.sum()
+        normalised: Floats = shares / shares.sum()
         return normalised
 
     def _whole_nodes(self) -> tuple[int, int] | None:
@@ -316,7 +316,7 @@ def hybrid_seconds(
         )
         copies = Copies(np.zeros(n, dtype=np.int64), np.arange(n), np.zeros(n, dtype=np.int64), np.ones(n))
 
-        async def compute(rows: Array, _: Indices) -> Array:
+        async def compute(rows: Floats, _: Ints) -> Floats:
             marks[endpoint.rank].append(endpoint.now)
             return rows
 

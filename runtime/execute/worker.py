@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from ground.errors import Fault
 from models.spec import MLA
 from runtime.execute.attention import Attention, GroupedAttention, LatentAttention
 from runtime.execute.batch import Batch
 from runtime.execute.collectives import Comm, all_gather, all_reduce, all_reduce_max, comm, direct_all_to_all
-from runtime.execute.kernels import Array, Indices, linear, one_hot_rows, rms_norm, row_peaks, silu
+from runtime.execute.kernels import linear, one_hot_rows, rms_norm, row_peaks, silu
 from runtime.execute.layout import Place
-from runtime.execute.plan import Setup
+from runtime.execute.partition import Setup
 from runtime.execute.reference import draft_input
 from runtime.execute.transport import Endpoint
 
@@ -30,13 +31,13 @@ class Worker:
     setup: Setup
     endpoint: Endpoint
     place: Place = field(init=False)
-    cache: dict[int, Array] = field(default_factory=dict)
+    cache: dict[int, Floats] = field(default_factory=dict)
     kept: dict[Any, Any] = field(default_factory=dict)
-    traffic: Indices = field(init=False)
+    traffic: Ints = field(init=False)
     compute_seconds: dict[str, float] = field(default_factory=dict)
     _comms: dict[Any, Comm] = field(default_factory=dict)
     _attentions: dict[int, Attention] = field(default_factory=dict)
-    _parts: dict[str, Array] = field(default_factory=dict)
+    _parts: dict[str, Floats] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Find this rank's place."""
@@ -69,14 +70,14 @@ class Worker:
         found.label = label
         return found
 
-    def part(self, name: str) -> Array:
+    def part(self, name: str) -> Floats:
         """Return what this rank holds of a tensor; Fault for one that the rules give it nothing of."""
         made = self._parts.get(name)
         if made is None:
             made = self._parts[name] = self._made(name)
         return made
 
-    def _made(self, name: str) -> Array:
+    def _made(self, name: str) -> Floats:
         partition = self.setup.partition
         if ".experts." not in name and not partition.holds(self.place, name):
             raise Fault(f"rank {self.place.rank} needs {name}, which its shard rules do not give it")
@@ -89,7 +90,7 @@ class Worker:
         """Whether this rank holds only a part of a tensor."""
         return not self.setup.partition.part(self.place, name).whole
 
-    async def embed(self, name: str, ids: Indices, batch: Batch) -> Array:
+    async def embed(self, name: str, ids: Ints, batch: Batch) -> Floats:
         """Return embeddings of ids [n]: each rank looks up its part of the vocabulary, the group adds up."""
         held = self.setup.partition.part(self.place, name)
         rows = one_hot_rows(self.part(name), ids, held.start)
@@ -104,13 +105,13 @@ class Worker:
         a, b = batch.bounds(self.setup.layout.pool.degrees.attention_tp)[self.place.tp]
         return x[a:b]
 
-    async def gathered(self, x: Array, batch: Batch, what: str) -> Array:
+    async def gathered(self, x: Floats, batch: Batch, what: str) -> Floats:
         """Return the rows of all the batch's tokens."""
         if not self.staged:
             return x
         return np.concatenate(await all_gather(self.comm("tp", batch.microbatch, f"{batch.label}, {what}"), x))
 
-    async def attend(self, layer: int, x: Array, batch: Batch) -> Array:
+    async def attend(self, layer: int, x: Floats, batch: Batch) -> Floats:
         """Norm, attention and output projection of a layer; an empty batch, as all its ranks know, needs none."""
         if not batch.tokens:
             return x
@@ -149,7 +150,7 @@ class Worker:
         parts, kv_heads = self._read_heads(at, parts, heads)
         return GroupedAttention(spec, heads, kv_heads, parts, self.int8)
 
-    def _read_heads(self, at: str, parts: dict[str, Array], heads: int) -> tuple[dict[str, Array], int]:
+    def _read_heads(self, at: str, parts: dict[str, Floats], heads: int) -> tuple[dict[str, Floats], int]:
         """Keep only the KV heads that this rank's query heads read, where it holds more."""
         spec = self.setup.small.spec.attention
         assert not isinstance(spec, MLA), "asked for the KV heads of a latent cache"
@@ -163,7 +164,7 @@ class Worker:
         }
         return kept, high - low
 
-    def _attention_proper(self, layer: int, attention: Attention, query: Array, rows: Array, batch: Batch) -> Array:
+    def _attention_proper(self, layer: int, attention: Attention, query: Floats, rows: Floats, batch: Batch) -> Floats:
         """Write the batch's rows into the cache and attend, in the form that the phase uses."""
         cache = self.cache[layer]
         where = np.repeat(batch.rows, batch.lengths)
@@ -187,7 +188,7 @@ class Worker:
         for layer in layers:
             self.cache[layer] = np.zeros((requests, positions, self._attention(layer).width))
 
-    async def swiglu(self, at: str, x: Array, group: Comm | None) -> Array:
+    async def swiglu(self, at: str, x: Floats, group: Comm | None) -> Floats:
         """Down · (silu(gate · x) · (up · x)) over this rank's part of the width; partial sums where it is cut.
 
         Under INT8 a cut row gets the scale of the whole row: its peak goes round ``group`` first.
@@ -201,7 +202,7 @@ class Worker:
             peaks = await all_reduce_max(group, row_peaks(hidden))
         return linear(hidden, self.part(name), self.int8, peaks)
 
-    async def dense(self, layer: int, x: Array, batch: Batch) -> Array:
+    async def dense(self, layer: int, x: Floats, batch: Batch) -> Floats:
         """The dense feed-forward over attention TP."""
         if not batch.tokens:
             return x
@@ -210,7 +211,7 @@ class Worker:
         out = await self.swiglu(at, x, group)
         return await all_reduce(group, out) if self.is_cut(f"{at}.down_proj.weight") else out
 
-    async def head(self, norm: str, table: str, x: Array, batch: Batch) -> Array:
+    async def head(self, norm: str, table: str, x: Floats, batch: Batch) -> Floats:
         """Logits [n, V] of states [n, h]: each rank has its part of the vocabulary, the group gathers."""
         logits = rms_norm(x, self.part(norm)) @ self.part(table).T
         if not self.is_cut(table):
@@ -218,7 +219,7 @@ class Worker:
         group = self.comm("tp", batch.microbatch, f"{batch.label}, LM head")
         return np.concatenate(await all_gather(group, logits), axis=1)
 
-    async def draft_states(self, states: Array, following: Indices, batch: Batch) -> Array:
+    async def draft_states(self, states: Floats, following: Ints, batch: Batch) -> Floats:
         """Input of the draft layer: this rank's states [·, h] beside the embeddings of the tokens that follow."""
         at = f"model.layers.{self.setup.small.draft_layer}"
         embedded = await self.embed(f"{at}.embed_tokens.weight", following, batch)

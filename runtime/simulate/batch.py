@@ -7,17 +7,57 @@ the iteration at which a request leaves is known when it joins.
 
 import heapq
 import math
+from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
+from functools import cache
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from runtime.simulate.drafts import IterationCounts
+from ground.arrays import Floats, Ints
+from planner.manifest.drafts import MOST_DRAWN, Acceptance, drawn_iterations, drawn_sums, mean_iterations
+from planner.manifest.schema import Drafts
 from runtime.simulate.request import Request
 from runtime.simulate.steps import FIXED_POINT_BITS, StepTimer
 
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
+_OFFSETS_AT_ONCE = 4096
+
+
+@cache
+def _sums(drafts: int, acceptance: Acceptance) -> "array[int]":
+    """Return what is drawn once as Python's own numbers, which bisection of one answer is quicker with."""
+    return array("q", drawn_sums(drafts, acceptance).tobytes())
+
+
+class IterationCounts:
+    """Draws the number of iterations of an answer when it is admitted."""
+
+    def __init__(self, mtp: Drafts, mode: Literal["sampled", "expected"], random: np.random.Generator) -> None:
+        self._mtp = mtp
+        self._random = random
+        self._offsets: list[int] = []
+        self._sums = _sums(mtp.drafts, mtp.acceptance) if mode == "sampled" and mtp.drafts else None
+
+    def draw(self, tokens: int) -> int:
+        """Return the iterations that ``tokens`` take, at least 1."""
+        if not self._mtp.drafts:
+            return max(tokens, 1)
+        if self._sums is None or tokens > MOST_DRAWN:
+            return int(self.draw_all(np.array([tokens]))[0])
+        if not self._offsets:
+            self._offsets = self._random.integers(0, 2 * MOST_DRAWN, _OFFSETS_AT_ONCE).tolist()
+        start = self._offsets.pop()
+        least = start + tokens // (1 + self._mtp.drafts)
+        return max(bisect_left(self._sums, self._sums[start] + tokens, least, start + tokens + 1) - start, 1)
+
+    def draw_all(self, tokens: Ints) -> Ints:
+        """Return the iterations of many answers, as ``draw`` does of one."""
+        drafts, acceptance = self._mtp.drafts, self._mtp.acceptance
+        if self._sums is None:
+            return mean_iterations(tokens, drafts, acceptance)
+        return drawn_iterations(tokens, drafts, acceptance, self._random)
+
 
 _ONE = 1 << FIXED_POINT_BITS
 
@@ -73,9 +113,9 @@ class RunningBatch:
 
     def __init__(self, ranks: int, timer: StepTimer, counts: IterationCounts) -> None:
         self.timer, self._counts = timer, counts
-        self._intercepts: Integers = np.zeros(ranks, dtype=np.int64)
-        self._slopes: Integers = np.zeros(ranks, dtype=np.int64)
-        self.sequences: Integers = np.zeros(ranks, dtype=np.int64)
+        self._intercepts: Ints = np.zeros(ranks, dtype=np.int64)
+        self._slopes: Ints = np.zeros(ranks, dtype=np.int64)
+        self.sequences: Ints = np.zeros(ranks, dtype=np.int64)
         self.total = self.iteration = 0
         self._ends: list[int] = []
         self._leaving: dict[int, dict[Request, int]] = {}

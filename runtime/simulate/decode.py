@@ -10,9 +10,8 @@ import numpy as np
 from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
-from runtime.simulate.batch import RunningBatch, Stretch
+from runtime.simulate.batch import IterationCounts, RunningBatch, Stretch
 from runtime.simulate.device import Devices, Shared
-from runtime.simulate.drafts import IterationCounts
 from runtime.simulate.engine import COMPLETION, generator
 from runtime.simulate.request import DECODE, TRANSFER, Request
 

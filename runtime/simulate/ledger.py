@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from planner.manifest.schema import ServiceLevels
 from runtime.simulate.quantiles import BatchMeans, Quantiles
 from runtime.simulate.request import COMPLETED, FAILED, Request
 
-Floats = NDArray[np.float64]
 MEASURES = ("ttft", "tpot", "e2e", "queueing")
 _AT_ONCE = 4096
 

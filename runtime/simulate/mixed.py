@@ -13,8 +13,8 @@ from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
 from planner.serving.aggregated_run import DrivenInstance
 from planner.serving.deployed import aggregated_pool
+from runtime.simulate.batch import IterationCounts
 from runtime.simulate.device import Shared
-from runtime.simulate.drafts import IterationCounts
 from runtime.simulate.engine import COMPLETION, generator
 from runtime.simulate.placement import TOO_LONG, in_blocks
 from runtime.simulate.prefixes import Prefixes

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from runtime.simulate.autoscale import Autoscale
+from runtime.simulate.changes import Autoscale, Migrating
 from runtime.simulate.engine import NEVER
 from runtime.simulate.faults import Fault
-from runtime.simulate.migration import Migrating
 from runtime.simulate.workload import Requests
 
 

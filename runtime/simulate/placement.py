@@ -5,13 +5,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Ints
 from planner.manifest.schema import KvCache, Pool, Routing
 from runtime.simulate.ledger import Ledger
 from runtime.simulate.request import Request
-
-Integers = NDArray[np.int64]
 
 FULL = np.iinfo(np.int64).max
 TOO_LONG = "longer than the KV cache of a rank"
@@ -57,7 +55,7 @@ class Placement:
         self.reserved: list[int] = []
         self.occupied: list[int] = []
         self.open: list[bool] = []
-        self._key: Integers = np.zeros(0, dtype=np.int64)
+        self._key: Ints = np.zeros(0, dtype=np.int64)
         self._kv: KvCache | None = None
         self._turn = self._leaving = 0
         self._even, self._most = True, 0

@@ -13,7 +13,7 @@ from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.engine import COMPLETION
-from runtime.simulate.loading import Loading
+from runtime.simulate.prefixes import Loading
 from runtime.simulate.request import PREFILL, Request
 from runtime.simulate.steps import Pass, RankLoad
 

@@ -3,9 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from planner.manifest.schema import Statistics
-
-Floats = NDArray[np.float64]
 
 MOST_EXACT = 1 << 17
 _CELLS_PER_E = 2000

@@ -9,7 +9,7 @@ from functools import partial
 from ground.errors import BadInput
 from planner.manifest.caching import cache_of
 from planner.manifest.schema import Manifest
-from runtime.simulate.autoscale import Autoscaler
+from runtime.simulate.changes import Autoscaler, Migration, Standby
 from runtime.simulate.device import Shared
 from runtime.simulate.direct import Blocked, plain, run_direct
 from runtime.simulate.engine import ARRIVAL, COMPLETION, NEVER, Engine
@@ -17,12 +17,10 @@ from runtime.simulate.faults import Faults
 from runtime.simulate.feed import ArrivalFeed
 from runtime.simulate.ledger import Ledger, Window
 from runtime.simulate.metrics import SimulationResult, summarise
-from runtime.simulate.migration import Migration
 from runtime.simulate.observe import Observer, Watcher
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.placement import Placement
 from runtime.simulate.request import Request
-from runtime.simulate.standby import Standby
 from runtime.simulate.system import System
 from runtime.simulate.workload import Requests
 

@@ -4,15 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from ground.errors import BadInput
 from ground.traces import Trace
 from planner.manifest.schema import ManifestWorkload
 from runtime.simulate.engine import generator
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 MOST_REQUESTS = 10_000_000
 _AT_ONCE = 1 << 16
@@ -29,14 +26,14 @@ class Requests:
     """
 
     arrival_seconds: Floats
-    input_tokens: Integers
-    output_tokens: Integers
-    reused_tokens: Integers
+    input_tokens: Ints
+    output_tokens: Ints
+    reused_tokens: Ints
     concurrency: int = 0
-    begun_tokens: Integers = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    blocks: tuple[Integers, ...] | None = None
+    begun_tokens: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    blocks: tuple[Ints, ...] | None = None
     block_tokens: int = 0
-    session: Integers | None = None
+    session: Ints | None = None
     delay_seconds: Floats | None = None
 
     def __len__(self) -> int:
@@ -197,7 +194,7 @@ def from_trace(trace: Trace, workload: ManifestWorkload, seed: int = 0) -> Reque
     )
 
 
-def _bodies(workload: ManifestWorkload, count: int, seed: int) -> tuple[Integers, Integers, Integers]:
+def _bodies(workload: ManifestWorkload, count: int, seed: int) -> tuple[Ints, Ints, Ints]:
     """Return input, output and reused tokens."""
     if not 1 <= count <= MOST_REQUESTS:
         raise BadInput(f"--requests: {count} must be from 1 to {MOST_REQUESTS}")
@@ -215,19 +212,19 @@ def _bodies(workload: ManifestWorkload, count: int, seed: int) -> tuple[Integers
     return inputs, outputs, _reused(workload, inputs, seed)
 
 
-def _drawn(weights: list[float], count: int, random: np.random.Generator) -> Integers:
+def _drawn(weights: list[float], count: int, random: np.random.Generator) -> Ints:
     """Return so many kinds, each as likely as its weight says."""
     likely = np.array(weights)
-    chosen: Integers = random.choice(likely.size, count, p=likely / likely.sum()).astype(np.int64)
+    chosen: Ints = random.choice(likely.size, count, p=likely / likely.sum()).astype(np.int64)
     return chosen
 
 
-def _whole(tokens: list[float], chosen: Integers) -> Integers:
-    lengths: Integers = np.maximum(np.rint(np.array(tokens)), 1).astype(np.int64)
+def _whole(tokens: list[float], chosen: Ints) -> Ints:
+    lengths: Ints = np.maximum(np.rint(np.array(tokens)), 1).astype(np.int64)
     return lengths[chosen]
 
 
-def _lengths(mean: float, cv2: float, count: int, random: np.random.Generator) -> Integers:
+def _lengths(mean: float, cv2: float, count: int, random: np.random.Generator) -> Ints:
     """Return lengths of at least 1: all equal, or log-normal with sigma² = ln(1 + CV²)."""
     if cv2 == 0:
         return np.full(count, max(round(mean), 1), dtype=np.int64)
@@ -236,7 +233,7 @@ def _lengths(mean: float, cv2: float, count: int, random: np.random.Generator) -
     return np.maximum(np.rint(drawn), 1).astype(np.int64)
 
 
-def _reused(workload: ManifestWorkload, inputs: Integers, seed: int) -> Integers:
+def _reused(workload: ManifestWorkload, inputs: Ints, seed: int) -> Ints:
     """Return reused prompt tokens: a request hits with the chance reuse / share of hits, or not at all.
 
     Per-request reuse in Mooncake's conversation trace is bimodal (many near 0, a tenth above 0.95);

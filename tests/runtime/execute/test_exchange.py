@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ground.arrays import Floats, Ints
 from ground.errors import BadInput, Fault
 from runtime.execute.collectives import comm
 from runtime.execute.exchange import DirectExchange, Window
-from runtime.execute.kernels import Array, Indices, quantise
+from runtime.execute.kernels import quantise
 from runtime.execute.placement import SHARED, Copies, ExpertTable
 from runtime.execute.sweep import covering
 from runtime.execute.transport import Endpoint, Loop
@@ -67,7 +68,7 @@ def test_every_copy_returns_to_its_place(int8: bool, n: int, tokens: int, seed: 
         ep = chosen[endpoint.rank].ravel()
         copies = Copies(np.repeat(np.arange(tokens), 2), ep, ep, np.ones(len(ep)))
 
-        async def compute(rows: Array, slots: Indices) -> Array:
+        async def compute(rows: Floats, slots: Ints) -> Floats:
             assert (slots == endpoint.rank).all()
             return rows * (endpoint.rank + 1)
 

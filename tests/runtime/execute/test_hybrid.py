@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ground.arrays import Floats, Ints
 from runtime.execute.collectives import all_gather, comm, cut, reduce_scatter
 from runtime.execute.exchange import LaneExchange
-from runtime.execute.kernels import Array, Indices
 from runtime.execute.layout import Lanes
 from runtime.execute.placement import Copies
 from runtime.execute.transport import Endpoint, Loop
@@ -15,18 +15,18 @@ from runtime.execute.transport import Endpoint, Loop
 NODES, DEVICES, TOKENS, HIDDEN = 3, 2, 4, 8
 
 
-def partial_sums() -> Array:
+def partial_sums() -> Floats:
     """X [rank, destination node, tokens, hidden]: each rank's partial sums of the tokens of every node."""
     return np.random.default_rng(1).standard_normal((NODES * DEVICES, NODES, TOKENS, HIDDEN))
 
 
-def wanted(x: Array) -> Array:
+def wanted(x: Floats) -> Floats:
     """What node d must end with: the sum over all ranks of all nodes, [node, tokens, hidden]."""
-    total: Array = x.sum(axis=0)
+    total: Floats = x.sum(axis=0)
     return total
 
 
-def run(body: Any) -> list[Array]:
+def run(body: Any) -> list[Floats]:
     """Run a body per rank with the group of all ranks and that of its node."""
 
     def program(endpoint: Endpoint) -> Any:
@@ -42,7 +42,7 @@ def test_algorithm_1_read_as_reduce_scatter_exchange_all_gather_gives_the_sum() 
     """Reduce inside the source node, send slice r_tp to the same TP rank, add, gather: the sum, on every rank."""
     x = partial_sums()
 
-    async def body(world: Any, inner: Any) -> Array:
+    async def body(world: Any, inner: Any) -> Floats:
         node, lane = divmod(world.index, DEVICES)
         mine = np.zeros((TOKENS, HIDDEN // DEVICES))
         for step in range(1, NODES):
@@ -58,10 +58,10 @@ def test_algorithm_1_read_as_reduce_scatter_exchange_all_gather_gives_the_sum() 
         assert np.allclose(got, wanted(x)[rank // DEVICES], atol=1e-12)
 
 
-def as_printed(x: Array) -> list[Array]:
+def as_printed(x: Floats) -> list[Floats]:
     """Algorithm 1 to the letter: send the unreduced slice X[r_tp], reduce-scatter after arrival."""
 
-    async def body(world: Any, inner: Any) -> Array:
+    async def body(world: Any, inner: Any) -> Floats:
         node, lane = divmod(world.index, DEVICES)
         for step in range(1, NODES):
             to = (node + step) % NODES
@@ -96,7 +96,7 @@ def test_sending_whole_rows_is_right_at_more_traffic() -> None:
     """The other correct reading: send all of h, add on arrival, at m times the bytes between nodes."""
     x = partial_sums()
 
-    async def body(world: Any, inner: Any) -> Array:
+    async def body(world: Any, inner: Any) -> Floats:
         node, lane = divmod(world.index, DEVICES)
         for step in range(1, NODES):
             world.send((node + step) % NODES * DEVICES + lane, x[world.index, (node + step) % NODES])
@@ -145,7 +145,7 @@ def test_lanes_bring_every_copy_to_its_experts_and_back(t: int, m: int, fused: b
             traffic=np.zeros(experts_count, dtype=np.int64),
         )
 
-        async def compute(rows: Array, slots: Indices) -> Array:
+        async def compute(rows: Floats, slots: Ints) -> Floats:
             assert (slots == endpoint.rank // m).all()
             return rows / m
 

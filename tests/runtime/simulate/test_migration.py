@@ -10,10 +10,9 @@ from planner.changeover.moving import Terms
 from planner.manifest.layout import Degrees
 from planner.manifest.migration import Staged, union
 from planner.manifest.schema import Manifest, Prediction, Recovery
-from runtime.simulate.autoscale import Autoscale, _Scaled
+from runtime.simulate.changes import Autoscale, Migrating, _Scaled
 from runtime.simulate.faults import Fault
 from runtime.simulate.metrics import SimulationResult
-from runtime.simulate.migration import Migrating
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests, open_loop

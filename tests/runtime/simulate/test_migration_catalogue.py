@@ -12,8 +12,8 @@ from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
 from planner.search.search import search
 from planner.workload import Lengths
+from runtime.simulate.changes import Migrating
 from runtime.simulate.faults import Fault
-from runtime.simulate.migration import Migrating
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import open_loop

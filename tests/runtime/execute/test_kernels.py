@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from models.spec import MoE
-from runtime.execute.gate import route
+from runtime.execute.kernels import route
 
 GROUPED = MoE(experts=8, experts_per_token=2, intermediate_size=4, groups=4, groups_per_token=1)
 PLAIN = MoE(experts=4, experts_per_token=2, intermediate_size=4)
