@@ -178,8 +178,9 @@ def _check_machines(target: Target) -> None:
 def _check_pools(target: Target) -> None:
     """Raise BadInput for pools that one router, one chart or one connector cannot tell apart."""
     held = [role.role for role in target.roles]
-    if "encode" in held:
-        raise BadInput("--engine: files that start encode instances are not written yet; plan with --encode fused")
+    if "encode" in held and target.kind in ("dynamo", "llm-d"):
+        raise BadInput(f"--kind: {target.kind} starts no encode instances here; use --kind lws or --platform bare")
+    held = [role for role in held if role != "encode"]
     if "mixed" in held and len(set(held)) > 1:
         raise BadInput("--engine: aggregated instances beside prefill and decode need a router each; plan one of both")
     if target.profile.engine == "vllm-ascend":  # what both sides state of both; DP sizes are read and never used

@@ -136,14 +136,14 @@ def read_roles(
         name = pool.role if sum(other.role == pool.role for other in manifest.pools) == 1 else f"{pool.role}-{number}"
         name = name if names is None else names[place]
         roles.append(_role(manifest, profile, pool, setup, name, drafts, lengths))
-    return sorted(roles, key=lambda role: role.role != "prefill")
+    return sorted(roles, key=lambda role: ("encode", "prefill", "decode", "mixed").index(role.role))
 
 
 def _setup(manifest: Manifest, pool: Pool) -> Setup:
     """Return a pool in plain values."""
     model = manifest.model.spec
     strategy = Strategy(**{name: getattr(pool.degrees, name) for name in type(pool.degrees).model_fields})
-    mapping, experts = pool.expert_map, model.moe.experts if model.moe else 0
+    mapping, experts = pool.expert_map, model.moe.experts if model.moe and pool.role != "encode" else 0
     slots = {len(entry.slots) for entry in mapping.placements} if mapping else {0}
     if len(slots) > 1:
         raise Infeasible(
@@ -258,7 +258,7 @@ def _role(
         mixes=pool.role == "mixed" and manifest.routing.chunks != "prefill_first",
         expert_map=pool.expert_map,
         encodes=manifest.workload.picture_tokens > 0,
-        eager=pool.role != "prefill" and all(cost.launch_seconds > 0 for cost in pool.step_costs.values()),
+        eager=pool.role in ("decode", "mixed") and all(cost.launch_seconds > 0 for cost in pool.step_costs.values()),
     )
 
 

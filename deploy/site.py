@@ -31,6 +31,7 @@ class ByRole(Strict):
     """Values of all roles, and more per role, which go before them."""
 
     all: Labels = {}
+    encode: Labels = {}
     prefill: Labels = {}
     decode: Labels = {}
     mixed: Labels = {}

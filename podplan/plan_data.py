@@ -160,6 +160,8 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
     if isinstance(plan, DisaggregatedPlan):
         keys = "transfer_seconds wait_seconds bytes_per_prompt=sent_bytes utilisation most_requests_per_second="
         data["kv_links"] = picked(plan.links, f"{keys}most_per_second")
+    if plan.encode is not None:
+        data["encode_seconds"] = latency_json(plan.encode.latency, levels)
     if plan.played is not None:
         data["played"] = picked(plan.played, "requests interval=requests_per_second ttft_seconds")
     figures = picked(plan, FIGURES)
@@ -201,7 +203,7 @@ def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, obje
         "spare_instances": spare_instances(plan, pool),
         "devices_per_instance": candidate.devices,
         "strategy": strategy_text(pool),
-        "weights": pool.machines.weights,
+        "weights": "bf16" if pool.role == "encode" else pool.machines.weights,
         **picked(candidate, LOADS[pool.role]),
         "microbatches": candidate.microbatches,
         "mtp": 0 if prefill else pool.drafts,
@@ -234,12 +236,14 @@ def loading_json(pool: PlannedPool) -> dict[str, float | None]:
 
 
 LOADS: dict[Role, str] = {
+    "encode": "tokens_per_device requests_per_pass=prompts",
     "prefill": "tokens_per_device prompts_per_pass=prompts passes_per_prompt=chunks",
     "decode": "batch_per_dp_rank=batch",
     "mixed": "batch_per_dp_rank=batch max_batched_tokens=batched_tokens",
 }
 """What a pass of prefill or a DP rank of the others takes, by the names of a candidate."""
 STEPS: dict[Role, str] = {
+    "encode": "iteration_seconds=candidate.pass_seconds",
     "prefill": "iteration_seconds=candidate.pass_seconds",
     "decode": "iteration_seconds=candidate.iteration_seconds limited_by=candidate.limited_by "
     "mean_running_requests=state.mean_requests",

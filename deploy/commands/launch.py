@@ -122,6 +122,16 @@ class Target:
             return self.site.http_port
         return SIDECAR_TARGET_PORT if role.role == "decode" else SIDECAR_SERVICE_PORT
 
+    def host_name(self, role: RolePlan, number: int, node: int = 0) -> str:
+        """Return the DNS name on Kubernetes of a node of an instance."""
+        pool = f"{self.name}-{role.name}"
+        instance = f"{pool}-{number}"
+        if self.kind == "statefulset":
+            return f"{instance}-{node}.{instance}"
+        if self.kind == "volcano":
+            return f"{instance}-head-0.{instance}" if node == 0 else f"{instance}-worker-{node - 1}.{instance}"
+        return f"{instance}.{pool}" if node == 0 else f"{instance}-{node}.{pool}"
+
     @property
     def bare(self) -> bool:
         """Whether hosts are used directly, where instances may share one."""

@@ -3,6 +3,8 @@
 Requests and prefill tokens are of the instance: SGLang divides both by attention DP.
 """
 
+from collections.abc import Iterator
+
 from deploy.commands.fabric import ascend_environment, gpu_environment
 from deploy.commands.launch import NODE_RANK, Launch, Target, port
 from deploy.experts import needs_map, sglang_map
@@ -44,7 +46,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         flags.append(("--quantization", "modelslim"))
     if not role.prefix_caching:
         flags.append(("--disable-radix-cache", None))
-    flags += [("--enable-metrics", None), *_disaggregation(target, role)]
+    flags += [("--enable-metrics", None), *_encoding(target, role), *_disaggregation(target, role)]
     files = {}
     if needs_map(role):
         name = f"expert-location-{role.name}.json"
@@ -115,9 +117,9 @@ def _limits(target: Target, role: RolePlan) -> list[Flag]:
     if role.mixes and not role.drafts:  # SGLang turns it off where it drafts
         flags.append(("--enable-mixed-chunk", None))
     flags += [("--context-length", role.longest), ("--mem-fraction-static", target.memory(role).fraction)]
-    if role.role != "prefill" and role.eager:
+    if role.eager:
         flags.append(("--cuda-graph-backend-decode", "disabled"))
-    elif role.role != "prefill":
+    elif role.role in ("decode", "mixed"):
         flags.append(("--cuda-graph-max-bs-decode", role.sequences))
     return flags
 
@@ -133,8 +135,32 @@ def _drafts(role: RolePlan) -> list[Flag]:
     ]
 
 
+def _encoding(target: Target, role: RolePlan) -> list[Flag]:
+    """Return what makes an instance run the encoder of pictures alone, or leave it to those that do.
+
+    Decode sees no pictures. Embeddings go over Mooncake where KV does, else over ZeroMQ.
+    """
+    encode = target.role("encode")
+    if encode is None or role.role == "decode":
+        return []
+    backend = "mooncake" if target.site.kv_transfer == "mooncake" else "zmq_to_scheduler"
+    sent: list[Flag] = [("--encoder-transfer-backend", backend)]
+    if role is encode:
+        return [("--encoder-only", None), *sent]
+    return [("--language-only", None), ("--encoder-urls", Shell(" ".join(_encoder_urls(target, encode)))), *sent]
+
+
+def _encoder_urls(target: Target, encode: RolePlan) -> Iterator[str]:
+    """Yield the URL of every encode instance; on hosts their ports stand apart where a host is shared."""
+    for number, instance in enumerate(encode.instances):
+        host, moved = target.host_name(encode, number), 0
+        if target.bare:
+            host, moved = f"${{{encode.name.upper()}_HOSTS[{number}]}}", instance.first_device
+        yield f'"http://{host}:{target.http_port(encode) + moved}"'
+
+
 def _disaggregation(target: Target, role: RolePlan) -> list[Flag]:
-    if not role.disaggregated:
+    if role.role in ("encode", "mixed"):
         return []
     backend = "ascend" if role.accelerator == "ascend" else target.site.kv_transfer
     flags: list[Flag] = [("--disaggregation-mode", role.role), ("--disaggregation-transfer-backend", backend)]

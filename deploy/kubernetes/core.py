@@ -13,7 +13,7 @@ from ground.errors import BadInput
 from ground.units import MEBI
 
 # Decode holds requests that have begun, so after a failure it comes back first and prefill may yield to it.
-PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000}
+PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000, "encode": 100_000}
 
 
 def priority_classes(target: Target) -> Iterator[Object]:

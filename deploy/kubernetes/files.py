@@ -9,7 +9,6 @@ from deploy.kubernetes.orchestrators import dynamo_graph, llmd_gateway, llmd_wor
 from deploy.kubernetes.pods import weights_mount, weights_volume
 from deploy.kubernetes.templates import objects
 from deploy.kubernetes.workloads import WORKLOADS
-from deploy.kubernetes.workloads import address as name_of
 from deploy.proof import Load, benchmark, result_name, smoke
 from deploy.routers import Address, router_of
 from deploy.site import patched
@@ -27,9 +26,7 @@ class Sheet(NamedTuple):
 
 def sheets(target: Target, launches: dict[str, Launch], load: Load) -> Iterator[Sheet]:
     """Yield the files in the order in which they are applied; the last two are run once all is up."""
-    address: Address | None = None
-    if target.kind in WORKLOADS:
-        address = lambda role, number, node: name_of(target, launches[role.name], number, node)  # noqa: E731
+    address: Address | None = target.host_name if target.kind in WORKLOADS else None
     found = [
         Sheet("priorities", "Decode comes back first.", list(core.priority_classes(target))),
         Sheet("weights", "The weights.", list(weights.weights(target))),

@@ -45,7 +45,7 @@ def monitoring(target: Target) -> Iterator[Object]:
         return
     dynamo = target.kind == "dynamo"  # whose operator serves the engine's series at a port of its own
     place = {"port": "system", "path": "/metrics"} if dynamo else {"port": "http", "path": names.path}
-    for role in target.roles:
+    for role in (role for role in target.roles if role.role != "encode"):  # whose server tells no metrics
         yield from objects("monitor", target, pool=role.name, **place)
     text = json.dumps(dashboard(target, names), indent=1) + "\n"
     yield from objects("dashboard", target, dashboard=text)
@@ -103,7 +103,8 @@ def autoscaler(target: Target, launches: dict[str, Launch]) -> Iterator[Object]:
     An instance is added where those there are hold most of the requests that the plan gives one of them.
     """
     names, scaler = target.metrics, SCALERS.get(target.kind)
-    for role in (launch.role for launch in launches.values() if scaler and scaled(target, launch.role)):
+    scaling = [launch.role for launch in launches.values() if scaler and scaled(target, launch.role)]
+    for role in (role for role in scaling if role.role != "encode"):
         assert names is not None and scaler is not None
         label = f'namespace="{target.site.namespace}",pod=~"{target.name}-(0-)?{role.name}-.*"'  # 0: of Dynamo's Grove
         yield from objects(

@@ -122,14 +122,3 @@ WORKLOADS: dict[PlatformKind, Workloads] = {
     "statefulset": stateful_sets,
     "volcano": gangs,
 }
-
-
-def address(target: Target, launch: Launch, number: int, node: int) -> str:
-    """Return the DNS name of a node of an instance."""
-    role = f"{target.name}-{launch.role.name}"
-    instance = f"{role}-{number}"
-    if target.kind == "statefulset":
-        return f"{instance}-{node}.{instance}"
-    if target.kind == "volcano":
-        return f"{instance}-head-0.{instance}" if node == 0 else f"{instance}-worker-{node - 1}.{instance}"
-    return f"{instance}.{role}" if node == 0 else f"{instance}-{node}.{role}"

@@ -36,7 +36,7 @@ def check_round_trip(target: Target, files: Mapping[str, str]) -> dict[str, list
         texts = all_texts(files)
         counted = read_back(target.profile.engine, target.kind, files, experts, texts)
         problems = [*_differences(target, counted), *_maps(target, texts), *_rank_tables(target, files)]
-        problems += _router(target, texts)
+        problems += [*_router(target, texts), *_encoders(target, files)]
     except PROBLEMS as error:
         raise Fault(f"rendered files cannot be read back: {type(error).__name__}: {error}") from error
     if problems:
@@ -237,6 +237,16 @@ def _router(target: Target, texts: Mapping[str, str]) -> list[str]:
         if len(held) < wanted or not once:
             problems.append(f"the router has {len(set(held))} {role} addresses for {wanted} instances")
     return problems
+
+
+def _encoders(target: Target, files: Mapping[str, str]) -> Iterator[str]:
+    """Yield instances that are not told of every encode instance once."""
+    wanted = sum(len(role.instances) for role in target.roles if role.role == "encode")
+    readers = {role.name for role in target.roles if role.role in ("prefill", "mixed")} if wanted else ()
+    for node in read_nodes(target.kind, files) if wanted else ():
+        held = _values(list(node.processes[0].words), "--encoder-urls")
+        if node.role in readers and (len(held) != wanted or len(set(held)) != wanted):
+            yield f"{node.role} {node.instance} has {len(set(held))} addresses for {wanted} encode instances"
 
 
 def _values(words: list[str], flag: str) -> list[str]:

@@ -130,7 +130,7 @@ def sglang(instance: Instance, experts: int, redundant_of_map: int | None) -> Co
     replicas = _whole(flags, "--ep-num-redundant-experts", 0)
     if redundant_of_map is not None and replicas != redundant_of_map:
         raise ValueError(f"--ep-num-redundant-experts is {replicas} and the map has {redundant_of_map}")
-    mode = flags.get("--disaggregation-mode")
+    mode = "encode" if "--encoder-only" in flags else flags.get("--disaggregation-mode")
     tokens = flags.get("--chunked-prefill-size")
     return Counted(
         devices=sum(node.devices for node in instance),

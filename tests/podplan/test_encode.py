@@ -1,0 +1,86 @@
+"""`--encode` from the API and the command line: the answer, its refusals, and files that start what was planned."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import podplan
+from cli.main import main
+from podplan.planning import PlanResult
+
+ASKED: dict[str, Any] = {
+    "hw": "h800",
+    "nodes": 1,
+    "isl": 512,
+    "images": "2@1280x720",
+    "osl": 64,
+    "rate": "20/s",
+    "engine": "sglang",
+    "encode": "separate",
+}
+
+
+@cache
+def answer(shape: str) -> PlanResult:
+    """Return the plan with encode instances, by shape."""
+    return podplan.plan("qwen2.5-vl-7b-instruct", **ASKED, shape=shape)
+
+
+@pytest.mark.parametrize("shape", ["disaggregated", "aggregated"])
+def test_the_answer_tells_the_encode_pool(shape: str) -> None:
+    """Its pool stands first, with what a pass takes, what it holds, and how long requests are there."""
+    told = answer(shape).to_dict()
+    best = told["best"]
+    encode = best["pools"][0]
+    assert encode["role"] == "encode"
+    assert encode["weights"] == "bf16"
+    assert encode["tokens_per_device"] == encode["requests_per_pass"] * 2392
+    assert encode["memory_bytes_per_device"]["weights"] < 1.5e9
+    assert best["devices"] == sum(pool["devices"] for pool in best["pools"])
+    assert 0 < best["encode_seconds"]["mean"] < best["ttft_seconds"]["mean"]
+    assert told["question"]["encode"] == "separate"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["qwen3-8b", "--encode", "separate"], "have no pictures"),
+        (["qwen2.5-vl-7b-instruct", "--images", "1@640x640", "--encode", "apart"], "fused, separate or auto"),
+        (["qwen2.5-vl-7b-instruct", "--images", "1@640x640", "--encode", "auto", "--queueing", "mixserve"], "mixserve"),
+        (["qwen2.5-vl-7b-instruct", "--images", "1@640x640", "--encode", "separate", "--engine", "trtllm"], "TensorRT"),
+        (["qwen2.5-vl-7b-instruct", "--images", "1@640x640", "--instances", "encode=2"], "add --encode separate"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One sentence that names the flag, exit code 2."""
+    assert main([*words, "--hw", "h800", "--nodes", "1"]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["bare", "lws", "statefulset"])
+@pytest.mark.parametrize("shape", ["disaggregated", "aggregated"])
+def test_sglang_starts_encoders_and_tells_the_others_of_them(shape: str, kind: str, tmp_path: Path) -> None:
+    """Files are read back against the manifest; what encodes does so alone, what prefills knows every address."""
+    out = tmp_path / "plan"
+    answer(shape).save(out)
+    platform = ["bare"] if kind == "bare" else ["kubernetes", "--kind", kind]
+    words = ["deploy", str(out / "manifest.yaml"), "--engine", "sglang", "--platform", *platform]
+    assert main([*words, "--out", str(tmp_path / "files")]) == 0
+    text = "\n".join(path.read_text() for path in sorted((tmp_path / "files").rglob("*")) if path.is_file())
+    pools = answer(shape).to_dict()["best"]["pools"]
+    assert text.count("--encoder-only") == 1
+    assert text.count("--language-only") == 1
+    urls = text.partition("--encoder-urls ")[2].partition("--")[0]
+    assert urls.count("http://") == pools[0]["instances"]
+
+
+def test_other_engines_refuse_the_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the rule that cuts them in a search, with exit code 3."""
+    answer("aggregated").save(tmp_path / "plan")
+    words = ["deploy", str(tmp_path / "plan" / "manifest.yaml"), "--engine", "vllm", "--platform", "bare"]
+    assert main([*words, "--out", str(tmp_path / "files")]) == 3
+    assert "encode-pools" in capsys.readouterr().err
