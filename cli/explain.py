@@ -1,6 +1,6 @@
 """`plan explain`: what binds as arithmetic, what more of each resource buys, and what would be feasible."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from cli.exit_codes import ExitCode
 from cli.options import JSON, WORKERS, Given, Text, takes_question
@@ -11,7 +11,9 @@ from ground.units import carried_rate, format_duration
 from ground.workers import executor_of
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
+from planner.search.answer import Change
 from planner.search.changes.near import Near
+from planner.search.changes.resources import Bought
 from podplan.explaining import ExplainResult, explain
 from podplan.options import flag
 from podplan.plan_data import pools_text
@@ -43,9 +45,11 @@ def command(
 
 def _show(screen: Screen, found: ExplainResult) -> None:
     """Write the explanation."""
-    best = found.answer.best
+    answer, best = found.answer, found.answer.best
     if best is None:
-        _refused(screen, found)
+        screen.text(f"No plan (binding limit: {answer.binding_limit}): {answer.explanation}.")
+        screen.lines("")
+        screen.grid(found.changes, CHANGES)
         return
     show_first(screen, best, found.answer, job=found.asked.job)
     for pool in worked_plan(best):
@@ -57,66 +61,43 @@ def _show(screen: Screen, found: ExplainResult) -> None:
         screen.lines("")
         show_day(screen, over_the_day(best, found.asked.day), best.question.percentile)
     screen.lines("")
-    show_near(screen, found.near)
+    screen.grid(found.near, NEAR)
     screen.text("What a little more of each resource would buy on the plan's devices, each solved again:")
-    screen.grid(
-        found.resources,
-        {
-            "resource": lambda one: one.resource,
-            "more": lambda one: one.unit,
-            ">requests": lambda one: carried_rate(one.requests_per_second),
-            ">gain": lambda one: f"{one.gain:+.1%}",
-        },
-    )
+    screen.grid(found.resources, MORE)
 
 
-def show_near(screen: Screen, near: Sequence[Near]) -> None:
-    """Write what lies near the plan, each a search of its own."""
-    screen.grid(
-        near,
-        {
-            "near it": lambda one: one.name,
-            "ask instead": lambda one: one.flag,
-            ">requests": lambda one: carried_rate(one.requests_per_second) if one.plan else "no plan",
-            ">chips": lambda one: f"{one.plan.chips:g}" if one.plan else "",
-            "pools": lambda one: pools_text(one.plan, "{count} × {devices} {role}") if one.plan else "",
-        },
-    )
-
-
-def _refused(screen: Screen, found: ExplainResult) -> None:
-    answer = found.answer
-    screen.text(f"No plan (binding limit: {answer.binding_limit}): {answer.explanation}.")
-    screen.lines("")
-    screen.grid(
-        found.changes,
-        {
-            "change alone": lambda each: each.direction,
-            "ask instead": lambda each: "no" if each.value is None else f"{each.flag} {each.value}".strip(),
-            "what it means": lambda each: each.told,
-        },
-    )
+NEAR: dict[str, Callable[[Near], str]] = {
+    "near it": lambda one: one.name,
+    "ask instead": lambda one: one.flag,
+    ">requests": lambda one: carried_rate(one.requests_per_second) if one.plan else "no plan",
+    ">chips": lambda one: f"{one.plan.chips:g}" if one.plan else "",
+    "pools": lambda one: pools_text(one.plan, "{count} × {devices} {role}") if one.plan else "",
+}
+MORE: dict[str, Callable[[Bought], str]] = {
+    "resource": lambda one: one.resource,
+    "more": lambda one: one.unit,
+    ">requests": lambda one: carried_rate(one.requests_per_second),
+    ">gain": lambda one: f"{one.gain:+.1%}",
+}
+CHANGES: dict[str, Callable[[Change], str]] = {
+    "change alone": lambda each: each.direction,
+    "ask instead": lambda each: "no" if each.value is None else f"{each.flag} {each.value}".strip(),
+    "what it means": lambda each: each.told,
+}
 
 
 def _pool(screen: Screen, pool: PoolTerms) -> None:
     bounds = ", ".join(f"{share:.0%} {bound}" for bound, share in pool.by_bound.items())
     screen.text(f"{pool.role}: a {pool.step} takes {format_duration(pool.step_seconds)}, by what binds {bounds}.")
-    rows = [
-        [
-            row.name,
-            row.bound,
-            _arithmetic(row),
-            *map(format_duration, (row.seconds, row.exposed_seconds)),
-            f"{row.share:.1%}",
-        ]
-        for row in pool.terms
-    ]
+    rows = []
+    for row in pool.terms:
+        seconds = map(format_duration, (row.seconds, row.exposed_seconds))
+        rows.append([row.name, row.bound, _arithmetic(row), *seconds, f"{row.share:.1%}"])
     rest = pool.rest_seconds
     rows.append(["others", "", "", "", format_duration(rest), f"{rest / pool.step_seconds:.1%}"])
     columns = ["operator", "bound by", "count × amount / rate", "busy", "exposed", "share"]
     screen.table(columns, rows, right=["busy", "exposed", "share"])
-    for line in pool.lines:
-        screen.text(line)
+    screen.text(*pool.lines)
 
 
 def _arithmetic(row: Worked) -> str:

@@ -37,10 +37,10 @@ from podplan.job import Job, job_json, job_seconds
 from podplan.machines import figure_texts
 from podplan.options import flag_name
 from podplan.plan_data import (
-    MEMORY_KINDS,
     POOL,
     bounded_text,
     loading_json,
+    memory_json,
     other_model,
     plan_row,
     pools_text,
@@ -81,7 +81,9 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
         show_engines(screen, answer)
     if asked.day:
         show_day(screen, over_the_day(best, asked.day), best.question.percentile)
-    screen.text(*_trace_texts(found, best), f"Why: {answer.explanation}", *(short_form(best) if verbose else ()))
+    if asked.trace is not None:
+        screen.text(NOT_PLAYED if found.on_trace is None else trace_text(found.on_trace, best))
+    screen.text(f"Why: {answer.explanation}", *(short_form(best) if verbose else ()))
     if verbose:
         screen.text(queueing_text(best), *(f"Decode: {line}." for line in expert_devices_lines(best.answering)))
     if answer.formats:
@@ -164,13 +166,6 @@ def _per_million(plan: Plan) -> list[str]:
     return [f"{' and '.join(told)} per million"] if told else []
 
 
-def _trace_texts(found: PlanResult, best: Plan) -> list[str]:
-    """Say what the trace's own requests meet, where one was given."""
-    if found.on_trace is None:
-        return [NOT_PLAYED] if found.asked.trace is not None else []
-    return [trace_text(found.on_trace, best)]
-
-
 def _proof(found: PlanResult, verbose: bool) -> str:
     """Say how good a plan could be at best; ``verbose`` over what that is proven, and in which time."""
     bound, costed = found.answer.bound, f"{found.answer.candidates_evaluated:,} candidates costed"
@@ -185,13 +180,12 @@ def _proof(found: PlanResult, verbose: bool) -> str:
 
 def formats_text(formats: Sequence[Tried]) -> str:
     """Say what each number format came to, the chosen one and the others alike."""
-    said = []
-    for each in formats:
-        plan = each.plan
-        outcome = f"no plan ({each.binding_limit or 'nothing fits'})"
-        if plan is not None:
-            outcome = f"{requests_text(plan.requests_per_second)} on {plan.devices} devices"
-        said.append(f"{each.told}: {outcome}")
+    said = [
+        f"{each.told}: {requests_text(each.plan.requests_per_second)} on {each.plan.devices} devices"
+        if each.plan
+        else f"{each.told}: no plan ({each.binding_limit or 'nothing fits'})"
+        for each in formats
+    ]
     return f"Formats: {'; '.join(said)}."
 
 
@@ -201,12 +195,11 @@ def published_text(beside: Beside, best: Plan) -> str:
     start = f"Published: {published.name} ({published.source})"
     if plan is None:
         return f"{start} has no instances that keep the limits on these devices."
-    pools = pools_text(plan, BRIEF)
     each = plan.output_tokens_per_second / plan.chips
     gain = best.output_tokens_per_second / best.chips / each - 1
     return (
-        f"{start}: {pools} would serve {requests_text(plan.requests_per_second)} on {plan.devices} devices, "
-        f"{format_count(each)} output tokens/s per chip; the plan has {gain:+.1%}."
+        f"{start}: {pools_text(plan, BRIEF)} would serve {requests_text(plan.requests_per_second)} on {plan.devices} "
+        f"devices, {format_count(each)} output tokens/s per chip; the plan has {gain:+.1%}."
     )
 
 
@@ -247,23 +240,17 @@ def work_cells(plan: Plan) -> dict[str, list[str]]:
     workload, pools = plan.question.workload, [pool for _, pool in plan.pools()]
     pictures = workload.pictures.tokens if workload.pictures else 0
     words = {"prefill": ("prompt", workload.input_tokens.mean), "encode": ("picture", float(pictures))}
-    output = ("output", workload.output_tokens.mean)
-    told = [words.get(pool.role, output) for pool in pools]
-    rates = [(word, plan.requests_per_second * mean) for word, mean in told]
+    told = [(pool, *words.get(pool.role, ("output", workload.output_tokens.mean))) for pool in pools]
+    rate = plan.requests_per_second
     cells = {
-        "tokens/s per chip": [
-            f"{format_count(rate / pool.chips)} {word}" for (word, rate), pool in zip(rates, pools, strict=True)
-        ]
+        "tokens/s per chip": [f"{format_count(rate * mean / pool.chips)} {word}" for pool, word, mean in told],
     }
     if any(pool.machines.devices_per_chip > 1 for pool in pools):
-        each = zip(rates, pools, strict=True)
-        cells["per device"] = [format_count(rate / pool.devices) for (_, rate), pool in each]
+        cells["per device"] = [format_count(rate * mean / pool.devices) for pool, _, mean in told]
     cells["load"] = [f"{pool.utilisation:.0%}" for pool in pools]
     cells["bound by"] = [pool.prediction.bottleneck for pool in pools]
-    for kind in MEMORY_KINDS:
-        name = kind.replace("kv_cache", "KV cache")
-        cells[name] = [format_bytes(float(getattr(pool.memory, kind))) for pool in pools]
-    return cells
+    held = [memory_json(pool.memory) for pool in pools]
+    return cells | {kind.replace("kv_cache", "KV cache"): [format_bytes(own[kind]) for own in held] for kind in held[0]}
 
 
 def _load(pool: PlannedPool) -> str:
@@ -285,14 +272,13 @@ def _show_latencies(screen: Screen, plan: Plan) -> None:
     """Write TTFT (waiting included), TPOT and end-to-end time against their limits."""
     question, percentile = plan.question, plan.question.percentile
     levels = sorted({50.0, 99.0, percentile})
-    e2e = [plan.e2e_mean_seconds, *(plan.e2e_at(level) for level in levels)]
-    ttft = [plan.ttft.mean, *(plan.ttft.at(level) for level in levels)]
-    tpot = [plan.tpot.mean, *(plan.tpot.at(level) for level in levels)]
+    e2e = map(short_duration, [plan.e2e_mean_seconds, *map(plan.e2e_at, levels)])
+    ttft, tpot = (map(short_duration, [each.mean, *map(each.at, levels)]) for each in (plan.ttft, plan.tpot))
     rows = [
-        ["TTFT, with waiting", *map(short_duration, ttft), _limit(question.ttft_seconds, percentile)],
+        ["TTFT, with waiting", *ttft, f"{format_duration(question.ttft_seconds)} at p{percentile:g}"],
         *([_transfer_row(plan.links, len(levels))] if isinstance(plan, DisaggregatedPlan) else []),
-        ["TPOT", *map(short_duration, tpot), _limit(question.tpot_seconds, percentile)],
-        ["end to end", *map(short_duration, e2e), ""],
+        ["TPOT", *tpot, f"{format_duration(question.tpot_seconds)} at p{percentile:g}"],
+        ["end to end", *e2e, ""],
     ]
     names = [f"p{level:g}" for level in levels]
     screen.table(["latency", "mean", *names, "limit"], rows, right=["mean", *names])
@@ -303,10 +289,6 @@ def _transfer_row(links: LinkState, levels: int) -> list[str]:
     busy = max(links.utilisation.values())
     told = f"{short_duration(links.wait_seconds)} of it waiting, links {busy:.1%} busy"
     return ["KV transfer", short_duration(links.seconds), *[""] * levels, told]
-
-
-def _limit(seconds: float, percentile: float) -> str:
-    return f"{format_duration(seconds)} at p{percentile:g}"
 
 
 def interval_text(plan: Plan) -> str:
@@ -337,8 +319,7 @@ def played_text(played: Played, percentile: float) -> str:
 
 def bound_text(bound: Bound, growth: str = "") -> str:
     """Say how good a plan could be at best, and over what that is proven; ``growth`` is the unit of a fleet's rate."""
-    goal = bound.goal
-    unit = growth if growth and goal.maximised else goal.unit
+    unit = growth if growth and bound.goal.maximised else bound.goal.unit
     return f"Bound: {bound.value:.4g} {unit}, gap {bound.gap:.2%}, over {bound.covers}."
 
 

@@ -58,7 +58,11 @@ def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
         replace(entry, values={**entry.values, **overrides})
         for entry in read_questions(path, OWN_KEYS, "models", blocks=("pools",))
     ]
-    shared = {key: _one(entries, key, path) for key in ("objective", *OWN_KEYS)}
+    shared = {}
+    for key in ("objective", *OWN_KEYS):
+        shared[key], *others = {entry.get(key) for entry in entries}
+        if others:
+            raise BadInput(f"{path}: {key} stands beside models and holds for all; give it once")
     read = [_on_pools(entry, pools) if pools else _on_machines(entry) for entry in entries]
     objective: ObjectiveName = read_choice(shared["objective"], "objective", get_args(ObjectiveName), "chips")
     fleet = Fleet(
@@ -75,14 +79,6 @@ def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
     )
 
 
-def _one(entries: list[Entry], key: str, path: Path) -> str | None:
-    """Return what holds for the whole fleet; BadInput where models differ."""
-    values = {entry.get(key) for entry in entries}
-    if len(values) > 1:
-        raise BadInput(f"{path}: {key} stands beside models and holds for all; give it once")
-    return values.pop()
-
-
 def _pools(path: Path) -> list[Entry]:
     """Return the pools of a file; none where every model names its machines itself."""
     found: list[Entry] = []
@@ -94,9 +90,8 @@ def _pools(path: Path) -> list[Entry]:
         name = values.get("name", values["hw"]).strip()
         if name in (each.name for each in found) or name == ANY:
             raise BadInput(f"{where}: {name[:40]!r} is taken; give every pool a name of its own")
-        found.append(
-            Entry(name=name, where=where, values={key: value for key, value in values.items() if key != "name"})
-        )
+        own = {key: value for key, value in values.items() if key != "name"}
+        found.append(Entry(name=name, where=where, values=own))
     return found
 
 
@@ -381,9 +376,8 @@ def placed_on(asked: FleetInput) -> FleetResult:
     placed = []
     for number, (member, plan, one) in enumerate(zip(asked.fleet.members, answer.plans, asked.asked, strict=True)):
         day = tuple(over_the_day(plan, one.day)) if one.day and not asked.fleet.goal.maximised else ()
-        verdict = _verdict(plan)
         nodes = floor.nodes(answer.plans, number)
-        placed.append(Placed(name=member.name, plan=plan, nodes=nodes, verdict=verdict, day=day))
+        placed.append(Placed(name=member.name, plan=plan, nodes=nodes, verdict=_verdict(plan), day=day))
     return FleetResult(asked=asked, answer=answer, placed=tuple(placed), floor=floor, seconds=seconds)
 
 

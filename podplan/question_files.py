@@ -41,8 +41,8 @@ class Entry:
     @property
     def ignored(self) -> str | None:
         """Say which keys are for ``plan check`` alone; None where there are none."""
-        keys = [key for key in CHECK_KEYS if self.get(key) is not None]
-        return f"{self.where}: {', '.join(keys)} is for plan check and is not used" if keys else None
+        keys = ", ".join(key for key in CHECK_KEYS if key in self.values)
+        return f"{self.where}: {keys} is for plan check and is not used" if keys else None
 
     def get(self, field: str) -> str | None:
         """Return what the question gives for a flag."""
@@ -119,9 +119,8 @@ def read_questions(
     if not isinstance(data, dict):
         raise BadInput(f"{path}: a question file is a mapping of flags to values, such as model: deepseek-r1")
     known = (*QUESTION_KEYS, "name", *own_keys)
-    shared = _flags(
-        {key: value for key, value in data.items() if key not in (list_key, *blocks)}, known, str(path), path.parent
-    )
+    beside = {key: value for key, value in data.items() if key not in (list_key, *blocks)}
+    shared = _flags(beside, known, str(path), path.parent)
     if list_key not in data:
         return [_entry(shared, str(path), path.stem)]
     rows = _rows(data[list_key], f"{path}: {list_key}", MOST_QUESTIONS, "rate: 100/s")
@@ -207,8 +206,8 @@ def _located(text: str, folder: Path) -> str:
 
 _WORDS = {"objective": ObjectiveName, "queueing": Queueing, "survive": Loss, "shape": Shape, "encode": Encode}
 _PATTERNS = {
-    "s": (r"^\s*[0-9.,eE+-]+\s*(ns|us|µs|μs|ms|s|sec|min|h|d)\s*$", "such as 50ms or 2s"),
-    "/s": (r"^\s*[0-9.,eE+-]+\s*/\s*(s|sec|min|m|h|hour|d|day)\s*$", "such as 12.5/s or 600/min"),
+    "s": (r"^\s*[0-9.,eE+-]+\s*(ns|us|µs|μs|ms|s|sec|min|h|d)\s*$", "50ms"),
+    "/s": (r"^\s*[0-9.,eE+-]+\s*/\s*(s|sec|min|m|h|hour|d|day)\s*$", "12.5/s"),
 }
 _OWN = {
     "name": "What the question is called in tables, JUnit and annotations.",
@@ -247,9 +246,5 @@ def _property(each: "dataclasses.Field[Any]") -> dict[str, Any]:
         return told | {"enum": list(get_args(_WORDS[each.name]))}
     if each.metadata.get("unit"):
         pattern, example = _PATTERNS[each.metadata["unit"]]
-        return told | {
-            "type": "string",
-            "pattern": pattern,
-            "examples": [example.removeprefix("such as ").split(" or ")[0]],
-        }
+        return told | {"type": "string", "pattern": pattern, "examples": [example]}
     return told | {"type": ["string", "number"]}
