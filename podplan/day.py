@@ -12,6 +12,7 @@ from ground.tables import csv_table
 from ground.units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, parse_rate
 from planner.instances.space import Role
 from planner.plans.day import Seen, Window, mean_rate, peak_rate
+from planner.serving.latency import Latency
 
 FLAG = "--rate-profile"
 EXAMPLE = "0:00=40/s,8:00=120/s,20:00=70/s"
@@ -97,16 +98,18 @@ def roles_of(seen: Sequence[Seen]) -> list[Role]:
 def _window_json(seen: Seen, peak: float, percentiles: Sequence[float], roles: Sequence[Role]) -> dict[str, object]:
     plan, window = seen.plan, seen.window
     busy = {role: pool.utilisation for role, pool in plan.pools()} if plan else {}
-    latencies = {"ttft_seconds": plan and plan.ttft, "tpot_seconds": plan and plan.tpot}
     return {
         "share_of_peak": window.rate_per_second / peak,
         **{f"{role}_utilisation": busy.get(role, 0.0) for role in roles},
         "instances_needed": dict(seen.needed),
-        **{
-            name: found and {"mean": found.mean, **{f"p{level:g}": found.at(level) for level in percentiles}}
-            for name, found in latencies.items()
-        },
+        "ttft_seconds": plan and latency_json(plan.ttft, percentiles),
+        "tpot_seconds": plan and latency_json(plan.tpot, percentiles),
     }
+
+
+def latency_json(latency: Latency, levels: Sequence[float]) -> dict[str, float]:
+    """Return mean and percentiles of a latency in seconds."""
+    return {"mean": latency.mean, **{f"p{level:g}": latency.at(level) for level in levels}}
 
 
 def span_text(window: Window) -> str:

@@ -70,11 +70,8 @@ class MigrateResult(Result):
         promise, order = self.change.migration.promise, self.order
         if not order.moves:
             return "nothing has to stop or start"
-        holds = (
-            "limits hold throughout"
-            if not order.below_seconds
-            else (f"limits are not promised for {format_duration(order.below_seconds)} of it")
-        )
+        below = f"limits are not promised for {format_duration(order.below_seconds)} of it"
+        holds = below if order.below_seconds else "limits hold throughout"
         return (
             f"{counted(len(order.moves), 'step')}, {format_duration(order.seconds)}, "
             f"{format_bytes(self.change.bytes)} of weights: {holds} at {format_rate(promise.requests_per_second)}"
@@ -209,21 +206,15 @@ def _terms(flags: MigrateFlags, new: Manifest) -> Terms:
     rates: dict[str, float | None] = {}
     for word in flags.load_from.split(","):
         name, given, rate = word.strip().partition("=")
-        if name not in ("peers", "storage", "host") or bool(given) == (name == "peers"):
-            raise BadInput(
-                f"--load-from: {word[:40]!r} is not peers, storage=RATE or host=RATE, such as storage=2.5GB/s"
-            )
-        rates[name] = _bytes_per_second(rate) if given else None
+        size, slash, period = rate.strip().partition("/")
+        known_name = name == "peers" if not given else name in ("storage", "host") and (slash, period) == ("/", "s")
+        if not known_name:
+            right = "peers, storage=RATE or host=RATE, such as storage=2.5GB/s"
+            raise BadInput(f"--load-from: {word[:40]!r} is not {right}")
+        rates[name] = parse_size(size, "--load-from") if given else None
     return Terms(
         startup_seconds=startup,
         storage_bytes_per_second=rates.get("storage"),
         host_bytes_per_second=rates.get("host"),
         peers="peers" in rates,
     )
-
-
-def _bytes_per_second(text: str) -> float:
-    size, slash, period = text.strip().partition("/")
-    if not slash or period != "s":
-        raise BadInput(f"--load-from: {text[:40]!r} is not a rate such as 2.5GB/s")
-    return parse_size(size, "--load-from")

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from os.path import getsize, isfile  # unlike pathlib's, no error for a name that no file can have
 from pathlib import Path
 from typing import get_args
 
@@ -80,7 +81,8 @@ def read_offered(flags: SimulateFlags, manifest: Manifest, seed: int) -> Offered
     check_most("--requests", count or 0)
     asked = _Asked(flags=flags, manifest=manifest, count=count, warmup=warmup, seed=seed)
     if flags.trace is not None:
-        return asked.streamed() if _is_long(asked.path) else asked.traced()
+        size = getsize(flags.trace) if isfile(flags.trace) else 0
+        return asked.streamed() if size > LONG_TRACE_BYTES else asked.traced()
     if flags.concurrency is not None:
         return asked.closed(flags.count("concurrency", 0))
     rate = flags.per_second("rate", None) or planned_rate(manifest)
@@ -245,11 +247,7 @@ class _Asked:
             raise BadInput(f"--concurrency: {concurrency} are more requests than are simulated; use fewer")
         usual = REQUESTS_ALONE if concurrency == 1 else max(FEWEST_MEASURED, REQUESTS_PER_CONCURRENCY * concurrency)
         count, workload = self.count or usual, self.manifest.workload
-        if concurrency == 1:
-            expectation = expect_alone(self.manifest, workload_of(workload))
-        else:
-            basis = "a closed loop of several requests over two pools has no closed form here"
-            expectation = Expectation(prediction=None, basis=basis)
+        expectation = NO_FORM if concurrency > 1 else expect_alone(self.manifest, workload_of(workload))
         context = _model(self.manifest).max_position
         return Offered(
             requests=lambda: [closed_loop(workload, concurrency, count, self.seed).within(context)],
@@ -333,6 +331,7 @@ class _Asked:
         )
 
 
+NO_FORM = Expectation(prediction=None, basis="a closed loop of several requests over two pools has no closed form here")
 NO_RATE = Expectation(prediction=None, basis="a trace needs arrivals at two instants for a rate")
 
 
@@ -353,13 +352,6 @@ def _notes(trace: Trace) -> tuple[str, ...]:
     if trace.skipped:
         notes.append(f"{len(trace.skipped)} bad rows are left out, the first: {trace.skipped[0]}")
     return tuple(notes)
-
-
-def _is_long(path: Path) -> bool:
-    try:
-        return path.is_file() and path.stat().st_size > LONG_TRACE_BYTES
-    except (OSError, ValueError):
-        return False
 
 
 def _rows(requests: Requests, trace: Trace | None = None) -> Rows:
@@ -390,9 +382,8 @@ def read_factor(text: str | None) -> float:
     """Return how many times as fast a trace is played."""
     value = 1.0 if text is None else number_of(text.strip().lower().removesuffix("x"))
     if not 1e-6 <= value <= 1e6:
-        raise BadInput(
-            f"--scale-rate: {(text or '')[:40]!r} is not a factor such as 2, which plays the trace twice as fast"
-        )
+        meant = "a factor such as 2, which plays the trace twice as fast"
+        raise BadInput(f"--scale-rate: {(text or '')[:40]!r} is not {meant}")
     return value
 
 
@@ -410,14 +401,9 @@ def read_window(text: str) -> tuple[float, float]:
 
 def read_bursts(text: str) -> Modulation:
     """Return bursts such as ``5x,0.1,30s``: factor on the calm rate, share of the time, mean length."""
-    parts = [part.strip() for part in text.split(",")]
     try:
-        if len(parts) == 3:
-            return Modulation(
-                burst=number_of(parts[0].lower().removesuffix("x")),
-                share=number_of(parts[1]),
-                mean_burst_seconds=parse_duration(parts[2], "--bursts"),
-            )
+        burst, share, length = (part.strip() for part in text.split(","))
+        factor, seconds = number_of(burst.lower().removesuffix("x")), parse_duration(length, "--bursts")
+        return Modulation(burst=factor, share=number_of(share), mean_burst_seconds=seconds)
     except ValueError:
-        pass
-    raise BadInput(f"--bursts: {text[:40]!r} must be FACTOR,SHARE,LENGTH, such as 5x,0.1,30s")
+        raise BadInput(f"--bursts: {text[:40]!r} must be FACTOR,SHARE,LENGTH, such as 5x,0.1,30s") from None

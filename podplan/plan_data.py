@@ -19,9 +19,8 @@ from planner.question import Queueing, Role
 from planner.search.answer import Answer
 from planner.search.growth import Month
 from planner.search.papers import Beside
-from planner.serving.latency import Latency
 from planner.strategy import format_strategy
-from podplan.day import clock_text
+from podplan.day import clock_text, latency_json
 from podplan.question import Asked
 from podplan.result import Row, picked, whole
 
@@ -182,11 +181,6 @@ def levels_of(plan: Plan) -> tuple[float, ...]:
     """Return the percentiles that are told: the usual ones and the question's."""
     percentile = plan.question.percentile
     return PERCENTILES if percentile in PERCENTILES else (*PERCENTILES, percentile)
-
-
-def latency_json(latency: Latency, levels: Sequence[float]) -> dict[str, float]:
-    """Return mean and percentiles of a latency in seconds."""
-    return {"mean": latency.mean, **{f"p{level:g}": latency.at(level) for level in levels}}
 
 
 def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, object]:

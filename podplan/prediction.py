@@ -200,7 +200,10 @@ def read_configuration(flags: PredictFlags) -> Configuration:
     for name in ("model", "hw", "phase", "strategy"):
         if getattr(flags, name) is None:
             raise BadInput(f"{name} is missing; a configuration needs model, hw, phase and strategy")
-    model, hardware = load_model(flags.model or ""), _hardware(flags.hw or "")
+    model, machine = load_model(flags.model or ""), flags.hw or ""
+    if "=" in machine or "," in machine:
+        raise BadInput(f"--hw: {machine[:40]!r} names hardware per role; predict costs one pool, so name one")
+    hardware = load_hardware(machine)
     phase: Phase = readers.read_choice(flags.phase, "--phase", get_args(Phase))
     _check_phase(flags, phase)
     strategy = _strategy(flags, model, hardware, phase)
@@ -242,12 +245,6 @@ def read_configuration(flags: PredictFlags) -> Configuration:
     _check_lengths(configuration)
     _check_split(flags, configuration)
     return configuration
-
-
-def _hardware(text: str) -> HardwareSpec:
-    if "=" in text or "," in text:
-        raise BadInput(f"--hw: {text[:40]!r} names hardware per role; predict costs one pool, so name one")
-    return load_hardware(text)
 
 
 def _engine(text: str | None) -> str | None:
@@ -363,11 +360,7 @@ def assumptions(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
         pictured = asked.seen.pictures.tokens if asked.seen else 0
         taken |= {"isl": asked.prompt_tokens - pictured, "prefix_reuse": asked.prefix_reuse}
     if asked.phase == "mixed":
-        taken |= {
-            "osl": asked.output_tokens,
-            "max_batched_tokens": asked.batched_tokens,
-            "length_spread": asked.length_spread,
-        }
+        taken |= picked(asked, "osl=output_tokens max_batched_tokens=batched_tokens length_spread")
     if asked.model.mtp_layers:
         taken["mtp"] = asked.drafts
     if asked.drafts and asked.phase != "prefill":
@@ -391,7 +384,7 @@ def assumptions(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
 
 def unasked(answer: Prediction) -> dict[str, object]:
     """Return what moved the answer and has no flag: how a closed loop is run, and what a pool holds."""
-    asked, taken = answer.configuration, {}
+    asked, taken = answer.configuration, dict[str, object]()
     if asked.phase == "mixed":
         host = format_duration(asked.host.request_seconds)
         tokens = format_duration(1000 * asked.host.token_seconds)
@@ -403,4 +396,4 @@ def unasked(answer: Prediction) -> dict[str, object]:
         held = prefixes_held(answer.deployment, asked.prompt_tokens * asked.prefix_reuse)
         pool = f"{format_bytes(POOL_BYTES)} on plane {asked.cache_plane}"
         taken["prefix_pool"] = f"a pool of {pool} holds {format_count(held)} such prefixes"
-    return dict(taken)
+    return taken

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ground.errors import BadInput, Infeasible, naming
 from ground.files import read_yaml
 from ground.names import file_names
-from ground.traces import requests_per_second, scale_rate
+from ground.traces import Trace, requests_per_second, scale_rate
 from ground.units import HOUR_SECONDS, format_count, format_duration, number_of, parse_duration, rounded_up
 from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, policy, space_of
 from planner.changeover.robust import Layout, Scenario, stood
@@ -28,9 +28,6 @@ from podplan.readers import read_fraction
 from podplan.result import Result, Row, as_json, picked
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import from_trace
-
-if TYPE_CHECKING:
-    from ground.traces import Trace
 
 OWN_KEYS = ("name", "weight", "lasts")
 SCENARIO_KEYS = (
@@ -88,11 +85,8 @@ class ScenariosResult(Result):
                 "one_plan_holds": self.robust.holds[number] if self.robust else None,
             }
             if self.policy is not None:
-                joint = self.policy.layouts[number]
-                row |= {
-                    "policy_chips": joint[model].chips if joint else None,
-                    "policy": layout_text(joint[model]) if joint else None,
-                }
+                own = (joint := self.policy.layouts[number]) and joint[model]
+                row |= {"policy_chips": own.chips if own else None, "policy": layout_text(own) if own else None}
             found.append(row)
         return found
 
@@ -107,18 +101,17 @@ class ScenariosResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that the command prints with ``--json``."""
-        robust, windows = self.robust, self.policy
+        robust, windows, peak = self.robust, self.policy, self.policy and self.policy.peak
+        layouts = {"layouts": [layout_text(each) for each in robust.layouts]} if robust else {}
+        at_peak = {
+            "peak_chips": sum(each.chips for each in peak) if peak else None,
+            "peak_chip_hours": windows.peak_chip_hours if windows and peak else None,
+        }
         return {
             "share": self.share,
             "scenarios": self.rows(),
-            "one_plan": robust
-            and picked(robust, "chips least_chips") | {"layouts": [layout_text(each) for each in robust.layouts]},
-            "policy": windows
-            and picked(windows, POLICY)
-            | {
-                "peak_chips": sum(each.chips for each in windows.peak) if windows.peak else None,
-                "peak_chip_hours": windows.peak_chip_hours if windows.peak else None,
-            },
+            "one_plan": robust and picked(robust, "chips least_chips") | layouts,
+            "policy": windows and picked(windows, POLICY) | at_peak,
         }
 
     def manifests(self) -> dict[str, Manifest]:
@@ -199,7 +192,7 @@ def solved_scenarios(base: Mapping[str, str], path: Path) -> ScenariosResult:
     )
 
 
-def policy_on_traces(space: Space, made: Sequence[tuple[Scenario, "Trace | None"]]) -> Policy:
+def policy_on_traces(space: Space, made: Sequence[tuple[Scenario, Trace | None]]) -> Policy:
     """Return the policy whose layouts keep their windows' limits on their traces, where they have some.
 
     Queues judge a layout that was planned for other windows; each that the policy takes is played, and struck out where
@@ -224,7 +217,7 @@ def policy_on_traces(space: Space, made: Sequence[tuple[Scenario, "Trace | None"
         space = replace(space, late=(*space.late, *late))
 
 
-def _keeps(layout: Layout, scenario: Scenario, trace: "Trace") -> bool:
+def _keeps(layout: Layout, scenario: Scenario, trace: Trace) -> bool:
     """Whether as many requests of a trace keep both limits as do where each holds at its percentile."""
     question = scenario.question
     (manifest,) = stood([(layout, question)])
@@ -251,7 +244,7 @@ def _check_together(made: Sequence[Scenario], path: Path) -> None:
 
 def _scenario(
     base: Mapping[str, str], where: str, row: Mapping[str, str], number: int, growth: float
-) -> "tuple[Scenario, Trace | None]":
+) -> tuple[Scenario, Trace | None]:
     values = merged_flags(base, {key: value for key, value in row.items() if key not in OWN_KEYS})
     if not {"rate", "trace"} & values.keys():
         raise BadInput(f"{where}: rate is missing; a scenario says how many requests arrive, such as 40/s")
@@ -295,12 +288,11 @@ def served_nearest(asked: Asked) -> tuple[Answer, Question, str | None]:
     told = []
     if on_trace is not None and not on_trace.keeps:
         for name, ttft in (("TTFT", True), ("TPOT", False)):
-            limit, measured = asked_limit(question, ttft)[1], on_trace.at(name.lower(), question.percentile) or 0.0
+            limit = asked_limit(question, ttft)[1]
+            measured = rounded_up(on_trace.at(name.lower(), question.percentile) or 0.0)
             if measured > limit:
-                question = with_limit(question, ttft, rounded_up(measured))
-                told.append(
-                    f"{name} {format_duration(rounded_up(measured))} on its trace instead of {format_duration(limit)}"
-                )
+                question = with_limit(question, ttft, measured)
+                told.append(f"{name} {format_duration(measured)} on its trace instead of {format_duration(limit)}")
     nearest = replace(answer.question, ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds)
     return answer, nearest, " and ".join(told) or None
 

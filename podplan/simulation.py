@@ -288,11 +288,9 @@ def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:
     check_most("--offline", count)
     if lengths:
         prompt, _, answer = lengths.partition("+")
-        own = {
-            "input_tokens": read_tokens(prompt, "--offline", 0),
-            "output_tokens": read_tokens(answer, "--offline", 0),
-        }
-        workload = ManifestWorkload.model_validate(own)
+        own = {"input_tokens": prompt, "output_tokens": answer}
+        tokens = {side: read_tokens(text, "--offline", 0) for side, text in own.items()}
+        workload = ManifestWorkload.model_validate(tokens)
     longest = manifest.model.spec.max_position
     if count and workload.input_tokens + workload.output_tokens > longest:
         raise BadInput(f"--offline: {text[:40]} is past the {longest} positions of {manifest.model.spec.name}")

@@ -153,11 +153,8 @@ def read_calibration(path: Path) -> list[tuple[str, Residual]]:
         try:
             labels = {str(name): str(value) for name, value in row["labels"].items()}
             features, error = tuple(map(float, row["features"])), float(row["error"])
-            if (
-                row["metric"] not in METRICS
-                or len(features) != len(FEATURES)
-                or not math.isfinite(sum(features) + error)
-            ):
+            known = row["metric"] in METRICS and len(features) == len(FEATURES)
+            if not known or not math.isfinite(sum(features) + error):
                 raise ValueError
         except (KeyError, TypeError, ValueError, AttributeError):
             raise BadInput(f"{path}: errors[{number - 1}] is not an error of a measured run") from None

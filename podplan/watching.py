@@ -100,13 +100,7 @@ class WatchResult(Result):
         """Return one row of estimates."""
         seen = self.seen
         return [
-            {
-                **picked(seen, SEEN),
-                "step_factor": self.factor,
-                "carries_requests_per_second": self.carries,
-                "headroom": self.headroom,
-                "pays": self.pays,
-            }
+            picked(seen, SEEN) | picked(self, "step_factor=factor carries_requests_per_second=carries headroom pays")
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,11 +119,7 @@ class WatchResult(Result):
             "change_pays": self.pays,
             "why": self.why,
             "plan": plan_json(self.plan, compact=True) if self.plan else None,
-            "migration": self.found
-            and {
-                "steps": [step.model_dump(mode="json") for step in self.found.migration.steps],
-                "promise": self.found.migration.promise.model_dump(mode="json"),
-            },
+            "migration": self.found and self.found.migration.model_dump(mode="json", include={"steps", "promise"}),
         }
 
 
@@ -256,11 +246,8 @@ def _text(source: str) -> str | None:
         return None
     text = read_text(Path(source))
     first = next((line for line in text.splitlines() if line.strip()), "")
-    return (
-        text
-        if first.startswith("#") or (first and first[0].isalpha() and " " in first and "," not in first.split("{")[0])
-        else None
-    )
+    sample = first[:1].isalpha() and " " in first and "," not in first.split("{")[0]
+    return text if sample or first.startswith("#") else None
 
 
 def _lifetime(scrape: Scrape, source: str, window: float | None) -> float:
@@ -284,15 +271,9 @@ def of_trace(source: str, manifest: Manifest) -> Observed:
         raise BadInput(f"{source}: has no arrivals of its own; a log of what came, with times, tells a rate")
     if len(trace) < LEAST_REQUESTS:
         raise BadInput(f"{source}: {len(trace)} requests tell nothing; give at least {LEAST_REQUESTS}")
-    traffic = Traffic.from_trace(rows)
-    seconds = float(trace.arrival_seconds[-1] - trace.arrival_seconds[0])
-    return Observed(
-        source=source,
-        seconds=seconds,
-        requests=len(trace),
-        workload=traffic.workload,
-        rate_per_second=traffic.rate_per_second,
-    )
+    traffic, seconds = Traffic.from_trace(rows), float(trace.arrival_seconds[-1] - trace.arrival_seconds[0])
+    rate, workload = traffic.rate_per_second, traffic.workload
+    return Observed(source=source, seconds=seconds, requests=len(trace), workload=workload, rate_per_second=rate)
 
 
 def of_results(sources: Sequence[str], manifest: Manifest, path: str) -> Observed:
@@ -306,15 +287,13 @@ def of_results(sources: Sequence[str], manifest: Manifest, path: str) -> Observe
     if not errors:
         reason = next((each.reason for each in found.runs if each.reason), "they state no TPOT")
         raise BadInput(f"{sources[0]}: no run could be set beside a prediction: {reason}")
-    rate = planned_rate(manifest)
-    middle = sorted(errors)[len(errors) // 2]
     return Observed(
         source=", ".join(sources),
         seconds=0.0,
         requests=len(errors),
         workload=workload_of(manifest.workload),
-        rate_per_second=rate,
-        step_factor=middle,
+        rate_per_second=planned_rate(manifest),
+        step_factor=sorted(errors)[len(errors) // 2],
     )
 
 
