@@ -9,7 +9,7 @@ from cli.output import Outputs, Screen, print_json
 from cli.plots import Plot, PlotLine, plotted
 from ground.errors import BadInput
 from ground.files import write_files
-from ground.sourced import Sourced
+from ground.records import Sourced
 from ground.units import MICRO, format_bytes, format_duration, format_si
 from hardware.engines import SOURCE, EngineKernel, engine_kernels
 from hardware.formats import multiplied

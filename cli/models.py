@@ -2,7 +2,7 @@
 
 from cli.options import JSON, Text, options
 from cli.output import Screen, print_json
-from ground.sourced import Sourced
+from ground.records import Sourced
 from ground.units import format_count
 from ground.validation import plain
 from models.parameters import count_parameters

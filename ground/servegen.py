@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ground.archives import read_members
 from ground.errors import BadInput
-from ground.files import parse_json, read_bytes
-from ground.tables import csv_rows
+from ground.files import csv_rows, parse_json, read_bytes
 from ground.trace_rows import MOST_TOKENS, read_number
 from ground.units import GIBI
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from ground.archives import GZIP, unbroken
 from ground.errors import BadInput
-from ground.files import checking
-from ground.tables import csv_cells
+from ground.files import checking, csv_cells
 from ground.units import MEBI
 
 MOST_ROWS = 5_000_000

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from ground.errors import BadInput
-from ground.limits import NAME
 from ground.names import suggest
+from ground.records import NAME
 
 Model = TypeVar("Model")
 """A pydantic model or a data class."""

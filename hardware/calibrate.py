@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
-from ground.sourced import Sourced
+from ground.records import Sourced
 from ground.validation import plain
 from hardware.fits import (
     Product,

@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
-from ground.files import read_text
+from ground.files import csv_table, read_text
 from ground.identity import Kept, Same
-from ground.tables import csv_table
 from ground.units import MICRO, format_duration
 from hardware.spec import AttentionFit, CollectiveFit, Dtype, HardwareSpec, MatmulFit, Number, Protocol
 

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import get_args
 
 from ground.errors import BadInput
-from ground.files import read_text
-from ground.sourced import LEAST_SOURCE
-from ground.tables import csv_table
+from ground.files import csv_table, read_text
+from ground.records import LEAST_SOURCE
 from ground.units import number_of
 from hardware.fits import INPUT_BYTES
 from hardware.spec import CollectiveOp, ScopeName

@@ -11,9 +11,7 @@ from typing import Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.fields import described
-from ground.limits import Limits, Name
-from ground.sourced import Kind, Source, Sourced, Stated
+from ground.records import Kind, Limits, Name, Source, Sourced, Stated, described
 
 Number = float | NDArray[np.float64]
 Dtype = Literal["bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4"]
@@ -302,7 +300,7 @@ class Device(Stated):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BasedOn(Stated):
-    """The entry that this one takes over what it does not state itself from; ``hardware.derive`` says how."""
+    """The entry that this one takes over what it does not state itself from; ``hardware.loader`` says how."""
 
     name: Annotated[str, Limits(min_length=1)] = described("catalogue name, or a path from the entry's own folder")
     why: Annotated[str, Limits(min_length=4)] = described("why the sibling's figures may stand for this machine's")

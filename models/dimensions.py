@@ -5,7 +5,7 @@ Upper limits catch a slipped digit and a number in the wrong field; no model com
 
 from typing import Annotated
 
-from ground.limits import Limits
+from ground.records import Limits
 
 LARGEST_DIMENSION = 100_000_000
 MOST_LAYERS = 10_000

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ground.errors import BadInput
 from ground.files import read_yaml
-from ground.from_dict import from_dict
 from ground.names import suggest
+from ground.records import from_dict
 from models.spec import ModelSpec
 
 CATALOGUE = Path(__file__).parent / "catalog"

@@ -3,9 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from ground.fields import described
-from ground.limits import Limits, Name
-from ground.sourced import Sourced, Stated
+from ground.records import Limits, Name, Sourced, Stated, described
 from models.dimensions import MOST_EXPERTS, Dimension, Experts, Layers, SomeLayers, Width
 from models.vision import VisionTower
 

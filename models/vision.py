@@ -4,9 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
-from ground.fields import described
-from ground.limits import Limits
-from ground.sourced import Stated
+from ground.records import Limits, Stated, described
 from models.dimensions import Dimension, Layers, SomeLayers
 
 Few = Annotated[int, Limits(gt=0, le=10_000, strict=True)]

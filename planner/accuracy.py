@@ -13,8 +13,7 @@ from statistics import correlation, fmean, median
 from typing import Any, Literal, Self, get_args
 
 from ground.errors import BadInput, Fault
-from ground.files import read_text
-from ground.tables import csv_table
+from ground.files import csv_table, read_text
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware
 from hardware.spec import Dtype, HardwareSpec

@@ -11,8 +11,7 @@ from statistics import median
 from typing import Literal, get_args
 
 from ground.errors import BadInput
-from ground.files import read_text
-from ground.tables import csv_table
+from ground.files import csv_table, read_text
 from planner.accuracy import PUBLISHED, load_cases
 from planner.costs.predict import Configuration, Prediction, predict
 

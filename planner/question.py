@@ -4,6 +4,9 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
@@ -12,8 +15,32 @@ from planner.costs.deployment import DRIVEN, Host, Shared
 from planner.manifest.drafts import Acceptance
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
 from planner.strategy import Strategy, format_strategy
-from planner.survival import Loss
 from planner.workload import Workload
+
+Loss = Literal["node", "instance"]
+
+
+def lost_instances(loss: Loss | None, devices_per_instance: int, devices_per_node: int) -> int:
+    """Return the most instances of one pool that a loss takes.
+
+    Instances below a node share nodes and never straddle two, larger ones start at a node (``plans.assemble``): a
+    node takes with it all that stand on it, or the one that it is part of.
+    """
+    if loss is None:
+        return 0
+    if loss == "instance" or devices_per_instance >= devices_per_node:
+        return 1
+    return devices_per_node // devices_per_instance
+
+
+def lost_of_sizes(
+    loss: Loss | None, devices_per_instance: NDArray[np.int64], devices_per_node: int
+) -> NDArray[np.int64]:
+    """Return ``lost_instances`` of many kinds of instances, [kinds]; each number of devices is looked at once."""
+    sizes, which = np.unique(devices_per_instance, return_inverse=True)
+    each = [lost_instances(loss, int(size), devices_per_node) for size in sizes]
+    return np.array(each, dtype=np.int64)[which]
+
 
 Role = Literal["encode", "prefill", "decode", "mixed"]
 """Of instances: prefill and decode of a disaggregated deployment, mixed of an aggregated one; before either encode."""

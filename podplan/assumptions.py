@@ -2,7 +2,7 @@
 
 from ground.units import format_bytes
 from hardware.formats import product_dtype, storable
-from hardware.prices import PURCHASE, prices
+from hardware.loader import PURCHASE, prices
 from planner.instances.reachable import REFERENCE
 from planner.instances.space import ROLES, engine_cut
 from planner.plans.plan import Plan

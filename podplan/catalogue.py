@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ground.errors import BadInput
-from ground.sourced import Sourced, Stated
+from ground.records import Sourced, Stated
 from ground.units import number_of, parse_count
 from ground.validation import plain
 from hardware.formats import multiplied, storable

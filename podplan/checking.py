@@ -16,10 +16,9 @@ from planner.checks.margins import AfterLoss, Limits, Margin, over_windows
 from planner.plans.day import Window, peak_rate
 from planner.plans.plan import Plan
 from planner.plans.servers import spare_instances
-from planner.question import Question
+from planner.question import Loss, Question
 from planner.search.answer import Answer
 from planner.search.search import search
-from planner.survival import Loss
 from planner.workload import Trace, Workload
 from podplan.day import windows_json
 from podplan.job import ending_in_time

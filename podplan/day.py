@@ -7,8 +7,7 @@ from os.path import isfile  # unlike pathlib's, no error for a name that no file
 from pathlib import Path
 
 from ground.errors import BadInput
-from ground.files import read_text
-from ground.tables import csv_table
+from ground.files import csv_table, read_text
 from ground.units import DAY_SECONDS, HOUR_SECONDS, MINUTE_SECONDS, parse_rate
 from planner.instances.space import Role
 from planner.plans.day import Seen, Window, mean_rate, peak_rate

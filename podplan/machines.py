@@ -5,10 +5,9 @@ from dataclasses import replace
 from os.path import isfile  # unlike pathlib's, no error for a name that no file can have
 
 from ground.errors import BadInput
-from ground.sourced import Sourced
+from ground.records import Sourced
 from ground.units import number_of, parse_count, parse_power
-from hardware.loader import hardware_names, load_hardware
-from hardware.prices import PURCHASE, bought_at, priced
+from hardware.loader import PURCHASE, bought_at, hardware_names, load_hardware, priced
 from hardware.spec import HardwareSpec
 from models.spec import ModelSpec
 from planner.question import Machines, Question

@@ -12,7 +12,7 @@ from ground.errors import BadInput, Fault
 from ground.files import read_text
 from ground.units import number_of, parse_count
 from models.loader import load_model
-from planner.balance.skew import measured_distribution
+from planner.balance.imbalance import measured_distribution
 from planner.costs.predict import Configuration
 from planner.manifest.mapformats import WRITERS, MoeMap, read_map
 from planner.placement.arranged import LeavingTokens, MapChange, moved_little, time_experts, weigh_traffic

@@ -11,8 +11,7 @@ from ground.errors import BadInput, naming
 from ground.files import read_yaml
 from ground.names import suggest
 from planner.objective import ObjectiveName
-from planner.question import Encode, Queueing, Shape
-from planner.survival import Loss
+from planner.question import Encode, Loss, Queueing, Shape
 from podplan.options import SIZES, UNITS, QuestionFlags, check_keywords, flag_name, names_of, text_of
 from podplan.question import Asked, read_question
 from podplan.traffic import LENGTH_FIELDS

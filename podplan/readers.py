@@ -14,14 +14,13 @@ from hardware.formats import KvDtype, storable
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from models.vision import Pictures, VisionTower, pictures_of
-from planner.balance.imbalance import Balance, parse_balance
-from planner.balance.skew import LoadDistribution, measured_distribution, parse_skew
+from planner.balance.imbalance import Balance, LoadDistribution, measured_distribution, parse_balance, parse_skew
 from planner.costs.deployment import Host, Shared, default_weights
 from planner.engines.loader import Needs, load_engine
 from planner.instances.reachable import REFERENCE
 from planner.manifest.drafts import MOST_DRAFTS, Acceptance
 from planner.plans.quantised import usual_weights
-from planner.survival import Loss
+from planner.question import Loss
 from podplan.options import left_open
 
 Word = TypeVar("Word", bound=str)

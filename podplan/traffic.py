@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput, naming
-from ground.files import read_text
+from ground.files import csv_table, read_text
 from ground.prefix_cache import PrefixCache
-from ground.tables import csv_table
 from ground.units import number_of, parse_count, parse_duration, parse_rate, parse_size
 from hardware.formats import KvDtype
 from models.spec import ModelSpec

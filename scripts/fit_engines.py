@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ground.sourced import Sourced
+from ground.records import Sourced
 from models.loader import load_model
 from planner.costs.predict import predict
 from planner.engines import behaviour as engines

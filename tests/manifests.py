@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ground.from_dict import from_dict
+from ground.records import from_dict
 from hardware.spec import HardwareSpec
 from models.spec import MLA, ModelSpec, MoE
 from planner.manifest.checks import spec_hash

@@ -18,8 +18,7 @@ from planner.manifest.schema import Manifest, Pool, Prediction
 from planner.plans.assemble import assemble, standing, stated_levels, stated_workload
 from planner.plans.expectation import queued
 from planner.plans.plan import Plan
-from planner.question import Question
-from planner.survival import lost_instances
+from planner.question import Question, lost_instances
 
 MOST_LAYOUTS = 4_000
 

@@ -12,13 +12,12 @@ from planner.checks.traced import search_on_trace
 from planner.plans.plan import Plan
 from planner.plans.quantised import as_planned
 from planner.plans.servers import PREDICTED
-from planner.question import Question
+from planner.question import Loss, Question
 from planner.search.answer import Answer
 from planner.search.changes.shortage import too_few
 from planner.search.changes.variations import has_plan
 from planner.search.search import search
 from planner.search.sure import told_of
-from planner.survival import Loss
 from planner.workload import Trace
 
 Search = Callable[[Question], Answer]

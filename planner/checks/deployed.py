@@ -16,8 +16,8 @@ from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.servers import deviation_of, times_with
+from planner.question import Loss, lost_instances
 from planner.serving.latency import Latency
-from planner.survival import Loss, lost_instances
 
 
 class Lost(NamedTuple):

@@ -10,9 +10,8 @@ from planner.checks.deployed import Deployed, Lost, Standing, from_plan, standin
 from planner.plans.day import Window
 from planner.plans.plan import Plan
 from planner.plans.servers import PREDICTED
-from planner.question import Question
+from planner.question import Loss, Question
 from planner.search.sure import rate_with
-from planner.survival import Loss
 
 if TYPE_CHECKING:
     from planner.manifest.schema import ServiceLevels

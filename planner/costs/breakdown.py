@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from planner.manifest.disaggregated import layer_bounds
 from planner.manifest.stepcost import (
     StepSeconds,
     draft_seconds,
     drain,
     expert_stream,
+    layer_bounds,
     layer_count,
     moe_layer,
     on_cores,

@@ -16,7 +16,7 @@ from planner.engines.behaviour import behaviour
 from planner.manifest.terms import ComputeTerm, Form, Number, Shape, Stage
 
 UNMEASURED_RESIDUAL = 0.2
-"""Median relative error granted to a fit that another machine lends (``hardware.derive``): assumed."""
+"""Median relative error granted to a fit that another machine lends (``hardware.loader``): assumed."""
 
 SIBLING_RESIDUAL = 0.08
 """The same where cores of the same generation lend it, or a published range: assumed, a little above the largest

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 from ground.errors import BadInput
 from ground.files import read_yaml
-from ground.from_dict import from_dict
-from ground.sourced import Sourced, Stated
+from ground.records import Sourced, Stated, from_dict
 from planner.engines.loader import engine_names, load_engine
 
 DEFAULT_BUDGET = 8192.0

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ground.errors import BadInput
 from ground.files import read_yaml
-from ground.from_dict import from_dict
 from ground.names import suggest
+from ground.records import from_dict
 from hardware.spec import HardwareSpec
 from planner.engines.exchanges import Generation
 from planner.engines.rules import Broken, broken_drafts

@@ -2,8 +2,7 @@
 
 from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
-from ground.limits import Limits
-from ground.sourced import Source, Sourced
+from ground.records import Limits, Source, Sourced
 from hardware.spec import Dtype
 
 Accelerator = Literal["nvidia", "ascend"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from ground.arrays import Ints
 from ground.errors import BadInput
-from ground.sourced import Stated
+from ground.records import Stated
 from ground.validation import plain
 from planner.manifest.costs import EXPERT_VARIABLES, REACH_VARIABLES, TERM_GROUPS, StepCostModel
 from planner.manifest.layout import RANK_COLUMNS, GroupRule

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ground.limits import Name
+from ground.records import Name
 from ground.strict import Strict
 from hardware.spec import Dtype
 from planner.manifest.costs import Natural, Positive

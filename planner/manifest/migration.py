@@ -12,7 +12,7 @@ from pydantic import Field
 
 from ground.errors import BadInput
 from ground.files import read_yaml
-from ground.limits import Name
+from ground.records import Name
 from ground.strict import Strict
 from ground.validation import validate
 from planner.manifest.costs import Amount, Rate, Share

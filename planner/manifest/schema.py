@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ground.limits import Name
+from ground.records import Name
 from ground.strict import Strict
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec

@@ -2,6 +2,9 @@
 
 One formula for one step and for a million: every function takes numbers or arrays of one
 broadcast shape.
+
+Attention and experts on devices of their own: attention devices form ``domains`` that talk to the expert devices one
+after the other; inside a domain the microbatches alternate (xDeepServe section 5.2, arXiv 2508.02520).
 """
 
 import math
@@ -11,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ground.arrays import Bools
-from planner.manifest.disaggregated import Passage, drain_seconds, layer_seconds
 from planner.manifest.stacks import stage_launches, stage_timings
 from planner.manifest.terms import (
     Number,
@@ -26,6 +28,64 @@ from planner.manifest.terms import (
     smaller,
     variables,
 )
+
+
+class Passage(NamedTuple):
+    """Seconds of one microbatch of one domain in one layer.
+
+    ``attention`` on the attention devices, gate and the send to the trampolines included;
+    ``dispatch`` (A2E), ``experts`` and ``combine`` (E2A) on the expert devices.
+    """
+
+    attention: Number
+    dispatch: Number
+    experts: Number
+    combine: Number
+
+    @property
+    def away(self) -> Number:
+        """Seconds for which the microbatch is with the experts."""
+        return self.dispatch + self.experts + self.combine
+
+    @property
+    def occupied(self) -> Number:
+        """Seconds until the expert devices can take the next microbatch.
+
+        They run three persistent kernels (receive, compute, send), so the longest of them sets the pace.
+        """
+        return larger(larger(self.dispatch, self.experts), self.combine)
+
+
+def layer_bounds(passage: Passage, domains: Number, microbatches: int) -> tuple[Number, Number, Number]:
+    """Return what a layer of all microbatches takes at least: attention devices, expert devices, one round trip.
+
+    Attention computes ``microbatches`` in turn; the experts serve those of every domain in turn; a
+    microbatch cannot start a layer before it is back from the one before.
+    """
+    return (
+        microbatches * passage.attention,
+        domains * microbatches * passage.occupied,
+        passage.attention + passage.away,
+    )
+
+
+def layer_seconds(passage: Passage, domains: Number, microbatches: int) -> Number:
+    """Return the seconds of a layer of all microbatches: the largest of its bounds.
+
+    >>> published = Passage(attention=700e-6, dispatch=172e-6, experts=120e-6, combine=193e-6)
+    >>> round(layer_seconds(published, domains=3, microbatches=2) * 1e6)
+    1400
+    """
+    attention, experts, trip = layer_bounds(passage, domains, microbatches)
+    return larger(larger(attention, experts), trip)
+
+
+def drain_seconds(passage: Passage, layer: Number, microbatches: int) -> Number:
+    """Return what the last microbatch takes beyond the last layer, which nothing overlaps (xDeepServe section 7.1).
+
+    In the layer that attention binds it is one A2E, experts, E2A.
+    """
+    return larger(microbatches * passage.attention + passage.away - layer, 0.0)
 
 
 class StepSeconds(NamedTuple):
@@ -49,7 +109,7 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSecon
     memory bandwidth shared by demand, or four slots (attention with dispatch, attention with
     combine, experts with dispatch, experts with combine), each max(communication,
     compute + core share · communication). On devices of their own, attention and experts follow
-    ``planner.manifest.disaggregated``.
+    ``planner.manifest.stepcost``.
     """
     values = variables(cost, load, microbatches)
     whole = values if microbatches == 1 else variables(cost, load, 1, experts=False)

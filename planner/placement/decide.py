@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.balance.imbalance import Balance
-from planner.balance.skew import LoadDistribution
+from planner.balance.imbalance import Balance, LoadDistribution
 from planner.costs.predict import Configuration, predict
 from planner.placement.methods import lower_bound, place
 from planner.placement.problem import Problem

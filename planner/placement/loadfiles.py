@@ -17,8 +17,7 @@ import numpy as np
 from ground.archives import read_arrays
 from ground.arrays import Floats
 from ground.errors import BadInput
-from ground.files import parse_json, read_text
-from ground.tables import csv_rows
+from ground.files import csv_rows, parse_json, read_text
 from ground.units import MEBI, number_of, read_index
 from planner.placement.problem import check_loads
 from planner.placement.torchfile import read_torch_file

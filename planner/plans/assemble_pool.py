@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from planner.balance.counts import longest_first, replica_counts
-from planner.balance.skew import MIXED, LoadDistribution, sample_expert_loads
+from planner.balance.imbalance import MIXED, LoadDistribution, sample_expert_loads
 from planner.costs.cache import Cache, device_cache
 from planner.costs.deployment import Deployment
 from planner.costs.latency import balanced_cost

@@ -7,7 +7,7 @@ from ground.units import DAY_SECONDS
 from planner.instances.space import Role
 from planner.plans.plan import Plan
 from planner.plans.servers import needed_instances
-from planner.survival import lost_instances
+from planner.question import lost_instances
 
 
 class Window(NamedTuple):

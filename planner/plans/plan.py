@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
-from ground.sourced import Sourced
+from ground.records import Sourced
 from ground.units import format_duration
 from hardware.spec import HardwareSpec
 from planner.closed_forms.birth_death import Crowding, DecodeState

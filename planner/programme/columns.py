@@ -15,8 +15,7 @@ from ground.arrays import Floats, Ints
 from planner.instances.alignment import occupied_devices
 from planner.instances.space import Role
 from planner.offers.offer import Offers, Server
-from planner.question import Machines
-from planner.survival import Loss, lost_of_sizes
+from planner.question import Loss, Machines, lost_of_sizes
 
 Rates = Literal["bound", "guess", "tried", "exact"]
 RELATIVE = 1e-9

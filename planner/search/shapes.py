@@ -11,8 +11,7 @@ from planner.instances.reachable import REFERENCE
 from planner.objective import SLACK, Aim, Incumbent
 from planner.programme.columns import Side
 from planner.programme.programme import Programme
-from planner.question import Machines, Question
-from planner.survival import lost_of_sizes
+from planner.question import Machines, Question, lost_of_sizes
 
 Needed = Callable[[Ints], Floats]
 """The rate that one instance of so many devices, [instances], has to carry; infinite where none of them would do."""

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from ground.errors import BadInput
-from ground.files import read_text
-from ground.tables import csv_table
+from ground.files import csv_table, read_text
 from ground.units import number_of, parse_rate
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware

@@ -7,8 +7,7 @@ import pytest
 from pydantic import Field, model_validator
 
 from ground.errors import BadInput
-from ground.limits import Limits, Name
-from ground.sourced import Sourced, Stated
+from ground.records import Limits, Name, Sourced, Stated
 from ground.strict import Strict
 from ground.validation import plain, validate
 

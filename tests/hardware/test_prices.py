@@ -7,8 +7,7 @@ import pytest
 
 from cli.exit_codes import ExitCode
 from cli.main import main
-from hardware.loader import hardware_names, load_hardware
-from hardware.prices import prices
+from hardware.loader import hardware_names, load_hardware, prices
 from tests.shell import refused
 
 ASKED = ["qwen3-8b", "--isl", "512", "--osl", "64", "--engine", "vllm", "--shape", "disaggregated", "--json"]

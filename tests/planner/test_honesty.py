@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = ("ground", "hardware", "models", "planner")
 
 # The rooms whose numbers reach a predicted duration, rate or interval.
-COST_ROOMS = ("costs/*.py", "balance/*.py", "manifest/disaggregated.py", "manifest/stepcost.py", "manifest/terms.py")
+COST_ROOMS = ("costs/*.py", "balance/*.py", "engines/behaviour.py", "manifest/stepcost.py", "manifest/terms.py")
 
 PREDICTIONS = """
 from hardware.loader import load_hardware

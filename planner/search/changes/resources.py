@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ground.sourced import Sourced
+from ground.records import Sourced
 from hardware.spec import HardwareSpec, Plane, Scope
 from planner.plans.plan import Plan
 from planner.question import Machines, Question

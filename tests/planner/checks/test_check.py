@@ -16,10 +16,9 @@ from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer
 from planner.plans.expectation import workload_of
 from planner.plans.plan import DisaggregatedPlan
-from planner.question import Question
+from planner.question import Question, lost_instances
 from planner.search.sure import rate_with
 from planner.serving.latency import Latency
-from planner.survival import lost_instances
 from planner.workload import Trace
 from tests.plans import small_manifest, small_plan
 from tests.questions import small_question

@@ -8,8 +8,7 @@ from planner.balance.imbalance import parse_balance
 from planner.costs.deployment import Deployment
 from planner.costs.latency import balanced_cost, decode_load
 from planner.costs.memory import expert_device_memory, memory
-from planner.manifest.disaggregated import Passage, drain_seconds, layer_bounds, layer_seconds
-from planner.manifest.stepcost import evaluate, passage
+from planner.manifest.stepcost import Passage, drain_seconds, evaluate, layer_bounds, layer_seconds, passage
 from planner.manifest.terms import StepLoad, timings, variables
 from planner.strategy import Strategy
 from tests.instances import even_cost, instance

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.balance.imbalance import parse_balance, static_factor
-from planner.balance.skew import MIXED
+from planner.balance.imbalance import MIXED, parse_balance, static_factor
 from planner.costs.deployment import StrategyArray
 from planner.costs.latency import (
     balanced_cost,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.balance.skew import measured_distribution
+from planner.balance.imbalance import measured_distribution
 from planner.costs.predict import expert_layouts
 from planner.manifest.loads import check_expert_map
 from planner.placement.decide import Choice, Effect, best_choice, curve, redundancies, verdict

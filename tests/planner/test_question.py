@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from planner.plans.servers import server_of, spare_instances
-from planner.question import Question
+from planner.question import Question, lost_instances
 from planner.search.search import search
-from planner.survival import lost_instances
 from tests.plans import small_plan
 
 

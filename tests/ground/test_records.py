@@ -5,8 +5,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from ground.from_dict import from_dict
-from ground.limits import Limits
+from ground.records import Limits, from_dict
 
 
 @dataclass(frozen=True, kw_only=True)
