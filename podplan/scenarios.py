@@ -19,6 +19,7 @@ from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.changes.missing import asked_limit, with_limit
 from planner.search.changes.nearest import limit_change
+from planner.search.changes.variations import alike
 from planner.search.search import search
 from podplan.on_trace import playable, traced
 from podplan.options import SIZES
@@ -281,7 +282,7 @@ def served_nearest(asked: Asked) -> tuple[Answer, Question, str | None]:
     answer, on_trace = traced(asked, partial(search, explain=False))
     if answer.best is None:
         for ttft in (True, False):
-            change = limit_change(question, ttft)
+            change = limit_change(question, ttft, alike())
             if change.question is not None:
                 answer, nearest, _ = served_nearest(replace(asked, question=change.question))
                 return answer, nearest, f"{change.direction} {change.told}"

@@ -42,7 +42,8 @@ def search_on_trace(
 ) -> Traced:
     """Return the answer to a question on a trace, or on stationary traffic where the trace hardly fills its plan.
 
-    ``first`` searches on the trace, and is told for which plans what stands beside them is ``worth`` a search.
+    ``first`` searches on the trace, and is told for which plans what stands beside them is ``worth`` a search, and that
+    nothing is to stand ``beside`` a plan that is one of two.
     """
 
     def filled(plan: Plan) -> bool:
@@ -56,7 +57,8 @@ def search_on_trace(
     if not filled(best):
         return Traced(answer=search_plan(question))
     if isinstance(best, DisaggregatedPlan) and not (question.goal.maximised or question.goal.timed):
-        settled = [together(plan, trace) for plan in (best, search_plan(question).best) if plan is not None]
+        other = (first(question, beside=False) if first else search_plan(question)).best
+        settled = [together(plan, trace) for plan in (best, other) if plan is not None]
         best = min(settled, key=lambda plan: (not held_at(plan, trace).keeps, *question.goal.key(plan)))
         if best is not answer.best:
             bound = answer.bound and least_chips(best, trace, answer.bound)

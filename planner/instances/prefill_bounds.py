@@ -1,6 +1,6 @@
 """What no queue of prefill passes carries: prompts per second that bound it from above, on arrays."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -29,6 +29,7 @@ class _Sample:
     new: Floats
     reused: Floats
     percentile: float
+    _rooms: dict[float, float] = field(default_factory=dict)
 
     @cached_property
     def pairs(self) -> float:
@@ -37,8 +38,10 @@ class _Sample:
 
     def room(self, budget_tokens: float) -> float:
         """Mean tokens of budgets that prompts take: whole budgets that are reused take none."""
-        reused = self.reused[self.reused > 0]
-        return float(self.new.mean() + (reused % budget_tokens).sum() / self.new.size)
+        if budget_tokens not in self._rooms:
+            reused = self.reused[self.reused > 0]
+            self._rooms[budget_tokens] = float(self.new.mean() + (reused % budget_tokens).sum() / self.new.size)
+        return self._rooms[budget_tokens]
 
     @cached_property
     def longest(self) -> tuple[float, float]:

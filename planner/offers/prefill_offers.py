@@ -60,18 +60,35 @@ class _PrefillTable:
     cost: StepCost
 
 
-def prefill_offers(question: Question, rows: list[Row], count: Count, slower: Slower | None = None) -> Offers:
-    """Return the prefill instances that keep the TTFT limit with one prompt; rows that hold none whole take parts.
+def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
+    """Return the prefill instances that keep the TTFT limit with one prompt; rows that hold none whole take parts."""
+    return timely_offers(question, prefill_tables(question, rows, count), Slower())
 
-    ``slower`` is what is known of other engines and number formats: all prefill alike but for the time of a pass.
-    """
+
+@dataclass(frozen=True, slots=True)
+class PrefillTables:
+    """What passes of rows take, up to those that do not keep a TTFT limit: enough for all tighter ones too."""
+
+    ttft_seconds: float
+    tables: tuple[_PrefillTable, ...]
+
+
+def prefill_tables(question: Question, rows: list[Row], count: Count) -> PrefillTables:
+    """Return what passes of rows take; of no limit but that on TTFT anything depends."""
     tables: list[_PrefillTable] = []
     for whole in built(question, "prefill", rows):
         for passes, held in _by_passes(question, whole.group):
             if held.size:
                 tables.append(_prefill_table(question, whole.select(held), passes, count))
-    known = Slower() if slower is None else slower
-    return Offers.joined([_prefill_kinds(question, table, known) for table in tables])
+    return PrefillTables(question.ttft_seconds, tuple(tables))
+
+
+def timely_offers(question: Question, costed: PrefillTables, slower: Slower) -> Offers:
+    """Return the instances of the same question, with that TTFT limit or a tighter one, that keep it with one prompt.
+
+    ``slower`` is what is known of other engines and number formats: all prefill alike but for the time of a pass.
+    """
+    return Offers.joined([_prefill_kinds(question, table, slower) for table in costed.tables])
 
 
 Passed = tuple[tuple[int, ...], int]

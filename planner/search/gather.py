@@ -1,9 +1,11 @@
 """The columns of a model on given machines: every instance of each role is costed, and no queue is solved."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 
+from ground.identity import Same
+from models.spec import ModelSpec
 from planner.instances.decode_candidates import Count
 from planner.instances.encoding import ROWS, before, behind
 from planner.instances.reachable import REFERENCE, most_instances, pairs
@@ -23,11 +25,13 @@ from planner.objective import Aim, Incumbent
 from planner.offers.aggregated_offers import Dropped, aggregated_offers
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offers
-from planner.offers.prefill_offers import prefill_offers
+from planner.offers.prefill_offers import PrefillTables, prefill_offers, prefill_tables, timely_offers
 from planner.offers.slower import Slower
 from planner.programme.columns import Side
-from planner.question import Question
+from planner.question import Machines, Question
 from planner.search.shapes import needed_rates
+
+_Key = tuple[Hashable, ...]
 
 Cut = dict[Role, dict[str, int]]
 """Strategies and layouts that were not costed, by role and rule."""
@@ -100,19 +104,24 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class Costing:
-    """What is costed of questions that differ in engine and number formats alone: each role once in each of its own."""
+    """What is costed of questions that follow one another: each role once for all that its columns depend on.
+
+    So engines and number formats share what they have in common, and so do questions that differ in one limit alone.
+    """
 
     count: Count = field(default_factory=Count)
     model: str = ""
     """Its name in a fleet."""
-    _spaces: dict[tuple[str, ...], RoleSpace] = field(default_factory=dict)
-    _sides: dict[tuple[object, ...], Side] = field(default_factory=dict)
-    _slower: Slower = field(default_factory=Slower)
-    """Prefill instances that are late."""
+    _spaces: dict[_Key, RoleSpace] = field(default_factory=dict)
+    _sides: dict[_Key, Side] = field(default_factory=dict)
+    _tables: dict[_Key, PrefillTables] = field(default_factory=dict)
+    """Passes of the loosest TTFT limit so far."""
+    _slower: dict[_Key, Slower] = field(default_factory=dict)
+    """Prefill instances that are late, by all that they have in common."""
 
     def space(self, question: Question, role: Role) -> RoleSpace:
         """Return the rows of a role; only an engine's rules depend on formats."""
-        key: tuple[str, ...] = (role, machines_of(question, role).budget)
+        key = _seen(question, role, "ttft_seconds", "tpot_seconds")
         key += () if question.engine == REFERENCE else _made_for(question, role)
         if key not in self._spaces:
             self._spaces[key] = role_space(question, role)
@@ -120,20 +129,23 @@ class Costing:
 
     def prefill(self, question: Question, rows: list[Row]) -> Side:
         """Return the columns of prefill instances."""
-        key = ("prefill", question.prefill.budget, *_made_for(question, "prefill"), question.encode_share)
-        if key not in self._sides:
-            # others keep another limit with other passes
-            known = None if question.encode_share else self._slower
-            offers = prefill_offers(behind(question), rows, self.count, known)
-            self._sides[key] = make_side(question, "prefill", offers, self.model)
-        return self._sides[key]
+        asked, own = behind(question), (*_made_for(question, "prefill"), Same(rows))
+        alike = _seen(question, "prefill", "tpot_seconds")
+        if (*alike, *own) not in self._sides:
+            key = (*_seen(question, "prefill", "tpot_seconds", "ttft_seconds"), *own)
+            costed = self._tables.get(key)
+            if costed is None or costed.ttft_seconds < asked.ttft_seconds:
+                costed = self._tables[key] = prefill_tables(asked, rows, self.count)
+            offers = timely_offers(asked, costed, self._slower.setdefault(alike, Slower()))
+            self._sides[*alike, *own] = make_side(question, "prefill", offers, self.model)
+        return self._sides[*alike, *own]
 
     def fed(self, option: Option) -> Option:
         """Return an option with the columns of encode instances before its own, where its question has some."""
         question = option.question
         if not question.encode_share:
             return option
-        key = ("encode", question.prefill.budget, *_made_for(question, "prefill"), question.encode_share)
+        key = (*_seen(question, "encode", "tpot_seconds"), *_made_for(question, "prefill"))
         if key not in self._sides:
             offers = prefill_offers(before(question), ROWS, self.count)
             self._sides[key] = make_side(question, "encode", offers, self.model)
@@ -141,7 +153,8 @@ class Costing:
 
     def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:
         """Return the columns of decode instances for prompts whose KV takes so long."""
-        key = ("decode", question.decode.budget, *_made_for(question, "decode"), transfer_seconds)
+        alike = _seen(question, "decode", "ttft_seconds", "encode_share")
+        key = (*alike, *_made_for(question, "decode"), Same(rows), transfer_seconds)
         if key not in self._sides:
             offers = decode_offers(question, rows, self.count, transfer_seconds)
             self._sides[key] = make_side(question, "decode", offers, self.model)
@@ -151,6 +164,16 @@ class Costing:
 def _made_for(question: Question, role: Role) -> tuple[str, str, str]:
     """Engine, weights and KV cache of a role."""
     return question.engine, machines_of(question, role).weights, question.kv_dtype
+
+
+def _seen(question: Question, role: Role, *others: str) -> _Key:
+    """Return all that the columns of a role depend on but for engine and formats, and but for ``others``."""
+    unseen = {"engine", "engines", "kv_dtype", "formats", "confidence", "headroom", *others}
+    values = (getattr(question, each.name) for each in fields(question) if each.name not in unseen)
+    return role, *(
+        (Same(value.hardware), value.devices, value.budget) if isinstance(value, Machines) else value
+        for value in (Same(value) if isinstance(value, ModelSpec) else value for value in values)
+    )
 
 
 def gather(

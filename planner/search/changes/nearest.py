@@ -14,7 +14,7 @@ from planner.question import Question
 from planner.search.answer import Change
 from planner.search.changes.missing import asked_limit, fastest, most_devices, with_limit
 from planner.search.changes.resources import Each
-from planner.search.changes.variations import has_plan, most_carried
+from planner.search.changes.variations import alike, most_carried
 from planner.workload import Lengths, Workload
 
 Try = Callable[[Question], bool]
@@ -34,7 +34,7 @@ Direction = Callable[[], Change]
 
 
 def nearest_changes(
-    question: Question, known: Sequence[Change] = (), feasible: Try = has_plan, each: Each = map
+    question: Question, known: Sequence[Change] = (), feasible: Try | None = None, each: Each = map
 ) -> Iterator[Change]:
     """Yield for rate, chips, TTFT, TPOT, lengths and quantisation the nearest change that is feasible.
 
@@ -44,11 +44,11 @@ def nearest_changes(
     """
     yield from known
     there = {change.direction for change in known}
-    searched = [search for name, search in directions(question, feasible).items() if name not in there]
+    searched = [search for name, search in directions(question, feasible or alike()).items() if name not in there]
     yield from each(call, searched)
 
 
-def directions(question: Question, feasible: Try = has_plan) -> dict[str, Direction]:
+def directions(question: Question, feasible: Try) -> dict[str, Direction]:
     """Return the searches for a change by their direction."""
     found: dict[str, Direction] = {}
     if question.rate_per_second is not None:
@@ -67,7 +67,7 @@ def _none(direction: str, flag: str | None, why: str) -> Change:
     return Change(direction=direction, flag=flag, told=why)
 
 
-def rate_change(question: Question, most_per_second: float | None = None, feasible: Try = has_plan) -> Change:
+def rate_change(question: Question, most_per_second: float | None, feasible: Try) -> Change:
     """Return the largest rate that is carried; ``most_per_second`` where it is known."""
     most = most_per_second
     if most is None:
@@ -81,7 +81,7 @@ def rate_change(question: Question, most_per_second: float | None = None, feasib
     return _none("rate", "--rate", "no rate at all is carried within the limits")
 
 
-def size_change(question: Question, most_per_second: float | None = None, feasible: Try = has_plan) -> Change:
+def size_change(question: Question, most_per_second: float | None, feasible: Try) -> Change:
     """Return the fewest devices that there is a plan on, in whole nodes, or in chips of one.
 
     Where each role has its own, both grow alike until there is one, and then each goes back to what it has where that
@@ -137,7 +137,7 @@ def _sized(question: Question, larger: Question, feasible: Try) -> Change:
     )
 
 
-def limit_change(question: Question, ttft: bool, feasible: Try = has_plan) -> Change:
+def limit_change(question: Question, ttft: bool, feasible: Try) -> Change:
     """Return the tightest limit on TTFT, or on TPOT, that there is a plan within."""
     name, (flag, asked) = "TTFT" if ttft else "TPOT", asked_limit(question, ttft)
 
@@ -161,7 +161,7 @@ def _eased_from(question: Question, ttft: bool) -> float:
     return asked if asked * MOST_FACTOR > 2 * least else least
 
 
-def limits_change(question: Question, ttft: bool, feasible: Try = has_plan) -> Change | None:
+def limits_change(question: Question, ttft: bool, feasible: Try) -> Change | None:
     """Return the limit on TTFT, or on TPOT, that helps with the other one eased too; None where both do not."""
     other = asked_limit(question, not ttft)[1]
     eased = with_limit(question, not ttft, _eased_from(question, not ttft) * MOST_FACTOR)

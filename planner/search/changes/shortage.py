@@ -10,7 +10,7 @@ from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.answer import Answer, Change
 from planner.search.changes.nearest import Try, limit_change, limits_change, rate_change, size_change
-from planner.search.changes.variations import has_plan, most_carried
+from planner.search.changes.variations import alike, most_carried
 from planner.search.gather import Option
 
 
@@ -50,7 +50,7 @@ def short(question: Question, limit: str) -> tuple[str, float]:
     return f"no rate at all is carried within the limits ({limit})", most
 
 
-def too_few(question: Question, most_per_second: float, carries: Try = has_plan) -> str:
+def too_few(question: Question, most_per_second: float, carries: Try) -> str:
     """Return that the devices carry no more than a rate, and the nearest rate and devices that hold.
 
     They are those that ``carries`` was true of.
@@ -68,14 +68,15 @@ def with_changes(told: str, changes: Sequence[Change]) -> str:
 
 def _changes(question: Question, limit: str, most_per_second: float) -> list[Change]:
     """Return the nearest changes that bear on what binds."""
+    feasible = alike()
     if limit in ("ttft", "tpot"):
-        found = limit_change(question, limit == "ttft")
-        both = None if found.question is not None else limits_change(question, limit == "ttft")
+        found = limit_change(question, limit == "ttft", feasible)
+        both = None if found.question is not None else limits_change(question, limit == "ttft", feasible)
         return [both or found]
-    rated = [rate_change(question, most_per_second)] if most_per_second and question.rate_per_second else []
+    rated = [rate_change(question, most_per_second, feasible)] if most_per_second and question.rate_per_second else []
     unharmed = replace(question, survive=None)
-    loss = [_without_loss(unharmed)] if limit == "survive" and has_plan(unharmed) else []
-    return [*rated, size_change(question, most_per_second), *loss]
+    loss = [_without_loss(unharmed)] if limit == "survive" and feasible(unharmed) else []
+    return [*rated, size_change(question, most_per_second, feasible), *loss]
 
 
 def _without_loss(question: Question) -> Change:

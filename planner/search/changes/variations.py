@@ -4,7 +4,9 @@ A machine a tenth faster leaves most of the space as hopeless as it was: rows fa
 questions of the same sizes are solved over the leading ones only.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from planner.instances.space import ROLES, Row, role_rows
 from planner.objective import Incumbent
@@ -77,13 +79,21 @@ def most_carried(question: Question, rows: Rows | None = None, known_per_second:
     return most
 
 
-def has_plan(question: Question) -> bool:
-    """Whether a question has a plan: any will do, so likely ones are tried before all bounds are refuted."""
+def has_plan(question: Question, costing: Costing | None = None) -> bool:
+    """Whether a question has a plan: any will do, so likely ones are tried before all bounds are refuted.
+
+    ``costing`` is what is costed of questions like it.
+    """
     question = replace(question, objective="throughput" if question.rate_per_second is None else "chips")
     if not is_plain(question):
         return search(question, explain=False, beside=False).feasible
-    asked, costing = alternatives(question), Costing()
-    return any(_has_plan(gather_fleet(Fleet.of(each), costing=costing)) for each in asked)
+    costing = costing or Costing()
+    return any(_has_plan(gather_fleet(Fleet.of(each), costing=costing)) for each in alternatives(question))
+
+
+def alike() -> Callable[[Question], bool]:
+    """Return ``has_plan`` for questions that differ in little: what is costed of one is not costed again."""
+    return partial(has_plan, costing=Costing())
 
 
 def _has_plan(separate: Gathered) -> bool:
