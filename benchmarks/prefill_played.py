@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.space import role_rows
 from planner.offers.kinds import PrefillKind
 from planner.offers.prefill_offers import prefill_offers

@@ -16,10 +16,14 @@ from planner.costs.deployment import Deployment
 from planner.engines.memory import dispatch_tokens, hccl_mebibytes
 from planner.engines.spec import EngineProfile
 from planner.instances.aggregated import AggregatedServer
-from planner.instances.aggregated_candidates import AggregatedCandidate, aggregated_room
-from planner.instances.decode_candidates import DecodeCandidate, largest_room
+from planner.instances.candidates import (
+    AggregatedCandidate,
+    DecodeCandidate,
+    PrefillCandidate,
+    aggregated_room,
+    largest_room,
+)
 from planner.instances.operating import DecodeServer, PrefillServer
-from planner.instances.prefill_candidates import PrefillCandidate
 from planner.instances.space import Group, Row, groups, row_deployment
 from planner.manifest.schema import Manifest
 from planner.plans.aggregated import make_aggregated

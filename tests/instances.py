@@ -10,9 +10,8 @@ from planner.balance.imbalance import parse_balance
 from planner.costs.breakdown import Operator, operators
 from planner.costs.deployment import Deployment, Phase
 from planner.costs.latency import balanced_cost
-from planner.instances.decode_candidates import Count, DecodeCandidate
+from planner.instances.candidates import Count, DecodeCandidate, PrefillCandidate
 from planner.instances.operating import PrefillServer
-from planner.instances.prefill_candidates import PrefillCandidate
 from planner.instances.space import role_rows
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepCost, StepLoad

@@ -16,9 +16,9 @@ from ground.arrays import Floats
 from planner.costs.cache import model_cache
 from planner.costs.memory import granted_tokens
 from planner.instances.aggregated import AggregatedServer
+from planner.instances.kv_links import links_of
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
-from planner.instances.transfers import links_of
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.question import Question

@@ -7,8 +7,7 @@ import numpy as np
 
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
-from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate
-from planner.instances.decode_candidates import MOST_BATCH
+from planner.instances.candidates import BUDGETS, MOST_BATCH, AggregatedCandidate
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.stacks import stacked

@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import percentiles
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.least import BATCHES, Least
 from planner.manifest.stacks import taken
 from planner.manifest.stepcost import evaluate

@@ -23,7 +23,7 @@ from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, balanced_cost
 from planner.instances.brackets import largest
-from planner.instances.decode_candidates import MOST_BATCH, Count, iteration, kv_of_busiest
+from planner.instances.candidates import MOST_BATCH, Count, iteration, kv_of_busiest
 from planner.instances.grid import LARGEST_TENSOR, smallest_redundancy
 from planner.instances.space import COLUMNS, Row, groups, layouts, pool_counts, table_deployment
 from planner.manifest.stacks import stacked, stage_timings

@@ -1,11 +1,28 @@
-"""What the candidates of all roles have, and the microbatches that they may run."""
+"""Instances of a role with a batch or a token budget, on arrays: seconds of a step, room in memory, what is carried.
+
+Decode: iteration time grows with the batch and its intercept is not negative, so time per request falls: the largest
+batch that keeps the limit bounds what is carried (``offers.decode_offers``); which one carries most is chosen later.
+Prefill: token budgets of every row and pass times. Aggregated: a token budget per step, and the requests that memory
+holds beside it.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
-from planner.instances.space import Row
+from planner.costs.latency import accepted_tokens, causal_pairs, decode_load
+from planner.costs.memory import Memory, expert_device_memory, memory
+from planner.instances.brackets import largest
+from planner.instances.space import Group, Row
+from planner.manifest.stacks import taken
+from planner.manifest.stepcost import evaluate
+from planner.manifest.terms import Number, StepCost, StepLoad, larger
 from planner.question import Question
+from planner.workload import KvLoad, Workload, running_kv_tokens, total_kv_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,3 +45,269 @@ def row_microbatches(question: Question, row: Row) -> Sequence[int]:
     if question.model.moe is None:
         return (1,)
     return tuple(parts for parts in question.microbatches if parts <= row.microbatches)
+
+
+# Standard deviations by which memory must hold the KV of a full batch: one rank in 740 overflows.
+MEMORY_DEVIATIONS = 3.0
+MOST_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCandidate(Candidate):
+    """One decode instance at its largest feasible batch."""
+
+    batch: int
+    iteration_seconds: float
+    requests_per_second: float
+    limited_by: str
+
+    def memory(self, workload: Workload) -> Memory:
+        """Bytes per device with the mean KV of a full batch."""
+        load = decode_load(self.deployment, self.batch, running_kv_tokens(workload).mean_tokens)
+        tokens = self.batch * self.deployment.queries / self.row.strategy.pp
+        return memory(self.deployment, kv_tokens=load.decode_kv_tokens, sequences=float(self.batch), tokens=tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTime:
+    """Seconds of iterations of many instances as a function of the batch, counting what it is asked."""
+
+    cost: StepCost
+    deviations: Number
+    kv: KvLoad
+    microbatches: int
+    count: "Count"
+
+    def __call__(self, batch: Number) -> Number:
+        """Seconds with ``batch`` requests per DP rank, [rows] or [points, rows]."""
+        self.count.evaluated += int(np.size(batch))
+        return iteration(self.cost, self.deviations, batch, self.kv, self.microbatches)
+
+    def of(self, rows: NDArray[np.int64]) -> "IterationTime":
+        """Return the same for some of the instances; the cost must be stacked."""
+        spread = self.deviations[rows] if isinstance(self.deviations, np.ndarray) else self.deviations
+        return replace(self, cost=taken(self.cost, rows), deviations=spread)
+
+
+@dataclass(slots=True)
+class Count:
+    """Candidates costed so far, and what is counted elsewhere for the same search."""
+
+    evaluated: int = 0
+    others: list["Count"] = field(default_factory=list)
+
+    def add(self, other: "Count") -> None:
+        """Let what another counts, from its beginning on, count here too."""
+        self.others.append(other)
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.evaluated + sum(other.total for other in self.others)
+
+
+def kv_of_busiest(deviations: Number, batch: Number, kv: KvLoad) -> Number:
+    """KV tokens of the DP rank that holds most: B·mean + z·sqrt(B·variance).
+
+    ``deviations`` z is the expected maximum of as many standard normals as there are DP ranks:
+    dispatch waits for the slowest attention (xDeepServe section 4.1).
+    """
+    return batch * kv.mean_tokens + deviations * np.sqrt(batch * kv.variance_squared_tokens)
+
+
+def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, microbatches: int) -> Number:
+    """Seconds of an iteration with ``batch`` requests per DP rank and KV spread as the workload's."""
+    load = StepLoad(
+        decode_sequences=batch,
+        decode_kv_tokens=kv_of_busiest(deviations, batch, kv),
+        mean_tokens=batch * cost.queries_per_sequence,
+    )
+    return evaluate(cost, load, microbatches).seconds
+
+
+def rows_with_room(group: Group, microbatches: int, kv: KvLoad) -> tuple[Group, NDArray[np.float64]]:
+    """Return the rows that hold their least batch, and the largest batch that memory holds, [rows]."""
+    room = largest_room(group, microbatches, kv)
+    keep = np.flatnonzero(room >= least_batch(group, microbatches))
+    return (group, room) if keep.size == room.size else (group.select(keep), room[keep])
+
+
+def largest_room(group: Group, microbatches: int, kv: KvLoad) -> NDArray[np.float64]:
+    """Return the largest batch that memory holds, [rows]; below the least batch where it does not hold even that."""
+    deployment = group.deployment
+    least = least_batch(group, microbatches)
+    capacity = deployment.hardware.device.memory_bytes.value
+
+    def used(batch: Number) -> Number:
+        return decode_memory_used(deployment, batch, kv)
+
+    return largest(used, capacity, least, np.full(least.shape, float(MOST_BATCH)))
+
+
+def least_batch(group: Group, microbatches: int) -> NDArray[np.float64]:
+    """One request per microbatch and pipeline stage, [rows]."""
+    least = np.asarray(microbatches * group.deployment.strategy.pp, dtype=np.float64)
+    return np.broadcast_to(least, (len(group.rows),))
+
+
+def request_rate(question: Question, deployment: Deployment, batch: Number, seconds: Number) -> NDArray[np.float64]:
+    """Requests per second that leave an instance whose ranks hold ``batch`` each."""
+    accepted = accepted_tokens(deployment, question.acceptance)
+    answer_tokens = question.workload.decoded_tokens
+    return np.asarray(batch * deployment.strategy.attention_groups * accepted / (seconds * answer_tokens))
+
+
+def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad) -> Number:
+    """Bytes per device with weights, buffers and the KV reserved for a full batch, three deviations above its mean.
+
+    Of the fuller kind where attention and experts have devices of their own. ``kv`` is what admission reserves for a
+    request (``workload.reserved_kv_tokens``).
+    """
+    held = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS)
+    tokens = batch * deployment.queries / deployment.strategy.pp
+    used = memory(deployment, kv_tokens=held, sequences=batch, tokens=tokens).used
+    experts = expert_device_memory(deployment, tokens)
+    return used if experts is None else larger(used, experts.used)
+
+
+# Whole prompts per DP group and pass, or the parts into which one prompt is cut, at which rows are costed.
+PROMPTS_PER_PASS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+CHUNKS = (2, 4, 8, 16)
+SHORTEST_CHUNK_TOKENS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillCandidate(Candidate):
+    """One prefill instance with one token budget."""
+
+    prompts: int
+    chunks: int
+    tokens_per_device: int
+    pass_seconds: float
+    requests_per_second: float
+
+
+def busiest_prompts(workload: Workload, prompts: Number, ranks: Number) -> Number:
+    """Prompts of mean length that weigh as much as those of the fullest of ``ranks`` DP groups.
+
+    Each group holds ``prompts``; their tokens vary by sqrt(prompts)·CV, and the pass lasts as long
+    as its fullest group: prompts + z(ranks)·CV·sqrt(prompts), z the expected maximum of normals.
+    """
+    spread = workload.input_tokens.squared_cv
+    if not spread:
+        return prompts
+    return prompts + expected_maximum_normal(ranks) * np.sqrt(spread * prompts)
+
+
+def chunk_load(workload: Workload, prompts: Number, mean_prompts: Number, chunks: int, number: int) -> StepLoad:
+    """Load of part ``number`` of ``chunks`` of passes with ``prompts`` prompts on the busiest DP group."""
+    prompt = workload.input_tokens.mean
+    cached = prompt * workload.prefix_reuse
+    chunk = prompt * (1 - workload.prefix_reuse) / chunks
+    context = cached + number * chunk
+    # E[L²] of the prompts decides the pairs: the same tokens in unequal prompts attend to more.
+    spread = 1.0 + workload.input_tokens.squared_cv
+    return StepLoad(
+        prefill_tokens=prompts * chunk,
+        prefill_context_tokens=prompts * context,
+        prefill_pairs=prompts * causal_pairs(chunk, context) * spread,
+        finishing_prompts=prompts if number == chunks - 1 else 0.0,
+        mean_tokens=mean_prompts * chunk,
+        loaded_tokens=0.0 if number else prompts * cached,
+    )
+
+
+def pass_seconds(
+    cost: StepCost, workload: Workload, prompts: Number, mean_prompts: Number, chunks: int, microbatches: int
+) -> Number:
+    """Seconds from the start of the first to the end of the last part of a pass."""
+    total: Number = 0.0
+    for number in range(chunks):
+        load = chunk_load(workload, prompts, mean_prompts, chunks, number)
+        total = total + evaluate(cost, load, microbatches).seconds
+    return total
+
+
+def budgets(workload: Workload) -> list[tuple[int, int]]:
+    """(prompts per DP group and pass, parts that one prompt is cut into)."""
+    parts = [(1, chunks) for chunks in CHUNKS if workload.input_tokens.mean >= SHORTEST_CHUNK_TOKENS * chunks]
+    return parts + [(prompts, 1) for prompts in PROMPTS_PER_PASS]
+
+
+def prefill_fits(deployment: Deployment, workload: Workload, prompts: Number, chunks: int) -> NDArray[np.bool_]:
+    """Memory holds two passes' KV, the one that runs and the one whose KV is being sent, and the activations."""
+    prompt = workload.input_tokens.mean
+    computed = prompts * prompt * (1 - workload.prefix_reuse) / chunks
+    tokens = computed / deployment.strategy.pp
+    return np.asarray(memory(deployment, kv_tokens=2.0 * prompts * prompt, sequences=2.0 * prompts, tokens=tokens).fits)
+
+
+# Tokens of a step on one DP rank. Sarathi-Serve (arXiv 2403.02310, section 5) runs 512 to 2,048; the defaults of vLLM
+# and SGLang are 2,048 to 16,384.
+BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+
+
+def budgets_of(question: Question) -> tuple[int, ...]:
+    """Return the budgets that are tried: those of the list, or the one that is given."""
+    given = question.pin("mixed").tokens
+    return BUDGETS if given is None else (given,)
+
+
+def with_given_batch(question: Question, room: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the requests that ranks hold: where a batch is given that many, or none where they hold fewer."""
+    batch = question.pin("mixed").batch
+    return room if batch is None else np.where(room >= batch, float(batch), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatedCandidate(Candidate):
+    """One aggregated instance with one token budget."""
+
+    batch: int
+    """Requests that a DP rank runs at most, prompts in progress included."""
+    batched_tokens: int
+    """Of a step on one DP rank: a token for each running request and its drafts, and parts of prompts.
+
+    Pipeline stages hold a part of it each; vLLM puts consecutive chunks of one prompt into consecutive parts.
+    """
+    most_open: int | None = None
+    """Requests that an instance has open within the limits at most, where that is known."""
+
+    def memory(self, workload: Workload) -> Memory:
+        """Bytes per device with a full step and the mean KV of a full batch."""
+        kv_tokens = self.batch * running_kv_tokens(workload).mean_tokens
+        tokens = self.batched_tokens / self.row.strategy.pp
+        return memory(self.deployment, kv_tokens=kv_tokens, sequences=float(self.batch), tokens=float(tokens))
+
+
+def aggregated_memory_used(deployment: Deployment, batch: Number, budget_tokens: Number, kv: KvLoad) -> Number:
+    """Bytes per device with weights, buffers of a full step and the KV reserved for ``batch`` requests per DP rank.
+
+    KV is three deviations above its mean, as in decode; ``kv`` is what admission reserves for a request.
+    """
+    held = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS)
+    return memory(deployment, kv_tokens=held, sequences=batch, tokens=budget_tokens / deployment.strategy.pp).used
+
+
+def aggregated_room(
+    deployment: Deployment, budget_tokens: NDArray[np.float64], kv: KvLoad, most: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return the requests, at most ``most``, that a DP rank holds beside steps of the budget; 0 where there is none.
+
+    Arrays are [rows] of the deployment, or any shape where that is one instance.
+    """
+    capacity = deployment.hardware.device.memory_bytes.value
+
+    def used(batch: Number) -> Number:
+        return aggregated_memory_used(deployment, batch, budget_tokens, kv)
+
+    return largest(used, capacity, np.ones_like(most), most)
+
+
+def most_held(budget_tokens: NDArray[np.float64], drafts: NDArray[np.int64], stages: Number) -> NDArray[np.float64]:
+    """Return the requests of a rank whose tokens fill a step: more would leave no room for prompts.
+
+    Of pipeline ``stages``, what an engine is told is one's part of a step; vLLM wants it to hold a token of every
+    request (``SchedulerConfig``: max_num_batched_tokens at least max_num_seqs).
+    """
+    return np.minimum(budget_tokens // ((1 + drafts) * stages), float(MOST_BATCH))

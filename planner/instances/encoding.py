@@ -16,8 +16,8 @@ from typing import NamedTuple
 from models.vision import Encoding
 from planner.engines.loader import load_engine
 from planner.engines.rules import Broken, broken_encoder
+from planner.instances.kv_links import kv_plane
 from planner.instances.space import Row
-from planner.instances.transfers import kv_plane
 from planner.question import Pin, Question
 from planner.strategy import Strategy
 from planner.workload import Lengths

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.latency import accepted_tokens, balanced_cost
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.operating import iteration_seconds
 from planner.instances.space import Group
 from planner.manifest.stacks import stacked

@@ -15,10 +15,15 @@ from planner.closed_forms.bulk_service import latency_of, thinned_squared_cv
 from planner.closed_forms.mixserve import full_batch_state, memoryless_ttft
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
-from planner.instances.candidates import row_microbatches
-from planner.instances.decode_candidates import DecodeCandidate, kv_of_busiest
+from planner.instances.candidates import (
+    DecodeCandidate,
+    PrefillCandidate,
+    busiest_prompts,
+    kv_of_busiest,
+    pass_seconds,
+    row_microbatches,
+)
 from planner.instances.decode_played import PlayedDecode
-from planner.instances.prefill_candidates import PrefillCandidate, busiest_prompts, pass_seconds
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import Acceptance, tokens_per_iteration, tokens_squared_cv
 from planner.manifest.stacks import stacked

@@ -16,7 +16,7 @@ import numpy as np
 from ground.arrays import Floats
 from planner.costs.deployment import Deployment
 from planner.instances.aggregated import FEWEST, AggregatedServer
-from planner.instances.aggregated_candidates import (
+from planner.instances.candidates import (
     BUDGETS,
     AggregatedCandidate,
     aggregated_room,

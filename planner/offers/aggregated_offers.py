@@ -13,11 +13,16 @@ from ground.arrays import Floats, Ints
 from planner.costs.latency import accepted_tokens
 from planner.instances.aggregated import FEWEST
 from planner.instances.aggregated_bounds import Bounds, aggregated_least, means_of
-from planner.instances.aggregated_candidates import aggregated_room, budgets_of, most_held, with_given_batch
-from planner.instances.built import Built, built
-from planner.instances.candidates import row_microbatches
-from planner.instances.decode_candidates import MOST_BATCH, Count
-from planner.instances.space import Group, Row, row_deployment
+from planner.instances.candidates import (
+    MOST_BATCH,
+    Count,
+    aggregated_room,
+    budgets_of,
+    most_held,
+    row_microbatches,
+    with_given_batch,
+)
+from planner.instances.space import Built, Group, Row, built, row_deployment
 from planner.manifest.terms import Number
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.offer import Offers

@@ -10,7 +10,7 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from planner.balance.imbalance import expected_maximum_normal
 from planner.closed_forms.batch_caps import Batches
-from planner.instances.decode_candidates import DecodeCandidate, iteration, request_rate
+from planner.instances.candidates import DecodeCandidate, iteration, request_rate
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Row
 from planner.offers.integers import largest_carried

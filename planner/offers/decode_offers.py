@@ -18,20 +18,19 @@ from numpy.typing import NDArray
 from ground.arrays import Bools, Floats, Ints
 from planner.costs.latency import accepted_tokens
 from planner.instances.brackets import largest_between
-from planner.instances.built import Built, built
-from planner.instances.candidates import row_microbatches
-from planner.instances.decode_candidates import (
+from planner.instances.candidates import (
     Count,
     DecodeCandidate,
     IterationTime,
     largest_room,
     least_batch,
     request_rate,
+    row_microbatches,
 )
+from planner.instances.kv_links import most_linked
 from planner.instances.least import decode_least
 from planner.instances.operating import DecodeServer
-from planner.instances.space import Group, Row, row_deployment
-from planner.instances.transfers import most_linked
+from planner.instances.space import Built, Group, Row, built, row_deployment
 from planner.manifest.stacks import taken
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.offer import Offers

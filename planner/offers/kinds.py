@@ -17,21 +17,21 @@ import numpy as np
 
 from ground.arrays import Bools, Floats, Ints
 from planner.costs.deployment import Deployment
-from planner.instances.candidates import row_microbatches
-from planner.instances.operating import (
-    PrefillServer,
-    has_closed_form,
-)
-from planner.instances.prefill_bounds import saturated, varied
-from planner.instances.prefill_candidates import (
+from planner.instances.candidates import (
     PROMPTS_PER_PASS,
     PrefillCandidate,
     busiest_prompts,
     pass_seconds,
     prefill_fits,
+    row_microbatches,
 )
+from planner.instances.kv_links import transfer_seconds
+from planner.instances.operating import (
+    PrefillServer,
+    has_closed_form,
+)
+from planner.instances.prefill_bounds import saturated, varied
 from planner.instances.space import Row
-from planner.instances.transfers import transfer_seconds
 from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost
 from planner.offers.integers import largest_carried, least_of

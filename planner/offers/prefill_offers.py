@@ -11,22 +11,20 @@ from functools import partial
 
 import numpy as np
 
-from ground.arrays import Bools, Floats, Ints
-from planner.instances.built import Built, built
-from planner.instances.candidates import row_microbatches
-from planner.instances.decode_candidates import Count
-from planner.instances.dominance import undominated
-from planner.instances.least import Least
-from planner.instances.prefill_bounds import longest_alone, saturated, varied
-from planner.instances.prefill_candidates import (
+from ground.arrays import Bools, Floats, Ints, undominated
+from planner.instances.candidates import (
     PROMPTS_PER_PASS,
     SHORTEST_CHUNK_TOKENS,
+    Count,
     busiest_prompts,
     pass_seconds,
     prefill_fits,
+    row_microbatches,
 )
-from planner.instances.space import Group, Row, row_deployment
-from planner.instances.transfers import most_linked, transfer_seconds
+from planner.instances.kv_links import most_linked, transfer_seconds
+from planner.instances.least import Least
+from planner.instances.prefill_bounds import longest_alone, saturated, varied
+from planner.instances.space import Built, Group, Row, built, row_deployment
 from planner.manifest.stacks import taken
 from planner.manifest.terms import Number, StepCost
 from planner.offers.kinds import Budgets, PrefillKind, likely_rate

@@ -9,7 +9,7 @@ from ground.units import format_duration
 from planner.costs.memory import Memory
 from planner.costs.predict import Prediction, predict
 from planner.instances.aggregated import AggregatedServer, AggregatedState, aggregated_outcome
-from planner.instances.aggregated_candidates import AggregatedCandidate
+from planner.instances.candidates import AggregatedCandidate
 from planner.instances.space import Role, machines_of
 from planner.plans.encode import Leaving
 from planner.plans.plan import Plan

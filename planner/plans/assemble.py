@@ -11,8 +11,8 @@ from planner.costs.cache import model_cache
 from planner.costs.memory import kv_bytes_per_token
 from planner.costs.prefixes import loading_seconds, pool_rate
 from planner.instances.alignment import Lot, Places, placed
+from planner.instances.kv_links import kv_plane
 from planner.instances.operating import DecodeServer
-from planner.instances.transfers import kv_plane
 from planner.manifest.checks import spec_hash
 from planner.manifest.layout import Instance
 from planner.manifest.schema import (

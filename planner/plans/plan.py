@@ -12,10 +12,9 @@ from hardware.spec import HardwareSpec
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.costs.cache import model_cache
 from planner.instances.encoding import apart
-from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState, Sink, Source, link_state
+from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState, Sink, Source, link_state, links_of
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
-from planner.instances.transfers import links_of
 from planner.plans.encode import Leaving, encode_pool, leaving
 from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
 from planner.question import Machines, Question

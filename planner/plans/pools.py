@@ -8,11 +8,9 @@ from planner.closed_forms.birth_death import DecodeState
 from planner.costs.memory import Memory, kv_capacity_tokens, memory
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.engines.behaviour import HostCosts, host_costs
-from planner.instances.candidates import Candidate
-from planner.instances.decode_candidates import DecodeCandidate
+from planner.instances.candidates import Candidate, DecodeCandidate, PrefillCandidate
 from planner.instances.encoding import before, behind
 from planner.instances.operating import PrefillServer
-from planner.instances.prefill_candidates import PrefillCandidate
 from planner.instances.space import Role, Row, machines_of
 from planner.loops.arrays import TableArrays
 from planner.question import Machines, Question

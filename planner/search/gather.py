@@ -6,8 +6,9 @@ from functools import cache
 
 from ground.identity import Same
 from models.spec import ModelSpec
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.encoding import ROWS, before, behind
+from planner.instances.kv_links import transfer_seconds
 from planner.instances.reachable import REFERENCE, most_instances, pairs
 from planner.instances.space import (
     ROLES,
@@ -20,7 +21,6 @@ from planner.instances.space import (
     role_space,
     row_deployment,
 )
-from planner.instances.transfers import transfer_seconds
 from planner.objective import Aim, Incumbent
 from planner.offers.aggregated_offers import Dropped, aggregated_offers
 from planner.offers.decode_offers import decode_offers

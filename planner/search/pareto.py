@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.space import Row, role_space
 from planner.objective import Aim, Incumbent
 from planner.offers.aggregated_offers import aggregated_offers

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.engines.loader import runs_on
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.encoding import apart, ways_to_encode
 from planner.instances.space import Role, Row
 from planner.objective import Aim, Incumbent

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from typing import Any
 
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.space import groups, role_rows
 from planner.offers.aggregated_offers import holding
 from planner.offers.decode_offers import decode_offers

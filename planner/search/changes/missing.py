@@ -10,10 +10,16 @@ from ground.units import counted, format_bytes, format_duration
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.latency import accepted_tokens, balanced_cost
 from planner.costs.memory import weight_bytes
-from planner.instances.built import built
-from planner.instances.decode_candidates import Count, iteration, least_batch, rows_with_room
-from planner.instances.prefill_candidates import budgets, pass_seconds, prefill_fits
-from planner.instances.space import Role, groups, machines_of, role_rows
+from planner.instances.candidates import (
+    Count,
+    budgets,
+    iteration,
+    least_batch,
+    pass_seconds,
+    prefill_fits,
+    rows_with_room,
+)
+from planner.instances.space import Role, built, groups, machines_of, role_rows
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.aggregated_offers import aggregated_offers, bounds_of, holding

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from planner.instances.apart import MOST_DOMAINS, apart_rows
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.grid import smallest_redundancy
 from planner.instances.space import Row, layouts, pool_counts, role_rows
 from planner.offers.decode_offers import decode_offers

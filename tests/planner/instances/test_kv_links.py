@@ -1,13 +1,26 @@
 """Links that KV crosses: what is played beside closed forms and the runtime."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from planner.closed_forms.bulk_lattice import Passes
 from planner.costs.cache import Cache
-from planner.instances.kv_links import KvLinks, LinkSide, Sink, Source, link_state
+from planner.instances.kv_links import MOST_LINK_UTILISATION, KvLinks, LinkSide, Sink, Source, link_state
+from planner.plans.assemble import assemble
+from planner.plans.expectation import expect, pool_links, pool_pair, workload_of
+from planner.plans.plan import DisaggregatedPlan
+from planner.plans.worked import worked_plan
+from planner.question import Machines, Question
+from planner.search.search import search
 from planner.workload import Lengths, Workload
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
+from runtime.simulate.workload import open_loop, with_running
 from tests.planner.closed_forms.waits import pollaczek_khinchine_wait
+from tests.plans import small_plan
+from tests.questions import small_question
 
 
 def _links(groups=(4, 8), devices=(1, 1), rate=1e9) -> KvLinks:
@@ -75,3 +88,87 @@ def test_decode_that_has_room_on_one_rank_is_waited_for():
     found = link_state(_links(groups=(4, 40)), 8.0, _workload(answer=101.0), source, _sink(1, most=40, seconds=0.02))
     assert found is not None
     assert found.wait_seconds < 0.2 * MEAN
+
+
+def _slower(machines: Machines, factor: float) -> Machines:
+    hardware = machines.hardware
+    planes = [
+        replace(
+            plane,
+            bandwidth_bytes_per_second=replace(
+                plane.bandwidth_bytes_per_second, value=plane.bandwidth_bytes_per_second.value / factor
+            ),
+        )
+        if plane.name == hardware.kv_plane
+        else plane
+        for plane in hardware.planes
+    ]
+    return replace(machines, hardware=replace(hardware, planes=planes))
+
+
+def _on_slow_planes(question: Question, factor: float) -> Question:
+    prefill, decode = (_slower(machines, factor) for machines in (question.prefill, question.decode))
+    return replace(question, prefill=prefill, decode=decode)
+
+
+@pytest.fixture(scope="module")
+def bound() -> DisaggregatedPlan:
+    """A plan whose KV crosses a plane a tenth as fast as an H100 node's."""
+    best = search(_on_slow_planes(small_question(), 10), explain=False, beside=False).best
+    assert isinstance(best, DisaggregatedPlan)
+    return best
+
+
+def test_a_supernode_does_not_notice():
+    """On CloudMatrix's plane transfers and their waits are less than a hundredth of a request's time."""
+    plan = small_plan()
+    assert isinstance(plan, DisaggregatedPlan)
+    assert plan.links.seconds < 0.01 * plan.e2e_mean_seconds
+    assert "kv_links" not in plan.binding_limit
+
+
+def test_slow_links_bind(bound):
+    """They are what stops the plan, at the load that a plan may count on, and the sentence says so."""
+    assert bound.binding_limit.endswith("kv_links")
+    assert max(bound.links.utilisation.values()) == pytest.approx(MOST_LINK_UTILISATION, rel=1e-3)
+    assert "links that KV crosses" in bound.explanation
+    assert bound.requests_per_second < search(small_question(), explain=False, beside=False).best.requests_per_second
+
+
+def test_transfers_that_take_most_of_tpot_slow_a_plan_down_and_do_not_refuse_it():
+    """Answers of eight tokens over slow links: a rate at which they wait little, within the limit, with a gap told."""
+    question = _on_slow_planes(small_question(devices=4, lengths=(1024.0, 8.0)), 60)
+    answer = search(question, explain=False)
+    assert answer.best is not None
+    assert answer.bound is not None
+    assert answer.best.tpot.at(question.percentile) <= question.tpot_seconds
+    assert answer.best.requests_per_second == pytest.approx(answer.bound.value * (1 - answer.bound.gap))
+    assert answer.bound.gap > 0
+
+
+def test_the_arithmetic_is_told(bound):
+    """Bytes over links and rate, and the wait, stand among decode's lines."""
+    lines = worked_plan(bound)[-1].lines
+    assert any("KV transfer" in line and "waiting" in line for line in lines)
+
+
+def test_slow_links_against_the_runtime(bound):
+    """The wait within 20 % of the runtime's, both sides' load within 3 %, TPOT within 5 %."""
+    manifest = assemble(bound, {})
+    rate = 0.9 * bound.requests_per_second
+    told = expect(manifest, workload_of(manifest.workload), rate).prediction
+    links = pool_links(manifest, pool_pair(manifest), workload_of(manifest.workload), rate)
+    running = round(rate * bound.tpot.mean * manifest.workload.output_tokens)
+    stream = with_running(open_loop(manifest.workload, rate, 10_000), running)
+    found = simulate(manifest, stream, SimulationOptions())
+    assert links.wait_seconds == pytest.approx(found.mean_transfer_wait_seconds, rel=0.2)
+    assert links.utilisation == pytest.approx(found.link_utilisation, rel=0.03)
+    assert told.tpot_seconds.mean == pytest.approx(found.tpot_seconds.mean, rel=0.05)
+
+
+def test_more_than_the_links_carry_has_no_prediction(bound):
+    """Past saturation of the links a stationary stream has none, and the reason names them."""
+    manifest = assemble(bound, {})
+    found = expect(manifest, workload_of(manifest.workload), 1.3 * bound.requests_per_second)
+    assert found.prediction is None
+    assert "links" in found.basis

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from planner.costs.latency import balanced_cost
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count, busiest_prompts, pass_seconds
+from planner.instances.kv_links import transfer_seconds
 from planner.instances.operating import DecodeServer, PrefillServer
-from planner.instances.prefill_candidates import busiest_prompts, pass_seconds
 from planner.instances.space import role_rows
-from planner.instances.transfers import transfer_seconds
 from planner.offers.kinds import PrefillKind
 from planner.offers.prefill_offers import prefill_offers
 from planner.serving.capacity import Limits

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.space import role_rows
 from planner.offers import decode_offers as rooms
 from planner.offers.decode_kinds import DecodeKind

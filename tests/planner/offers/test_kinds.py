@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count, prefill_fits
 from planner.instances.operating import PrefillServer
-from planner.instances.prefill_candidates import prefill_fits
 from planner.instances.space import role_rows
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers

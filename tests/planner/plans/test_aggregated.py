@@ -12,10 +12,8 @@ from planner.checks.check import check_deployed
 from planner.checks.deployed import from_plan
 from planner.checks.margins import Limits, sureness
 from planner.instances.aggregated import AggregatedServer
-from planner.instances.aggregated_candidates import BUDGETS, AggregatedCandidate, aggregated_room, budgets_of
-from planner.instances.built import built
-from planner.instances.decode_candidates import Count
-from planner.instances.space import groups, machines_of, role_rows, role_space, row_deployment
+from planner.instances.candidates import BUDGETS, AggregatedCandidate, Count, aggregated_room, budgets_of
+from planner.instances.space import built, groups, machines_of, role_rows, role_space, row_deployment
 from planner.manifest.checks import check_manifest
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.aggregated_offers import aggregated_offers, bounds_of, largest_room, step_limit

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from planner.checks.deployed import from_plan, standing
-from planner.instances.kv_links import MOST_LINK_UTILISATION
-from planner.instances.transfers import transfer_seconds
+from planner.instances.kv_links import MOST_LINK_UTILISATION, transfer_seconds
 from planner.plans.assemble import predicted, stated_levels
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.workload import Lengths

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.space import role_rows
 from planner.objective import Aim
 from planner.offers.decode_offers import decode_offers

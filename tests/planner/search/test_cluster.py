@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ground.errors import BadInput
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.space import role_rows
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.aggregated_offers import aggregated_offers

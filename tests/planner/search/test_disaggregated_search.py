@@ -10,7 +10,7 @@ from ground.yamldata import parse_yaml
 from models.loader import load_model
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.latency import balanced_cost
-from planner.instances.decode_candidates import Count, decode_memory_used, iteration
+from planner.instances.candidates import Count, decode_memory_used, iteration
 from planner.instances.grid import Grid, strategy_grid
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Group, Row, groups, role_space, row_deployment

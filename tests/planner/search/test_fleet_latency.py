@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.decode_kinds import DecodeKind

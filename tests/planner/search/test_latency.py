@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.instances.decode_candidates import Count
+from planner.instances.candidates import Count
 from planner.instances.least import Least
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind

@@ -1,19 +1,19 @@
-"""Decode instances: the batch found is the largest that keeps limit and memory, tried integer by integer."""
+"""Batches and budgets of candidates: what memory holds, how long they take, and what they carry."""
 
 import numpy as np
 import pytest
 
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.latency import balanced_cost
-from planner.instances.decode_candidates import Count, decode_memory_used, iteration
+from planner.instances.candidates import Count, busiest_prompts, decode_memory_used, iteration
 from planner.instances.space import Group, groups, role_rows, row_deployment
 from planner.manifest.drafts import tokens_per_iteration
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
-from planner.plans.pools import decode_prediction
+from planner.plans.pools import decode_prediction, prefill_prediction
 from planner.question import Question
-from planner.workload import reserved_kv_tokens, running_kv_tokens
-from tests.instances import decode_all
+from planner.workload import Lengths, reserved_kv_tokens, running_kv_tokens
+from tests.instances import decode_all, prefill_found
 from tests.questions import small_question
 
 LIMIT = 0.03
@@ -88,3 +88,32 @@ def test_the_array_search_times_a_batch_as_the_prediction_does(model: str) -> No
         assert candidate.iteration_seconds <= alike.iteration_seconds * (1 + spread) * (1 + 1e-9)
         if candidate.row.strategy.attention_dp == 1:
             assert candidate.iteration_seconds == pytest.approx(alike.iteration_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-30b-a3b", "deepseek-v2-lite"])
+def test_the_array_search_times_a_pass_as_the_prediction_does(model: str) -> None:
+    """With prompts of one length every DP group holds alike, and ``predict`` says the same seconds."""
+    question = small_question(model=model, lengths=(1024.0, 128.0))
+    found = prefill_found(question)
+    assert found
+    for candidate in found:
+        predicted = prefill_prediction(question, candidate)
+        assert predicted.ttft_seconds == pytest.approx(candidate.pass_seconds, rel=1e-9)
+
+
+def test_the_fullest_group_by_sampling() -> None:
+    """prompts + z·CV·sqrt(prompts) against sums of gamma lengths, within 3 % of the pass."""
+    workload = small_question(squared_cv=0.5).workload
+    rng = np.random.default_rng(7)
+    for prompts, ranks in ((4, 8), (16, 16)):
+        tokens = rng.gamma(1 / 0.5, 0.5, size=(4000, ranks, prompts)).sum(axis=2).max(axis=1).mean()
+        assert busiest_prompts(workload, float(prompts), ranks) == pytest.approx(tokens, rel=0.06)
+
+
+def test_fixed_lengths_fill_every_group_alike() -> None:
+    """Without variation the fullest group holds what each holds."""
+    workload = small_question().workload
+
+    assert workload.input_tokens == Lengths(mean=1024.0)
+    assert busiest_prompts(workload, 4.0, 64) == 4.0
+    assert expected_maximum_normal(1) == 0.0
