@@ -29,7 +29,7 @@ from planner.loops.batch_loop import (
     part,
     tell,
 )
-from planner.loops.compiled import called, njit, outermost
+from planner.loops.compiled import njit, outermost
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, loaded_seconds, reached
 
 Floats = NDArray[np.float64]
@@ -54,28 +54,27 @@ def play(
     In turn, or to the instance that holds fewest prompt tokens. Of a closed loop on one instance, those that follow
     arrive once whom they follow has left.
     """
-    instances = pool.heads.size
-    for p in range(part[0], part[1]):
-        now = requests[p].arrival
+    instances, everybody = pool.heads.size, policy == LEAST_LOAD
+    p, end = part
+    while True:
+        comes = p < end
+        now = requests[p].arrival if comes else until
         i = p % instances
-        if policy == LEAST_LOAD:
-            i = 0
-            for k in range(instances):
+        for k in range(instances):  # the only place that advances, for the whole step is inlined there
+            if k == i or everybody or not comes:
                 advance(k, now, now, requests, pool, rule, times)
-                if pool.heads[k].prompt_tokens < pool.heads[i].prompt_tokens:
+        if comes:
+            for k in range(instances if everybody else 0):
+                if k == 0 or pool.heads[k].prompt_tokens < pool.heads[i].prompt_tokens:
                     i = k
+            add(i, p, now, requests, pool, rule)
+            p += 1
+        elif pool.following[2] < pool.following[0]:
+            p = int(pool.following[2])
+            end = p + 1
+            pool.following[2] = end
         else:
-            advance(i, now, now, requests, pool, rule, times)
-        add(i, p, now, requests, pool, rule)
-    for i in range(instances):
-        advance(i, until, until, requests, pool, rule, times)
-    while pool.following[2] < pool.following[0]:
-        p = int(pool.following[2])
-        i = p % instances  # the only one: numba compiles all anew for a literal 0
-        advance(i, requests[p].arrival, requests[p].arrival, requests, pool, rule, times)
-        add(i, p, requests[p].arrival, requests, pool, rule)
-        pool.following[2] += 1
-        advance(i, until, until, requests, pool, rule, times)
+            return
 
 
 @outermost
@@ -98,7 +97,7 @@ def add(i: int, p: int, now: float, requests: Records, pool: Instances, rule: Ru
         deal(i, requests, pool, rule)
 
 
-@called
+@njit
 def advance(
     i: int, until: float, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
 ) -> None:
@@ -183,7 +182,7 @@ def _first_token(i: int, p: int, now: float, requests: Records, pool: Instances,
     leave(i, p, now, requests, pool, rule)
 
 
-@called
+@njit
 def _schedule(
     i: int, s: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
 ) -> tuple[float, float]:

@@ -22,7 +22,7 @@ from planner.loops.batch_loop import (
     join,
     part,
 )
-from planner.loops.compiled import njit, outermost
+from planner.loops.compiled import called, njit, outermost
 from planner.loops.tables_loop import lasting, reached
 
 Ints = NDArray[np.int64]
@@ -61,13 +61,13 @@ def proceed(
     for k in range(1, fresh[0] + 1):
         if requests[fresh[k]].arrival < now:
             add(i, fresh[k], requests[fresh[k]].arrival, requests, pool, rule)
-    advance(i, now, now, requests, pool, rule, times)
+    _advance(i, now, now, requests, pool, rule, times)
     for k in range(1, fresh[0] + 1):
         if requests[fresh[k]].arrival >= now:
             add(i, fresh[k], now, requests, pool, rule)
     fresh[0] = 0
     if until > now:
-        advance(i, until, ahead, requests, pool, rule, times)
+        _advance(i, until, ahead, requests, pool, rule, times)
     head = pool.heads[i]
     count = int(pool.steps[i, 1 - head.current if head.planned else head.current].count)
     if head.launched and (head.planned or not rule.overlapped):
@@ -78,6 +78,14 @@ def proceed(
     if head.launched or (waits and head.clock >= until):
         return float(head.clock), count
     return np.inf, 1
+
+
+@called
+def _advance(
+    i: int, until: float, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
+) -> None:
+    """``advance``, compiled once for both of its places."""
+    advance(i, until, ahead, requests, pool, rule, times)
 
 
 @outermost
