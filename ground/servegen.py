@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.archives import read_members
+from ground.arrays import Floats
 from ground.errors import BadInput
 from ground.files import csv_rows, parse_json, read_bytes
 from ground.trace_rows import MOST_TOKENS, read_number
 from ground.units import GIBI
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 MOST_REQUESTS = 5_000_000

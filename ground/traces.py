@@ -13,6 +13,7 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from ground.errors import BadInput
 from ground.prefix_cache import PrefixCache
 from ground.servegen import is_client_set, read_stream
@@ -21,7 +22,6 @@ from ground.trace_formats import TraceFormat as TraceFormat
 from ground.trace_lines import MOST_ROWS, Record, records
 from ground.trace_rows import Row
 
-Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 FEWEST_FOR_A_RATE = 20

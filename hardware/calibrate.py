@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from ground.errors import BadInput
 from ground.records import Sourced
 from ground.validation import plain
@@ -45,7 +45,6 @@ from hardware.spec import (
 HOLD = 0.02
 SOFT = 0.1
 EDGE = 1e-9
-Array = NDArray[np.float64]
 Bounds = dict[str, tuple[float, float, float]]
 """Lowest, highest, and the size of a typical change of each parameter."""
 
@@ -73,8 +72,8 @@ class Calibrated:
     family: str
     rows: tuple[Measurement, ...]
     fit: Fitted | Sourced
-    before: Array
-    after: Array
+    before: Floats
+    after: Floats
 
     @property
     def median_before(self) -> float:
@@ -111,7 +110,7 @@ def calibrate(hw: HardwareSpec, measurements: Sequence[Measurement]) -> list[Cal
     return [_calibrated(family, rows, _known(hw, rows)) for family, rows in _families(measurements).items()]
 
 
-def errors(hw: HardwareSpec, measurements: Sequence[Measurement]) -> dict[str, Array]:
+def errors(hw: HardwareSpec, measurements: Sequence[Measurement]) -> dict[str, Floats]:
     """Return fitted/measured - 1 of an entry's own fits by family, [rows of it]; BadInput as ``calibrate``."""
     families = {family: (rows, _known(hw, rows)) for family, rows in _families(measurements).items()}
     return {family: _relative(known.seconds(known.fit), rows) for family, (rows, known) in families.items()}
@@ -156,7 +155,7 @@ def _matmul(hw: HardwareSpec, rows: list[Measurement]) -> Known:
     blocks = np.array([row.what == "feed_forward" for row in rows])
     product = Product(*(_column(rows, column) for column in ("groups", "rows", "columns", "depth")))
 
-    def seconds(tried: MatmulFit) -> Array:
+    def seconds(tried: MatmulFit) -> Floats:
         whole = feed_forward_seconds(hw.device, key, tried, product)
         return np.where(blocks, whole, matmul_seconds(hw.device, key, tried, product))
 
@@ -175,7 +174,7 @@ def _attention(hw: HardwareSpec, rows: list[Measurement]) -> Known:
 def _memory(hw: HardwareSpec, rows: list[Measurement]) -> Known:
     moved, bandwidth = _column(rows, "bytes"), hw.device.memory_bandwidth_bytes_per_second.value
 
-    def seconds(tried: VectorFit) -> Array:
+    def seconds(tried: VectorFit) -> Floats:
         return moved / (bandwidth * tried.memory_fraction) + tried.floor_seconds
 
     return _fields(hw.kernels.vector, VECTOR, seconds, rows)
@@ -247,7 +246,7 @@ def _exchange_point(fit: ExchangeFit, degree: int, rows: list[Measurement]) -> E
     def build(values: dict[str, Any]) -> ExchangePoint:
         return replace(near, **{"degree": degree, **values})
 
-    def seconds(point: ExchangePoint) -> Array:
+    def seconds(point: ExchangePoint) -> Floats:
         return point.latency_seconds + payload / point.bandwidth_bytes_per_second
 
     point: ExchangePoint = _best(bounds, start, build, seconds, rows)
@@ -272,7 +271,7 @@ def _best(
     return build(_minimum(bounds, start, lambda values: _relative(seconds(build(values)), rows)))
 
 
-def _minimum(bounds: Bounds, start: dict[str, float], errors: Callable[[dict[str, float]], Array]) -> dict[str, float]:
+def _minimum(bounds: Bounds, start: dict[str, float], errors: Callable[[dict[str, float]], Floats]) -> dict[str, float]:
     """Return the parameters of the module's minimum, four significant digits each."""
     from scipy.optimize import least_squares  # 0.4 s: only a calibration pays it
 
@@ -280,7 +279,7 @@ def _minimum(bounds: Bounds, start: dict[str, float], errors: Callable[[dict[str
     low, high, scale = (np.array([bounds[name][place] for name in names]) for place in range(3))
     origin = np.clip(np.array([start[name] for name in names]), low, high)
 
-    def residuals(scaled: Array) -> Array:
+    def residuals(scaled: Floats) -> Floats:
         values = dict(zip(names, (scaled * scale).tolist(), strict=True))
         return np.concatenate([errors(values), HOLD * (scaled - origin / scale)])
 
@@ -290,7 +289,7 @@ def _minimum(bounds: Bounds, start: dict[str, float], errors: Callable[[dict[str
     return {name: float(f"{value:.4g}") for name, value in zip(names, found.x * scale, strict=True)}
 
 
-def _stamped(fit: Any, rows: list[Measurement], after: Array) -> Any:
+def _stamped(fit: Any, rows: list[Measurement], after: Floats) -> Any:
     """Return the fit with where it comes from and how far it is off."""
     sources, versions = dict.fromkeys(row.source for row in rows), dict.fromkeys(row.version for row in rows)
     return replace(
@@ -303,11 +302,11 @@ def _stamped(fit: Any, rows: list[Measurement], after: Array) -> Any:
     )
 
 
-def _column(rows: list[Measurement], name: str) -> Array:
+def _column(rows: list[Measurement], name: str) -> Floats:
     return np.array([row.seconds if name == "seconds" else row.shape[name] for row in rows])
 
 
-def _relative(fitted: Number, rows: list[Measurement]) -> Array:
+def _relative(fitted: Number, rows: list[Measurement]) -> Floats:
     return np.asarray(fitted, dtype=np.float64) / _column(rows, "seconds") - 1.0
 
 

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from ground.errors import BadInput
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 _ROUNDS = 200
 _SETTLED = 1e-9

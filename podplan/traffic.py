@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from ground.errors import BadInput, naming
 from ground.files import csv_table, read_text
 from ground.prefix_cache import PrefixCache
@@ -43,7 +43,6 @@ MOST_IN_A_SESSION = 10_000
 _REQUESTS, _SEED = 20_000, 0
 _TOKEN_SECONDS = 0.05
 """Of an answer, by which turns are stamped: the default limit of TPOT."""
-Floats = NDArray[np.float64]
 Kinds = TypeVar("Kinds")
 Prompts = tuple[tuple[float, float, float], ...] | None
 """Kinds of prompts as (tokens, reused tokens, weight); None where moments tell all."""

@@ -23,6 +23,7 @@ from ground.errors import BadInput
 from ground.names import suggest
 from ground.units import number_of
 from planner.balance.counts import check_redundancy, longest_first, replica_counts
+from planner.manifest.terms import Number
 
 _MOST_SIGMA = 3.0
 _MOST_EXPONENT = 3.0
@@ -159,8 +160,6 @@ def sample_expert_loads(distribution: LoadDistribution, layers: int, experts: in
     loads /= loads.mean(axis=1, keepdims=True)
     return loads
 
-
-Number = float | Floats
 
 _SEED = 20251
 _SHUFFLES = 256

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Ints
 from planner.question import Machines
-
-Ints = NDArray[np.int64]
 
 Places = dict[str, list[int]]
 """First device of every instance, by role."""

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from models.spec import ModelSpec
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
@@ -32,9 +33,6 @@ from planner.manifest.terms import Number, StepCost, StepLoad, larger, variables
 from planner.question import Question
 from planner.strategy import Strategy, model_conflicts
 from planner.workload import running_kv_tokens
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 MOST_DOMAINS = 16
 """Domains have the expert devices in turn: of as many each waits for fifteen others in every layer."""

@@ -11,9 +11,8 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from planner.manifest.terms import Number
-
-Array = NDArray[np.float64]
 
 # Numbers that one array operation should have: fewer cost as much, for its call.
 POINTS = 512
@@ -45,19 +44,19 @@ Measure = Callable[[Number], Number]
 class _Bracket:
     """Per row the largest number known to keep the limit and the smallest known not to, with their measures."""
 
-    limit: Array
-    low: Array
-    below: Array
-    above: Array
-    bottom: Array
-    top: Array
+    limit: Floats
+    low: Floats
+    below: Floats
+    above: Floats
+    bottom: Floats
+    top: Floats
     stalled: NDArray[np.int64]
     """Steps in a row that did not halve it."""
     apart: bool = False
     """Whether guesses keep a distance from the line."""
 
     @classmethod
-    def between(cls, limit: Number, low: Array, high: Array) -> Self:
+    def between(cls, limit: Number, low: Floats, high: Floats) -> Self:
         """Return brackets that hold ``low`` - 1 to ``high`` + 1, of which nothing is known."""
         unknown, limits = np.full(low.shape, np.nan), np.broadcast_to(limit, low.shape)
         return cls(limits, low, low - 1, high + 1, unknown, unknown.copy(), np.zeros(low.shape, dtype=np.int64))
@@ -72,7 +71,7 @@ class _Bracket:
         """Rows that have numbers left to try."""
         return np.flatnonzero(self.above - self.below > 1)
 
-    def narrow(self, tried: Array, measured: Array) -> None:
+    def narrow(self, tried: Floats, measured: Floats) -> None:
         """Take in what was measured at numbers, [points, rows]; those outside the bracket tell nothing new."""
         width, rows = self.above - self.below, np.arange(self.below.size)
         inside, keeps = (tried > self.below) & (tried < self.above), measured <= self.limit
@@ -84,7 +83,7 @@ class _Bracket:
         self.below, self.above = below, above
         self.stalled = np.where(above - below > width / 2, self.stalled + 1, 0)
 
-    def guesses(self, points: int) -> Array:
+    def guesses(self, points: int) -> Floats:
         """Return numbers to try, [points, rows]: on both sides of where a line meets the limit, and evenly spaced ones.
 
         The two stand side by side at first, and then a little apart, until that has failed to halve the bracket.
@@ -99,11 +98,11 @@ class _Bracket:
         tried[1] = np.where(far, np.floor(self.below + width * 2 / 3), line + 1 + margin)
         shares = np.arange(1.0, points - 1)[:, None] / (points - 1)
         tried[2:] = np.floor(self.below + width * shares)
-        inside: Array = np.minimum(np.maximum(tried, self.below + 1), self.above - 1)
+        inside: Floats = np.minimum(np.maximum(tried, self.below + 1), self.above - 1)
         return np.maximum(inside, self.low)
 
 
-def largest(measure: Measure, limit: Number, low: Array, high: Array) -> Array:
+def largest(measure: Measure, limit: Number, low: Floats, high: Floats) -> Floats:
     """Return per row the largest integer in [low, high] with measure <= limit; low - 1 where there is none.
 
     Args: ``limit``, ``low`` and ``high`` [rows]; ``measure`` takes [points, rows] and returns what broadcasts,
@@ -114,8 +113,8 @@ def largest(measure: Measure, limit: Number, low: Array, high: Array) -> Array:
 
 
 def largest_between(
-    measure: Measure, limit: Number, ends: Array, tried: Array, measured: Array, likely: Array | None = None
-) -> tuple[Array, Array]:
+    measure: Measure, limit: Number, ends: Floats, tried: Floats, measured: Floats, likely: Floats | None = None
+) -> tuple[Floats, Floats]:
     """Return ``largest`` and the measure there, where some numbers are measured already.
 
     Args: ``ends`` low and high, [2, rows]; numbers ``tried`` [points, rows], and what was ``measured`` there; what low

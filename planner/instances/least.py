@@ -16,17 +16,14 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.costs.latency import accepted_tokens, balanced_cost
 from planner.instances.candidates import Count
 from planner.instances.operating import iteration_seconds
 from planner.instances.space import Group
 from planner.manifest.stacks import stacked
 from planner.question import Question
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 BATCHES = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896, 4096)
 """Requests per DP rank at which iterations are taken."""

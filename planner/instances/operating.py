@@ -6,8 +6,8 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from planner.balance.imbalance import expected_maximum_normal
 from planner.closed_forms.birth_death import DecodeQueue, DecodeState
 from planner.closed_forms.bulk_lattice import Passes, most_waiting
@@ -40,8 +40,6 @@ from planner.serving.streams import longest_prompt
 from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload, running_kv_tokens
 
-Array = NDArray[np.float64]
-
 _LIKELY = 0.7
 """Of a full instance's rate: where the search for what it carries of a trace begins."""
 
@@ -55,7 +53,7 @@ class Dealing(NamedTuple):
     microbatches: int
 
 
-def dealt_pass_seconds(dealing: Dealing, prompts: Array, chunks: int) -> Array:
+def dealt_pass_seconds(dealing: Dealing, prompts: Floats, chunks: int) -> Floats:
     """Seconds of passes with ``prompts`` prompts in all, each in ``chunks``; shaped like ``prompts``."""
     busy_groups = np.minimum(prompts, dealing.ranks)
     busiest = busiest_prompts(dealing.workload, np.ceil(prompts / dealing.ranks), np.maximum(busy_groups, 1.0))
@@ -117,7 +115,7 @@ class Decoding:
         """Iterations of one request: its tokens after the first over those accepted per iteration."""
         return replace(self.workload.output_tokens, mean=self.workload.decoded_tokens / self.accepted)
 
-    def busiest(self, requests: Array) -> Array:
+    def busiest(self, requests: Floats) -> Floats:
         """Return the running requests of the rank that has most of an instance's; shaped like ``requests``.
 
         Ranks hold the same but for what does not divide by them, (R - 1) / 2R on average above the mean, and for those
@@ -131,12 +129,12 @@ class Decoding:
         kept = np.minimum(ended, expected_maximum_normal(self.ranks) * np.sqrt(ended))
         return np.maximum(np.minimum(mean + uneven + kept, np.minimum(requests, self.slots)), np.minimum(requests, 1.0))
 
-    def seconds(self, requests: Array) -> Array:
+    def seconds(self, requests: Floats) -> Floats:
         """Seconds of iterations with so many running requests in all; the shape of ``requests``."""
         busiest = self.busiest(requests)
         return iteration_seconds(self.cost, self.workload, self.ranks, self.microbatches, requests, busiest)
 
-    def table(self) -> Array:
+    def table(self) -> Floats:
         """Seconds of an iteration with 1, 2, ... running requests up to the most, [requests]."""
         return self.seconds(np.arange(1.0, self.ranks * self.slots + 1))
 
@@ -154,8 +152,8 @@ class Decoding:
 
 
 def iteration_seconds(
-    cost: StepCost, workload: Workload, ranks: Number, microbatches: int, requests: Array, busiest: Array
-) -> Array:
+    cost: StepCost, workload: Workload, ranks: Number, microbatches: int, requests: Floats, busiest: Floats
+) -> Floats:
     """Seconds of iterations with ``requests`` in all and ``busiest`` of them on one rank, both [..., rows].
 
     Of one instance, or with a stacked cost and as many ``ranks`` of many.
@@ -205,7 +203,7 @@ class PrefillServer:
         ranks = candidate.row.strategy.attention_dp
         return Dealing(self.cost, self.question.workload, ranks, candidate.microbatches)
 
-    def pass_seconds(self, prompts: Array) -> Array:
+    def pass_seconds(self, prompts: Floats) -> Floats:
         """Seconds of a pass with so many prompts of mean length."""
         return dealt_pass_seconds(self._dealing, prompts, self.candidate.chunks)
 
