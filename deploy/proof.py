@@ -17,6 +17,11 @@ from planner.manifest.schema import Manifest, ManifestWorkload
 LEAST_REQUESTS, MOST_REQUESTS, SECONDS = 200, 20_000, 180.0
 RESULT = "benchmark.json"
 ROUTER, OUT = Shell('"$ROUTER"'), Shell('"$OUT"')
+PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAAAAACPAi4CAAAAKUlEQVR42u"
+    "3MQREAAAwCIKMb3RD77SAA6VEEAoFAIBAIBAKBQCAQfA8G320AeXC6efoAAAAASUVORK5CYII="
+)
+"""Grey, 64 x 64 pixels."""
 
 
 class Load(NamedTuple):
@@ -31,7 +36,7 @@ class Load(NamedTuple):
 def load_of(manifest: Manifest, target: Target) -> Load:
     """Return the load of a manifest: its rate, else the one that it predicts; in flight, what its batches hold."""
     rate = manifest.workload.requests_per_second or manifest.predicted.requests_per_second
-    holding = [role for role in target.roles if role.role != "prefill"]
+    holding = [role for role in target.roles if role.role in ("decode", "mixed")]
     slots = sum(role.sequences * role.strategy.attention_dp * len(role.instances) for role in holding)
     wanted = math.ceil(rate * SECONDS) if rate else 10 * slots
     return Load(manifest.workload, rate, slots, min(max(wanted, LEAST_REQUESTS), MOST_REQUESTS))
@@ -54,7 +59,7 @@ def router_url(target: Target, address: Address | None) -> str:
 def smoke(target: Target, launches: Mapping[str, Launch], address: Address | None) -> str:
     """Return the script that sends one request and sees each role's counter move; ``address`` where roles have one."""
     before, after, names = [], [], target.metrics
-    for launch in launches.values() if names and address else ():
+    for launch in (launch for launch in launches.values() if launch.role.role != "encode" and names and address):
         assert names and address
         role = launch.role
         series = names.prompt_tokens if role.role == "prefill" else names.output_tokens
@@ -64,13 +69,19 @@ def smoke(target: Target, launches: Mapping[str, Launch], address: Address | Non
         before += [f"{shown}() {{ sum {quoted(series)} {pages}; }}", f'BEFORE_{shown}="$({shown})"']
         said = f'{{ echo "nothing went through {role.name}" >&2; exit 1; }}'
         after.append(f'[ "$({shown})" -gt "$BEFORE_{shown}" ] || {said}')
-    body = f'{{"model":"{target.name_of_model}","prompt":"The capital of France is","max_tokens":16,"temperature":0}}'
+    pictured = target.role("encode") is not None
+    asked: dict[str, object] = {"prompt": "The capital of France is"}
+    if pictured:
+        picture = {"type": "image_url", "image_url": {"url": PICTURE}}
+        asked = {"messages": [{"role": "user", "content": [picture, {"type": "text", "text": "What is this?"}]}]}
+    body = compact_json({"model": target.name_of_model, **asked, "max_tokens": 16, "temperature": 0})
     return script_of(
         "smoke.sh",
         head=target.origin.head("One request through every role. ROUTER=http://host:port names another way in."),
         router=router_url(target, address),
         before="\n".join(before),
         body=quoted(body),
+        endpoint="chat/completions" if pictured else "completions",
         after="\n".join(after),
         through=" and ".join(launch.role.name for launch in launches.values()) if before else "the router",
     )

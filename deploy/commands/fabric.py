@@ -12,8 +12,8 @@ LEAST_QUEUE = 1024  # DeepEP's default, which carries 511 tokens of a rank
 
 
 def talks_over_nodes(role: RolePlan) -> bool:
-    """Whether a role needs RDMA: it spans nodes, or keys and values come or go; embeddings do without."""
-    return role.nodes > 1 or (role.disaggregated and role.role != "encode")
+    """Whether a role needs RDMA: it spans nodes, or keys and values, or embeddings, come or go."""
+    return role.nodes > 1 or role.disaggregated
 
 
 def spans_nodes_by_nvlink(role: RolePlan) -> bool:

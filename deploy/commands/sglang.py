@@ -138,12 +138,12 @@ def _drafts(role: RolePlan) -> list[Flag]:
 def _encoding(target: Target, role: RolePlan) -> list[Flag]:
     """Return what makes an instance run the encoder of pictures alone, or leave it to those that do.
 
-    Decode sees no pictures. Embeddings go over Mooncake where KV does, else over ZeroMQ.
+    Decode sees no pictures. Embeddings go over Mooncake's RDMA as planned, between NPUs over ZeroMQ.
     """
     encode = target.role("encode")
     if encode is None or role.role == "decode":
         return []
-    backend = "mooncake" if target.site.kv_transfer == "mooncake" else "zmq_to_scheduler"
+    backend = "zmq_to_scheduler" if role.accelerator == "ascend" else "mooncake"
     sent: list[Flag] = [("--encoder-transfer-backend", backend)]
     if role is encode:
         return [("--encoder-only", None), *sent]
