@@ -15,7 +15,8 @@ from hardware.engines import SOURCE, EngineKernel, engine_kernels
 from hardware.formats import multiplied
 from hardware.loader import load_hardware, problems_of
 from hardware.spec import Fitted, HardwareSpec
-from podplan.catalogue import HardwareResult, sourced_values
+from hardware.values import sourced_values
+from podplan.catalogue import HardwareResult
 from podplan.catalogue import hardware as hardware_of
 from podplan.catalogue import supernode as supernode_of
 from podplan.options import argument, flag, switch

@@ -29,11 +29,12 @@ from planner.plans.worked import expert_devices_lines, short_form
 from planner.programme.proof import Bound
 from planner.question import Queueing
 from planner.search.answer import Answer
+from planner.search.jobs import Job, job_seconds
 from planner.search.papers import Beside
 from planner.serving.capacity import LEVEL
 from planner.serving.played import Played
 from podplan.assumptions import assumptions
-from podplan.job import Job, job_json, job_seconds
+from podplan.job import job_json
 from podplan.machines import figure_texts
 from podplan.options import flag_name
 from podplan.plan_data import (

@@ -6,6 +6,7 @@ blocks come; one that does not fit begins the next.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,20 @@ class Fabric:
         (56, 0.92)
         """
         return nodes * self.uplinks * self.planes / (self.switches(nodes) * self.ports)
+
+    def of_size(self, chips: int, chips_per_node: int, blocks: "Blocks") -> dict[str, Any]:
+        """Return what a supernode of so many chips takes, and how full jobs of some blocks leave it."""
+        nodes, taken = chips // chips_per_node, allocated(chips, blocks)
+        switches = self.switches(nodes)
+        return {
+            "chips": chips,
+            "nodes": nodes,
+            "switches": switches,
+            "switch_ports_used": self.use(nodes),
+            "chips_per_switch": chips / switches,
+            "chips_allocated": taken,
+            "allocated_chips_per_switch": chips / switches * taken,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,23 +4,23 @@
 """
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ground.errors import BadInput
-from ground.records import Sourced, Stated
 from ground.units import number_of, parse_count
 from ground.validation import plain
 from hardware.formats import multiplied, storable
 from hardware.gaps import gaps
 from hardware.loader import hardware_names, load_hardware
-from hardware.spec import Fitted, HardwareSpec
+from hardware.spec import HardwareSpec
+from hardware.values import sourced_values
 from models.loader import load_model, model_names
 from models.parameters import count_parameters
 from models.spec import ModelSpec
-from planner.supernodes import Blocks, Fabric, allocated
+from planner.supernodes import Blocks, Fabric
 from podplan.result import Result, Row, picked
 
 MEAN, LARGEST = 10.08, 64
@@ -125,33 +125,6 @@ def _checked(spec: HardwareSpec) -> dict[str, object]:
     }
 
 
-def sourced_values(spec: Stated, path: str = "") -> Iterator[tuple[str, Sourced | Fitted]]:
-    """Yield every value and every fit below ``spec`` with its dotted path, in the order of the schema.
-
-    Items of a list are called by their name, or by what tells them apart.
-    """
-    for each in fields(spec):
-        yield from _sourced(getattr(spec, each.name), f"{path}.{each.name}" if path else each.name)
-
-
-def _sourced(value: object, path: str) -> Iterator[tuple[str, Sourced | Fitted]]:
-    if isinstance(value, Sourced | Fitted):
-        yield path, value
-    elif isinstance(value, Stated):
-        yield from sourced_values(value, path)
-    elif isinstance(value, dict):
-        for key, held in value.items():
-            yield from _sourced(held, f"{path}.{key}")
-    elif isinstance(value, list):
-        for position, held in enumerate(value):
-            yield from _sourced(held, f"{path}[{_called(held, position)}]")
-
-
-def _called(item: object, position: int) -> str:
-    names = [getattr(item, key, None) for key in ("name", "op", "scope", "direction", "mode")]
-    return " ".join(str(name) for name in names if isinstance(name, str)) or str(position)
-
-
 def models(name: str | None = None) -> ModelsResult:
     """Return the models of the catalogue, or one by its name, config.json or model YAML; BadInput for an unknown one.
 
@@ -220,21 +193,7 @@ def supernode(hw: str = "cm384", *, sizes: str | Sequence[int] = "", blocks: str
     for chips in asked:
         if chips % per_node or chips > MOST_CHIPS:
             raise BadInput(f"--sizes: {chips} chips are no whole nodes of {per_node}, at most {MOST_CHIPS}")
-    return SupernodeResult(blocks=held, table=tuple(_row(chips, per_node, held, fabric) for chips in asked))
-
-
-def _row(chips: int, per_node: int, blocks: Blocks, fabric: Fabric) -> Row:
-    nodes = chips // per_node
-    switches = fabric.switches(nodes)
-    return {
-        "chips": chips,
-        "nodes": nodes,
-        "switches": switches,
-        "switch_ports_used": fabric.use(nodes),
-        "chips_per_switch": chips / switches,
-        "chips_allocated": allocated(chips, blocks),
-        "allocated_chips_per_switch": chips / switches * allocated(chips, blocks),
-    }
+    return SupernodeResult(blocks=held, table=tuple(fabric.of_size(chips, per_node, held) for chips in asked))
 
 
 def read_blocks(text: str | None) -> Blocks:

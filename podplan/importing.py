@@ -5,31 +5,40 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from deploy.memory import holding, memory_of
 from deploy.reading.engines import Counted
 from deploy.reading.foreign import Found, read_source
-from ground.errors import BadInput
+from deploy.roles import RolePlan, read_roles
+from ground.errors import BadInput, Infeasible
 from ground.files import check_folder, read_text, write_files
 from models.loader import load_model
 from models.spec import ModelSpec
+from planner.changeover.given import Side, mended_rate, most_rate, plan_at
 from planner.engines.loader import load_engine
+from planner.engines.memory import dispatch_tokens, hccl_mebibytes
 from planner.engines.spec import EngineProfile
+from planner.instances.space import Row as SpaceRow
 from planner.manifest.document import dump_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
 from planner.question import Question
-from podplan.import_sides import (
-    Finding,
-    mended_rate,
-    most_rate,
-    plan_at,
-    side_of,
-    told_by_batches,
-    told_by_engine,
-    told_by_files,
-)
+from planner.strategy import Strategy
 from podplan.options import Flags, QuestionFlags, Text, argument, flag, flags_of, switch
 from podplan.question import read_question
 from podplan.result import Result, Row, picked
+
+ALIKE = 0.02  # of a memory share that is no finding
+RDMA = ("rdma", "mlnx", "hca", "roce", "infiniband", "efa")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is wrong or wasted: the role, what it is, the change that mends it, and whether it must be."""
+
+    role: str
+    what: str
+    change: str | None = None
+    blocking: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,19 +143,19 @@ def import_deployment(
     roles = tuple((role, role.counted(model.moe.experts if model.moe else 0, longest)) for role in found)
     _check_pair(found)
     question = replace(question, drafts=tuple(sorted({counted.drafts for _, counted in roles if counted})))
-    sides = [side_of(question, role, counted) for role, counted in roles]
+    sides = [_side(question, role, counted) for role, counted in roles]
     findings = [each for role, own in roles for each in told_by_files(role, own, longest, question, profile)]
-    findings += [each for side in sides for each in told_by_batches(question, side)]
-    most, least = most_rate(question, sides)
+    findings += [each for role, side in zip(found, sides, strict=True) for each in told_by_batches(role, side)]
+    most, least = most_rate(sides)
     asked = question.rate_per_second
     manifest = None
     if least is None:
         findings.append(Finding("all", "no request fits beside the weights"))
     else:
-        planned = plan_at(question, sides, min(asked or most, most)) if most else None
+        planned = plan_at(sides, min(asked or most, most)) if most else None
         manifest = assemble(planned or least, {})
         findings += told_by_engine(manifest, profile, roles)
-    mended = mended_rate(question, sides, most)
+    mended = mended_rate(sides, most)
     if manifest is not None and flags.out is not None:
         check_folder(flags.out, ("manifest.yaml",), force=flags.force, flag="--out")
         write_files({flags.out / "manifest.yaml": dump_manifest(manifest)}, force=flags.force)
@@ -211,6 +220,22 @@ FORMATS = ("fp8", "int8", "int4", "mxfp4", "nvfp4", "ascend", "modelslim")
 TRAFFIC = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "rate", "ttft", "tpot", "percentile")
 
 
+def _side(question: Question, found: Found, counted: Counted) -> Side:
+    """Return a role as the planner sees it; BadInput where its degrees are none of the planner's."""
+    dp, ep = counted.attention_dp, counted.moe_ep or 1
+    tensor, stages = counted.attention_tp, counted.pp
+    strategy = Strategy(attention_tp=tensor, attention_dp=dp, moe_tp=tensor * dp // ep, moe_ep=ep, pp=stages)
+    return Side(
+        question=question,
+        role=found.role,
+        instances=found.instances,
+        row=SpaceRow(strategy, counted.redundant or 0, 0, counted.microbatches),
+        sequences=counted.sequences,
+        tokens=None if counted.tokens is None else counted.tokens * stages,  # an engine is told those of one part
+        drafts=counted.drafts,
+    )
+
+
 def _check_pair(found: Sequence[Found]) -> None:
     """Raise BadInput unless it is one role of aggregated instances, or prefill and decode."""
     roles = [role.role for role in found]
@@ -219,3 +244,95 @@ def _check_pair(found: Sequence[Found]) -> None:
         raise BadInput(f"SOURCE: {said}: what is read here is one aggregated role, or one prefill and one decode role")
     if len({role.engine for role in found}) > 1:
         raise BadInput("SOURCE: prefill and decode must be of one engine")
+
+
+def told_by_files(
+    role: Found, counted: Counted, longest: int, question: Question, profile: EngineProfile
+) -> list[Finding]:
+    """Return what the files alone tell: unknown flags, idle devices, lengths, graphs, caches, RDMA."""
+    flags, found = role.flags, list[Finding]()
+
+    def tell(what: str, change: str, blocking: bool = True) -> None:
+        found.append(Finding(role.name, what, change, blocking))
+
+    for name in role.unknown:
+        tell(f"{profile.title} {profile.versions.pinned} does not know {name}", f"drop {name}")
+    if counted.devices > counted.ranks:
+        idle = counted.devices - counted.ranks
+        what = f"{idle} of {counted.devices} devices of an instance have no rank"
+        tell(what, "fewer devices, or more TP or DP", False)
+    length = "--context-length" if role.engine == "sglang" else "--max-model-len"
+    if length in flags and counted.longest is not None and counted.longest < longest:
+        what = f"requests of {longest} tokens are refused past {counted.longest}"
+        tell(what, f"{length} {counted.longest} -> {longest}")
+    if "--enforce-eager" in flags and role.role != "prefill":
+        tell("every step launches its kernels one by one", "drop --enforce-eager", False)
+    uncached = {"--no-enable-prefix-caching", "--disable-radix-cache"} & flags.keys()
+    if uncached and question.workload.prefix_reuse and role.role != "decode":
+        tell("reused prefixes are computed again", f"drop {min(uncached)}", False)
+    wide = role.nodes > 1 or counted.kv_role is not None
+    if role.kubernetes and wide and role.engine in ("vllm", "sglang") and not role.flags.get("--device"):
+        if not any(word in name.lower() for name in role.limits for word in RDMA):
+            tell("its pods ask for no RDMA device, so that KV and experts go over TCP", "limits: {rdma/ib: 1}")
+        elif "IPC_LOCK" not in role.capabilities:
+            tell("RDMA cannot pin memory without IPC_LOCK", "capabilities: {add: [IPC_LOCK]}")
+    return found
+
+
+def told_by_batches(role: Found, side: Side) -> list[Finding]:
+    """Return what the batch is: more requests than memory holds, or than TPOT allows."""
+    if side.role == "prefill":
+        return []
+    found, name = [], "--max-running-requests" if role.engine == "sglang" else "--max-num-seqs"
+    ranks = side.row.strategy.attention_dp if role.engine == "sglang" else 1
+    stated = side.sequences
+    if side.batch < stated:
+        what = f"its {stated} requests per DP rank need more KV than there is: {side.batch} of this workload fit"
+        change = f"{name} {stated * ranks} -> {side.batch * ranks}"
+        found.append(Finding(role.name, what, change, blocking=False))
+    timely = side.timely_batch()
+    if 0 < timely < side.batch:
+        what = f"a full batch of {side.batch} per DP rank passes TPOT; {timely} keep it"
+        change = f"{name} {stated * ranks} -> {timely * ranks}"
+        found.append(Finding(role.name, what, change))
+    return found
+
+
+def told_by_engine(manifest: Manifest, profile: EngineProfile, roles: Sequence[tuple[Found, Counted]]) -> list[Finding]:
+    """Return what the engine's own rules say: layouts that it does not run, memory, buffers of exchanges."""
+    try:
+        planned = {role.role: role for role in read_roles(manifest, profile, None)}
+    except Infeasible as refused:
+        return [Finding("all", str(refused))]
+    found = []
+    for role, counted in roles:
+        found += [*_memory(profile, planned[role.role], role, counted), *_buffers(planned[role.role], role)]
+    return found
+
+
+def _memory(profile: EngineProfile, planned: RolePlan, role: Found, counted: Counted) -> list[Finding]:
+    name = "--mem-fraction-static" if role.engine == "sglang" else "--gpu-memory-utilization"
+    try:
+        held = memory_of(profile, planned)
+    except Infeasible as refused:
+        return [Finding(role.name, str(refused))]
+    if counted.memory_frac <= held.fraction + ALIKE or name not in role.flags:
+        return []
+    what = f"{counted.memory_frac:g} of the memory leaves too little for graphs, activations and exchange buffers"
+    return [Finding(role.name, what, f"{name} {counted.memory_frac:g} -> {held.fraction:g}")]
+
+
+def _buffers(planned: RolePlan, role: Found) -> list[Finding]:
+    """Return buffers of the exchange of experts that are too small for the batch."""
+    held, needs = holding(role.engine, planned), list[tuple[str, int, int]]()  # variable, least value, default
+    if role.engine == "sglang" and role.flags.get("--moe-a2a-backend") == "deepep" and role.role != "prefill":
+        needs.append(("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", int(dispatch_tokens(held)), 128))
+    if planned.accelerator == "ascend":
+        needs.append(("HCCL_BUFFSIZE", int(hccl_mebibytes(held)), 200))
+    found = []
+    for name, needed, default in needs:
+        given = role.environment.get(name, str(default))
+        if given.isdigit() and int(given) < needed:
+            what = f"the exchange of experts needs {name} of {needed} at this batch, and has {given}"
+            found.append(Finding(role.name, what, f"{name}={needed}"))
+    return found

@@ -14,11 +14,12 @@ from planner.plans.plan import Plan
 from planner.programme.proof import Bound
 from planner.search.answer import Answer
 from planner.search.growth import Month, by_month
+from planner.search.jobs import job_seconds
 from planner.search.pareto import MOST_LEVELS, wide_front
 from planner.search.search import Aside, at_need, search
 from podplan.assumptions import assumptions
 from podplan.day import day_json
-from podplan.job import ending_in_time, job_json, job_seconds
+from podplan.job import ending_in_time, job_json
 from podplan.on_trace import trace_json, traced
 from podplan.plan_data import (
     bound_json,

@@ -15,9 +15,10 @@ from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
 from planner.plans.quantised import alternatives, check_some, combinations
 from planner.question import Encode, Machines, Question, Queueing, Shape
+from planner.search.jobs import Job
 from planner.search.shapes import not_aggregated
 from podplan import readers
-from podplan.job import UTILISATION, Job, read_job
+from podplan.job import UTILISATION, read_job
 from podplan.machines import read_machines
 from podplan.options import QuestionFlags, flag_name
 from podplan.pins import check_pins, pinned_shape, read_pins, shared_flag

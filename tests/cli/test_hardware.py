@@ -8,7 +8,7 @@ import pytest
 from cli.main import main
 from hardware.gaps import gaps
 from hardware.loader import hardware_names, load_hardware
-from podplan.catalogue import sourced_values
+from hardware.values import sourced_values
 from tests.shell import answered, refused
 
 

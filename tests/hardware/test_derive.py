@@ -10,7 +10,7 @@ from ground.errors import BadInput
 from ground.validation import plain
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import CollectiveFit, HardwareSpec
-from podplan.catalogue import sourced_values
+from hardware.values import sourced_values
 
 HERE = "https://example.org/measured"
 

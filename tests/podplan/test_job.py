@@ -8,7 +8,8 @@ import pytest
 import podplan
 from cli import main
 from cli.exit_codes import ExitCode
-from podplan.job import Job, job_seconds, last_seconds, read_job
+from planner.search.jobs import Job, job_seconds, last_seconds
+from podplan.job import read_job
 from podplan.options import QuestionFlags
 from tests.shell import refused
 
