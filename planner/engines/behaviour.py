@@ -115,8 +115,8 @@ REQUEST_SECONDS = 0.01
 """Client's library, HTTP and streaming of a first token; fitted with the next one (``scripts/fit_engines.py``)."""
 TOKEN_SECONDS = 7e-6
 """Tokenisation and the text's way through client and server, per prompt token, one prompt after another. The two are
-fitted on TTFT of 757 closed-loop runs of TensorRT-LLM and vLLM (engine_runs.csv): 15.9 % off, 16.8 % in families that
-the fit did not see, for which it gives 10 to 15 ms and 5 to 7 us."""
+fitted on TTFT of 757 closed-loop runs of TensorRT-LLM and vLLM (engine_runs.csv): 14.8 % off, 15.5 % in models that
+the fit did not see, for which it gives 10 to 15 ms and 3 to 7 us."""
 
 
 class HostCosts(NamedTuple):
