@@ -31,7 +31,7 @@ def command(
     force: bool = FORCE,
     json: bool = JSON,
 ) -> int:
-    """Set the best plans of several models and machines, or of the questions of a file, side by side.
+    """Compare the best plans of several models and machines, or of the questions of a file.
 
     \b
     Examples:

@@ -158,7 +158,7 @@ def supernode(
     blocks: Text = flag("B", "Chips that must share one: mean=10.08,largest=64, 1:50,8:30 or manifests [first]."),
     json: bool = JSON,
 ) -> None:
-    """Say how many switches supernodes of several sizes take, and how full jobs leave them.
+    """Compare supernodes of several sizes by their switches and by how full jobs fill them.
 
     \b
     Examples:

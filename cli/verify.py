@@ -29,7 +29,7 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
     force: bool = FORCE,
     json: bool = JSON,
 ) -> int:
-    """Set measured runs beside their predictions, with intervals, and learn from them.
+    """Compare measured runs with their predictions and intervals, and learn from them.
 
     \b
     Examples:

@@ -20,7 +20,7 @@ def command(
     every: Text = flag("DURATION", "Between two looks [5min]."),
     json: bool = JSON,
 ) -> int:
-    """Set what a running system tells beside its plan, and say when a change pays.
+    """Compare the metrics of a running system with its plan, and say when a change pays.
 
     \b
     Examples:

@@ -33,10 +33,14 @@ class MigrateFlags(Flags):
     old: Path = argument("OLD", "The manifest that runs.")
     new: Path = argument("NEW", "The manifest to come, or a question file whose plan it is.")
     rate: Text = flag("RATE", "Requests that arrive meanwhile [the rate planned for that traffic].", unit="/s")
-    traffic: Text = flag("WHOSE", "Whose requests come meanwhile: old, new, or both, NEW's once it is there [old].")
+    traffic: Text = flag(
+        "WHOSE", "Manifest whose requests arrive meanwhile: old, new, or both, NEW's once it is there [old]."
+    )
     confidence: Text = flag("C", "Probability that predicted times hold, from 0.5, as predicted, to 0.999 [0.5].")
     spare_nodes: Text = flag("N", "Nodes beside those of the manifests, of each cluster [0].")
-    without_nodes: Text = flag("LIST", "Nodes that are lost, or others': 3 or 0,4-6; what OLD has there is gone.")
+    without_nodes: Text = flag(
+        "LIST", "Nodes that are lost or belong to others, such as 3 or 0,4-6; OLD's instances there are gone."
+    )
     max_concurrent: Text = flag("N", "Instances that stop, or start, in one step at most [all].")
     load_from: Text = flag(
         "SOURCES",

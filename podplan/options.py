@@ -98,11 +98,11 @@ class QuestionFlags(Flags):
     electricity: Text = flag("USD", "Price of a kWh, which chips that are bought draw, or one per machine [0.08].")
     isl: Text = flag("TOKENS", "Mean prompt tokens [4096].")
     osl: Text = flag("TOKENS", "Mean output tokens [1024].")
-    isl_cv: Text = flag("CV", "Standard deviation of prompts over their mean [0].")
-    osl_cv: Text = flag("CV", "The same of outputs [0].")
+    isl_cv: Text = flag("CV", "Standard deviation of prompt tokens over their mean [0].")
+    osl_cv: Text = flag("CV", "Standard deviation of output tokens over their mean [0].")
     isl_distribution: Text = flag("NAME", "lognormal or gamma, of prompts with --isl-cv [lognormal].")
     isl_histogram: Text = flag("FILE", "CSV tokens,weight of prompts, in place of --isl and --isl-cv.")
-    osl_histogram: Text = flag("FILE", "The same of outputs.")
+    osl_histogram: Text = flag("FILE", "CSV tokens,weight of outputs, in place of --osl and --osl-cv.")
     prefix_reuse: Text = flag("SHARE", "Cached share of prompts [0].")
     cache: Text = flag(
         "PLANE=SIZE", "Pool of prefixes, ub=8TB or ub=8TB,ssd=100TB, which prefill reads [device memory, no limit]."
@@ -110,7 +110,7 @@ class QuestionFlags(Flags):
     sessions: Text = flag(
         "SHAPE", "turns=4,think=30s,branches=3,answers=dropped: --isl is what a turn has new [single requests]."
     )
-    model_cache: Text = flag("PLANE", "Weights stay in pooled host memory and are loaded over it [an object store].")
+    model_cache: Text = flag("PLANE", "Plane over which weights are loaded from pooled host memory [an object store].")
     beams: Text = flag("W", "Beams of a request, as in generative recommendation [1].")
     graphs: Text = flag("WORD", "on or off: decode replays captured graphs, or launches every kernel [on].")
     host_jitter: Text = flag("DURATION", "Mean delay of a host in a step, exponential; EP ranks await the slowest [0].")
@@ -139,11 +139,11 @@ class QuestionFlags(Flags):
     objective: Text = flag("WORD", "throughput, chips, cost or latency [throughput; with a rate chips].")
     queueing: Text = flag("MODEL", "bulk, or mixserve for the M/M/1 of that paper [bulk].")
     confidence: Text = flag(
-        "C", "With which every limit holds, over the interval of the predicted times: 0.9 [0.5, as predicted]."
+        "C", "Probability that every limit holds, over the interval of predicted times: 0.9 [0.5, as predicted]."
     )
-    headroom: Text = flag("SHARE", "By how much the rate may rise and every limit still hold: 10% [0].")
-    max_utilisation: Text = flag("SHARE", "Of saturation, the most that a pool is planned with [98%].")
-    survive: Text = flag("LOSS", "node or instance: the limits hold after losing the worst one.")
+    headroom: Text = flag("SHARE", "Share by which the rate may rise while every limit holds: 10% [0].")
+    max_utilisation: Text = flag("SHARE", "Largest share of its saturation that a pool is planned with [98%].")
+    survive: Text = flag("LOSS", "node or instance: the limits hold after the worst one is lost.")
     shape: Text = flag(
         "WORD", "aggregated (on either pool where each role has one), disaggregated, or auto, the better [auto]."
     )
@@ -164,10 +164,10 @@ class QuestionFlags(Flags):
     strategy: Text = flag(
         "S", 'Fix how instances are cut: prefill="SP=2 + DP=16, EP=32",decode="DP=320, EP=320", or mixed="TP=8" [best].'
     )
-    instances: Text = flag("N", "Fix their numbers: prefill=6,decode=1 [best].")
-    max_instance_devices: Text = flag("N", "Devices of an instance at most: what one fault takes with it [any].")
+    instances: Text = flag("N", "Fix the number of instances: prefill=6,decode=1 [best].")
+    max_instance_devices: Text = flag("N", "Most devices of an instance, which one fault takes with it [any].")
     batch: Text = flag("REQUESTS", "Fix the requests of a DP rank: decode=96, mixed=64 [best].")
-    tokens: Text = flag("TOKENS", "Fix those of a prefill pass per device, of a mixed step per DP rank [best].")
+    tokens: Text = flag("TOKENS", "Fix the tokens of a prefill pass per device, or of a mixed step per DP rank [best].")
     engine: Text = flag("E", "vllm, sglang, ...; any: the best that runs here; reference: every layout [any].")
 
     @property
@@ -187,9 +187,11 @@ class FleetFlags(Flags):
     """What holds for all models of a fleet, whatever its file says."""
 
     objective: Text = flag("WORD", "chips, cost, throughput or latency [the file's, or chips].")
-    survive: Text = flag("LOSS", "node or instance: every model outlives its worst [the file's].")
-    confidence: Text = flag("C", "Hold with this confidence in the predicted times [the file's, or 0.5].")
-    headroom: Text = flag("SHARE", "By how much every rate may rise, such as 10% [the file's, or 0].")
+    survive: Text = flag(
+        "LOSS", "node or instance: every model keeps its limits after its worst one is lost [the file's]."
+    )
+    confidence: Text = flag("C", "Probability that every limit holds, over predicted times [the file's, or 0.5].")
+    headroom: Text = flag("SHARE", "Share by which every rate may rise, such as 10% [the file's, or 0].")
 
 
 UNITS = {each.name: each.metadata["unit"] for each in dataclasses.fields(QuestionFlags) if each.metadata.get("unit")}
@@ -245,32 +247,38 @@ class SimulateFlags(Flags):
     manifest: Path = argument("MANIFEST", "The manifest, such as out/manifest.yaml.")
     trace: Text = flag("FILE", "Replay a trace of any serving tool, or a ServeGen set.")
     format: Text = flag("NAME", "Format of the trace [as it looks].", "--trace-format", "--format")
-    skip_bad_rows: Text = flag("N", "Leave out so many wrong rows at most [0].")
+    skip_bad_rows: Text = flag("N", "Most wrong rows that are left out [0].")
     scale_rate: Text = flag("X", "Play the trace X times as fast [1].")
     window: Text = flag("A..B", "Only what arrives from A to B, such as 5min..10min.")
     repeat: Text = flag("N", "Play the trace N times, one after the other [1].")
     rate: Text = flag("RATE", "Requests that arrive, such as 100/s [as planned].", unit="/s")
     bursts: Text = flag("X,P,T", "Bursts of X times the calm rate, a share P of the time.")
     concurrency: Text = flag("C", "Requests always under way, instead of a rate.")
-    requests: Text = flag("N", "Requests that are measured [enough].")
-    warmup: Text = flag("DURATION", "Measure from then on; 0s cuts nothing [as told].", unit="s")
+    requests: Text = flag("N", "Requests that are measured [enough for steady means].")
+    warmup: Text = flag(
+        "DURATION", "Measure what arrives from this time on; 0s measures all [once the stream is stationary].", unit="s"
+    )
     cold: bool = switch("Start a stream empty, not with requests in decode.")
     policies: Text = flag("A,B,C", "Compare policies on the same requests.")
     offline: Text = flag(
-        "N[,P+A]", "So many offline requests stand behind the online ones; with prompts of P tokens, answers of A."
+        "N[,P+A]", "Offline requests that are served behind the online ones, with prompts of P and answers of A tokens."
     )
     fail: list[str] | None = flag("FAULT", "Such as 'node 3 at 10s for 1min'; repeatable.")
     migration: Text = flag("FILE", "Play a migration.yaml of plan migrate, beside the same requests without it.")
-    migrate_at: Text = flag("DURATION", "When its first step begins [with the measured window].", unit="s")
+    migrate_at: Text = flag(
+        "DURATION", "When the first step of the migration begins [with the measured window].", unit="s"
+    )
     autoscale: Text = flag("RULE", "keda, or least=1,begin=2,fill=0.85,startup=2min: instances follow the requests.")
     expert_loads: Text = flag(
-        "FILE", "CSV, layers x experts, or lognormal:0.5, zipf:1; zipf:1@5min is drawn anew every 5 min."
+        "FILE", "A file as plan place reads it, or lognormal:0.5, zipf:1; zipf:1@5min is drawn anew every 5 min."
     )
-    rebalance: Text = flag("EVERY", "Maps of experts follow their loads, counted so long each, such as 1min.")
-    each_iteration: bool = switch("Step every iteration: slow, the same.")
+    rebalance: Text = flag(
+        "EVERY", "Make a new map of experts from their loads after each such time, 1min for example."
+    )
+    each_iteration: bool = switch("Step through every iteration: slower, with the same result.")
     requests_csv: Path | None = flag("FILE", "Write a row per request.")
     timeseries: Path | None = flag("FILE", "Write the system's state over time as CSV.")
-    timeseries_step: Text = flag("DURATION", "Time between its rows [1s].", unit="s")
+    timeseries_step: Text = flag("DURATION", "Time between rows of --timeseries [1s].", unit="s")
     timeline: Path | None = flag("FILE", "Write every step for Perfetto (Chrome trace).")
     force: bool = switch("Replace files that are there.")
     seed: Text = flag("N", "Seed of arrivals, lengths and accepted drafts [0].")

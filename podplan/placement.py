@@ -41,10 +41,10 @@ OF_A_MACHINE = ("phase", "batch", "kv_len", "tokens")
 class PlaceFlags(Flags):
     """Flags as they were typed; None where one was not given."""
 
-    loads: Path = argument("LOADS", "Token counts: CSV, NPY, NPZ, JSON or SGLang .pt.")
+    loads: Path = argument("LOADS", "Token counts of experts: CSV, NPY, NPZ, JSON or SGLang .pt.")
     devices: Text = flag("G", "Devices that share the experts.", needed=True)
     nodes: Text = flag("N", "Nodes that they stand in [1].")
-    redundant_experts: Text = flag("R", "Slots beyond one per expert, or auto [fewest].")
+    redundant_experts: Text = flag("R", "Slots beyond one per expert, or auto [the fewest that divide].")
     slots_per_device: Text = flag("S", "Instead of --redundant-experts.")
     groups: Text = flag("K", "Groups of the router, such as 8 for DeepSeek-V3 [1].")
     keep_groups: bool = switch("Keep every group on one node.")
@@ -60,7 +60,7 @@ class PlaceFlags(Flags):
     tokens: Text = flag("TOKENS", "With --hw: prompt tokens per device [8192].")
     current: Path | None = flag("MAP", "Map that runs now, in any format of --out.")
     max_moves: Text = flag("M", "With --current: experts to load per layer at most.")
-    traffic_weight: Text = flag("W", "Imbalance that tokens leaving their node are worth.")
+    traffic_weight: Text = flag("W", "Weight of the share of tokens that leave their node, beside the imbalance.")
     curve: bool = switch("Show imbalance, memory and time against redundant experts.")
 
     @property

@@ -48,8 +48,8 @@ class WatchFlags(Flags):
 
     manifest: Text = flag("FILE", "The manifest that runs.", needed=True)
     window: Text = flag("DURATION", "Between two scrapes of an endpoint, or of two files [60s].", unit="s")
-    hold: Text = flag("DURATION", "How long the traffic that is seen is taken to last [1h].", unit="s")
-    headroom: Text = flag("SHARE", "Room over the rate that a plan shall keep [0.1].")
+    hold: Text = flag("DURATION", "How long the observed traffic is expected to last [1h].", unit="s")
+    headroom: Text = flag("SHARE", "Share by which the rate may rise in a new plan [0.1].")
     expert_loads: Text = flag("FILE", "Token counts of experts, layers x experts, measured while it ran.")
     startup: Text = flag("DURATION", "From loaded weights to the first request [60s].", unit="s")
 
