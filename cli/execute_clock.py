@@ -7,7 +7,7 @@ from cli.output import Screen
 from ground.units import format_bytes, format_duration
 from hardware.spec import CollectiveFit, HardwareSpec, Protocol
 from planner.closed_forms import mixserve
-from planner.costs.collectives import collective
+from planner.costs.roofline import collective
 from planner.manifest.schema import Manifest
 from podplan.result import picked
 from runtime.execute.clock import Way
@@ -71,7 +71,7 @@ def closed_form(hardware: HardwareSpec, timing: Timing) -> tuple[str, float]:
     """Return the name of the closed form and its seconds for a timed collective."""
     n, size, line = timing.ranks, timing.message_bytes, timing.line
     if timing.operation in RINGS:
-        return "planner.costs.collectives", _ring(hardware, timing)
+        return "planner.costs.roofline", _ring(hardware, timing)
     if timing.operation == "all-reduce":
         return "MixServe Eq. (2)", float(mixserve.eq2_all_reduce(size, n, _at_once(line, n)))
     if timing.operation == "pairwise all-to-all":

@@ -9,8 +9,7 @@ from deploy.kubernetes.weights import mismatched, quantised, source_of
 from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan
 from ground.units import format_bytes
-from planner.engines.exchanges import exchange_of, mc2_capacity
-from planner.engines.memory import hccl_mebibytes
+from planner.engines.memory import exchange_of, hccl_mebibytes, mc2_capacity
 
 OWN_CODE = ("kimi_k2",)  # tokenization_kimi.py
 XLLM_BUFFER_MEBIBYTES = 512

@@ -1,62 +1,9 @@
-"""The vision encoder of a multimodal model, and what pictures become in it: patches, and tokens of the prompt."""
+"""What pictures become in the vision encoder of a multimodal model: patches, and tokens of the prompt."""
 
 import math
-from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from ground.records import Limits, Stated, described
-from models.dimensions import Dimension, Layers, SomeLayers
-
-Few = Annotated[int, Limits(gt=0, le=10_000, strict=True)]
-"""Heads, or pixels along something small."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionTower(Stated):
-    """A vision transformer (ViT) and the projector behind it. Patches attend to each other within a picture.
-
-    ``native``: a picture keeps its size, down to whole tokens. ``fixed``: every picture becomes a square of
-    ``image_size`` pixels. ``tiles``: it is cut into such squares, and where there are several a small copy of the
-    whole joins them.
-    """
-
-    layers: Layers
-    hidden_size: Dimension
-    heads: Few
-    intermediate_size: Dimension
-    gated: bool = described("three products in the feed-forward instead of two", default=False)
-    patch_size: Few = described("pixels along a patch")
-    merge: Few = described("patches along what becomes one token of the prompt")
-    frames_per_patch: Few = described("frames of a video that one patch covers", default=1)
-    window_patches: Annotated[int, Limits(ge=0, le=100_000, strict=True)] = described(
-        "patches of a window, in which all but ``full_layers`` layers attend; 0: every layer sees the picture",
-        default=0,
-    )
-    full_layers: SomeLayers = 0
-    resolution: Literal["native", "fixed", "tiles"]
-    image_size: Few | None = described("pixels along a fixed picture or a tile", default=None)
-    most: Dimension | None = described(
-        "tokens of a native picture, or tiles of one, beyond which it is shrunk", default=None
-    )
-
-    @property
-    def token_pixels(self) -> int:
-        """Pixels along what becomes one token."""
-        return self.patch_size * self.merge
-
-    @property
-    def parameters(self) -> int:
-        """Weights of the layers: four projections of attention, and two or three products."""
-        products = 3 if self.gated else 2
-        return self.layers * (4 * self.hidden_size**2 + products * self.hidden_size * self.intermediate_size)
-
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.heads:
-            raise ValueError(f"a hidden_size of {self.hidden_size} must be a multiple of {self.heads} heads")
-        if (self.resolution == "native") != (self.image_size is None):
-            raise ValueError("image_size is that of resolution fixed or tiles; state it there and nowhere else")
-        if self.full_layers > self.layers:
-            raise ValueError(f"full_layers must be at most the {self.layers} layers")
+from models.spec import VisionTower
 
 
 class Pictures(NamedTuple):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ground.units import HOUR_SECONDS, MONTH_SECONDS
 from planner.closed_forms.mixserve import stream_tokens_per_second
+from planner.costs.cache import pool_rate
 from planner.costs.memory import Memory
-from planner.costs.prefixes import pool_rate
 from planner.instances.reachable import REFERENCE
 from planner.manifest.loading import STORAGE_BYTES_PER_SECOND, checkpoint_bytes, slowest_plane, stored_seconds
 from planner.plans.plan import DisaggregatedPlan, Plan

@@ -12,10 +12,10 @@ from hardware.spec import HardwareSpec
 from models.loader import load_model
 from models.spec import ModelSpec
 from models.vision import Seen
+from planner.costs.cache import POOL_BYTES, find_plane, prefixes_held
 from planner.costs.deployment import Phase, check_disaggregation
 from planner.costs.predict import Configuration, Prediction
 from planner.costs.predict import predict as predict_configuration
-from planner.costs.prefixes import POOL_BYTES, find_plane, prefixes_held
 from planner.engines.behaviour import DEFAULT_BUDGET, host_costs
 from planner.engines.loader import load_engine
 from planner.serving.benchmark import WAVES

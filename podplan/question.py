@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 from ground.errors import BadInput
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.costs.prefixes import find_plane
+from planner.costs.cache import find_plane
 from planner.engines.loader import Needs, load_engine
 from planner.instances.encoding import ways_to_encode
 from planner.instances.reachable import REFERENCE

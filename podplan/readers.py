@@ -12,8 +12,8 @@ from ground.names import suggest
 from ground.units import number_of, parse_count, parse_duration
 from hardware.formats import KvDtype, storable
 from hardware.spec import Dtype, HardwareSpec
-from models.spec import ModelSpec
-from models.vision import Pictures, VisionTower, pictures_of
+from models.spec import ModelSpec, VisionTower
+from models.vision import Pictures, pictures_of
 from planner.balance.imbalance import Balance, LoadDistribution, measured_distribution, parse_balance, parse_skew
 from planner.costs.deployment import Host, Shared, default_weights
 from planner.engines.loader import Needs, load_engine

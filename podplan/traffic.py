@@ -16,9 +16,8 @@ from ground.units import number_of, parse_count, parse_duration, parse_rate, par
 from hardware.formats import KvDtype
 from models.spec import ModelSpec
 from models.vision import Pictures
+from planner.costs.cache import find_plane, model_cache
 from planner.costs.deployment import Deployment
-from planner.costs.memory import kv_bytes_per_token_of_model
-from planner.costs.prefixes import find_plane
 from planner.plans.day import Window, peak_rate
 from planner.question import Machines, PrefixPool
 from planner.serving.prompts import answer_kinds, histogram_kinds
@@ -373,16 +372,15 @@ class AskedPool:
     @property
     def token_bytes(self) -> float:
         """Bytes of a token in the pool: every layer once."""
-        return kv_bytes_per_token_of_model(
-            Deployment(
-                model=self.model,
-                hardware=self.machines.hardware,
-                strategy=Strategy(),
-                phase="prefill",
-                weights=self.machines.weights,
-                kv_dtype=self.kv_dtype,
-            )
+        deployment = Deployment(
+            model=self.model,
+            hardware=self.machines.hardware,
+            strategy=Strategy(),
+            phase="prefill",
+            weights=self.machines.weights,
+            kv_dtype=self.kv_dtype,
         )
+        return float(model_cache(deployment).token_bytes)
 
     def with_hits(self, trace: "Trace") -> "Trace":
         """Return the trace with what each prompt finds in the pool."""

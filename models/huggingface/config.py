@@ -9,7 +9,7 @@ from typing import NoReturn
 from ground.errors import BadInput
 from ground.files import parse_json, read_text
 from ground.units import MEBI
-from models.dimensions import LARGEST_DIMENSION
+from models.spec import LARGEST_DIMENSION
 
 SIZE_LIMIT_BYTES = 4 * MEBI
 

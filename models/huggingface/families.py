@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from ground.validation import validate
-from models.dimensions import MOST_LAYERS
 from models.huggingface.config import Config
 from models.huggingface.grouped import (
     GEMMA3_DEFAULTS,
@@ -34,7 +33,7 @@ from models.huggingface.parts import LAYERS, Fields
 from models.huggingface.quantisation import native_dtype
 from models.huggingface.qwen import qwen2, qwen3, qwen3_5_moe, qwen3_moe, qwen3_next
 from models.huggingface.vision import vision_tower
-from models.spec import ModelSpec
+from models.spec import MOST_LAYERS, ModelSpec
 
 WRAPPED = {
     "gemma3": "gemma3_text",

@@ -1,6 +1,5 @@
 """Families with grouped-query attention: Llama, Gemma, gpt-oss, GLM, DBRX, ERNIE, Hunyuan, MiniMax, OLMoE and Pangu."""
 
-from models.dimensions import MOST_EXPERTS, MOST_LAYERS
 from models.huggingface.config import Config
 from models.huggingface.parts import (
     LAYERS,
@@ -18,6 +17,7 @@ from models.huggingface.parts import (
     routed_experts,
     shared_experts,
 )
+from models.spec import MOST_EXPERTS, MOST_LAYERS
 
 
 def llama(config: Config) -> Fields:

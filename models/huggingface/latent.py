@@ -2,7 +2,6 @@
 
 import math
 
-from models.dimensions import MOST_EXPERTS, MOST_LAYERS
 from models.huggingface.config import Config
 from models.huggingface.parts import (
     LAYERS,
@@ -14,6 +13,7 @@ from models.huggingface.parts import (
     routed_experts,
     shared_experts,
 )
+from models.spec import MOST_EXPERTS, MOST_LAYERS
 
 
 def deepseek_v2(config: Config) -> Fields:

@@ -7,8 +7,8 @@ Defaults are taken only where the format's own configuration class
 """
 
 from ground.errors import BadInput
-from models.dimensions import MOST_EXPERTS, MOST_LAYERS
 from models.huggingface.config import Config
+from models.spec import MOST_EXPERTS, MOST_LAYERS
 
 Fields = dict[str, object]
 

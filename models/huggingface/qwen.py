@@ -1,6 +1,5 @@
 """The Qwen families: dense, with experts, and hybrids with linear attention."""
 
-from models.dimensions import MOST_LAYERS
 from models.huggingface.config import Config
 from models.huggingface.parts import (
     LEADING_DENSE,
@@ -14,6 +13,7 @@ from models.huggingface.parts import (
     routed_experts,
     shared_experts,
 )
+from models.spec import MOST_LAYERS
 
 
 def qwen3_moe(config: Config) -> Fields:

@@ -6,9 +6,9 @@ Names of keys and the meaning of windows are those of the families' own configur
 
 from collections.abc import Callable
 
-from models.dimensions import MOST_LAYERS
 from models.huggingface.config import Config
 from models.huggingface.parts import Fields
+from models.spec import MOST_LAYERS
 
 QWEN_MOST_TOKENS = 16384
 """Tokens of a picture at most: preprocessor_config.json of Qwen2.5-VL, max_pixels 12,845,056 of 28 x 28 pixels each."""

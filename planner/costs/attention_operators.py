@@ -12,9 +12,8 @@ from hardware.spec import AttentionFit, Dtype
 from models.parameters import compressor_parameters
 from models.spec import GQA, MLA, GatedDeltaNet, Indexer
 from planner.costs.cache import gqa_cached_elements
-from planner.costs.collectives import grouped
 from planner.costs.deployment import Deployment, several
-from planner.costs.roofline import TOKENS, Roofline, combine, in_some_layers, scale
+from planner.costs.roofline import TOKENS, Roofline, combine, grouped, in_some_layers, scale
 from planner.costs.sparse_attention import indexer_terms, linear_attention_terms, sparse_decode, sparse_prefill
 from planner.manifest.terms import ComputeTerm, Form, Number, Term
 

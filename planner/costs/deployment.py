@@ -18,8 +18,8 @@ from hardware.formats import (
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec, MoE
 from models.vision import Seen
-from planner.engines.exchanges import A2_GATHERING
 from planner.engines.loader import engine_names, generation_of, load_engine
+from planner.engines.memory import A2_GATHERING
 from planner.engines.spec import EngineProfile
 from planner.manifest.terms import Number, smaller
 from planner.strategy import Strategy
@@ -199,7 +199,7 @@ class Deployment:
 
     @property
     def gathers_many(self) -> bool:
-        """Whether devices receive the tokens of all DP ranks where these are many: ``engines.exchanges``, on A2."""
+        """Whether devices receive the tokens of all DP ranks where these are many: ``engines.memory``, on A2."""
         gathering = self.profile is not None and self.profile.engine in A2_GATHERING
         return gathering and generation_of(self.hardware) == "a2"
 

@@ -12,19 +12,22 @@ from hardware.engines import ExpertCurves, expert_curves, measured_as
 from hardware.engines import Shape as ExpertShape
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES
 from hardware.spec import Dtype
-from planner.costs.collectives import (
+from planner.costs.deployment import Deployment, several, shared_split
+from planner.costs.roofline import SIBLING_RESIDUAL as LENT_RESIDUAL
+from planner.costs.roofline import (
+    Roofline,
     collective,
+    combine,
     distinct,
     exchange_copies,
     exchange_fit,
     grouped,
     message_bytes,
+    residual,
+    scale,
 )
-from planner.costs.deployment import Deployment, several, shared_split
-from planner.costs.roofline import SIBLING_RESIDUAL as LENT_RESIDUAL
-from planner.costs.roofline import Roofline, combine, residual, scale
 from planner.engines.behaviour import behaviour
-from planner.engines.exchanges import most_exchanged
+from planner.engines.memory import most_exchanged
 from planner.manifest.stepcost import either
 from planner.manifest.terms import (
     CommunicationTerm,

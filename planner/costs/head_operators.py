@@ -11,9 +11,8 @@ from typing import Literal
 
 from hardware.spec import CollectiveOp
 from models.spec import GQA
-from planner.costs.collectives import grouped
 from planner.costs.deployment import Deployment, several
-from planner.costs.roofline import TOKENS, Roofline, scale
+from planner.costs.roofline import TOKENS, Roofline, grouped, scale
 from planner.manifest.terms import CommunicationTerm, CurveTerm, Form, Number, Term
 
 

@@ -14,9 +14,9 @@ from ground.identity import Kept, Same
 from hardware.formats import ELEMENT_BYTES
 from models.spec import MLA
 from planner.costs.attention_operators import attention_weight_bytes
-from planner.costs.cache import device_cache, model_cache
-from planner.costs.collectives import exchange_fit, message_bytes
+from planner.costs.cache import device_cache
 from planner.costs.deployment import Deployment, shared_split
+from planner.costs.roofline import exchange_fit, message_bytes
 from planner.engines.loader import accelerator_of
 from planner.engines.memory import Holding, kept_bytes, prefill_prompts
 from planner.engines.spec import EngineProfile
@@ -128,16 +128,6 @@ def expert_device_memory(deployment: Deployment, tokens: Number) -> Memory | Non
         reserve=device.reserve_bytes.value,
         capacity=device.memory_bytes.value,
     )
-
-
-def kv_bytes_per_token(deployment: Deployment) -> Number:
-    """Cached bytes on one device per token that lies within all windows, MTP's draft layer included."""
-    return device_cache(deployment).token_bytes
-
-
-def kv_bytes_per_token_of_model(deployment: Deployment) -> float:
-    """Bytes of one such token's cache over all layers, each once: what crosses from prefill to decode."""
-    return float(model_cache(deployment).token_bytes)
 
 
 _WEIGHTS = Kept[Number](most=4)

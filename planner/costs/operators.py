@@ -12,12 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from planner.costs.attention_operators import attention_terms
-from planner.costs.collectives import grouped
+from planner.costs.cache import loading_seconds
 from planner.costs.deployment import Deployment, several
 from planner.costs.expert_operators import exchange_terms, expert_terms, gate_terms
 from planner.costs.head_operators import draft_terms, head_terms, headed, input_terms, per_draft
-from planner.costs.prefixes import loading_seconds
-from planner.costs.roofline import TOKENS, Roofline, scale
+from planner.costs.roofline import TOKENS, Roofline, grouped, scale
 from planner.engines.behaviour import behaviour
 from planner.manifest.stepcost import launches
 from planner.manifest.terms import CommunicationTerm, Rule, StepCost, Term, larger

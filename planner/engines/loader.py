@@ -10,7 +10,7 @@ from ground.files import read_yaml
 from ground.names import suggest
 from ground.records import from_dict
 from hardware.spec import HardwareSpec
-from planner.engines.exchanges import Generation
+from planner.engines.memory import Generation
 from planner.engines.rules import Broken, broken_drafts
 from planner.engines.spec import Accelerator, EngineProfile, Orchestrator
 

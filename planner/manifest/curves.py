@@ -1,7 +1,12 @@
-"""Seconds along a measured curve: the power law between neighbouring points, which stand at loads 1, 2, 4, 8, ...
+"""What of a step is no linear form: seconds along a measured curve, and the part of the context that is within reach.
 
-Below the first point a kernel takes what it takes there, beyond the last one the slope of the last two goes on, and
-without load nothing is launched.
+A curve is the power law between neighbouring points, which stand at loads 1, 2, 4, 8, ... Below the first point a
+kernel takes what it takes there, beyond the last one the slope of the last two goes on, and without load nothing is
+launched.
+
+Attention may reach only part of the context: sliding windows, chunks, the top-k of a sparse indexer. A layer of
+reach W attends to at most W keys per query, and in a window it keeps only the last W tokens. All functions of it
+take numbers or arrays of one broadcast shape, so they serve one step and a million.
 """
 
 import math
@@ -66,3 +71,71 @@ class Curve:
         if isinstance(load, np.ndarray) or self.logarithms.ndim > 1:
             return along(self.logarithms, np.asarray(load, dtype=np.float64))
         return at(self.points, load)
+
+
+Number = float | Floats
+
+
+def kept_tokens(tokens: Number, sequences: Number, reach: int) -> Number:
+    """Tokens within reach of ``sequences`` requests that hold ``tokens`` in all: min(tokens, W·sequences).
+
+    Exact where all requests are on the same side of W, else an upper bound (the minimum is concave).
+
+    >>> float(kept_tokens(4000.0, 8.0, 128))
+    1024.0
+    """
+    kept: Number = np.minimum(tokens, reach * sequences)
+    return kept
+
+
+def pairs_within(tokens: Number, context: Number, pairs: Number, reach: int) -> Number:
+    """Query-key pairs of prompts whose queries see at most W keys, themselves included.
+
+    Args: new ``tokens``, the ``context`` before them and their causal ``pairs``, each over all prompts of a step.
+    Equal prompts of c new tokens on p cached ones have pairs/tokens = p + (c+1)/2 and context/tokens = p/c, so
+
+        c = (pairs/tokens - 1/2) / (context/tokens + 1/2)
+
+    and a prompt has Σ min(p+j, W) over j = 1..c = f·p + f·(f+1)/2 + (c-f)·W pairs, with f = min(max(W-p, 0), c) the
+    queries that see everything. Prompts of different lengths are taken as that many equal ones. Derived here.
+
+    >>> float(pairs_within(1000.0, 0.0, 500500.0, 128))  # 128·129/2 + 872·128
+    119872.0
+    """
+    some = np.maximum(tokens, 1e-12)
+    chunk = np.maximum((pairs / some - 0.5) / (context / some + 0.5), 1e-12)
+    past = chunk * context / some
+    free = np.minimum(np.maximum(reach - past, 0.0), chunk)
+    each = free * past + free * (free + 1) / 2 + (chunk - free) * reach
+    within: Number = np.minimum(each * tokens / chunk, pairs)
+    return within
+
+
+def context_within(tokens: Number, context: Number, pairs: Number, reach: int) -> Number:
+    """Cached tokens that such prompts read again: at most W of each, for as many prompts as ``pairs_within`` finds.
+
+    >>> float(context_within(512.0, 2048.0, 512 * 2048 + 512 * 513 / 2, 128))
+    128.0
+    """
+    some = np.maximum(tokens, 1e-12)
+    chunk = np.maximum((pairs / some - 0.5) / (context / some + 0.5), 1e-12)
+    read: Number = np.minimum(context, reach * some / chunk)
+    return read
+
+
+def charged_tokens(
+    tokens: Number, sequences: Number, *, reach: int, reach_share: Number, sequence_tokens: Number
+) -> Number:
+    """Tokens' worth of cache that requests take: (1-s)·tokens + s·min(tokens, W·sequences) + sequences·state.
+
+    ``reach_share`` s is the share of a token's bytes in layers that keep W tokens only, ``sequence_tokens`` the
+    recurrent state of one request in tokens' worth of bytes. Without either it is ``tokens``, bit for bit.
+
+    >>> float(charged_tokens(1000.0, 1.0, reach=128, reach_share=0.5, sequence_tokens=0.0))
+    564.0
+    """
+    if isinstance(reach_share, np.ndarray) or reach_share:
+        tokens = (1.0 - reach_share) * tokens + reach_share * kept_tokens(tokens, sequences, reach)
+    if np.any(np.asarray(sequence_tokens)):
+        tokens = tokens + sequences * sequence_tokens
+    return tokens

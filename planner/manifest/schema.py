@@ -13,6 +13,7 @@ from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.manifest.costs import Amount, Natural, Positive, Rate, Result, Share, StepCostModel
+from planner.manifest.curves import Number, charged_tokens
 from planner.manifest.layout import (
     MOST_INSTANCES,
     Degrees,
@@ -23,7 +24,6 @@ from planner.manifest.layout import (
     ShardRule,
 )
 from planner.manifest.loading import STARTUP_SECONDS, STORAGE_BYTES_PER_SECOND
-from planner.manifest.reach import Number, charged_tokens
 
 MANIFEST_VERSION = 1
 

@@ -15,7 +15,7 @@ linear forms of the terms use (all per microbatch):
     fair     token copies on the mean expert rank   hit   distinct experts hit on a rank
     shared   rows of a dedicated shared-expert rank
 
-and, where some layers reach only part of the context (``planner.manifest.reach``), what lies within reach:
+and, where some layers reach only part of the context (``planner.manifest.curves``), what lies within reach:
 
     kv_within, context_within, pairs_within      of kv, context and pairs
 
@@ -32,8 +32,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from ground.arrays import Floats
-from planner.manifest.curves import curve_seconds
-from planner.manifest.reach import context_within, kept_tokens, pairs_within
+from planner.manifest.curves import context_within, curve_seconds, kept_tokens, pairs_within
 
 Number = float | Floats
 Form = Mapping[str, Number]

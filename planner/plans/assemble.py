@@ -7,9 +7,7 @@ from ground.errors import Fault
 from ground.prefix_cache import POOL_BLOCK_TOKENS
 from ground.version import VERSION
 from hardware.spec import HardwareSpec
-from planner.costs.cache import model_cache
-from planner.costs.memory import kv_bytes_per_token
-from planner.costs.prefixes import loading_seconds, pool_rate
+from planner.costs.cache import device_cache, loading_seconds, model_cache, pool_rate
 from planner.instances.alignment import Lot, Places, placed
 from planner.instances.kv_links import kv_plane
 from planner.instances.operating import DecodeServer
@@ -260,7 +258,8 @@ def _caching(plan: Plan) -> CachingPool | None:
         return None
     first = plan.language_pools()[0][1]
     own = replace(first.candidate.deployment, phase="prefill", prefix_plane=pool.plane)
-    dram, ssd = (float(kv_bytes_per_token(own) / loading_seconds(replace(own, prefix_ssd_share=s))) for s in (0.0, 1.0))
+    each = device_cache(own).token_bytes
+    dram, ssd = (float(each / loading_seconds(replace(own, prefix_ssd_share=share))) for share in (0.0, 1.0))
     return CachingPool(
         plane=pool.plane,
         capacity_bytes=pool.capacity_bytes,

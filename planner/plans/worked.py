@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from ground.units import format_bytes, format_duration
 from planner.costs.breakdown import Operator
+from planner.costs.cache import device_cache
 from planner.costs.latency import balanced_cost
-from planner.costs.memory import kv_bytes_per_token
 from planner.instances.kv_links import LinkState
 from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.terms import CommunicationTerm, StepCost, Term
@@ -220,7 +220,7 @@ def _room_line(pool: PlannedPool, batch: int) -> str:
     capacity, *taken = (float(getattr(held, kind)) for kind in kinds)
     room = capacity - sum(taken)
     tokens = reserved_kv_tokens(pool.question.workload).mean_tokens
-    each = float(kv_bytes_per_token(pool.candidate.deployment))
+    each = float(device_cache(pool.candidate.deployment).token_bytes)
     shown = " - ".join(f"{format_bytes(amount)} {kind}" for amount, kind in zip((capacity, *taken), kinds, strict=True))
     return (
         f"memory: ({shown}) / ({tokens:.0f} tokens x {each:.3g} B) = {room / (tokens * each):.0f} requests per DP "

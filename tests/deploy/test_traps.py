@@ -13,8 +13,8 @@ from deploy.reading.flags import read_flags, unknown_options
 from deploy.reading.nodes import Node, read_nodes
 from ground.errors import BadInput, Infeasible
 from ground.units import GIBI
-from planner.engines.exchanges import exchange_of, mc2_capacity
 from planner.engines.loader import load_engine
+from planner.engines.memory import exchange_of, mc2_capacity
 from planner.engines.rules import Setup, broken_rule, expert_mode
 from planner.engines.spec import PlatformKind
 from planner.manifest.schema import Routing

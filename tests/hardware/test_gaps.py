@@ -6,7 +6,7 @@ import pytest
 
 from hardware.gaps import gaps
 from hardware.loader import hardware_names, load_hardware
-from planner.costs.collectives import collective_fit
+from planner.costs.roofline import collective_fit
 
 
 def test_what_is_not_stated_is_named_with_what_stands_in() -> None:

@@ -3,7 +3,8 @@
 import pytest
 
 from models.loader import load_model
-from models.vision import VisionTower, pictures_of
+from models.spec import VisionTower
+from models.vision import pictures_of
 
 
 def tower(name: str) -> VisionTower:

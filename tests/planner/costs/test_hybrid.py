@@ -7,7 +7,6 @@ import pytest
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner.costs.collectives import distinct
 from planner.costs.deployment import Deployment, Phase
 from planner.costs.expert_operators import (
     crossing_share,
@@ -18,6 +17,7 @@ from planner.costs.expert_operators import (
     hybrid_terms,
 )
 from planner.costs.predict import Configuration, Prediction, predict
+from planner.costs.roofline import distinct
 from planner.engines.behaviour import host_costs
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import CommunicationTerm, CurveTerm, StepLoad, protocol_seconds, timing

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 
 from models.parameters import count_parameters
+from planner.costs.cache import device_cache, model_cache
 from planner.costs.deployment import StrategyArray
 from planner.costs.memory import (
     NORMAL_EXCHANGE_BUFFER_BYTES,
     activation_bytes,
     buffer_bytes,
-    kv_bytes_per_token,
-    kv_bytes_per_token_of_model,
     memory,
     weight_bytes,
 )
@@ -33,7 +32,7 @@ def test_kv_heads_repeat_beyond_their_number():
     deployment = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=16, moe_tp=16)
     repeated = 64 * 5120 * 2 * 8 * 128
     assert 16 * weight_bytes(deployment) == pytest.approx(2 * (count_parameters(deployment.model).total + repeated))
-    assert 16 * kv_bytes_per_token(deployment) == 2 * kv_bytes_per_token_of_model(deployment)
+    assert 16 * device_cache(deployment).token_bytes == 2 * float(model_cache(deployment).token_bytes)
 
 
 def test_weights_of_the_cloudmatrix_decode_die():
@@ -50,7 +49,7 @@ def test_draft_layer_adds_its_layer_and_projection():
     plain, drafting = cloudmatrix_decode(drafts=0), cloudmatrix_decode(drafts=1)
     layer = 187_105_280 + R1_KV_UP + R1_EXPERT + 2 * R1_GATE
     assert weight_bytes(drafting) - weight_bytes(plain) == pytest.approx(layer + 2 * 7168**2)
-    assert kv_bytes_per_token(drafting) - kv_bytes_per_token(plain) == 576 * 2
+    assert device_cache(drafting).token_bytes - device_cache(plain).token_bytes == 576 * 2
 
 
 def test_expert_parallel_weights_sum_to_the_parameters():
@@ -79,7 +78,7 @@ def test_fullest_stage_carries_what_does_not_divide():
     count = count_parameters(deployment.model)
     layer = count.attention_per_layer + 256 * count.routed_expert + count.shared_experts_per_layer + 2 * R1_GATE
     assert weight_bytes(deployment) == pytest.approx(16 * layer + 2 * count.embedding)
-    assert kv_bytes_per_token(deployment) == 16 * 576 * 2
+    assert device_cache(deployment).token_bytes == 16 * 576 * 2
 
 
 def test_both_forms_of_the_latent_projection_in_an_aggregated_fp8_instance():
@@ -96,11 +95,11 @@ def test_cache_of_one_token():
     """DeepSeek-V3 (arXiv 2412.19437): 61·(512 + 64) = 35,136 elements, whole on every TP device."""
     for tp in (1, 8):
         deployment = instance("deepseek-r1", "h200", "decode", "fp8", attention_tp=tp, moe_tp=tp)
-        assert kv_bytes_per_token(deployment) == 2 * 35_136
+        assert device_cache(deployment).token_bytes == 2 * 35_136
     quantised = instance("deepseek-r1", "h200", "decode", "fp8", kv_dtype="fp8")
-    assert kv_bytes_per_token(quantised) == 35_136
+    assert device_cache(quantised).token_bytes == 35_136
     gqa = instance("qwen3-235b-a22b", "h200", "decode", "bf16", attention_tp=2, moe_tp=2)
-    assert kv_bytes_per_token(gqa) == 94 * 2 * 2 * 128 * 2  # two of four KV heads
+    assert device_cache(gqa).token_bytes == 94 * 2 * 2 * 128 * 2  # two of four KV heads
 
 
 def test_exchange_buffers_of_cloudmatrix():

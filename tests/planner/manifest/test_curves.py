@@ -1,10 +1,15 @@
-"""Kernels along measured curves: numbers, arrays, manifests."""
+"""Kernels along measured curves: numbers, arrays, manifests; what lies within reach, against counting it."""
+
+import doctest
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from planner.manifest import curves
 from planner.manifest.costs import CurveTermModel
-from planner.manifest.curves import at, curve_seconds
+from planner.manifest.curves import at, charged_tokens, context_within, curve_seconds, kept_tokens, pairs_within
 from planner.manifest.terms import CurveTerm, timing
 
 POINTS = (10e-6, 12e-6, 24e-6, 40e-6)
@@ -38,3 +43,51 @@ def test_a_term_counts_its_load_and_its_work():
 def test_a_manifest_carries_a_curve_bit_for_bit():
     """There and back."""
     assert CurveTermModel.from_term(TERM).to_term() == TERM
+
+
+def causal(chunk: int, past: int) -> float:
+    """Pairs of ``chunk`` queries on ``past`` cached tokens."""
+    return chunk * past + chunk * (chunk + 1) / 2
+
+
+@given(st.integers(1, 400), st.integers(0, 600), st.integers(1, 5), st.integers(1, 700))
+def test_pairs_are_those_of_each_query(chunk: int, past: int, prompts: int, window: int) -> None:
+    """Equal prompts: the closed form is the sum of min(p + j, W) over every query."""
+    counted = prompts * sum(min(past + query, window) for query in range(1, chunk + 1))
+    load = prompts * chunk, prompts * past, prompts * causal(chunk, past)
+    assert float(pairs_within(*map(float, load), window)) == pytest.approx(counted, rel=1e-6)
+    assert float(context_within(*map(float, load), window)) == pytest.approx(prompts * min(past, window), rel=1e-6)
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=20), st.integers(1, 4000))
+def test_kept_tokens_bound_those_of_any_mixture(lengths: list[int], window: int) -> None:
+    """Requests of different lengths hold at most what equal ones of the same total would, and never more than all."""
+    kept = float(kept_tokens(float(sum(lengths)), float(len(lengths)), window))
+    assert sum(min(length, window) for length in lengths) <= kept + 1e-9
+    assert kept <= sum(lengths)
+
+
+def test_no_prompt_has_no_pairs() -> None:
+    """A step without prompts reads and multiplies nothing for them."""
+    assert float(pairs_within(0.0, 0.0, 0.0, 128)) == 0.0
+    assert float(context_within(0.0, 0.0, 0.0, 128)) == 0.0
+
+
+def test_arrays_are_their_elements() -> None:
+    """One formula for a step and for many."""
+    tokens, context = np.array([10.0, 500.0, 0.0]), np.array([0.0, 2000.0, 0.0])
+    pairs = np.array([55.0, 500 * 2000 + 500 * 501 / 2, 0.0])
+    for formula in (pairs_within, context_within):
+        together = formula(tokens, context, pairs, 128)
+        alone = [float(formula(*map(float, load), 128)) for load in zip(tokens, context, pairs, strict=True)]
+        assert np.asarray(together).tolist() == pytest.approx(alone)
+
+
+def test_a_cache_without_windows_or_state_is_its_tokens() -> None:
+    """The tokens of a model whose layers all keep everything are charged bit for bit."""
+    assert charged_tokens(1234.5, 3.0, reach=0, reach_share=0.0, sequence_tokens=0.0) == 1234.5
+
+
+def test_the_worked_numbers_hold() -> None:
+    """Every example in the module's docstrings."""
+    assert doctest.testmod(curves).failed == 0

@@ -4,9 +4,8 @@ import pytest
 
 from ground.units import GIBI
 from hardware.loader import load_hardware
-from planner.costs.collectives import exchange_fit, message_bytes
 from planner.costs.memory import weight_bytes
-from planner.costs.roofline import UNMEASURED_RESIDUAL
+from planner.costs.roofline import UNMEASURED_RESIDUAL, exchange_fit, message_bytes
 from planner.manifest.terms import StepLoad
 from tests.instances import broken_down, even_cost, instance
 

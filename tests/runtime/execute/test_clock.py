@@ -145,4 +145,4 @@ def test_closed_forms_name_their_source(rows: list[ClockedBeside]) -> None:
     for row in rows:
         form, expected = closed_form(load_hardware("910b"), row.timing)
         assert form == row.form and expected == row.expected_seconds
-        assert "Eq." in form or "III-" in form or form == "planner.costs.collectives"
+        assert "Eq." in form or "III-" in form or form == "planner.costs.roofline"

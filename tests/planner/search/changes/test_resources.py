@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hardware.loader import load_hardware
-from planner.costs.collectives import collective_fit, exchange_fit
+from planner.costs.roofline import collective_fit, exchange_fit
 from planner.search.changes.resources import (
     MORE,
     bought,

@@ -7,8 +7,8 @@ import pytest
 from ground.errors import BadInput
 from hardware.loader import load_hardware
 from models.loader import load_model
+from planner.costs.cache import POOL_BYTES, find_plane, loading_seconds, prefixes_held
 from planner.costs.predict import Configuration, predict
-from planner.costs.prefixes import POOL_BYTES, find_plane, loading_seconds, prefixes_held
 from planner.strategy import parse_strategy
 from tests.instances import instance
 
