@@ -32,6 +32,7 @@ class EncodeInstance:
         self._latency_seconds = transfer.latency_seconds
         self._free_seconds = 0.0
         self._queue: deque[Request] = deque()
+        self._here: dict[Request, None] = {}
         self._running: list[Request] = []
         self._starting = False
         self.accepts = self.up = True
@@ -51,6 +52,7 @@ class EncodeInstance:
         """Let the pictures of a request wait for a pass."""
         request.state = PREFILL
         self._queue.append(request)
+        self._here[request] = None
         self.waiting_tokens += request.prompt
         self._wake()
 
@@ -89,5 +91,13 @@ class EncodeInstance:
         for request in done:
             self.waiting_tokens -= request.prompt
             self._free_seconds = max(self._free_seconds, self._engine.now_seconds) + self._sending_seconds
-            self._engine.at(self._free_seconds + self._latency_seconds, ARRIVAL, self._encoded, request)
+            self._engine.at(self._free_seconds + self._latency_seconds, ARRIVAL, self._pass_on, request)
         self._wake()
+
+    def _pass_on(self, request: Request) -> None:
+        del self._here[request]
+        self._encoded(request)
+
+    def holding(self) -> list[Request]:
+        """Return the requests whose embeddings are not yet where they go."""
+        return list(self._here)

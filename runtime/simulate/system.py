@@ -152,7 +152,7 @@ class System:
 
         Runs after every simulation; what it asserts is conservation of requests, slots and KV.
         """
-        found = [request for part in self.parts for request in part.holding()]
+        found = [request for part in (*self.encode, *self.parts) for request in part.holding()]
         queues = {id(instance.queue): instance.queue for instance in self.prefill}
         found += [request for queue in queues.values() for request in queue]
         found += [*self.offline, *self._stranded]

@@ -10,6 +10,7 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
 from planner.plans.assemble import assemble
 from planner.question import Shape
+from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests, closed_loop, open_loop
@@ -78,3 +79,13 @@ def test_a_closed_loop_passes_through_encode() -> None:
     result = simulate(own, closed_loop(own.workload, 8, 200))
     assert result.completed == 200
     assert result.steps["encode"] > 0
+
+
+def test_requests_whose_pictures_are_encoded_when_a_run_ends_are_running() -> None:
+    """Cut before any first token, all requests are still there."""
+    own = manifest("disaggregated")
+    offered = open_loop(own.workload, RATE, 40)
+    until = float(offered.arrival_seconds[-1])
+    result = simulate(own, offered, SimulationOptions(until_seconds=until))
+    assert result.requests == 40 == result.completed + result.running
+    assert result.running > 0
