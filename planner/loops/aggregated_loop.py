@@ -112,7 +112,7 @@ def advance(
         if head.launched and (head.planned or not rule.overlapped):
             if pool.steps[i, a].end > until:
                 return
-            _resolve(i, a, requests, pool, rule)
+            resolve(i, a, requests, pool, rule)
         if until == np.inf and pool.following[2] < pool.following[0]:
             return
         if head.planned:
@@ -138,7 +138,7 @@ def advance(
 
 
 @njit
-def _resolve(i: int, s: int, requests: Records, pool: Instances, rule: Rule) -> None:
+def resolve(i: int, s: int, requests: Records, pool: Instances, rule: Rule) -> None:
     """End a step: who has all tokens leaves, and who has the first one runs."""
     now = pool.steps[i, s].end
     pool.heads[i].clock, pool.heads[i].launched = now, 0
@@ -214,7 +214,7 @@ def _schedule(
     step.count, step.running, step.tokens = steps, decoding, prompts
     for r in range(pool.ranks.shape[1]):
         if pool.marks[i, s, r].counted >= 0:
-            _pass(i, s, r, steps, pool, rule)
+            count_steps(i, s, r, steps, pool, rule)
     return seconds, last
 
 
@@ -251,7 +251,7 @@ def _busy(i: int, pool: Instances) -> bool:
 
 
 @njit
-def _pass(i: int, s: int, r: int, steps: int, pool: Instances, rule: Rule) -> None:
+def count_steps(i: int, s: int, r: int, steps: int, pool: Instances, rule: Rule) -> None:
     """Count the iterations of a step; memory of the first of them is taken already."""
     at = (i, r)
     pool.ranks[at].count += 1
@@ -353,12 +353,12 @@ def _stretch(
     begin = max(pool.heads[i].clock, pool.steps[i, a].end)
     if steps > 1 and until < np.inf:
         steps = reached(until - begin, first, more, steps)
-    steps = _leaving(i, s, steps, requests, pool, rule)
+    steps = leaving(i, s, steps, requests, pool, rule)
     return steps, lasting(first, more, steps), first + more * (steps - 1)
 
 
 @njit
-def _leaving(i: int, s: int, most: int, requests: Records, pool: Instances, rule: Rule) -> int:
+def leaving(i: int, s: int, most: int, requests: Records, pool: Instances, rule: Rule) -> int:
     """Return the steps until somebody leaves, at most so many; one where the step under way may end somebody."""
     steps = 0 if rule.overlapped else 1
     while steps < most:

@@ -1,14 +1,15 @@
-"""Compiled: one aggregated instance that is driven from outside, a step at a time, by ``runtime.simulate.mixed``.
+"""Compiled: one instance that is driven from outside, a step at a time, as ``plan simulate`` does it.
 
-It has the steps of ``aggregated_loop``. What is added is what an event from outside may do to them: end early the
-iterations that were added up, halt the step that runs, take a request out, or move it to another rank.
+An aggregated instance has the steps of ``aggregated_loop`` (``proceed``); a decode instance has iterations of requests
+that enter with their KV (``iterate``). What is added is what an event from outside may do to them: end early the
+iterations that were added up, halt or give up the step that runs, take a request out, or move it to another rank.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.loops.admission_loop import lacking
-from planner.loops.aggregated_loop import add, advance
+from planner.loops.aggregated_loop import add, advance, count_steps, leaving, resolve
 from planner.loops.arrays import TableArrays
 from planner.loops.batch_loop import (
     INBOX,
@@ -23,7 +24,7 @@ from planner.loops.batch_loop import (
     part,
 )
 from planner.loops.compiled import called, njit, outermost
-from planner.loops.tables_loop import lasting, reached
+from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, reached
 
 Ints = NDArray[np.int64]
 
@@ -89,30 +90,46 @@ def _advance(
 
 
 @outermost
-def end_early(i: int, now: float, state: tuple[Records, Instances], rule: Rule) -> None:
-    """Let the iterations that were added up end with the one that runs at ``now``."""
+def end_early(i: int, now: float, state: tuple[Records, Instances], rule: Rule) -> tuple[float, float]:
+    """Let the iterations that were added up end with the one that runs at ``now``; return its begin and end."""
     _end_early(i, now, state[1], rule)
+    head = state[1].heads[i]
+    step = state[1].steps[i, 1 - head.current if head.planned else head.current]
+    return float(step.begin), float(step.end)
 
 
 @njit
 def _end_early(i: int, now: float, pool: Instances, rule: Rule) -> None:
-    """Let the iterations that were added up end with the one that runs now."""
     head = pool.heads[i]
     s = 1 - head.current if head.planned else head.current
     step = pool.steps[i, s]
     if not (head.launched or head.planned) or step.count == 1 or step.begin < now:
         return
+    first, more = _growing(i, s, pool)
+    _keep(i, s, reached(now - step.start, first, more, step.count), pool, rule)
+    if not head.planned:
+        head.clock = min(head.clock, step.begin)
+
+
+@njit
+def _growing(i: int, s: int, pool: Instances) -> tuple[float, float]:
+    """Seconds of the first iteration of a step, and by which each is longer than the one before it."""
+    step = pool.steps[i, s]
     last = step.end - step.begin
     first = 2.0 * (step.end - step.start) / step.count - last
-    more = (last - first) / (step.count - 1)
-    kept = reached(now - step.start, first, more, step.count)
+    return first, (last - first) / max(step.count - 1, 1)
+
+
+@njit
+def _keep(i: int, s: int, kept: int, pool: Instances, rule: Rule) -> None:
+    """Take back the last iterations of a step, so that so many are left of it."""
+    head, step = pool.heads[i], pool.steps[i, s]
+    first, more = _growing(i, s, pool)
     back, end = step.count - kept, step.start + lasting(first, more, kept)
     head.busy -= step.end - end
     head.steps -= back
     head.received = (head.received - 1 - back) % rule.interval + 1
     step.count, step.end, step.begin = kept, end, end - first - more * (kept - 1)
-    if not head.planned:
-        head.clock = min(head.clock, step.begin)
     for r in range(pool.ranks.shape[1]):
         mark, rank = pool.marks[i, s, r], pool.ranks[i, r]
         if mark.counted < 0:
@@ -124,6 +141,88 @@ def _end_early(i: int, now: float, pool: Instances, rule: Rule) -> None:
         mark.counted = rank.count
         rank.cached -= back * rank.grows
         rank.spare += back * rank.grows
+
+
+@outermost
+def enter(i: int, now: float, fresh: Ints, state: tuple[Records, Instances], rule: Rule) -> None:
+    """Let requests run whose KV is on their ranks already; ``fresh`` as of ``proceed``."""
+    requests, pool = state
+    for k in range(1, fresh[0] + 1):
+        p = fresh[k]
+        pool.ranks[i, requests[p].rank].taken += 1
+        requests[p].first = now
+        join(i, p, requests, pool, rule)
+        requests[p].state = SEEN
+    fresh[0] = 0
+
+
+@outermost
+def iterate(
+    i: int, now: float, most: int, state: tuple[Records, Instances], rule: Rule, times: TableArrays
+) -> tuple[float, float]:
+    """Begin iterations of all that run; return when the last one of them begins and ends.
+
+    So many at most, until somebody leaves or another rank has most KV. All of them last as long as a rank with that KV
+    and the requests of the rank that has most of these.
+    """
+    requests, pool = state
+    head = pool.heads[i]
+    s = 1 - head.current
+    top, widest, total = 0, 0, 0
+    for r in range(pool.ranks.shape[1]):
+        rank = pool.ranks[i, r]
+        pool.marks[i, s, r].counted = rank.count + 1 if rank.running else -1
+        widest, total = max(widest, rank.running), total + rank.running
+        if rank.cached > pool.ranks[i, top].cached:
+            top = r
+    steps = leaving(i, s, _unpassed(i, top, most, pool), requests, pool, rule)
+    fullest, step = pool.ranks[i, top], pool.steps[i, s]
+    first = alone_seconds(times, total, 0.0, float(widest), fullest.cached)
+    more = kv_slope(times, total) * fullest.grows
+    step.start, step.end = now, now + lasting(first, more, steps)
+    step.begin = step.end - first - more * (steps - 1)
+    step.count, step.running, step.tokens = steps, total, 0.0
+    head.busy += step.end - now
+    head.steps += steps
+    head.current, head.launched, head.clock = s, 1, now
+    for r in range(pool.ranks.shape[1]):
+        if pool.marks[i, s, r].counted >= 0:
+            count_steps(i, s, r, steps, pool, rule)
+    return float(step.begin), float(step.end)
+
+
+@njit
+def _unpassed(i: int, top: int, most: int, pool: Instances) -> int:
+    """Return the iterations, so many at most, in which no rank comes to have more KV than the fullest one."""
+    fullest = pool.ranks[i, top]
+    for r in range(pool.ranks.shape[1]):
+        rank = pool.ranks[i, r]
+        if rank.grows > fullest.grows:
+            most = min(most, int((fullest.cached - rank.cached) / (rank.grows - fullest.grows)) + 1)
+    return most
+
+
+@outermost
+def finish(i: int, state: tuple[Records, Instances], rule: Rule) -> None:
+    """End the iterations that were begun: who has all tokens leaves."""
+    resolve(i, state[1].heads[i].current, state[0], state[1], rule)
+
+
+@outermost
+def give_up(i: int, now: float, state: tuple[Records, Instances], rule: Rule) -> None:
+    """Keep the iterations that have ended and give up the one that runs; nobody leaves before the last one ends."""
+    pool = state[1]
+    head = pool.heads[i]
+    if not head.launched:
+        return
+    step = pool.steps[i, head.current]
+    first, more = _growing(i, head.current, pool)
+    kept = reached(now - step.start, first, more, step.count)
+    if kept == step.count or step.start + lasting(first, more, kept) > now:
+        kept -= 1
+    _keep(i, head.current, kept, pool, rule)
+    head.busy += max(now - step.end, 0.0)
+    head.launched, head.clock = 0, now
 
 
 @outermost
@@ -196,32 +295,28 @@ def take_out(i: int, p: int, state: tuple[Records, Instances], rule: Rule) -> No
 
 
 @outermost
-def even_out(i: int, uneven: float, state: tuple[Records, Instances], rule: Rule) -> None:
-    """Move requests from the fullest rank to the emptiest one while a rank holds much more KV than the mean.
+def uneven(i: int, beyond: float, state: tuple[Records, Instances]) -> tuple[int, int]:
+    """Return who may move to which rank while the fullest one holds so much more KV than the mean; -1 where nobody may.
 
-    Of those that half the gap holds, the longest goes to the emptiest rank that does not run most requests, as long as
-    that has room. So neither the most KV nor the most requests of a rank grow.
+    Of those that half the gap holds, the longest may go to the emptiest rank that does not run most requests. So
+    neither the most KV nor the most requests of a rank grow.
     """
     requests, pool = state
     ranks = pool.ranks.shape[1]
-    while True:
-        top, low, total, most = 0, -1, 0.0, 0
-        for r in range(ranks):
-            most = max(most, pool.ranks[i, r].running)
-        for r in range(ranks):
-            rank = pool.ranks[i, r]
-            total += rank.cached
-            if rank.cached > pool.ranks[i, top].cached:
-                top = r
-            if rank.running < most and (low < 0 or rank.cached < pool.ranks[i, low].cached):
-                low = r
-        if low < 0 or low == top or pool.ranks[i, top].cached <= (1.0 + uneven) * total / ranks:
-            return
-        half = (pool.ranks[i, top].cached - pool.ranks[i, low].cached) / 2
-        p = _longest(i, top, half, requests, pool)
-        if p < 0 or not _has_room(i, low, p, requests, pool, rule):
-            return
-        _move(i, p, low, requests, pool, rule)
+    top, low, total, most = 0, -1, 0.0, 0
+    for r in range(ranks):
+        most = max(most, pool.ranks[i, r].running)
+    for r in range(ranks):
+        rank = pool.ranks[i, r]
+        total += rank.cached
+        if rank.cached > pool.ranks[i, top].cached:
+            top = r
+        if rank.running < most and (low < 0 or rank.cached < pool.ranks[i, low].cached):
+            low = r
+    if low < 0 or low == top or pool.ranks[i, top].cached <= (1.0 + beyond) * total / ranks:
+        return -1, -1
+    half = (pool.ranks[i, top].cached - pool.ranks[i, low].cached) / 2
+    return _longest(i, top, half, requests, pool), low
 
 
 @njit
@@ -237,17 +332,20 @@ def _longest(i: int, r: int, most: float, requests: Records, pool: Instances) ->
     return int(best)
 
 
-@njit
-def _has_room(i: int, r: int, p: int, requests: Records, pool: Instances, rule: Rule) -> bool:
+@outermost
+def has_room(i: int, p: int, r: int, state: tuple[Records, Instances], rule: Rule) -> bool:
+    """Whether a rank has room for a request of another one."""
+    requests, pool = state
     rank, q = pool.ranks[i, r], requests[p]
     if rule.admission == RESERVE:
         return bool(rank.taken < rule.slots and rank.held + q.need <= rule.capacity)
     return bool(rank.running < rule.slots and blocks_of(q.todo + q.answer, rule) <= rank.free)
 
 
-@njit
-def _move(i: int, p: int, r: int, requests: Records, pool: Instances, rule: Rule) -> None:
+@outermost
+def move(i: int, p: int, r: int, state: tuple[Records, Instances], rule: Rule) -> None:
     """Let a running request go on on another rank, with its KV."""
+    requests, pool = state
     q = requests[p]
     old, new = pool.ranks[i, q.rank], pool.ranks[i, r]
     grown, rest = round((old.count - q.joined) * q.growth), q.ends - old.count

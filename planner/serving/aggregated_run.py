@@ -1,9 +1,11 @@
 """Aggregated instances that are played part by part, or step by step; they keep only requests that have not left."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.serving.aggregated import AggregatedPool, instances_of, requests_of, rule_of
 from planner.serving.streams import Floats, Ints, Stream
@@ -11,6 +13,7 @@ from planner.serving.streams import Floats, Ints, Stream
 if TYPE_CHECKING:
     from planner.loops.batch_loop import Instances, Records, Rule
 
+_ALL = 1 << 60
 _FEWEST = 64
 """Records of a driven instance at first."""
 _LINKS = ("behind", "chain", "later", "sooner", "newer", "older")
@@ -111,10 +114,15 @@ class Step(NamedTuple):
     running: int
     """Requests that decode in each iteration."""
     prompt_tokens: float
+    iterations: int
 
 
 class DrivenInstance:
-    """One aggregated instance that is told what time it is, step by step; requests are known by their records."""
+    """One aggregated or decode instance that is told what time it is; requests are known by their records.
+
+    An aggregated instance takes prompts (``add``, ``proceed``), a decode instance requests whose KV is there (``add``
+    with a rank, ``enter``, ``iterate``, ``finish``).
+    """
 
     def __init__(self, pool: AggregatedPool) -> None:
         """Begin idle."""
@@ -123,9 +131,13 @@ class DrivenInstance:
         self.pool, self._loop, self._batch = replace(pool, instances=1), driven_loop, batch_loop
         self.times, self._rule = pool.times, rule_of(pool, 0)
         self._instances = instances_of(self.pool, self._rule, 0, 0)
+        self.ranks: NDArray[Any] = self._instances.ranks.view(np.ndarray)[0]
+        """What each rank holds, by the names of ``batch_loop.RANK``, [ranks]; iterations under way count as ended."""
         self._requests: Records = np.zeros(0, batch_loop.REQUEST).view(np.recarray)
+        self._rows: NDArray[Any] = self._requests.view(np.ndarray)
         self._free: list[int] = []
         self._fresh: Ints = np.zeros(1, dtype=np.int64)
+        self._grow()
         self.due_seconds, self.iterations = np.inf, 1
         """When the next step ends or is to be formed; and how many the last one stands for."""
 
@@ -139,14 +151,16 @@ class DrivenInstance:
         count = max(2 * old, _FEWEST)
         more = np.zeros(count - old, self._requests.dtype)
         self._requests = np.concatenate([self._requests, more]).view(np.recarray)
-        rows = self._requests.view(np.ndarray)
-        self._seconds, self._preempted = (rows["begun"], rows["first"], rows["left"]), rows["preempted"]
+        rows = self._rows = self._requests.view(np.ndarray)
+        self._seconds = rows["begun"], rows["first"], rows["left"]
         self._free = list(range(count - 1, old - 1, -1))
         fresh, news = np.zeros(count + 1, dtype=np.int64), np.zeros(2 * count + 1, dtype=np.int64)
-        fresh[: old + 1], news[: 2 * old + 1] = self._fresh, self._instances.news
+        fresh[: self._fresh.size] = self._fresh
         self._fresh, self._instances = fresh, self._instances._replace(news=news)
 
-    def add(self, now: float, tokens: tuple[int, int, int], iterations: int, reserved_tokens: int) -> int:
+    def add(
+        self, now: float, tokens: tuple[int, int, int], iterations: int, reserved_tokens: int = 0, rank: int = 0
+    ) -> int:
         """Let a request arrive; return its record.
 
         Args:
@@ -154,6 +168,7 @@ class DrivenInstance:
             tokens: of its prompt, of those whose KV is there, and of its answer.
             iterations: that follow its first token.
             reserved_tokens: KV that is set aside for it where answers are reserved.
+            rank: where its KV is, for ``enter``.
         """
         if not self._free:
             self._grow()
@@ -162,8 +177,8 @@ class DrivenInstance:
         waits, nobody = self._batch.WAITS, self._batch.NOBODY
         times = (-1.0, -1.0, -1.0)
         links = (nobody, nobody, nobody, nobody, nobody, nobody)
-        state = (0, 0, waits, prompt, reused, iterations, 0, 0)
-        self._requests[found] = (now, prompt, reused, answer, growth, reserved_tokens, *times, *state, *links)
+        state = (0, rank, waits, prompt, reused, iterations, 0, 0)
+        self._rows[found] = (now, prompt, reused, answer, growth, reserved_tokens, *times, *state, *links)
         if answer > self.pool.rule.estimate.clip_tokens:
             self._rule = self._rule._replace(clipped=True)
         self._fresh[0] += 1
@@ -178,16 +193,37 @@ class DrivenInstance:
         Returns:
             Records of the requests that got their first or their last token since the last call, in that order.
         """
-        if not self._requests.size:
-            return []
         until, ahead = np.nextafter(now, np.inf) if schedule else now, now if single else np.inf
         self.due_seconds, self.iterations = self._loop.proceed(
             0, now, until, ahead, self._fresh, self._state, self._rule, self.times
         )
+        return self._told()
+
+    def _told(self) -> list[int]:
         news = self._instances.news
         found: list[int] = news[1 : news[0] + 1].tolist()
         news[0] = 0
         return found
+
+    def enter(self, now: float) -> None:
+        """Let the requests that were added run from the next iteration on."""
+        self._loop.enter(0, now, self._fresh, self._state, self._rule)
+
+    def iterate(self, now: float, single: bool) -> tuple[float, float]:
+        """Begin iterations of all that run, one or as many as are alike; return when the last begins and ends."""
+        last: tuple[float, float] = self._loop.iterate(
+            0, now, 1 if single else _ALL, self._state, self._rule, self.times
+        )
+        return last
+
+    def finish(self) -> list[int]:
+        """End the iterations that were begun; return the records of those who leave."""
+        self._loop.finish(0, self._state, self._rule)
+        return self._told()
+
+    def give_up(self, now: float) -> None:
+        """Keep the iterations that have ended and give up the one that runs."""
+        self._loop.give_up(0, now, self._state, self._rule)
 
     def seconds_of(self, record: int) -> tuple[float, float, float]:
         """Return when a request's prompt was first in a step, and when it had its first and last token, or -1."""
@@ -197,31 +233,42 @@ class DrivenInstance:
     def release(self, record: int) -> int:
         """Forget a request that has left; return how often it was preempted."""
         self._free.append(record)
-        return int(self._preempted.item(record))
+        return int(self._rows["preempted"][record])
 
     def answered(self, record: int) -> int:
         """Return the tokens of its answer that a request has."""
-        return int(self._loop.answered(0, record, self._state)) if self._requests.size else 0
+        return int(self._loop.answered(0, record, self._state))
 
     def take_out(self, record: int) -> bool:
         """Take a request out, unless it is not decoding; whether it was."""
-        if self._requests[record].state != self._batch.SEEN:
+        if self._rows["state"][record] != self._batch.SEEN:
             return False
         self._loop.take_out(0, record, self._state, self._rule)
         self.release(record)
         return True
 
-    def end_early(self, now: float) -> None:
-        """Let the iterations that were added up end with the one that runs now."""
-        self._loop.end_early(0, now, self._state, self._rule)
+    def end_early(self, now: float) -> tuple[float, float]:
+        """Let the iterations that were added up end with the one that runs now; return its begin and end."""
+        last: tuple[float, float] = self._loop.end_early(0, now, self._state, self._rule)
+        return last
 
     def halt(self, now: float, resumes: float) -> None:
         """Give up the step that runs, which begins anew later."""
         self._loop.halt(0, now, resumes, self._state, self._rule)
 
-    def even_out(self, uneven: float) -> None:
-        """Move requests between ranks until the fullest one holds at most so much more than the mean, if they can."""
-        self._loop.even_out(0, uneven, self._state, self._rule)
+    def even_out(self, beyond: float, may: Callable[[int, int], bool] | None = None) -> None:
+        """Move requests between ranks until the fullest one holds at most so much more KV than the mean, if they can.
+
+        Args: ``may`` says of a record and a rank whether it may move there; None: where there is room.
+        """
+        while True:
+            record, rank = self._loop.uneven(0, beyond, self._state)
+            if record < 0:
+                return
+            room = may or (lambda record, rank: self._loop.has_room(0, record, rank, self._state, self._rule))
+            if not room(record, rank):
+                return
+            self._loop.move(0, record, rank, self._state, self._rule)
 
     @property
     def lacks_room(self) -> bool:
@@ -232,7 +279,7 @@ class DrivenInstance:
     def step(self) -> Step:
         """The step that was launched last."""
         found = self._instances.steps[0, self._instances.heads[0].current]
-        return Step(float(found.start), float(found.end), int(found.running), float(found.tokens))
+        return Step(float(found.start), float(found.end), int(found.running), float(found.tokens), int(found.count))
 
     def busy_seconds(self, until: float) -> float:
         """Seconds of all steps up to a time that is not before the last call."""
@@ -244,10 +291,11 @@ class DrivenInstance:
         """Steps that were scheduled so far."""
         return int(self._instances.heads[0].steps)
 
-    def ranks(self) -> "Records":
-        """What each rank holds, [ranks]."""
-        ranks: Records = self._instances.ranks[0]
-        return ranks
+    def kv_tokens(self) -> Floats:
+        """Cached tokens of the running requests at the end of the last iteration that ended, [ranks]."""
+        under_way = self.step.iterations if self._instances.heads[0].launched else 0
+        found: Floats = self.ranks["cached"] - under_way * self.ranks["grows"]
+        return found
 
     def held_tokens(self) -> tuple[Floats, Ints]:
         """KV tokens that are taken or reserved, and requests that hold some, [ranks] each."""

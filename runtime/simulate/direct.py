@@ -22,13 +22,13 @@ from planner.serving.decode import DecodeRequests, DecodeRun, Gone
 from planner.serving.deployed import aggregated_pool, separate_pools
 from planner.serving.prefill import PrefillRun
 from planner.serving.streams import Stream
-from runtime.simulate.batch import IterationCounts
 from runtime.simulate.engine import NEVER, generator
 from runtime.simulate.ledger import Ledger, Outcomes, Window
 from runtime.simulate.metrics import Ran, SimulationResult, result_of
 from runtime.simulate.observe import Observer
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.placement import TOO_LONG
+from runtime.simulate.steps import IterationCounts
 from runtime.simulate.workload import Requests
 
 FEWEST_DIRECT = 2_000

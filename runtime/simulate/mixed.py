@@ -13,16 +13,13 @@ from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
 from planner.serving.aggregated_run import DrivenInstance
 from planner.serving.deployed import aggregated_pool
-from runtime.simulate.batch import IterationCounts
+from runtime.simulate.decode import EVEN_EVERY_SECONDS, UNEVEN_SHARE
 from runtime.simulate.device import Shared
 from runtime.simulate.engine import COMPLETION, generator
 from runtime.simulate.placement import TOO_LONG, in_blocks
 from runtime.simulate.prefixes import Prefixes
 from runtime.simulate.request import DECODE, PREFILL, Request
-from runtime.simulate.steps import StepTimer
-
-_EVERY_SECONDS, _UNEVEN_SHARE = 0.5, 0.01
-"""Between two looks at how even ranks are, and what the fullest one may hold beyond the mean."""
+from runtime.simulate.steps import IterationCounts, StepTimer
 
 
 class MixedInstance:
@@ -106,9 +103,9 @@ class MixedInstance:
         if self.offline:
             self._admit_offline()
         if self._evens and self._engine.now_seconds >= self._evens_at:
-            self._evens_at = self._engine.now_seconds + _EVERY_SECONDS
+            self._evens_at = self._engine.now_seconds + EVEN_EVERY_SECONDS
             self._end_early()
-            self._run.even_out(_UNEVEN_SHARE)
+            self._run.even_out(UNEVEN_SHARE)
         self._advance(schedule=True)
         if self._offline_running() and self._run.lacks_room:
             self._evict()
@@ -190,15 +187,16 @@ class MixedInstance:
             self._let_in(self.offline.popleft())
 
     def _takes(self, request: Request) -> bool:
-        ranks, coming = self._run.ranks(), self._offline_prompts
-        free = ranks.taken + coming < self.pool.limits.requests_per_dp_rank
-        fits = ranks.held + request.need * (1 + coming) <= self.pool.kv.capacity_tokens_per_rank
+        ranks, coming = self._run.ranks, self._offline_prompts
+        free = ranks["taken"] + coming < self.pool.limits.requests_per_dp_rank
+        fits = ranks["held"] + request.need * (1 + coming) <= self.pool.kv.capacity_tokens_per_rank
         if not (free & fits).any():
             return False
         if self._shared.manifest.routing.offline != "slo":
             return True
-        running, kv = int(ranks.running.sum()) + coming + 1, float(ranks.cached.max()) + request.prompt + request.left
-        return self._timer.iteration_seconds(running, int(ranks.running.max()) + 1 + coming, kv) <= self._most_seconds
+        running, kv = ranks["running"], float(ranks["cached"].max()) + request.prompt + request.left
+        widest = int(running.max()) + coming + 1
+        return self._timer.iteration_seconds(int(running.sum()) + coming + 1, widest, kv) <= self._most_seconds
 
     def _evict(self) -> None:
         """Send the offline request that came last back to the queue: an online prompt needs its room."""

@@ -21,9 +21,6 @@ class Request:
         "first_token",
         "hold",
         "inputs",
-        "iterations",
-        "joined",
-        "kv",
         "left",
         "need",
         "number",
@@ -31,10 +28,10 @@ class Request:
         "outputs",
         "place",
         "prompt",
+        "record",
         "retries",
         "reused",
         "session",
-        "slope",
         "started",
         "state",
     )
@@ -52,8 +49,7 @@ class Request:
         self.place = -1  # the decode rank that it holds
         self.need = 0  # tokens set aside there
         self.hold = 0  # tokens held at prefill until they are pulled
-        self.joined = self.iterations = self.slope = self.kv = 0
-        self.epoch = 0
+        self.epoch = self.record = 0
 
     def recompute(self, generated: int) -> None:
         """Turn back to a prompt: KV is lost after the first token and ``generated`` more; prefill gives the next."""

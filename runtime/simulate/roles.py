@@ -115,13 +115,13 @@ class Roles:
         """Whether units could take what one of them runs, in slots and within the TPOT limit."""
         if not units or self._shared.placement.waiting:
             return False
-        more = _decode(leaving).batch.total / len(units)
+        more = _decode(leaving).total / len(units)
         return all(_decode(unit).could_take(more, _GUARD) for unit in units)
 
     def to_prefill(self) -> Unit | None:
         """Flip the decode instance that was planned for prefill, or runs least, if the others can take what it runs."""
         able = [unit for unit in self._units if unit.role == "decode" and _up(unit)]
-        for unit in sorted(able, key=lambda unit: (unit.home != "prefill", _decode(unit).batch.total, unit.name)):
+        for unit in sorted(able, key=lambda unit: (unit.home != "prefill", _decode(unit).total, unit.name)):
             if self._decodes([other for other in able if other is not unit], unit):
                 self._turn(unit, to_prefill=True)
                 return unit
