@@ -342,11 +342,11 @@ def pieces(parts: Iterable[Requests], marks: list[float]) -> Iterator[tuple[Requ
 
 
 class Alive:
-    """The requests in the system as columns, by rising number."""
+    """The requests from the first one in the system on, as columns by their numbers."""
 
     def __init__(self) -> None:
-        self._next = 0
-        names = ("number", "arrival", "inputs", "outputs", "reused", "begun", "first", "started", "origin")
+        self._first = self._next = 0
+        names = ("arrival", "inputs", "outputs", "reused", "begun", "first", "started", "origin", "gone")
         self._columns = {name: np.zeros(0) for name in names}
 
     def add(self, part: Requests) -> Ints:
@@ -357,7 +357,6 @@ class Alive:
         begun = np.zeros(count)
         begun[: part.under_way] = part.begun_tokens
         more = {
-            "number": numbers,
             "arrival": np.where(np.arange(count) < part.under_way, -1.0, part.arrival_seconds),
             "inputs": part.input_tokens,
             "outputs": part.output_tokens,
@@ -368,25 +367,22 @@ class Alive:
         self._columns = {name: np.append(held, more.get(name, rest)) for name, held in self._columns.items()}
         return numbers
 
-    def _places(self, numbers: Ints) -> Ints:
-        return np.searchsorted(self._columns["number"], numbers)
-
     def note(self, numbers: Ints, **columns: NDArray[np.float64] | Ints) -> None:
         """Note figures of some."""
-        places = self._places(numbers)
         for name, column in columns.items():
-            self._columns[name][places] = column
+            self._columns[name][numbers - self._first] = column
 
     def rows(self, numbers: Ints) -> dict[str, Floats]:
         """Return the columns of some."""
-        places = self._places(numbers)
+        places = numbers - self._first
         return {name: column[places] for name, column in self._columns.items()}
 
     def take(self, numbers: Ints) -> dict[str, Floats]:
         """Return the columns of some, which are gone from then on."""
-        places = self._places(numbers)
-        found = {name: column[places] for name, column in self._columns.items()}
-        stay = np.ones(self._columns["number"].size, dtype=bool)
-        stay[places] = False
-        self._columns = {name: column[stay] for name, column in self._columns.items()}
+        found, gone = self.rows(numbers), self._columns["gone"]
+        gone[numbers - self._first] = 1.0
+        lasting = int(np.argmin(gone)) if not gone.all() else gone.size
+        if 2 * lasting > gone.size:
+            self._columns = {name: column[lasting:] for name, column in self._columns.items()}
+            self._first += lasting
         return found
