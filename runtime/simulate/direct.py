@@ -342,12 +342,17 @@ def pieces(parts: Iterable[Requests], marks: list[float]) -> Iterator[tuple[Requ
 
 
 class Alive:
-    """The requests from the first one in the system on, as columns by their numbers."""
+    """The requests in the system as columns, by rising number."""
 
     def __init__(self) -> None:
-        self._first = self._next = 0
-        names = ("arrival", "inputs", "outputs", "reused", "begun", "first", "started", "origin", "gone")
+        self._next = 0
+        names = ("arrival", "inputs", "outputs", "reused", "begun", "first", "started", "origin")
         self._columns = {name: np.zeros(0) for name in names}
+        self._numbers = self._places = np.zeros(0, dtype=np.int64)
+        """Of the requests; and where each stands whose number is not below that of the first one."""
+
+    def _found(self, numbers: Ints) -> Ints:
+        return self._places[numbers - self._numbers[0]] if numbers.size else numbers
 
     def add(self, part: Requests) -> Ints:
         """Take requests in and return their numbers; those in decode already have had their first token."""
@@ -365,24 +370,30 @@ class Alive:
         }
         rest = np.zeros(count)
         self._columns = {name: np.append(held, more.get(name, rest)) for name, held in self._columns.items()}
+        self._number(np.append(self._numbers, numbers))
         return numbers
+
+    def _number(self, numbers: Ints) -> None:
+        self._numbers = numbers
+        if numbers.size:
+            self._places = np.zeros(numbers[-1] - numbers[0] + 1, dtype=np.int64)
+            self._places[numbers - numbers[0]] = np.arange(numbers.size)
 
     def note(self, numbers: Ints, **columns: NDArray[np.float64] | Ints) -> None:
         """Note figures of some."""
+        places = self._found(numbers)
         for name, column in columns.items():
-            self._columns[name][numbers - self._first] = column
+            self._columns[name][places] = column
 
     def rows(self, numbers: Ints) -> dict[str, Floats]:
         """Return the columns of some."""
-        places = numbers - self._first
+        places = self._found(numbers)
         return {name: column[places] for name, column in self._columns.items()}
 
     def take(self, numbers: Ints) -> dict[str, Floats]:
         """Return the columns of some, which are gone from then on."""
-        found, gone = self.rows(numbers), self._columns["gone"]
-        gone[numbers - self._first] = 1.0
-        lasting = int(np.argmin(gone)) if not gone.all() else gone.size
-        if 2 * lasting > gone.size:
-            self._columns = {name: column[lasting:] for name, column in self._columns.items()}
-            self._first += lasting
+        found, stay = self.rows(numbers), np.ones(self._numbers.size, dtype=bool)
+        stay[self._found(numbers)] = False
+        self._columns = {name: column[stay] for name, column in self._columns.items()}
+        self._number(self._numbers[stay])
         return found
