@@ -22,6 +22,7 @@ WORDS = {
     "domains": "attention and experts apart",
     "drafts": "more MTP drafts",
     "drafts-model": "MTP of this model",
+    "encode-pools": "encode instances",
     "exchange-node": "exchanges over small nodes",
     "exchange-ranks": "this EP degree of exchanges",
     "expert-blocks": "TP through blocks of FP8",

@@ -8,19 +8,18 @@ from ground.errors import BadInput, Infeasible
 from ground.units import format_bytes
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
-from planner.engines.loader import accelerator_of, broken_accelerator, broken_model
+from planner.engines.loader import accelerator_of, broken_accelerator, broken_encoder, broken_model
 from planner.engines.memory import prefill_prompts
 from planner.engines.rules import (
     Broken,
     Setup,
-    broken_encoder,
     broken_pair,
     broken_rule,
     describe,
     expert_mode,
     nearest_reachable,
 )
-from planner.engines.spec import Accelerator, EngineProfile, ExpertMode
+from planner.engines.spec import Accelerator, EngineProfile, ExpertMode, ShapeName
 from planner.manifest.layout import ExpertMap, Instance
 from planner.manifest.schema import AnswerKinds, Manifest, MemoryBytes, Pool, PromptKinds, Role
 from planner.manifest.terms import smaller
@@ -113,9 +112,10 @@ def read_roles(
         BadInput: ``longest`` does not fit.
     """
     setups = [_setup(manifest, pool) for pool in manifest.pools]
+    shape: ShapeName = "disaggregated" if any(pool.role == "prefill" for pool in manifest.pools) else "aggregated"
     for pool, setup in zip(manifest.pools, setups, strict=True):
         broken = (
-            (broken_encoder(profile) if pool.role == "encode" else None)
+            (broken_encoder(profile, shape) if pool.role == "encode" else None)
             or broken_accelerator(profile, manifest.clusters[pool.hardware].spec)
             or broken_model(profile, setup.architecture)
             or broken_rule(profile, setup)

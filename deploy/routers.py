@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from deploy.commands import trtllm
 from deploy.commands.launch import STARTUP_SECONDS, Launch, Target
 from deploy.commands.sglang import BOOTSTRAP_PORT
+from deploy.commands.vllm import EMBEDDING_PORT
 from deploy.roles import RolePlan
 from deploy.templates import script_of
 from deploy.words import Flag, Shell, Value, flag_words, quoted
+from ground.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +27,7 @@ class Router:
 
 Endpoint = tuple[str, int]
 # Where the images of the project keep it.
+EMBEDDING_PROXY = "/vllm-workspace/examples/disaggregated/disaggregated_encoder/disagg_epd_proxy.py"
 ASCEND_PROXY = "/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/load_balance_proxy_server_example.py"
 
 
@@ -60,6 +63,8 @@ def router_of(target: Target, launches: Mapping[str, Launch], address: Address) 
         found[launch.role.role] = found.get(launch.role.role, []) + held
     if engine == "vllm-ascend" and "decode" in found:
         return _ascend_proxy(target, found)
+    if engine == "vllm" and "encode" in found:
+        return _embedding_proxy(target, found)
     urls = {name: [f"http://{host}:{number}" for host, number in held] for name, held in found.items()}
     if engine == "trtllm" and "decode" in urls:
         return _trtllm_orchestrator(target, urls)
@@ -85,6 +90,32 @@ def _round_robin(target: Target, urls: dict[str, list[str]]) -> Router:
     programme = ("python3", "-m", "sglang_router.launch_router") if sglang else ("vllm-router",)
     table = "sglang-router-0.3.2" if sglang else "vllm-router-0.1.17"
     return Router(programme=programme, flags=tuple(flags), table=table)
+
+
+def _embedding_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:
+    """Return vLLM's example proxy, which has pictures encoded before it sends requests on; both in turn, all by chance.
+
+    Each aggregated instance listens for embeddings as far from the first port as its API does, each DP rank behind the
+    one before. BadInput where ranks of an instance are on several nodes.
+    """
+    mixed = target.role("mixed")
+    assert mixed is not None, "vLLM has encode instances before aggregated ones alone"
+    if mixed.nodes > 1:
+        raise BadInput("--engine: vLLM's proxy reaches embeddings' consumers on one node each; plan with --strategy")
+    replicas, width = mixed.strategy.attention_dp, mixed.strategy.attention_tp * mixed.strategy.pp
+    urls = {role: ",".join(f"http://{host}:{number}" for host, number in held) for role, held in hosts.items()}
+    firsts = [(host, EMBEDDING_PORT + number - target.site.http_port) for host, number in hosts["mixed"]]
+    ranks = [f"tcp://{host}:{first + rank * width}" for host, first in firsts for rank in range(replicas)]
+    flags: tuple[Flag, ...] = (
+        ("--host", "0.0.0.0"),
+        ("--port", target.site.router_port),
+        ("--encode-servers-urls", urls["encode"]),
+        ("--prefill-servers-urls", "disable"),
+        ("--decode-servers-urls", urls["mixed"]),
+        ("--ec-consumer-zmq-addrs", ",".join(ranks)),
+    )
+    flags += (("--ec-consumer-dp-size", replicas),) if replicas > 1 else ()
+    return Router(programme=("python3", EMBEDDING_PROXY), flags=flags, table=None)
 
 
 def _bootstrapped(target: Target, url: str) -> Shell:

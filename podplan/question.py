@@ -9,6 +9,7 @@ from models.loader import load_model
 from models.spec import ModelSpec
 from planner.costs.cache import find_plane
 from planner.engines.loader import Needs, load_engine
+from planner.engines.spec import ShapeName
 from planner.instances.encoding import ways_to_encode
 from planner.instances.reachable import REFERENCE
 from planner.objective import OBJECTIVES, ObjectiveName
@@ -99,7 +100,7 @@ def read_question(typed: QuestionFlags) -> Asked:
     )
     question = with_formats(question, flags.weights, flags.kv_dtype)
     check_shape(question)
-    check_encode(question)
+    question = with_encoders(question)
     check_some(question, check_pins)
     return Asked(flags=typed, question=question, trace=asked.trace, day=asked.day, growth=asked.growth, job=job)
 
@@ -128,15 +129,19 @@ def _encode(text: str | None, pictures: bool) -> Encode:
     return readers.read_choice(text, "--encode", get_args(Encode), "fused")
 
 
-def check_encode(question: Question) -> None:
-    """Raise BadInput where encode instances alone are asked for, and no engine or queueing model has them."""
+def with_encoders(question: Question) -> Question:
+    """Return the question with the engines that encode pictures as is asked; BadInput where none does."""
     if question.encode == "fused":
-        return
+        return question
     if question.queueing == "mixserve":
         raise BadInput("--encode: --queueing mixserve knows prefill and decode instances alone; leave --encode out")
-    found = [ways_to_encode(each) for each in alternatives(question)]
-    if not any(ways.shares for ways in found) and (broken := found[0].broken) is not None:
+    asked = [shape for shape in get_args(ShapeName) if question.shape in ("auto", shape)]
+    engines = dict.fromkeys(question.engines or (question.engine,))
+    ways = {engine: [ways_to_encode(replace(question, engine=engine), shape) for shape in asked] for engine in engines}
+    able = tuple(engine for engine in engines if any(each.shares for each in ways[engine]))
+    if not able and (broken := ways[next(iter(engines))][0].broken) is not None:
         raise BadInput(f"--encode: {broken.sentence}, or --engine sglang or reference")
+    return replace(question, engine=able[0], engines=able if question.engines else ())
 
 
 def check_shape(question: Question) -> None:

@@ -7,9 +7,10 @@ alike and no single front end carries hundreds of ranks; with one rank per node 
 from deploy.commands.fabric import gpu_environment, spans_nodes_by_nvlink
 from deploy.commands.launch import NODE_RANK, RENDEZVOUS_PORT, STARTUP_SECONDS, Launch, Target, port
 from deploy.roles import RolePlan
-from deploy.words import Flag, Shell, Value, compact_json
+from deploy.words import Flag, Shell, Value, compact_json, quoted
 
 SIDE_CHANNEL_PORT = 5600
+EMBEDDING_PORT = 14579  # the first that a consumer of embeddings listens on, one for each of its ranks
 BOOTSTRAP_PORT = 8998
 OWN: dict[str, Value] = {
     "VLLM_ENGINE_READY_TIMEOUT_S": STARTUP_SECONDS,  # after 600 s vLLM gives its engines up
@@ -22,7 +23,8 @@ EXCHANGES = {"prefill": "deepep_high_throughput", "decode": "deepep_low_latency"
 def launch(target: Target, role: RolePlan) -> Launch:
     """Return what starts a role with vLLM on GPUs."""
     environment = gpu_environment(target, role) | OWN
-    if role.disaggregated and target.site.kv_transfer == "nixl":
+    exchanging = role.role in ("prefill", "decode")
+    if exchanging and target.site.kv_transfer == "nixl":
         environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = Shell('"$ADDRESS"')
         environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = port(target, role, SIDE_CHANNEL_PORT)
     elif role.role == "prefill":
@@ -34,11 +36,28 @@ def launch(target: Target, role: RolePlan) -> Launch:
         flags.append(("--enable-dbo", None))
     if role.setup.kv_dtype == "fp8":
         flags.append(("--kv-cache-dtype", "fp8"))
-    if role.disaggregated:
+    if target.role("encode"):
+        flags += _embedding_flags(target, role)
+    if exchanging:
         side = "kv_producer" if role.role == "prefill" else "kv_consumer"
         settings = {"kv_connector": CONNECTORS[target.site.kv_transfer], "kv_role": side}
         flags.append(("--kv-transfer-config", compact_json(settings)))
     return served(role, flags, environment)
+
+
+def _embedding_flags(target: Target, role: RolePlan) -> list[Flag]:
+    """Return what lets an instance run the encoder of pictures alone, or take embeddings of those that do.
+
+    The proxy tells both sides apart by their request ids, and a producer of the address of its consumer.
+    """
+    settings = {"ec_connector": "ECMooncakeConnector", "ec_role": "ec_producer"}
+    if role.role == "encode":
+        return [("--enable-request-id-headers", None), ("--ec-transfer-config", compact_json(settings))]
+    held = compact_json(settings | {"ec_role": "ec_consumer", "ec_ip": "$ADDRESS", "ec_port": "PORT"})
+    number = quoted(port(target, role, EMBEDDING_PORT))
+    held = held.replace('"PORT"', number).replace('"', '\\"')
+    flags: list[Flag] = [("--enable-mm-embeds", None), ("--enable-request-id-headers", None)]
+    return [*flags, ("--ec-transfer-config", Shell(f'"{held}"'))]
 
 
 def served(role: RolePlan, flags: list[Flag], environment: dict[str, Value], **files: str) -> Launch:
@@ -77,7 +96,7 @@ def common_flags(target: Target, role: RolePlan) -> list[Flag]:
     ]
     caches = role.prefix_caching and role.role != "decode"
     flags.append(("--enable-prefix-caching" if caches else "--no-enable-prefix-caching", None))
-    if role.role == "prefill" or role.eager:
+    if role.role in ("encode", "prefill") or role.eager:
         flags.append(("--enforce-eager", None))
     if role.encodes and role.strategy.attention_tp > 1:
         flags.append(("--mm-encoder-tp-mode", "data"))

@@ -21,6 +21,7 @@ ROUTERS: dict[str, tuple[str | None, dict[str, str]]] = {
     "vllm-router": ("vllm-router-0.1.17", ADDRESSES),
     "sglang_router.launch_router": ("sglang-router-0.3.2", ADDRESSES),
     "load_balance_proxy_server_example.py": (None, {"prefill": "--prefiller-hosts", "decode": "--decoder-hosts"}),
+    "disagg_epd_proxy.py": (None, {"encode": "--encode-servers-urls", "mixed": "--decode-servers-urls"}),
     "xllm_master_serving": ("xllm-service-0.2.0", {}),
     "disaggregated": (None, {}),
     "nginx": (None, {}),
@@ -242,8 +243,9 @@ def _router(target: Target, texts: Mapping[str, str]) -> list[str]:
 def _encoders(target: Target, files: Mapping[str, str]) -> Iterator[str]:
     """Yield instances that are not told of every encode instance once."""
     wanted = sum(len(role.instances) for role in target.roles if role.role == "encode")
-    readers = {role.name for role in target.roles if role.role in ("prefill", "mixed")} if wanted else ()
-    for node in read_nodes(target.kind, files) if wanted else ():
+    told = wanted and target.profile.engine == "sglang"  # elsewhere the router knows them
+    readers = {role.name for role in target.roles if role.role in ("prefill", "mixed")}
+    for node in read_nodes(target.kind, files) if told else ():
         held = _values(list(node.processes[0].words), "--encoder-urls")
         if node.role in readers and (len(held) != wanted or len(set(held)) != wanted):
             yield f"{node.role} {node.instance} has {len(set(held))} addresses for {wanted} encode instances"
@@ -255,5 +257,5 @@ def _values(words: list[str], flag: str) -> list[str]:
     for position, word in enumerate(words):
         if word == flag:
             values = takewhile(lambda value: not value.startswith("--"), words[position + 1 :])
-            found += [value for value in values if not value.isdigit()]
+            found += [each for value in values for each in value.split(",") if not each.isdigit()]
     return found

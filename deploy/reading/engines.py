@@ -78,6 +78,7 @@ def vllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Coun
             raise ValueError(f"--nnodes is {flags.get('--nnodes')} of {len(instance)} nodes")
     ranks = contiguous(started, "data-parallel ranks") * tp * pp if dp > 1 else tp * pp
     replicas = redundant_of_map
+    side = _json(flags, "--kv-transfer-config").get("kv_role") or _json(flags, "--ec-transfer-config").get("ec_role")
     if "--eplb-config" in flags:
         replicas = int(_json(flags, "--eplb-config")["num_redundant_experts"])
     return Counted(
@@ -94,9 +95,7 @@ def vllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Coun
         tokens=_limit(flags, "--max-num-batched-tokens"),
         longest=_limit(flags, "--max-model-len"),
         memory_frac=float(flags["--gpu-memory-utilization"] or 0),
-        kv_role={"kv_producer": "prefill", "kv_consumer": "decode"}.get(
-            str(_json(flags, "--kv-transfer-config").get("kv_role"))
-        ),
+        kv_role={"kv_producer": "prefill", "kv_consumer": "decode", "ec_producer": "encode"}.get(str(side)),
     )
 
 

@@ -12,7 +12,7 @@ from ground.records import from_dict
 from hardware.spec import HardwareSpec
 from planner.engines.memory import Generation
 from planner.engines.rules import Broken, broken_drafts
-from planner.engines.spec import Accelerator, EngineProfile, Orchestrator
+from planner.engines.spec import Accelerator, EngineProfile, Orchestrator, ShapeName
 
 CATALOGUE = Path(__file__).parent / "catalog"
 ORCHESTRATORS = Path(__file__).parent / "orchestrators"
@@ -113,6 +113,18 @@ def broken_accelerator(profile: EngineProfile, hardware: HardwareSpec) -> Broken
         f"not on {hardware.device.title}"
     )
     return Broken("accelerator", sentence, fact.source)
+
+
+def broken_encoder(profile: EngineProfile, shape: ShapeName) -> Broken | None:
+    """Return the rule that encode instances before a shape break, None where the engine has them."""
+    fact = profile.encode_pools
+    if shape in fact.value:
+        return None
+    sentence = f"{profile.title} encodes pictures within prefill as it is started here; use --encode fused"
+    if fact.value:
+        able = fact.value[0]
+        sentence = f"{profile.title} has encode instances before {able} ones alone; use --shape {able}"
+    return Broken("encode-pools", sentence, fact.source)
 
 
 def broken_model(profile: EngineProfile, architecture: str) -> Broken | None:

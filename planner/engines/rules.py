@@ -321,15 +321,6 @@ def broken_drafts(profile: EngineProfile, architecture: str) -> Broken | None:
     return Broken("drafts-model", sentence, known.source)
 
 
-def broken_encoder(profile: EngineProfile) -> Broken | None:
-    """Return the rule that encode instances break, None where the engine has them."""
-    fact = profile.encode_pools
-    if fact.value:
-        return None
-    sentence = f"{profile.title} encodes pictures within prefill as it is started here; use --encode fused"
-    return Broken("encode-pools", sentence, fact.source)
-
-
 CHECKS: tuple[Check, ...] = (
     _domains,
     _staged,

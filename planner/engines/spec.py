@@ -6,6 +6,7 @@ from ground.records import Limits, Source, Sourced
 from hardware.spec import Dtype
 
 Accelerator = Literal["nvidia", "ascend"]
+ShapeName = Literal["disaggregated", "aggregated"]
 RoleName = Literal["encode", "prefill", "decode", "mixed"]
 Scope = Literal["rank", "instance"]
 Degree = Literal["attention_dp", "moe_ep"]
@@ -237,8 +238,8 @@ class EngineProfile(NamedTuple):
     batch: BatchScopes
     cache: CacheTypes
     prefill_decode: PrefillDecode
-    encode_pools: Fact[bool]
-    """Whether instances that run the encoder of pictures alone stand before others, in a way that files can start."""
+    encode_pools: Fact[list[ShapeName]]
+    """Shapes before which instances may stand that run the encoder of pictures alone, in a way that files can start."""
     kinds: dict[PlatformKind, Kind]
     host: HostOverhead
     scheduling: Scheduling | None = None

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from models.vision import Encoding
-from planner.engines.loader import load_engine
-from planner.engines.rules import Broken, broken_encoder
+from planner.engines.loader import broken_encoder, load_engine
+from planner.engines.rules import Broken
+from planner.engines.spec import ShapeName
 from planner.instances.kv_links import kv_plane
 from planner.instances.space import Row
 from planner.question import Pin, Question
@@ -37,12 +38,12 @@ class Ways(NamedTuple):
     broken: Broken | None
 
 
-def ways_to_encode(question: Question) -> Ways:
-    """Return the ways to encode the pictures of a question that its engine has."""
+def ways_to_encode(question: Question, shape: ShapeName) -> Ways:
+    """Return the ways to encode the pictures of a question that its engine has before a shape."""
     fused = () if question.encode == "separate" else (0.0,)
     if question.encode == "fused" or question.workload.pictures is None:
         return Ways((0.0,), None)
-    broken = None if question.engine == "reference" else broken_encoder(load_engine(question.engine))
+    broken = None if question.engine == "reference" else broken_encoder(load_engine(question.engine), shape)
     return Ways(fused if broken else (*fused, *SHARES), broken)
 
 

@@ -62,7 +62,7 @@ def _with_engines(fleet: Fleet, member: Member) -> Member:
     if not member.question.engines:
         return member
     best: dict[str | None, tuple[tuple[float, float], str]] = {}
-    for each in formats_of(member):
+    for each in formats_of(member, "disaggregated"):
         plan = find(gather_fleet(replace(fleet, members=(each,)))).best
         kind = accelerator_of((each.pools or (each.question.decode,))[0].hardware)
         found = (fleet.goal.key(plan) if plan else (math.inf, 0.0)), each.question.engine

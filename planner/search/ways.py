@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.engines.loader import runs_on
+from planner.engines.spec import ShapeName
 from planner.instances.candidates import Count
 from planner.instances.encoding import apart, ways_to_encode
 from planner.instances.space import Role, Row
@@ -91,27 +92,30 @@ def gather_fleet(
         longer = (transfers or {}).get(member.name)
         known, own = costing or Costing(count, member.name), list[Option]()
         told: dict[str, tuple[Question, Pools]] = {}
-        for formed in formats_of(member):
+        for formed in formats_of(member, "disaggregated"):
             pools = _gather_pools(fleet, formed, longer, rows, known)
             own += map(known.fed, _options(fleet, formed, pools))
             told = told if told and formed.question.encode_share else pools
+        if not told:  # the engine has encode instances before aggregated ones alone
+            alone = replace(member.question, shape="aggregated")
+            told = _gather_pools(fleet, replace(member, question=alone), longer, rows, known)
         roles.append(next(iter(told.values())))
         cut = _joined(cut, roles[-1][1].cut)
         options.append(tuple(own))
     return Gathered(fleet, tuple(options), count, tuple(roles), cut)
 
 
-def formats_of(member: Member) -> Iterator[Member]:
+def formats_of(member: Member, shape: ShapeName) -> Iterator[Member]:
     """Yield the member with each of its engines in each of its number formats, on the pools where the engine runs.
 
-    Each has its pictures encoded in every way that it may be and its engine has.
+    Each has its pictures encoded in every way that it may be and its engine has before a shape.
     """
     for question in alternatives(member.question):
         pools = member.pools
         if member.question.engines:
             pools = tuple(machines for machines in pools if runs_on(question.engine, machines.hardware))
         if pools or not member.pools:
-            for share in ways_to_encode(question).shares:
+            for share in ways_to_encode(question, shape).shares:
                 yield replace(member, question=apart(question, share), pools=pools)
 
 
@@ -234,7 +238,7 @@ def _aggregated(
     beaten: dict[str, Incumbent | None] = {}
     costing = Costing(gathered.count, member.name)
     mixed = None if rows is None else rows.get("mixed", [])
-    for formed in formats_of(member):
+    for formed in formats_of(member, "aggregated"):
         for machines in grounds(formed):
             question = on_pools(fleet, formed, (machines, machines))
             if not_aggregated(question) is not None:

@@ -23,9 +23,9 @@ ASKED: dict[str, Any] = {
 
 
 @cache
-def answer(shape: str) -> PlanResult:
+def answer(shape: str, engine: str = "sglang") -> PlanResult:
     """Return the plan with encode instances, by shape."""
-    return podplan.plan("qwen2.5-vl-7b-instruct", **ASKED, shape=shape)
+    return podplan.plan("qwen2.5-vl-7b-instruct", **(ASKED | {"shape": shape, "engine": engine}))
 
 
 @pytest.mark.parametrize("shape", ["disaggregated", "aggregated"])
@@ -78,9 +78,35 @@ def test_sglang_starts_encoders_and_tells_the_others_of_them(shape: str, kind: s
     assert urls.count("http://") == pools[0]["instances"]
 
 
-def test_other_engines_refuse_the_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kind", ["bare", "lws", "statefulset"])
+def test_vllm_has_a_proxy_before_encoders_and_aggregated_instances(kind: str, tmp_path: Path) -> None:
+    """Its router knows every instance of both roles, and where each of the second listens for embeddings."""
+    answer("aggregated", "vllm").save(tmp_path / "plan")
+    platform = ["bare"] if kind == "bare" else ["kubernetes", "--kind", kind]
+    words = ["deploy", str(tmp_path / "plan" / "manifest.yaml"), "--engine", "vllm", "--platform", *platform]
+    assert main([*words, "--out", str(tmp_path / "files")]) == 0
+    text = "\n".join(path.read_text() for path in sorted((tmp_path / "files").rglob("*")) if path.is_file())
+    assert "ec_producer" in text
+    assert "ec_consumer" in text
+    encode, mixed = (pool["instances"] for pool in answer("aggregated", "vllm").to_dict()["best"]["pools"])
+    router = text.partition("disagg_epd_proxy.py")[2].partition("\n\n")[0]
+    told = router.partition("--encode-servers-urls")[2].partition("--")[0]
+    assert told.count("http://") == encode
+    assert router.count("tcp://") == mixed
+
+
+def test_any_engine_is_one_that_has_them() -> None:
+    """Engines without encode instances are no choice where these alone are asked for."""
+    found = podplan.plan("qwen2.5-vl-7b-instruct", **(ASKED | {"shape": "disaggregated", "engine": "any"}))
+    assert found.to_dict()["best"]["engine"].startswith("sglang")
+
+
+@pytest.mark.parametrize(("shape", "engine"), [("aggregated", "trtllm"), ("disaggregated", "vllm")])
+def test_other_engines_refuse_the_manifest(
+    shape: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """By the rule that cuts them in a search, with exit code 3."""
-    answer("aggregated").save(tmp_path / "plan")
-    words = ["deploy", str(tmp_path / "plan" / "manifest.yaml"), "--engine", "vllm", "--platform", "bare"]
+    answer(shape).save(tmp_path / "plan")
+    words = ["deploy", str(tmp_path / "plan" / "manifest.yaml"), "--engine", engine, "--platform", "bare"]
     assert main([*words, "--out", str(tmp_path / "files")]) == 3
     assert "encode-pools" in capsys.readouterr().err

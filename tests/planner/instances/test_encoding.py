@@ -105,15 +105,18 @@ def test_the_parts_of_the_limit_add_up(share: float) -> None:
 
 def test_engines_that_have_no_encode_instances_leave_the_fused_way() -> None:
     """``auto`` leaves an engine without them what it runs, ``separate`` leaves nothing, with the rule's source."""
-    assert ways_to_encode(question("auto")).shares == (0.0, *SHARES)
-    assert ways_to_encode(question("separate")).shares == SHARES
-    assert ways_to_encode(question("fused")).shares == (0.0,)
-    assert ways_to_encode(replace(question("auto"), workload=replace(question().workload, pictures=None))).shares == (
-        0.0,
-    )
-    assert ways_to_encode(question("auto", "xllm@0.9.0")).shares == (0.0,)
-    found = ways_to_encode(question("separate", "xllm@0.9.0"))
+    assert ways_to_encode(question("auto"), "aggregated").shares == (0.0, *SHARES)
+    assert ways_to_encode(question("separate"), "disaggregated").shares == SHARES
+    assert ways_to_encode(question("fused"), "aggregated").shares == (0.0,)
+    assert ways_to_encode(
+        replace(question("auto"), workload=replace(question().workload, pictures=None)), "aggregated"
+    ).shares == (0.0,)
+    assert ways_to_encode(question("auto", "xllm@0.9.0"), "aggregated").shares == (0.0,)
+    found = ways_to_encode(question("separate", "xllm@0.9.0"), "disaggregated")
     assert found.shares == ()
     assert found.broken is not None
     assert found.broken.rule == "encode-pools"
     assert found.broken.source
+    # vLLM has them before aggregated instances alone.
+    assert ways_to_encode(question("separate", "vllm@0.33.0"), "aggregated").shares == SHARES
+    assert ways_to_encode(question("separate", "vllm@0.33.0"), "disaggregated").shares == ()
