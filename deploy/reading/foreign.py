@@ -383,6 +383,8 @@ def _role(name: str, flags: Flags) -> RoleName:
     for role, sign, letters in (("prefill", "kv_producer", "prefill"), ("decode", "kv_consumer", "decode")):
         if mode == role or sign in transfer or ((transfer or mode) and letters in name.lower()):
             return "prefill" if role == "prefill" else "decode"
+    if "--encoder-only" in flags or "ec_producer" in (flags.get("--ec-transfer-config") or ""):
+        return "encode"
     if "--is-prefill-worker" in flags:
         return "prefill"
     return "mixed"

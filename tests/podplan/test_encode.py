@@ -110,3 +110,16 @@ def test_other_engines_refuse_the_manifest(
     words = ["deploy", str(tmp_path / "plan" / "manifest.yaml"), "--engine", engine, "--platform", "bare"]
     assert main([*words, "--out", str(tmp_path / "files")]) == 3
     assert "encode-pools" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --encoder-only --tp-size 1",
+        'vllm serve Qwen/Qwen3-8B --ec-transfer-config {"ec_connector":"ECMooncakeConnector","ec_role":"ec_producer"}',
+    ],
+)
+def test_what_encodes_alone_is_not_imported_as_what_answers(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An encoder's command line is known for one, and refused."""
+    assert main(["import", words, "--hw", "h800"]) == 2
+    assert "encode" in capsys.readouterr().err
