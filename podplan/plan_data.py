@@ -55,6 +55,7 @@ def format_json(tried: Tried) -> dict[str, object]:
     return {
         "weights": picked(tried.formats, "prefill decode"),
         "kv_dtype": tried.formats.kv,
+        **({"encode": tried.encode} if tried.encode else {}),
         "requests_per_second": plan.requests_per_second if plan else None,
         "devices": plan.devices if plan else None,
         "binding_limit": tried.binding_limit,

@@ -39,12 +39,11 @@ class Ways(NamedTuple):
 
 
 def ways_to_encode(question: Question, shape: ShapeName) -> Ways:
-    """Return the ways to encode the pictures of a question that its engine has before a shape."""
-    fused = () if question.encode == "separate" else (0.0,)
-    if question.encode == "fused" or question.workload.pictures is None:
+    """Return the ways to encode the pictures of a question, as it asks, that its engine has before a shape."""
+    if question.encode != "separate":
         return Ways((0.0,), None)
     broken = None if question.engine == "reference" else broken_encoder(load_engine(question.engine), shape)
-    return Ways(fused if broken else (*fused, *SHARES), broken)
+    return Ways(() if broken else SHARES, broken)
 
 
 def apart(question: Question, share: float) -> Question:

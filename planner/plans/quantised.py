@@ -1,4 +1,4 @@
-"""Engines and number formats as a choice: each alternative is a part of the space, searched and compared.
+"""What a question leaves to choose: engines, number formats, where pictures are encoded. Each alternative is searched.
 
 Roles share a KV cache, so they share its format; weights are each role's own, for prefill and decode instances are
 launched apart. Aggregated instances are both roles and load one checkpoint.
@@ -7,15 +7,18 @@ launched apart. Aggregated instances are both roles and load one checkpoint.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import get_args
 
 from ground.errors import BadInput
 from hardware.formats import KvDtype, multiplied, storable
 from hardware.spec import Dtype, HardwareSpec
 from planner.engines.loader import Needs, load_engine
 from planner.engines.rules import broken_drafts
+from planner.engines.spec import ShapeName
+from planner.instances.encoding import ways_to_encode
 from planner.instances.space import Role
 from planner.plans.plan import Plan
-from planner.question import Formats, Question
+from planner.question import Encode, Formats, Question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +30,13 @@ class Tried:
     plan: Plan | None
     binding_limit: str
     cut: dict[Role, dict[str, int]]
+    encode: Encode | None = None
+    """Where pictures are encoded; None where there are none."""
 
     @property
     def told(self) -> str:
         """Its name, such as ``int8 weights, bf16 KV cache``."""
-        return format_text(self.formats)
+        return format_text(self.formats) + (f", encode {self.encode}" if self.encode else "")
 
 
 def format_text(formats: Formats) -> str:
@@ -60,20 +65,32 @@ def in_format(question: Question, formats: Formats) -> Question:
 
 def as_planned(question: Question, plan: Plan) -> Question:
     """Return the question with the engine and in the formats of a plan for it, and nothing to choose from."""
-    return replace(in_format(question, own_formats(plan.question)), engine=plan.question.engine, engines=())
+    own = replace(question, engine=plan.question.engine, engines=(), encode=plan.question.encode)
+    return in_format(own, own_formats(plan.question))
 
 
 def alternatives(question: Question) -> list[Question]:
     """Return the question with each of its engines in each of its formats; itself where there is nothing to choose.
 
-    Aggregated instances alone leave the formats that both roles share.
+    Pictures are encoded in each way that the engine has, where that is to be chosen, too. Aggregated instances alone
+    leave the formats that both roles share.
     """
     asked = question.formats
     if question.shape == "aggregated" and question.prefill.budget == question.decode.budget:
         asked = tuple(formats for formats in asked if formats.prefill == formats.decode) or asked
     in_each = [in_format(question, formats) for formats in asked] or [question]
     engines = question.engines or (question.engine,)
-    return [_draftable(replace(each, engine=engine, engines=())) for engine in engines for each in in_each]
+    every = [_draftable(replace(each, engine=engine, engines=())) for engine in engines for each in in_each]
+    return [choice for each in every for choice in _encoding(each)]
+
+
+def _encoding(question: Question) -> list[Question]:
+    """Return the question with each way to encode pictures that is to be chosen from and its engine has."""
+    if question.encode != "auto":
+        return [question]
+    fused, separate = (replace(question, encode=way) for way in ("fused", "separate"))
+    able = any(ways_to_encode(separate, shape).shares for shape in get_args(ShapeName))
+    return [fused, separate] if able and question.workload.pictures else [fused]
 
 
 def _draftable(question: Question) -> Question:

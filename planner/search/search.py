@@ -199,13 +199,21 @@ def question_of(found: Found) -> Question:
 def tried_of(found: Found) -> Tried:
     """Return what a number format came to, beside others."""
     question, best = question_of(found), found.best
+    encode = question.encode if question.workload.pictures else None
     if best is None:
         from planner.search.changes.refusal import limit_of  # only a refusal needs it
 
         limit = limit_of(found.separate)
     else:
         limit = best.binding_limit
-    return Tried(engine=question.engine, formats=own_formats(question), plan=best, binding_limit=limit, cut=found.cut)
+    return Tried(
+        engine=question.engine,
+        formats=own_formats(question),
+        plan=best,
+        binding_limit=limit,
+        cut=found.cut,
+        encode=encode,
+    )
 
 
 def answer_of(found: Found, *, beside: bool) -> Answer:

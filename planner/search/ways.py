@@ -91,15 +91,14 @@ def gather_fleet(
     for member in fleet.members:
         longer = (transfers or {}).get(member.name)
         known, own = costing or Costing(count, member.name), list[Option]()
-        told: dict[str, tuple[Question, Pools]] = {}
+        pools: dict[str, tuple[Question, Pools]] = {}
         for formed in formats_of(member, "disaggregated"):
             pools = _gather_pools(fleet, formed, longer, rows, known)
             own += map(known.fed, _options(fleet, formed, pools))
-            told = told if told and formed.question.encode_share else pools
-        if not told:  # the engine has encode instances before aggregated ones alone
+        if not pools:  # the engine has encode instances before aggregated ones alone
             alone = replace(member.question, shape="aggregated")
-            told = _gather_pools(fleet, replace(member, question=alone), longer, rows, known)
-        roles.append(next(iter(told.values())))
+            pools = _gather_pools(fleet, replace(member, question=alone), longer, rows, known)
+        roles.append(next(iter(pools.values())))
         cut = _joined(cut, roles[-1][1].cut)
         options.append(tuple(own))
     return Gathered(fleet, tuple(options), count, tuple(roles), cut)

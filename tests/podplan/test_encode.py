@@ -116,10 +116,24 @@ def test_other_engines_refuse_the_manifest(
     "words",
     [
         "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --encoder-only --tp-size 1",
-        'vllm serve Qwen/Qwen3-8B --ec-transfer-config {"ec_connector":"ECMooncakeConnector","ec_role":"ec_producer"}',
+        """vllm serve Qwen/Qwen3-8B --ec-transfer-config '{"ec_connector":"X","ec_role":"ec_producer"}'""",
     ],
 )
 def test_what_encodes_alone_is_not_imported_as_what_answers(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """An encoder's command line is known for one, and refused."""
     assert main(["import", words, "--hw", "h800"]) == 2
     assert "encode" in capsys.readouterr().err
+
+
+def test_auto_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    """What pictures encoded in steps with prompts come to stands beside what encode instances do."""
+    found = podplan.plan(
+        "qwen2.5-vl-7b-instruct",
+        **(ASKED | {"encode": "auto", "shape": "disaggregated", "engine": "reference", "rate": None}),
+    )
+    told = {each["encode"]: each["requests_per_second"] for each in found.to_dict()["formats"]}
+    assert set(told) == {"fused", "separate"}
+    best = found.best
+    assert best is not None
+    assert best.requests_per_second == max(told.values())
+    assert (best.encode is not None) == (told["separate"] > told["fused"])

@@ -1,7 +1,5 @@
 """Encode instances as the search sees them: their step cost, memory, and part of the limit."""
 
-from dataclasses import replace
-
 import pytest
 
 from hardware.loader import load_hardware
@@ -15,6 +13,7 @@ from planner.costs.memory import memory, tower_weight_bytes
 from planner.instances.encoding import SHARES, apart, before, behind, embedding_seconds, ways_to_encode
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
+from planner.plans.quantised import alternatives
 from planner.question import Encode, Machines, Question
 from planner.strategy import Strategy
 from planner.workload import Lengths, Workload
@@ -104,14 +103,9 @@ def test_the_parts_of_the_limit_add_up(share: float) -> None:
 
 
 def test_engines_that_have_no_encode_instances_leave_the_fused_way() -> None:
-    """``auto`` leaves an engine without them what it runs, ``separate`` leaves nothing, with the rule's source."""
-    assert ways_to_encode(question("auto"), "aggregated").shares == (0.0, *SHARES)
+    """``separate`` leaves an engine without them nothing, with the rule's source, and ``auto`` the fused way."""
     assert ways_to_encode(question("separate"), "disaggregated").shares == SHARES
     assert ways_to_encode(question("fused"), "aggregated").shares == (0.0,)
-    assert ways_to_encode(
-        replace(question("auto"), workload=replace(question().workload, pictures=None)), "aggregated"
-    ).shares == (0.0,)
-    assert ways_to_encode(question("auto", "xllm@0.9.0"), "aggregated").shares == (0.0,)
     found = ways_to_encode(question("separate", "xllm@0.9.0"), "disaggregated")
     assert found.shares == ()
     assert found.broken is not None
@@ -120,3 +114,5 @@ def test_engines_that_have_no_encode_instances_leave_the_fused_way() -> None:
     # vLLM has them before aggregated instances alone.
     assert ways_to_encode(question("separate", "vllm@0.33.0"), "aggregated").shares == SHARES
     assert ways_to_encode(question("separate", "vllm@0.33.0"), "disaggregated").shares == ()
+    assert [each.encode for each in alternatives(question("auto"))] == ["fused", "separate"]
+    assert [each.encode for each in alternatives(question("auto", "xllm@0.9.0"))] == ["fused"]
