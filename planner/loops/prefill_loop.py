@@ -9,7 +9,7 @@ from planner.loops.arrays import TableArrays
 from planner.loops.compiled import njit, outermost
 from planner.loops.tables_loop import keep_worth_loading, pass_seconds
 
-__all__ = ["IN_TURN", "LEAST_LOAD", "Instances", "Prompts", "keep_worth_loading", "play"]
+__all__ = ["IN_TURN", "LEAST_LOAD", "Instances", "Prompts", "count_late", "keep_worth_loading", "play"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -217,3 +217,18 @@ def play(
         add(i, p, prompts, pool)
     for i in range(instances):
         advance(i, until, prompts, pool, budget, times)
+
+
+@outermost
+def count_late(prompts: Prompts, counted: tuple[int, int], until: float, limit: float, late: Ints, there: Ints) -> None:
+    """Count in equal parts of some prompts who are ``late`` and who are ``there``, [parts] each.
+
+    Who waits or runs at ``until`` has the first token then at the earliest.
+    """
+    p, size = counted[0], counted[1] - counted[0]
+    for k in range(late.size):
+        late[k], there[k] = 0, size // late.size + (k < size % late.size)
+        for _ in range(there[k]):
+            first = until if np.isinf(prompts.first[p]) else prompts.first[p]
+            late[k] += first - prompts.arrival[p] > limit
+            p += 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.objective import LEAST_PART
 from planner.serving.latency import Latency
-from planner.serving.streams import PARTS, Floats, Stream
+from planner.serving.streams import PARTS, Floats, Ints, Stream
 
 _AIM, _BEYOND = 0.995, 1.02
 """Of a limit, where root finding aims; of the largest rate asked for, where waits are taken to be endless."""
@@ -28,7 +28,8 @@ _SLOW = 4
 """Rates in turn that did not halve what is left, after which the middle is taken to the end."""
 _OVERLOAD = 2.0
 """Of a limit, beyond which latency tells more of a stream's length than of how near the largest rate is."""
-_BATCHES, _TINY = 10, 1e-12
+BATCHES, _TINY = 10, 1e-12
+"""Parts of a sample whose means tell its error, and nothing."""
 _LEAST_PART = 0.2
 """Of those who count: so many tell of all at least."""
 LEVEL = 0.9
@@ -95,7 +96,7 @@ class Until:
         """
         share = 1 - limits.percentile / 100
         if level is not None:
-            share += _quantile(level, _BATCHES) * min(share, math.sqrt(share * (1 - share) / (_BATCHES - 1)))
+            share += _quantile(level, BATCHES) * min(share, math.sqrt(share * (1 - share) / (BATCHES - 1)))
         inner = stream.answer_tokens[stream.counting]
         answered = (inner > 1).sum() if limits.tpot_seconds else 0
         most = [math.ceil((known - 1) * share) if known else len(stream) for known in (inner.size, answered)]
@@ -121,14 +122,29 @@ class Until:
         )
 
     def _enough(self, seconds: Floats, limit: float, most: int) -> bool:
-        late = np.count_nonzero(seconds > limit)
-        if late > most:
-            return True
-        share, part = 1 - self.limits.percentile / 100, _LEAST_PART * (self.counting.stop - self.counting.start)
-        if self.level is None or seconds.size < part or late <= share * seconds.size:
-            return False
+        late = int(np.count_nonzero(seconds > limit))
+        if late > most or not self._telling(late, seconds.size):
+            return late > most
         known = seconds[~np.isnan(seconds)]
-        return bool(late - share * known.size > known.size * _half(known, limit, self.level))
+        return bool(late - self._share * known.size > known.size * _half(known, limit, self.level or 0.0))
+
+    def late_prompts(self, late: Ints, there: Ints) -> bool:
+        """Whether enough is known by how many of those that have come are late in each tenth of them, [tenths]."""
+        missing, known, some = int(late.sum()), int(there.sum()), there > 0
+        if missing > self.most_late[0] or not self._telling(missing, known):
+            return missing > self.most_late[0]
+        shares = late[some] / there[some]
+        return missing - self._share * known > known * _half_of(shares, self.level or 0.0)
+
+    @property
+    def _share(self) -> float:
+        """Of requests, that may be late."""
+        return 1 - self.limits.percentile / 100
+
+    def _telling(self, late: int, known: int) -> bool:
+        """Whether the part of a stream that was played may tell enough, so many of it ``late``."""
+        part = _LEAST_PART * (self.counting.stop - self.counting.start)
+        return self.level is not None and known >= part and late > self._share * known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -184,8 +200,15 @@ def percentile_interval(seconds: Floats, percentile: float, level: float = LEVEL
 
 def _half(known: Floats, value: float, level: float) -> float:
     """Half the confidence interval of the share beyond a value, by the parts of what is known."""
-    shares = [np.count_nonzero(part > value) / part.size for part in np.array_split(known, _BATCHES) if part.size]
-    return _quantile(level, len(shares)) * float(np.std(shares, ddof=1)) / math.sqrt(len(shares)) if shares[1:] else 0.0
+    parts = np.array_split(known, BATCHES)
+    return _half_of(np.array([np.count_nonzero(part > value) / part.size for part in parts if part.size]), level)
+
+
+def _half_of(shares: Floats, level: float) -> float:
+    """Half the confidence interval of a share by those of parts; 0 where there are no several."""
+    if shares.size < 2:
+        return 0.0
+    return _quantile(level, shares.size) * float(shares.std(ddof=1)) / math.sqrt(shares.size)
 
 
 def _quantile(level: float, parts: int) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ground.identity import Same
 from planner.serving.capacity import (
+    BATCHES,
     Capacity,
     Limits,
     Outcome,
@@ -25,8 +26,8 @@ from planner.serving.capacity import (
     percentile_interval,
     trial,
 )
-from planner.serving.prefill import PrefillPool, play_prefill
-from planner.serving.streams import Floats, Stream, stationary, traced
+from planner.serving.prefill import Look, PrefillPool, play_prefill
+from planner.serving.streams import Stream, stationary, traced
 from planner.workload import Workload
 
 FEW, MANY = 2_500, 60_000
@@ -205,9 +206,9 @@ class PlayedPrefill(Player):
 
 def prefill_outcome(pool: PrefillPool, stream: Stream, until: Until | None = None) -> Outcome:
     """Return TTFT of a stream, played until enough is known; prefill gives no TPOT."""
-
-    def outcome(first: Floats) -> Outcome:
-        return Outcome(ttft_seconds=first - stream.arrival_seconds[: first.size], tpot_seconds=np.zeros(0))
-
-    played = play_prefill(pool, stream, (lambda first: until(outcome(first))) if until else None)
-    return replace(outcome(played.first_token_seconds), ended=played.ended)
+    look = None
+    if until is not None and until.limits.ttft_seconds is not None:
+        look = Look(until.limits.ttft_seconds, until.counting, BATCHES, until.late_prompts)
+    played = play_prefill(pool, stream, look)
+    ttft = played.first_token_seconds - stream.arrival_seconds
+    return Outcome(ttft_seconds=ttft, tpot_seconds=np.zeros(0), ended=played.ended)

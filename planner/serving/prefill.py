@@ -54,13 +54,23 @@ class Prefilled:
     """Whether the play ended early: those who waited have their first tokens then at the earliest."""
 
 
-def play_prefill(pool: PrefillPool, stream: Stream, enough: Callable[[Floats], bool] | None = None) -> Prefilled:
+class Look(NamedTuple):
+    """What ends a play before its stream does."""
+
+    limit_seconds: float
+    """On TTFT."""
+    counting: slice
+    parts: int
+    enough: Callable[[Ints, Ints], bool]
+    """Whether enough is known by how many are late, and how many have come, in each of so many parts, [parts]."""
+
+
+def play_prefill(pool: PrefillPool, stream: Stream, look: Look | None = None) -> Prefilled:
     """Return when every prompt of a stream has its first token; the stream's arrivals must not fall.
 
-    Args: ``enough`` is asked now and then, with when prompts that have come have their first tokens, of those that
-        wait at the earliest; where it says so the play ends there.
+    Args: ``look`` tells now and then of the prompts that have come whether enough is known: the play ends there.
     """
-    return PrefillRun(pool).whole(stream, enough)
+    return PrefillRun(pool).whole(stream, look)
 
 
 class Ended(NamedTuple):
@@ -123,17 +133,26 @@ class PrefillRun:
             self._loop.keep_worth_loading(self.pool.times, self.pool.budget_tokens, reused)
         return self._loop.Prompts(arrival, stream.prompt_tokens, reused, *fresh)
 
-    def whole(self, stream: Stream, enough: Callable[[Floats], bool] | None = None) -> Prefilled:
-        """Play a stream from an idle pool to its end, or until ``enough`` is known; see ``play_prefill``."""
+    def whole(self, stream: Stream, look: Look | None = None) -> Prefilled:
+        """Play a stream from an idle pool to its end, or until enough is known; see ``play_prefill``."""
         prompts, count = self._arriving(stream), len(stream)
         first, ended = prompts.first, False
-        for begin, end in parts_of(count, _LOOK) if enough else [(0, count)]:
+        for begin, end in parts_of(count, _LOOK) if look else [(0, count)]:
             until = prompts.arrival[end] if end < count else np.inf
             self._loop.play(prompts, self._held, self._rule, self.pool.times, (begin, end), begin, until)
-            if enough and end < count and enough(np.where(np.isinf(first[:end]), until, first[:end])):
+            if look and end < count and self._enough(prompts, end, until, look):
                 first, ended = np.where(np.isinf(first), np.maximum(until, prompts.arrival), first), True
                 break
         return Prefilled(first, prompts.origin, self.busy_seconds(), ended)
+
+    def _enough(self, prompts: "loop_types.Prompts", end: int, until: float, look: Look) -> bool:
+        """Whether enough is known of the prompts before ``end``, which have come by ``until``."""
+        start, stop = look.counting.start, min(look.counting.stop, end)
+        if start >= stop:
+            return False
+        late, there = np.zeros(look.parts, dtype=np.int64), np.zeros(look.parts, dtype=np.int64)
+        self._loop.count_late(prompts, (start, stop), until, look.limit_seconds, late, there)
+        return look.enough(late, there)
 
     def play(self, stream: Stream, until: float, numbers: Ints | None = None) -> Ended:
         """Let a part of the stream arrive, play every pass that begins before ``until``; return who ended by then.
