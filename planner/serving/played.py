@@ -5,14 +5,13 @@ as late. What is left is played on many, whose percentiles are those that are to
 are kept ends as soon as that is certain, or sure of many.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ground.identity import Same
+from ground.identity import Kept, Same
 from planner.serving.capacity import (
     BATCHES,
     Capacity,
@@ -72,6 +71,8 @@ class Player:
     _trials: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
     _ended: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
     """Of plays that ended early."""
+    _late: dict[tuple[int, int], Trial] = field(default_factory=dict, repr=False)
+    """By instances and requests: at the smallest rate that is known to miss a limit, beyond which all do."""
     _capacities: dict[int, Capacity] = field(default_factory=dict, repr=False)
     _found: dict[tuple[float, int, float | None, int], Capacity | None] = field(default_factory=dict, repr=False)
 
@@ -105,6 +106,9 @@ class Player:
         """Play one of ``instances`` at its rate until it is certain that limits are missed, or that few tell so."""
         key = self._key(rate_per_second, instances, requests)
         found = self._trials.get(key) or self._ended.get(key)
+        late = self._late.get(key[1:])
+        if found is None and late is not None and late.rate_per_second <= rate_per_second:
+            return late  # the same gaps, closer together
         if found is None:
             play, stream = self.plays(requests, instances)
             until = (Until.sure if key[2] == MANY else Until.certain)(stream, self.limits, SURE)
@@ -114,14 +118,23 @@ class Player:
 
     def surely_late(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> bool:
         """Whether so few requests tell that one of ``instances`` misses a limit at its rate."""
-        return self.verdict(rate_per_second, instances, requests).surely_late(SURE)
+        found = self.verdict(rate_per_second, instances, requests)
+        return self._noted(found, instances, requests, late=found.surely_late(SURE))
+
+    def _noted(self, found: Trial, instances: int, requests: int, *, late: bool) -> bool:
+        """Keep a trial that is late at a smaller rate than those before; whether it is late."""
+        _, *alike = self._key(found.rate_per_second, instances, requests)
+        known = self._late.get((alike[0], alike[1]))
+        if late and (known is None or found.rate_per_second < known.rate_per_second):
+            self._late[alike[0], alike[1]] = found
+        return late
 
     def keeps(self, rate_per_second: float, instances: int = 1) -> bool:
         """Whether one of ``instances`` keeps the limits at its rate."""
         if self.surely_late(rate_per_second, instances):
             return False
         found = self.verdict(rate_per_second, instances, MANY)
-        return not found.ended and found.excess <= 1
+        return not self._noted(found, instances, MANY, late=found.ended or found.excess > 1)
 
     def told(self, rate_per_second: float, instances: int, most_per_second: float) -> Played:
         """Return what is known of ``instances`` at the rate of one; all of them are to carry no more than ``most``."""
@@ -161,8 +174,8 @@ class Player:
         return found
 
 
-_IN_USE: WeakValueDictionary[Hashable, "PlayedPrefill"] = WeakValueDictionary()
-"""Players by what decides their plays: engines whose steps take as long are played once."""
+_PLAYERS = Kept["PlayedPrefill"](most=4096)
+"""Players by what decides their plays: what takes as long in another engine or question is not played again."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -178,10 +191,7 @@ class PlayedPrefill(Player):
             (pool.times.content, pool.ranks, pool.budget_tokens, pool.instances, pool.policy),
             (Same(workload), limits, most_tokens),
         )
-        known = _IN_USE.get(key)
-        if known is None:
-            known = _IN_USE[key] = cls._new(pool, workload, limits, most_tokens)
-        return known
+        return _PLAYERS.of(key, lambda: cls._new(pool, workload, limits, most_tokens))
 
     @classmethod
     def _new(cls, pool: PrefillPool, workload: Workload, limits: Limits, most_tokens: float) -> "PlayedPrefill":
