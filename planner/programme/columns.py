@@ -158,6 +158,11 @@ class Side:
         self._learn(offer, left, float(self.rate[column]))
         return False
 
+    def widest(self, column: int, most_room: int) -> int:
+        """Return the column with most instances of the same kind within so much room, or the column itself."""
+        alike = slice(column, int(np.searchsorted(self.offer, self.offer[column], side="right")))
+        return max(column + int(np.searchsorted(self.room[alike], most_room, side="right")) - 1, column)
+
     def _learn(self, offer: int, left: int, rate: float) -> None:
         """Guess that other numbers of a kind's instances carry as much each as ``left`` do, or no more than guessed.
 

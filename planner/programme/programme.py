@@ -228,10 +228,30 @@ class Programme:
         known = self.carried(found) if found is not None and self.aim.goal.maximised else least_rate
         while True:
             choice = self.best(known * (1 - BELOW), "bound")
+            if choice is None:
+                return None
             wanted = self.aim.rate if self.aim.rate is not None else known * (1 - BELOW)
-            if choice is None or solve_open(self.picked(choice), wanted):
+            if not self._short(choice, wanted) and solve_open(self.picked(choice), wanted):
                 return choice
             known = self._exactly(known)
+
+    def _short(self, choice: Picks, wanted: float) -> bool:
+        """Whether a kind of the choice carries less than is wanted with as many instances as fit beside the others.
+
+        Then fewer do, too (``Side.carries``): where the largest rate of one model is sought, one look tells of all
+        numbers of instances that could better what is known. The others take least where they just carry that.
+        """
+        if not (self.aim.goal.maximised and wanted > 0 and len(self.ways) == 1):
+            return False
+        chosen, most = self.picked(choice), self.aim.devices
+        least = [side.room[side.staircase(most[side.machines.budget], wanted)[0]] for side, _ in chosen]
+        for own, (side, column) in enumerate(chosen):
+            pool = side.machines.budget
+            others = (int(room) for n, room in enumerate(least) if n != own and chosen[n][0].machines.budget == pool)
+            widest = side.widest(column, most[pool] - sum(others))
+            if widest != column and not side.exact[column] and not side.carries(widest, wanted):
+                return True
+        return False
 
     def sufficient(self) -> Picks | None:
         """Return columns that carry the asked rate, the first that are found; None where none is likely to.
