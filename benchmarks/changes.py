@@ -19,6 +19,7 @@ from ground.traces import Trace, first_requests, read_trace, repeat, requests_pe
 from planner.changeover.change import Asked, Change, change
 from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, space_of
 from planner.changeover.robust import Scenario, stood
+from planner.changeover.scenarios import solved_scenario
 from planner.checks.traced import least_chips
 from planner.manifest.migration import Staged, union
 from planner.manifest.schema import Manifest
@@ -27,7 +28,7 @@ from planner.workload import Traffic
 from podplan.on_trace import rows_of
 from podplan.options import QuestionFlags
 from podplan.question import read_question
-from podplan.scenarios import policy_on_traces, solved_scenario
+from podplan.scenarios import policy_on_traces
 from runtime.simulate.changes import Autoscale, Migrating
 from runtime.simulate.faults import Fault
 from runtime.simulate.metrics import SimulationResult
@@ -107,7 +108,7 @@ def scenario(name: str, model: str, piece: Piece) -> Scenario:
     rows = rows_of(piece.trace, reuse_stated=False)
     assert rows is not None, "recorded windows have arrivals of their own"
     question = replace(asked.question, workload=Traffic.from_trace(rows).workload, rate_per_second=piece.rate)
-    return solved_scenario(name, replace(asked, question=question, trace=piece.trace), hours=HOURS)
+    return solved_scenario(name, question, rows, hours=HOURS)
 
 
 def loose_bound(own: Scenario, piece: Piece) -> float:

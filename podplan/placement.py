@@ -3,14 +3,14 @@
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput, Fault
 from ground.files import read_text
-from ground.units import number_of, parse_count
+from ground.units import number_of
 from models.loader import load_model
 from planner.balance.imbalance import measured_distribution
 from planner.costs.predict import Configuration
@@ -105,7 +105,7 @@ class PlaceResult(Result):
     seconds: float
     dense_layers: int
     held_out: HeldOut | None = None
-    decision: Decision | None = None
+    decision: Decision = Decision()
     timed: Timed | None = None
     traffic: LeavingTokens | None = None
     migration: MapChange | None = None
@@ -207,10 +207,8 @@ class PlaceResult(Result):
         return {**texts, ANSWER: as_json(self.to_dict())}
 
 
-def _decision_json(decision: Decision | None) -> dict[str, Any]:
+def _decision_json(decision: Decision) -> dict[str, Any]:
     """Return the choices and the verdict."""
-    if decision is None:
-        return {}
     found = decision.verdict
     told = {} if found is None else {"verdict": as_data(found) | picked(found, "saves worth_it")}
     return {**({"redundancy": as_data(decision.choices)} if decision.choices else {}), **told}
@@ -274,7 +272,7 @@ def place(loads: str | Path, *, devices: int | str, **flags: object) -> PlaceRes
     )
 
 
-def decide(flags: PlaceFlags, read: LoadFile, asked: Configuration | None) -> tuple[Problem, Decision | None]:
+def decide(flags: PlaceFlags, read: LoadFile, asked: Configuration | None) -> tuple[Problem, Decision]:
     """Return the problem, with the redundancy chosen where that was left to podplan, and how it was decided."""
     problem = read_problem(flags, read)
     mean = replace(problem, loads=problem.mean_loads)
@@ -284,14 +282,13 @@ def decide(flags: PlaceFlags, read: LoadFile, asked: Configuration | None) -> tu
         choices = tuple(curve(mean, redundancies(mean.experts, mean.ranks), asked, distribution))
     if flags.by_planner:
         problem = replace(problem, redundant=best_choice(choices).redundant)
-    if asked is None:
-        return problem, Decision(choices=choices) if choices else None
-    return problem, Decision(choices=choices, verdict=verdict(asked, mean, problem.redundant, distribution))
+    told = None if asked is None else verdict(asked, mean, problem.redundant, distribution)
+    return problem, Decision(choices=choices, verdict=told)
 
 
 def read_problem(flags: PlaceFlags, read: LoadFile) -> Problem:
     """Return what is to be placed; BadInput naming the flag."""
-    ranks = parse_count(flags.devices or "", "--devices")
+    ranks = flags.count("devices", 0)
     if ranks > MOST_DEVICES:
         raise BadInput(f"--devices: {ranks} are more than the {MOST_DEVICES} that experts are placed on")
     experts = read.loads.shape[1]
@@ -300,12 +297,13 @@ def read_problem(flags: PlaceFlags, read: LoadFile) -> Problem:
         raise BadInput(
             f"--redundant-experts: {experts + redundant} slots are more than the {MOST_SLOTS} that are placed"
         )
+    moe = None if flags.model is None else load_model(flags.model).moe
     return Problem(
         loads=_objective_loads(flags, read),
         ranks=ranks,
         redundant=redundant,
         nodes=flags.count("nodes", 1),
-        groups=_groups(flags),
+        groups=flags.count("groups", 1 if moe is None else moe.groups),
         keep_groups=flags.keep_groups,
     )
 
@@ -357,20 +355,11 @@ def _objective_loads(flags: PlaceFlags, read: LoadFile) -> NDArray[np.float64]:
     return read.loads.sum(axis=2) if read.loads.ndim == 3 else read.loads
 
 
-def _groups(flags: PlaceFlags) -> int:
-    """Groups of the router, as given or as the model has them."""
-    if flags.groups is not None:
-        return parse_count(flags.groups, "--groups")
-    spec = None if flags.model is None else load_model(flags.model)
-    return spec.moe.groups if spec is not None and spec.moe is not None else 1
-
-
 def read_holdout(flags: PlaceFlags, problem: Problem) -> Split | None:
     """Which slices are kept back; None where there are none to keep."""
-    word = read_choice(flags.holdout, "--holdout", ("alternate", "later", "none"))
-    if not problem.sliced or word == "none":
-        return None
-    return "alternate" if word == "alternate" else "later"
+    known: tuple[Split | Literal["none"], ...] = ("alternate", "later", "none")
+    word = read_choice(flags.holdout, "--holdout", known)
+    return None if word == "none" or not problem.sliced else word
 
 
 def _redundant(flags: PlaceFlags, experts: int, ranks: int) -> int:

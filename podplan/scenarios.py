@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,14 @@ from ground.errors import BadInput, Infeasible, naming
 from ground.files import read_yaml
 from ground.names import file_names
 from ground.traces import Trace, requests_per_second, scale_rate
-from ground.units import HOUR_SECONDS, format_count, format_duration, number_of, parse_duration, rounded_up
+from ground.units import HOUR_SECONDS, format_count, number_of, parse_duration
 from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, policy, space_of
 from planner.changeover.robust import Layout, Scenario, stood
+from planner.changeover.scenarios import solved_scenario
 from planner.manifest.document import dump_manifest
 from planner.manifest.schema import Manifest
-from planner.question import Question
-from planner.search.answer import Answer
-from planner.search.changes.missing import asked_limit, with_limit
-from planner.search.changes.nearest import limit_change
-from planner.search.changes.variations import alike
-from planner.search.search import search
-from podplan.on_trace import playable, traced
+from podplan.on_trace import playable
 from podplan.options import SIZES
-from podplan.question import Asked
 from podplan.question_files import Entry, asked_of, merged_flags, read_rows, typed_of
 from podplan.readers import read_fraction
 from podplan.result import Result, Row, as_json, picked
@@ -254,48 +247,9 @@ def _scenario(
     question = replace(asked.question, rate_per_second=(asked.question.rate_per_second or 0.0) * growth)
     weight = _positive(row.get("weight", "1"), f"{where}: weight")
     hours = parse_duration(row["lasts"], f"{where}: lasts") / HOUR_SECONDS if "lasts" in row else None
-    asked = replace(asked, question=question)
-    return solved_scenario(entry.name, asked, weight, hours), asked.trace if playable(asked) is not None else None
-
-
-def solved_scenario(name: str, asked: Asked, weight: float = 1.0, hours: float | None = None) -> Scenario:
-    """Return a scenario with its own best plan and the fewest chips that the search proved."""
-    answer, question, relaxed = served_nearest(asked)
-    bound = answer.bound.value if answer.best and answer.bound else None
-    return Scenario(
-        name=name,
-        question=question,
-        weight=weight,
-        hours=hours,
-        best=answer.best,
-        least_chips=0.0 if answer.best is None else bound if bound is not None else answer.best.chips,
-        relaxed=relaxed,
-    )
-
-
-def served_nearest(asked: Asked) -> tuple[Answer, Question, str | None]:
-    """Return the plan with the fewest chips; where none keeps the limits, the one of the nearest, and how near that is.
-
-    Of a trace the plan is played on it; where it does not keep its limits, they are what it does.
-    """
-    question = asked.question
-    answer, on_trace = traced(asked, partial(search, explain=False))
-    if answer.best is None:
-        for ttft in (True, False):
-            change = limit_change(question, ttft, alike())
-            if change.question is not None:
-                answer, nearest, _ = served_nearest(replace(asked, question=change.question))
-                return answer, nearest, f"{change.direction} {change.told}"
-    told = []
-    if on_trace is not None and not on_trace.keeps:
-        for name, ttft in (("TTFT", True), ("TPOT", False)):
-            limit = asked_limit(question, ttft)[1]
-            measured = rounded_up(on_trace.at(name.lower(), question.percentile) or 0.0)
-            if measured > limit:
-                question = with_limit(question, ttft, measured)
-                told.append(f"{name} {format_duration(measured)} on its trace instead of {format_duration(limit)}")
-    nearest = replace(answer.question, ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds)
-    return answer, nearest, " and ".join(told) or None
+    rows = playable(asked)
+    solved = solved_scenario(entry.name, question, rows, weight=weight, hours=hours)
+    return solved, None if rows is None else asked.trace
 
 
 def _positive(text: str, what: str) -> float:
