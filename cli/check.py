@@ -1,7 +1,7 @@
 """`plan check`: do the limits hold? For CI: a table, JSON, JUnit, exit code 0 or 3."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -15,6 +15,7 @@ from ground.units import format_duration, format_rate, rounded_down
 from ground.workers import executor_of
 from planner.checks.check import Verdict
 from planner.checks.margins import Margin
+from planner.plans.day import Window
 from podplan.checking import STATIONARY, Checked, after_text, lost_text, spares_text
 from podplan.checking import check as verdicts
 from podplan.day import span_text
@@ -60,46 +61,47 @@ def command(
     return ExitCode.DONE if found.feasible else ExitCode.INFEASIBLE
 
 
-_COLUMNS = ["question", "holds", "requests", "TTFT", "TPOT", "confidence"]
+Seen = tuple[Window, tuple[Margin, ...]]
+
+COLUMNS: dict[str, Callable[[Checked], str]] = {
+    "question": lambda each: each.asked.name,
+    "holds": lambda each: "yes" if each.verdict.holds else "no",
+    "requests": lambda each: _margin(each.verdict.margins, "rate") or _rate(each.verdict.rate_per_second),
+    "TTFT": lambda each: _margin(each.verdict.margins, "ttft"),
+    "TPOT": lambda each: _margin(each.verdict.margins, "tpot"),
+    "confidence": lambda each: _confidence(each.verdict),
+}
+AFTER_LOSS: dict[str, Callable[[Checked], str]] = {
+    "after a loss": lambda each: after_text(each.verdict.after_loss),
+    "spare": lambda each: spares_text(each.verdict.plan, each.verdict),
+}
+WINDOWS: dict[str, Callable[[Seen], str]] = {
+    "window": lambda at: span_text(at[0]),
+    ">requests": lambda at: format_rate(at[0].rate_per_second),
+    "TTFT": lambda at: _margin(at[1], "ttft"),
+    "TPOT": lambda at: _margin(at[1], "tpot"),
+}
 
 
 def show_checks(screen: Screen, checked: Sequence[Checked]) -> None:
     """Write a row for every question, then what fails and why."""
     lossy = any(each.verdict.after_loss for each in checked)
-    columns = [*_COLUMNS, *(["after a loss", "spare"] if lossy else [])]
-    screen.table(columns, [_row(each, lossy) for each in checked])
+    screen.grid(checked, COLUMNS | (AFTER_LOSS if lossy else {}))
     for each in checked:
         if each.windows:
-            _show_windows(screen, each)
+            screen.grid(each.windows, WINDOWS, f"{each.asked.name}: the day, sized for its worst window")
     based = [each for each in checked if each.basis != STATIONARY]
     screen.text(*(f"{each.asked.name}: figures are of {each.basis}." for each in based))
     told = [(each.asked.name, each.verdict) for each in checked if not each.verdict.holds]
     screen.text(*(f"{name}: no ({verdict.binding}): {verdict.explanation}." for name, verdict in told))
 
 
-def _show_windows(screen: Screen, checked: Checked) -> None:
-    """Write what every window of a question's day sees, the margins beside."""
-    rows = []
-    for window, margins in checked.windows:
-        cells = {margin.name: margin_text(margin) for margin in margins}
-        latencies = [cells.get("ttft", ""), cells.get("tpot", "")]
-        rows.append([span_text(window), format_rate(window.rate_per_second), *latencies])
-    title = f"{checked.asked.name}: the day, sized for its worst window"
-    screen.table(["window", "requests", "TTFT", "TPOT"], rows, title=title, right=["requests"])
+def _margin(margins: Sequence[Margin], name: str) -> str:
+    return next((margin_text(margin) for margin in margins if margin.name == name), "")
 
 
-def _row(checked: Checked, lossy: bool) -> list[str]:
-    verdict = checked.verdict
-    cells = {margin.name: margin_text(margin) for margin in verdict.margins}
-    row = [
-        checked.asked.name,
-        "yes" if verdict.holds else "no",
-        cells.get("rate", "" if verdict.rate_per_second is None else format_rate(verdict.rate_per_second)),
-        cells.get("ttft", ""),
-        cells.get("tpot", ""),
-        _confidence(verdict),
-    ]
-    return [*row, after_text(verdict.after_loss), spares_text(verdict.plan, verdict)] if lossy else row
+def _rate(per_second: float | None) -> str:
+    return "" if per_second is None else format_rate(per_second)
 
 
 def margin_text(margin: Margin) -> str:
@@ -123,15 +125,11 @@ def junit(checked: Sequence[Checked]) -> str:
     root = ElementTree.Element("testsuites", {"name": "plan check", **counts})
     suite = ElementTree.SubElement(root, "testsuite", {"name": "plan check", **counts})
     for each in checked:
-        case = ElementTree.SubElement(
-            suite, "testcase", {"classname": "plan.check", "name": _printable(each.asked.name)}
-        )
-        told = "\n".join(_junit_lines(each))
-        if not each.verdict.holds:
-            why = _printable(each.verdict.explanation)
-            ElementTree.SubElement(case, "failure", {"type": each.verdict.binding, "message": why}).text = told
-        else:
-            ElementTree.SubElement(case, "system-out").text = told
+        named = {"classname": "plan.check", "name": _printable(each.asked.name)}
+        why = {"type": each.verdict.binding, "message": _printable(each.verdict.explanation)}
+        tag, told = ("system-out", {}) if each.verdict.holds else ("failure", why)
+        case = ElementTree.SubElement(suite, "testcase", named)
+        ElementTree.SubElement(case, tag, told).text = "\n".join(_junit_lines(each))
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
