@@ -291,9 +291,14 @@ def names_of(kind: type[Any]) -> tuple[str, ...]:
 
 def command_line(flags: QuestionFlags) -> str:
     """Return the command that asks the same question."""
-    given = ((each.name, getattr(flags, each.name)) for each in dataclasses.fields(QuestionFlags))
-    told = [word for name, text in given if text is not None and name != "model" for word in (flag_name(name), text)]
+    told = [word for name, text in given(flags).items() if name != "model" for word in (flag_name(name), text)]
     return shlex.join(["plan", flags.model or "", *told])
+
+
+def given(flags: QuestionFlags) -> dict[str, str]:
+    """Return the flags that were given, by their fields."""
+    typed = {name: getattr(flags, name) for name in names_of(QuestionFlags)}
+    return {name: text for name, text in typed.items() if text is not None}
 
 
 def left_open(given: object) -> bool:

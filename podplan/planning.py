@@ -21,6 +21,7 @@ from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.job import ending_in_time, job_json
 from podplan.on_trace import trace_json, traced
+from podplan.options import given
 from podplan.plan_data import (
     bound_json,
     engines_json,
@@ -145,6 +146,7 @@ class PlanResult(Result):
             "requests_per_second_with_confidence": {f"{sureness.level:g}": sureness.rate_per_second},
         }
         return {
+            "flags": given(asked.flags),
             "question": question_json(asked),
             "assumptions": assumptions(asked, best),
             "feasible": self.feasible,

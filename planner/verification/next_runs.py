@@ -55,7 +55,7 @@ def next_runs(folder: Path, count: int, known: Sequence[tuple[str, Residual]]) -
     Raises:
         BadInput: there is no plan.json, or it has no plan.
     """
-    question, contenders = _read(folder / "plan.json")
+    typed, question, contenders = _read(folder / "plan.json")
     value = VALUES[str(question["objective"])]
     means = np.log([value(plan) for plan in contenders])
     metric = METRICS[1] if question["objective"] == "latency" else METRICS[2]
@@ -76,17 +76,17 @@ def next_runs(folder: Path, count: int, known: Sequence[tuple[str, Residual]]) -
                 picked=number == 0,
                 chance=float(np.mean(after[0] < best)),
                 gain=float(np.mean(np.expm1(best - after[0]))),
-                commands=tuple(_commands(question, plan, folder, number)),
+                commands=tuple(_commands(typed, question, plan, folder, number)),
             )
         )
     return sorted(found, key=lambda run: (-run.chance, -run.gain))[:count]
 
 
-def _read(path: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
-    """Return the question, and the pick with each other layout of the front at its best."""
+def _read(path: Path) -> tuple[dict[str, str], Mapping[str, Any], list[dict[str, Any]]]:
+    """Return the flags that were typed, the question, and the pick with each other layout of the front at its best."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        question, best = data["question"], data["best"]
+        typed, question, best = data["flags"], data["question"], data["best"]
         value = VALUES[str(question["objective"])]
         chosen: dict[str, dict[str, Any]] = {}
         for plan in (best, *sorted(data["pareto"], key=value, reverse=True)):
@@ -95,7 +95,7 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]]]:
         raise BadInput(f"--next: {path} is not there; plan with --out, and give its manifest as --manifest") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise BadInput(f"--next: {path} is no plan.json of a plan") from None
-    return question, list(chosen.values())
+    return typed, question, list(chosen.values())
 
 
 def _layout(plan: Mapping[str, Any]) -> str:
@@ -113,11 +113,13 @@ def _place(question: Mapping[str, Any], plan: Mapping[str, Any]) -> Residual:
     return Residual(labels=labels, features=tuple(math.log(max(float(each), 1.0)) for each in features))
 
 
-def _commands(question: Mapping[str, Any], plan: Mapping[str, Any], folder: Path, number: int) -> list[str]:
+def _commands(
+    typed: Mapping[str, str], question: Mapping[str, Any], plan: Mapping[str, Any], folder: Path, number: int
+) -> list[str]:
     """Return what plans the layout (the pick is planned), writes its files, sends its traffic and compares."""
     where = folder if number == 0 else folder / f"next-{number}"
     engine = str(question["engine"])
-    lines = [] if number == 0 else [[*_search(question, plan), "--out", str(where)]]
+    lines = [] if number == 0 else [[*_search(typed, question, plan), "--out", str(where)]]
     lines += [
         ["plan", "deploy", str(where / "manifest.yaml"), "--out", str(where / "deploy"), "--engine", engine],
         ["bash", str(where / "deploy" / "benchmark.sh")],
@@ -126,28 +128,13 @@ def _commands(question: Mapping[str, Any], plan: Mapping[str, Any], folder: Path
     return [shlex.join(words) for words in lines]
 
 
-def _search(question: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
-    def of_pools(key: str) -> str:
-        return ",".join(f"{pool['role']}={pool[key]}" for pool in plan["pools"])
-
-    def one(name: str) -> str:
-        held = question[name]
-        return str(held["shared"]) if "shared" in held else ",".join(f"{role}={held[role]}" for role in held)
-
-    machines = question["hardware"]
-    same = len(set(machines.values())) == 1
-    words = ["plan", "search", str(question["model"]), "--engine", str(question["engine"])]
-    words += ["--hw", machines["decode"] if same else ",".join(f"{role}={name}" for role, name in machines.items())]
-    words += ["--devices", one("devices"), "--kv-dtype", str(question["kv_dtype"])]
-    words += ["--weights", ",".join(f"{role}={name}" for role, name in question["weights"].items())]
-    for flag, key in (("isl", "input_tokens"), ("osl", "output_tokens")):
-        words += [f"--{flag}", f"{question[key]['mean']:g}"]
-        if question[key]["squared_cv"]:
-            words += [f"--{flag}-cv", f"{math.sqrt(question[key]['squared_cv']):.4g}"]
-    if question["prefix_reuse"]:
-        words += ["--prefix-reuse", f"{question['prefix_reuse']:g}"]
-    if question["rate_per_second"]:
-        words += ["--rate", f"{question['rate_per_second']:g}/s"]
-    words += ["--ttft", f"{question['ttft_seconds']:g}s", "--tpot", f"{question['tpot_seconds']:g}s"]
-    words += ["--percentile", f"{question['percentile']:g}", "--objective", str(question["objective"])]
-    return [*words, "--strategy", of_pools("strategy"), "--instances", of_pools("instances")]
+def _search(typed: Mapping[str, str], question: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
+    """Return the command that was typed with what the plan fixes in place of what it chose from."""
+    pools = {
+        key: ",".join(f"{pool['role']}={pool[key]}" for pool in plan["pools"]) for key in ("strategy", "instances")
+    }
+    weights = ",".join(f"{role}={name}" for role, name in question["weights"].items())
+    fixed = {"engine": str(question["engine"]), "weights": weights, "kv_dtype": str(question["kv_dtype"]), **pools}
+    flags = {name: text for name, text in {**typed, **fixed}.items() if name != "model"}
+    words = [word for name, text in flags.items() for word in (f"--{name.replace('_', '-')}", text)]
+    return ["plan", "search", typed["model"], *words]

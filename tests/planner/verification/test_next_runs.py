@@ -44,7 +44,8 @@ def _folder(path: Path, second: float) -> Path:
         "engine": "vllm@0.33.0",
     }
     best, other = _plan(10.0, "TP=1", 1), _plan(second, "TP=8", 8)
-    data = {"question": question, "best": best, "pareto": [best, other, _plan(second / 2, "TP=8", 8)]}
+    flags = {"model": "qwen3-8b", "hw": "h100", "devices": "8"}
+    data = {"flags": flags, "question": question, "best": best, "pareto": [best, other, _plan(second / 2, "TP=8", 8)]}
     (path / "plan.json").write_text(json.dumps(data), encoding="utf-8")
     return path
 
