@@ -1,7 +1,8 @@
 """`plan ui`: what-if in a browser on this machine; sliders ask, and the plan follows."""
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from cli.options import Text, options
 from cli.output import note
@@ -18,10 +19,6 @@ from podplan.catalogue import hardware as hardware_of
 from podplan.catalogue import models as models_of
 from podplan.options import QuestionFlags, argument, command_line, flag, switch
 from podplan.planning import PlanResult, plan
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
 
 HOST = "127.0.0.1"
 PORT = "8390"
@@ -152,7 +149,7 @@ def show(desk: Desk) -> None:
     pages.timer(PAUSE_SECONDS, solve, once=True)
 
 
-def _inputs(pages: "ModuleType", desk: Desk, solve: Any) -> None:
+def _inputs(pages: ModuleType, desk: Desk, solve: Any) -> None:
     """Write what is asked: names, sizes, load and limits."""
     timers: list[Any] = []
 
@@ -189,7 +186,7 @@ def _inputs(pages: "ModuleType", desk: Desk, solve: Any) -> None:
         pages.slider(min=0, max=len(values) - 1, step=1, value=values.index(first), on_change=moved).mark(key)
 
 
-def _save(pages: "ModuleType", desk: Desk, name: str) -> None:
+def _save(pages: ModuleType, desk: Desk, name: str) -> None:
     """Let the browser save a file of the plan."""
     try:
         text = desk.manifest() if name == "manifest.yaml" else desk.report()

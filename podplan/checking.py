@@ -21,7 +21,6 @@ from planner.search.answer import Answer
 from planner.search.search import search
 from planner.workload import Trace, Workload
 from podplan.day import windows_json
-from podplan.job import ending_in_time
 from podplan.on_trace import playable, rows_of
 from podplan.options import QuestionFlags, flag_name
 from podplan.plan_data import plan_json, question_json
@@ -287,7 +286,9 @@ def read_entry(entry: Entry) -> AskedCheck:
             )
         if entry.get("objective") is not None:
             raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
-        searched = ending_in_time(asked_of(entry))
+        searched = asked_of(entry)
+        if searched.job is not None:
+            searched = replace(searched, question=searched.job.ending_in_time(searched.question))
         return AskedCheck(name=entry.name, searched=searched, confidence=confidence, where=entry.where)
 
 

@@ -1,17 +1,13 @@
 """`--job`: requests that are all there from the start, and for whose answers nobody waits; how long they take."""
 
 import re
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ground.errors import BadInput
 from ground.units import HOUR_SECONDS, JOULES_PER_KWH, parse_count, parse_duration
 from planner.plans.plan import Plan
 from planner.search.jobs import Job, job_seconds
-
-if TYPE_CHECKING:
-    from podplan.options import QuestionFlags
-    from podplan.question import Asked
+from podplan.options import QuestionFlags
 
 FLAG = "--job"
 UTILISATION = "0.999"
@@ -19,7 +15,7 @@ UTILISATION = "0.999"
 _WORDS = re.compile(r"\s*([0-9.,]+\s*[kM]?)\s*(?:requests?)?\s*(?:\bin\s+(.+))?")
 
 
-def read_job(flags: "QuestionFlags") -> Job | None:
+def read_job(flags: QuestionFlags) -> Job | None:
     """Return the job of ``1M requests in 6h`` or ``1M requests``; None where none is given.
 
     Raises BadInput naming the flag.
@@ -33,11 +29,6 @@ def read_job(flags: "QuestionFlags") -> Job | None:
         raise BadInput(f"{FLAG}: {flags.job[:40]!r} is not COUNT requests in TIME, such as 1M requests in 6h")
     count, time = words.groups()
     return Job(requests=parse_count(count.strip(), FLAG), seconds=None if time is None else parse_duration(time, FLAG))
-
-
-def ending_in_time(asked: "Asked") -> "Asked":
-    """Return the question of a job at the rate at which it ends in time; another question as it is."""
-    return asked if asked.job is None else replace(asked, question=asked.job.ending_in_time(asked.question))
 
 
 def job_json(plan: Plan, job: Job) -> dict[str, Any]:

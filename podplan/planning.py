@@ -19,7 +19,7 @@ from planner.search.pareto import MOST_LEVELS, wide_front
 from planner.search.search import Aside, at_need, search
 from podplan.assumptions import assumptions
 from podplan.day import day_json
-from podplan.job import ending_in_time, job_json
+from podplan.job import job_json
 from podplan.on_trace import trace_json, traced
 from podplan.options import given
 from podplan.plan_data import (
@@ -227,7 +227,8 @@ def solved(
     which are searched ``aside``.
     """
     begin = perf_counter()
-    asked = ending_in_time(asked)
+    if asked.job is not None:
+        asked = replace(asked, question=asked.job.ending_in_time(asked.question))
     if asked.trace is not None and play:
         answer, on_trace = traced(asked, partial(search, beside=beside, aside=aside))
     else:
