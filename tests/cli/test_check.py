@@ -149,8 +149,8 @@ def test_spares_are_of_stationary_queues() -> None:
     plan = small_plan()
     limits = Limits.of(plan.question, 0.4 * plan.requests_per_second)
     verdict = replace(check_deployed(from_plan(plan), limits, loss="instance"), plan=plan)
-    assert "prefill" in spares_text(verdict)
-    assert not spares_text(replace(verdict, played=True))
+    assert "prefill" in spares_text(verdict.plan, verdict)
+    assert not spares_text(verdict.plan, replace(verdict, played=True))
 
 
 def test_github_is_told_what_fails(
