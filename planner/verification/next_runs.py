@@ -86,7 +86,10 @@ def _read(path: Path) -> tuple[dict[str, str], Mapping[str, Any], list[dict[str,
     """Return the flags that were typed, the question, and the pick with each other layout of the front at its best."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        typed, question, best = data["flags"], data["question"], data["best"]
+        question, best = data["question"], data["best"]
+        if "flags" not in data:
+            raise BadInput(f"--next: {path} is of an earlier podplan; plan once more with --out")
+        typed = data["flags"]
         value = VALUES[str(question["objective"])]
         chosen: dict[str, dict[str, Any]] = {}
         for plan in (best, *sorted(data["pareto"], key=value, reverse=True)):
