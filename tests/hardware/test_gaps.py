@@ -41,7 +41,7 @@ def test_a_peak_without_fits_is_not_used() -> None:
 
 @pytest.mark.parametrize("name", hardware_names())
 def test_catalogue_entries_lack_no_more_than_is_known(name: str) -> None:
-    """Sparse kernels of Ascend, decode over FP8 latents but on the H20, and prices and power that nobody publishes."""
+    """Sparse kernels of some, decode over FP8 latents but on the H20, and prices and power that nobody publishes."""
     accepted = {"kernels.sparse_decode", "kernels.sparse_prefill", "power_watts_per_chip", "price_usd_per_chip_hour"}
     accepted |= set() if name in ("h20", "h20-3e") else {"kernels.mla_decode_fp8"}
     missing = {gap.field for gap in gaps(load_hardware(name))}

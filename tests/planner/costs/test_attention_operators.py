@@ -61,6 +61,13 @@ def test_ascend_sorts_the_scores_of_an_indexer_in_full() -> None:
     assert 2 < longer["index_top_k"].seconds / rows["index_top_k"].seconds < 4  # what is kept does not grow
 
 
+def test_ascend_attends_to_chosen_keys_as_measured() -> None:
+    """cann-bench sparse_flash_attention 16 on a 910B2: 8 requests of 4 queries, 512 keys each, 59.9 us."""
+    own = instance("deepseek-v3.2", "910b", "decode", "int8", drafts=3)
+    rows = {row.name: row for row in broken_down(even_cost(own), decode(8.0, 512.0), 1)}
+    assert rows["attention"].seconds / 61 == pytest.approx(59.9e-6, rel=0.05)
+
+
 def test_prompts_are_scored_in_full_and_read_in_part() -> None:
     """A prompt of 8,192: every causal pair is scored, a query attends to at most 2,048 keys on latents."""
     tokens = 8192.0
