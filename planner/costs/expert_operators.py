@@ -298,28 +298,33 @@ def between_ranks(
 
     Between EP ranks of several devices, each device exchanges with the one of its place in the others: DeepEP and MC2
     have no kernels for that, so the library's all-to-all does it (MixServe sends pair by pair, as that does). Before a
-    dispatch devices tell each other how many tokens come; in a captured graph the number travels with the tokens.
-    Payload counts what stays, of which nothing crosses.
+    dispatch devices tell each other how many tokens come; in a captured graph the number travels with the tokens. It
+    takes no less to start than beside each other. In decode a kernel arranges the rows, which prefill counts among its
+    experts. Payload counts what stays, of which nothing crosses.
     """
     strategy, ranks = deployment.strategy, deployment.expert_ranks
     known = any(fit.op == "all_to_all" for fit in deployment.hardware.collectives)
     if not several(strategy.moe_tp) or strategy.disaggregated or not known:
         return (whole,)
-    pairs = collective(
-        deployment.hardware,
-        "all_to_all",
-        ranks,
-        {},
-        name=direction,
-        stage=direction,
-        in_graph=deployment.in_graph,
-        span=strategy.moe_ep * strategy.moe_tp,
-    )
+    ways = [
+        collective(
+            deployment.hardware,
+            "all_to_all",
+            ranks,
+            {},
+            name=direction,
+            stage=direction,
+            in_graph=deployment.in_graph,
+            span=span,
+        ).protocols
+        for span in (ranks, strategy.moe_ep * strategy.moe_tp)
+    ]
     cut, told = strategy.moe_tp > 1, 1 if direction == "combine" or deployment.in_graph else 2
-    crossing = ranks / larger(ranks - 1, 1)
+    least, crossing = ways[0][0][0], ranks / larger(ranks - 1, 1)
+    arranged = deployment.hardware.kernels.vector.floor_seconds if deployment.phase == "decode" else 0.0
     return tuple(
-        (either(cut, told * latency, whole[0]), either(cut, rate * crossing, whole[1]))
-        for latency, rate in pairs.protocols
+        (either(cut, told * larger(latency, least) + arranged, whole[0]), either(cut, rate * crossing, whole[1]))
+        for latency, rate in ways[1]
     )
 
 

@@ -112,17 +112,17 @@ def test_engines_sent_every_token_from_every_device():
 
 def test_ranks_of_several_devices_exchange_by_the_all_to_all_of_one_device_each():
     """20 us and 1 us a peer, twice in prefill, where they tell how many tokens come; 3/4 crosses at 20 GB/s."""
-    for phase, told in (("prefill", 2), ("decode", 1)):
+    for phase, told, arranged in (("prefill", 2, 0.0), ("decode", 1, 3.7e-6)):
         own = instance("deepseek-r1", "910b", phase, "int8", **HYBRID)
         (dispatched,) = exchange_term(own, "dispatch").protocols
         (combined,) = exchange_term(own, "combine").protocols
-        assert combined == pytest.approx((20e-6 + 3 * 1e-6, 20e9 / 0.75))
-        assert dispatched == pytest.approx((told * combined[0], combined[1]))
+        assert combined == pytest.approx((20e-6 + 3 * 1e-6 + arranged, 20e9 / 0.75))
+        assert dispatched == pytest.approx((told * 23e-6 + arranged, combined[1]))
     both = replace(
         own, strategy=Strategy(attention_tp=8, attention_dp=4, moe_tp=np.array([8, 1]), moe_ep=np.array([4, 32]))
     )
     ((latencies, _),) = exchange_term(both, "dispatch").protocols
-    assert latencies.tolist() == pytest.approx([23e-6, 60.5e-6])
+    assert latencies.tolist() == pytest.approx([26.7e-6, 60.5e-6])
 
 
 @pytest.mark.parametrize(
