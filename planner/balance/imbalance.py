@@ -198,7 +198,7 @@ def static_factor(experts: int, ranks: int, redundant: int, distribution: LoadDi
         slots = np.arange(experts + redundant) % experts
         counts = np.bincount(slots, minlength=experts)
         present = _shuffled_loads(distribution, experts)
-    per_slot = np.take(present / counts, slots, axis=1)  # [draws, slots]
+    per_slot = (present / counts)[:, slots]  # [draws, slots]
     busiest = per_slot.reshape(-1, ranks, slots_per_rank).sum(axis=2).max(axis=1)
     return float(busiest.mean()) * ranks / experts
 
