@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from planner.instances.candidates import Count
 from planner.instances.reachable import REFERENCE
 from planner.instances.space import check_layouts
 from planner.objective import Aim, preferred
@@ -16,7 +17,7 @@ from planner.plans.plan import Plan, in_time
 from planner.plans.quantised import Tried, alternatives, check_some, own_formats
 from planner.programme.columns import Side
 from planner.programme.programme import Programme
-from planner.programme.proof import over_parts
+from planner.programme.proof import Bound, over_parts
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.fleet import Fleet
@@ -34,12 +35,25 @@ LEADING_OFFERS = 24
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What some engines came to, told without their columns and queues."""
+
+    answer: Answer
+    """Of the best one."""
+    tried: tuple[Tried, ...]
+    bounds: tuple[Bound | None, ...]
+    """Of the others that have a plan."""
+    queues_solved: int
+
+
+@dataclass(frozen=True, slots=True)
 class Besides:
-    """What stands beside an answer and does not depend on it."""
+    """What stands beside an answer, and the engines that are searched with it."""
 
     published: tuple[Beside, ...] = ()
     unrestricted: Plan | None = None
     """What the reference engine reaches, where one was to be chosen."""
+    part: Part | None = None
 
 
 Aside = Callable[[Callable[[], Besides]], AbstractContextManager[Callable[[], Besides]]]
@@ -66,8 +80,8 @@ def search(
     plan is the same without what stands ``beside`` it: the runners-up, the certificate, published deployments and what
     the reference engine reaches where one is to be chosen. Of several engines and number formats each role is costed
     once in each, every combination is a part of the space, and the best is taken; runners-up are its own and the best
-    of the others. With a confidence or headroom: see ``search.sure``. Published deployments and the reference engine's
-    plan are searched ``aside``; nothing of it is of a plan that is not ``worth`` it.
+    of the others. With a confidence or headroom: see ``search.sure``. Published deployments, the reference engine's
+    plan and half of the engines are searched ``aside``; nothing of it is of a plan that is not ``worth`` it.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
@@ -99,40 +113,78 @@ def _search(
     check_some(question, check_layouts)
     one_format = len({own_formats(each) for each in asked}) == 1  # else the best ones have to be known
     if beside and question.engines and one_format and worth is None:  # published deployments are not worth a process
-        with aside(partial(_besides, asked[0], chosen=bool(question.engines))) as besides:
-            return _answer(question, asked, explain=explain, besides=besides)
-    return _answer(question, asked, explain=explain, beside=beside, worth=worth)
+        here = len(asked) - len(asked) // 3
+        with aside(partial(_besides, asked[0], asked[here:], chosen=True)) as besides:
+            return _answer(question, asked, here, explain=explain, besides=besides)
+    return _answer(question, asked, len(asked), explain=explain, beside=beside, worth=worth)
 
 
 def _answer(
     question: Question,
     asked: Sequence[Question],
+    here: int,
     *,
     explain: bool,
     beside: bool = True,
     besides: Callable[[], Besides] | None = None,
     worth: Callable[[Plan], bool] | None = None,
 ) -> Answer:
-    costing, found, known = Costing(), list[Found](), 0.0
+    """Return the answer to alternatives, of which the first ``here`` are searched here, others with what is beside."""
+    found, known = _found(asked[:here], most_alone=question.goal.maximised and not beside)
+    told = besides() if besides else None
+    part = told.part if told else None
+    plans = [*(each.best for each in found), *(each.plan for each in (part.tried if part else ()))]
+    place = preferred(plans, question.goal)
+    if place is None and explain:
+        return _refused([*found, *_found(asked[here:])[0]], question)
+    away, plan = part if (place or 0) >= here else None, plans[place or 0]
+    beside = beside and plan is not None and (worth is None or worth(plan))
+    answer = away.answer if away else answer_of(found[place or 0], beside=beside)
+    if beside:
+        told = told or _besides(answer.question, (), chosen=bool(question.engines))
+        answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
+    tried = () if known else (*map(tried_of, found), *(part.tried if part else ()))
+    if question.engines and not known:
+        answer = replace(answer, engines=_of_engines(tried, question))
+    if len(plans) == 1:
+        return answer
+    own = tuple(each for each in tried if each.engine == answer.question.engine)
+    pareto = front_of(answer.best, [*answer.pareto, *filter(None, plans)]) if answer.best else ()
+    answer = replace(answer, pareto=tuple(pareto), formats=own if len(own) > 1 else ())
+    bounds = [each.bound() for number, each in enumerate(found) if number != place and each.plans and beside]
+    return _over_all(answer, bounds, found, part, here=away is None)
+
+
+def _over_all(
+    answer: Answer, bounds: Sequence[Bound | None], found: Sequence[Found], part: Part | None, *, here: bool
+) -> Answer:
+    """Return an answer with the bound over all alternatives, and with all that was costed and solved.
+
+    Args: ``bounds`` of what was ``found`` here but the answer; ``here`` where the answer is of these.
+    """
+    queues, evaluated, others = _queues_solved(found), answer.candidates_evaluated, list(bounds)
+    if part is not None:
+        queues += part.queues_solved
+        evaluated += part.answer.candidates_evaluated if here else found[0].separate.count.total
+        others += [*part.bounds, *([part.answer.bound] if here else [])]
+    parts = [bound for bound in (answer.bound, *others) if bound is not None]
+    return replace(answer, bound=over_parts(answer.bound, parts, queues), candidates_evaluated=evaluated)
+
+
+def _found(
+    asked: Sequence[Question], costing: Costing | None = None, *, most_alone: bool = False
+) -> tuple[list[Found], float]:
+    """Return what every alternative comes to; where the ``most_alone`` is told, of no others, and that rate."""
+    costing, found, known = costing or Costing(), list[Found](), 0.0
     for each in asked:
         found.append(find(gather_fleet(Fleet.of(each), costing=costing), known=known))
-        if question.goal.maximised and not beside:  # nobody asks what the others come to
+        if most_alone:
             known = max(known, found[-1].growth * (1 - found[-1].gap))
-    place = preferred([each.best for each in found], question.goal)
-    if place is None and explain:
-        return _refused(found, question)
-    best = found[place or 0]
-    beside = beside and best.best is not None and (worth is None or worth(best.best))
-    answer = answer_of(best, beside=beside)
-    if question.engines and not known:
-        answer = replace(answer, engines=_of_engines(found, question))
-    if beside:
-        told = besides() if besides else _besides(question_of(best), chosen=bool(question.engines))
-        answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
-    if len(found) == 1:
-        return answer
-    others = [each for each in found if each is not best and each.plans and beside]
-    bounds = [answer.bound, *(each.bound() for each in others)]
+    return found, known
+
+
+def _queues_solved(found: Sequence[Found]) -> int:
+    """Return how many queues were solved; engines may share columns."""
     queues = {
         id(side): side.queues_solved
         for each in found
@@ -140,14 +192,7 @@ def _answer(
         for option in own
         for side in option.sides
     }
-    plans = [each.best for each in found if each.best is not None]
-    own = [each for each in found if question_of(each).engine == question_of(best).engine]
-    return replace(
-        answer,
-        pareto=tuple(front_of(answer.best, [*answer.pareto, *plans])) if answer.best else (),
-        bound=over_parts(answer.bound, [bound for bound in bounds if bound is not None], sum(queues.values())),
-        formats=tuple(tried_of(each) for each in own) if len(own) > 1 and not known else (),
-    )
+    return sum(queues.values())
 
 
 def _refused(found: Sequence[Found], question: Question) -> Answer:
@@ -170,25 +215,38 @@ def _refused(found: Sequence[Found], question: Question) -> Answer:
         idle.append((each, chosen))
     best, chosen = carrying or (min(idle, key=lack) if len(idle) > 1 else idle[0])
     answer = replace(refused(best.separate, question, chosen), cut=best.cut)
-    return replace(answer, engines=_of_engines(found, question) if question.engines else ())
+    return replace(answer, engines=_of_engines([*map(tried_of, found)], question) if question.engines else ())
 
 
-def _of_engines(found: Sequence[Found], question: Question) -> tuple[Tried, ...]:
+def _of_engines(tried: Sequence[Tried], question: Question) -> tuple[Tried, ...]:
     """Return what each engine came to in its best format, the best first."""
     every = []
     for engine in question.engines:
-        own = [each for each in found if question_of(each).engine == engine]
-        every.append(tried_of(own[preferred([each.best for each in own], question.goal) or 0]))
+        own = [each for each in tried if each.engine == engine]
+        every.append(own[preferred([each.plan for each in own], question.goal) or 0])
     return tuple(sorted(every, key=lambda tried: question.goal.key(tried.plan) if tried.plan else (math.inf, 0.0)))
 
 
-def _besides(question: Question, *, chosen: bool) -> Besides:
+def _besides(question: Question, engines: Sequence[Question], *, chosen: bool) -> Besides:
     """Return published deployments of a question's model and machine, and if its engine was ``chosen`` the plan of the
-    reference engine, which runs every layout: all in the formats of the question.
+    reference engine, which runs every layout: all in the formats of the question; and what some ``engines`` come to.
     """
     asked = replace(question, engine=REFERENCE)
     published = tuple(published_plan(asked, each) for each in matching(asked))
-    return Besides(published, find(gather_fleet(Fleet.of(asked))).best if chosen else None)
+    costing = Costing()
+    unrestricted = find(gather_fleet(Fleet.of(asked), costing=costing)).best if chosen else None
+    part = _part(engines, replace(costing, count=Count())) if engines else None
+    return Besides(published, unrestricted, part)
+
+
+def _part(asked: Sequence[Question], costing: Costing) -> Part:
+    """Return what some engines come to."""
+    found, _ = _found(asked, costing)
+    tried = tuple(map(tried_of, found))
+    best = found[preferred([each.plan for each in tried], asked[0].goal) or 0]
+    answer = answer_of(best, beside=best.best is not None)
+    bounds = tuple(each.bound() for each in found if each is not best and each.plans)
+    return Part(answer, tried, bounds, _queues_solved(found))
 
 
 def question_of(found: Found) -> Question:

@@ -1,5 +1,6 @@
 """The search against trying everything, and what must hold when a question changes."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -51,6 +52,21 @@ def test_what_stands_beside_a_plan_does_not_change_it(asked: dict[str, Any]) -> 
         assert (one[1].instances, one[1].candidate.row) == (other[1].instances, other[1].candidate.row)
     assert alone.best.requests_per_second == full.best.requests_per_second
     assert (alone.best.ttft, alone.best.tpot) == (full.best.ttft, full.best.tpot)
+
+
+@pytest.mark.parametrize("engines", [("vllm", "sglang", "trtllm"), ("sglang", "trtllm", "vllm")], ids=str)
+def test_engines_that_are_searched_aside_count_as_those_searched_here(engines: tuple[str, ...]) -> None:
+    """The last of three is searched aside: whichever it is, each engine comes to what it does alone."""
+    question = small_question(model="qwen3-8b", devices=8, engine=engines[0], engines=engines)
+    answer = search(question)
+    alone = {name: search(replace(question, engine=name, engines=())) for name in engines}
+    rates = {name: each.best.requests_per_second for name, each in alone.items() if each.best}
+    assert {each.engine: each.plan and each.plan.requests_per_second for each in answer.engines} == rates
+    best = max(rates, key=lambda name: rates[name])
+    assert answer.best is not None and answer.best.question.engine == answer.engines[0].engine == best
+    assert answer.best in answer.pareto and answer.bound is not None
+    bounds = [each.bound.value for each in alone.values() if each.bound]
+    assert answer.bound.value == max(bounds)
 
 
 @pytest.mark.parametrize("asked", SMALL, ids=str)
