@@ -101,6 +101,25 @@ def test_other_numbers_of_a_solved_kind_come_before_other_kinds():
     assert asked and min(asked) >= 15.0
 
 
+def test_one_look_at_the_most_instances_tells_of_fewer():
+    """A kind whose six instances carry less than is known is not asked for one, two, ... of them."""
+    asked: list[int] = []
+
+    class Slow(Queue):
+        def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+            asked.append(instances)
+            return super().pool_carries(instances, rate_per_second)
+
+    slow = Slow(1.0, 0.0)
+    own = Side("prefill", POOL, offers_of((1, 5.0, lambda: Queue(5.0, 0.0)), (1, 30.0, lambda: slow)))
+
+    both = Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="throughput"))
+    choice = both.settle(29.0)
+
+    assert choice is not None and both.carried(choice) == 30.0
+    assert asked == [6]
+
+
 @pytest.mark.parametrize("rate", [10.0, 24.0, 31.0])
 def test_what_suffices_is_solved_alone(rate: float) -> None:
     """Any columns that carry the rate, where there are some; how much others carry is not asked."""

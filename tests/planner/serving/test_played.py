@@ -90,6 +90,17 @@ def test_a_part_of_a_play_tells_who_is_surely_late() -> None:
     assert np.mean([_ends(rng, 0.01, 16) for _ in range(200)]) <= 0.03
 
 
+def test_what_is_late_is_late_at_larger_rates() -> None:
+    """The same gaps closer together: nothing is played again."""
+    player, again = _player(1.0, 0.11), replace(_player(1.0, 0.11), _late={})
+    rate = 0.9 * player.saturation_per_second
+    assert player.surely_late(rate) and not player.keeps(1.05 * rate)
+    played = dict(player._trials), dict(player._ended)
+    assert player.surely_late(1.02 * rate) and player.surely_late(1.2 * rate)
+    assert again.trial(1.02 * rate, 1, FEW).surely_late(SURE) and again.trial(1.2 * rate, 1, FEW).surely_late(SURE)
+    assert (dict(player._trials), dict(player._ended)) == played
+
+
 def test_a_capacity_keeps_its_limit_and_two_per_cent_more_does_not() -> None:
     """And lies in its interval, below the bound."""
     player = _player(1.0, 0.15)

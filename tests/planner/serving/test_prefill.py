@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.serving.prefill import PrefillPool, PrefillRun, play_prefill
+from planner.serving.prefill import Look, PrefillPool, PrefillRun, play_prefill
 from planner.serving.separate import prefill_pool
 from planner.serving.streams import Stream, stationary
 from planner.workload import Lengths, Workload
@@ -133,3 +133,27 @@ def test_a_stream_in_parts_is_played_as_a_whole() -> None:
         ended = run.play(stream.select(slice(first, last)), until)
         found[ended.number] = ended.first_token_seconds
     np.testing.assert_array_equal(found, play_prefill(pool, stream).first_token_seconds)
+
+
+def test_a_look_counts_who_is_late_in_each_part() -> None:
+    """As one counts them by the whole play: who waits at a look has the first token then at the earliest."""
+    stream = stationary(
+        Workload(input_tokens=Lengths(mean=1000, squared_cv=1.0), output_tokens=Lengths(mean=1)), 6000
+    ).at_rate(60.0)
+    whole, looks, limit = play_prefill(_pool(2, 2000), stream).first_token_seconds, [], 0.1
+
+    def enough(late: np.ndarray, there: np.ndarray) -> bool:
+        looks.append((late.tolist(), there.tolist()))
+        return len(looks) == 3
+
+    counting = slice(600, 5400)
+    ended = play_prefill(_pool(2, 2000), stream, Look(limit, counting, 10, enough))
+    assert ended.ended
+    for (late, there), end in zip(looks, (1500, 3000, 4500), strict=True):
+        first = np.minimum(
+            whole[600:end], np.where(whole[:end] > stream.arrival_seconds[end], np.inf, whole[:end])[600:]
+        )
+        parts = np.array_split(first - stream.arrival_seconds[600:end] > limit, 10)
+        assert there == [part.size for part in parts]
+        assert sum(late) <= sum(int(part.sum()) for part in parts)
+        assert sum(late[:9]) == sum(int(part.sum()) for part in parts[:9])
