@@ -27,45 +27,45 @@ if TYPE_CHECKING:
 Enough = Callable[[Floats, Floats], bool]
 
 _FRESH = Kept[NDArray[np.uint8]](most=4)
-"""Records of streams, which are played at many rates, as bytes: these are copied several times as quickly."""
+"""Records of streams that are played at many rates. They are kept as bytes, which copy several times as quickly."""
 _ROUNDING = 1e-9
 _AMPLE = 1 << 50
 _LOOK = 150
-"""Requests that are played while one looks whether enough is known."""
+"""Fewest requests between two calls of ``enough``: one call takes as long as playing them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AggregatedPool:
-    """Instances that are alike; limits are of one DP rank."""
+    """Identical aggregated instances. Every limit holds for one DP rank."""
 
     times: TableArrays
     ranks: int
     budget_tokens: int
-    """Of a step."""
+    """Token budget of a step."""
     slots: int
-    """Requests at once."""
+    """Batch slots: the most requests that run at once."""
     capacity_tokens: float
-    """KV."""
+    """KV capacity in tokens."""
     charged: Callable[[Floats], Floats] | None = None
-    """KV tokens that requests of so many are granted where answers are reserved; None: as many."""
+    """KV tokens charged to requests of so many tokens, where answers are reserved; None: as many."""
     rule: SchedulingRule = REFERENCE_RULE
     queries: int = 1
     """Tokens of the budget that a running request takes: one and its drafts."""
     acceptance: Acceptance = 0.0
-    """Of its drafts."""
+    """Probability that a draft is accepted."""
     accepted: float | None = None
-    """Tokens that it gains in every step; None: one, and as many drafts as are drawn."""
+    """Tokens that a running request gains in every step; None: one, and the accepted drafts, drawn at random."""
     instances: int = 1
     policy: Policy = "round_robin"
     request_seconds: float = 0.0
-    """Of a closed loop: a request's way to the engine."""
+    """Closed loop: seconds from the client to the engine, per request."""
     token_seconds: float = 0.0
-    """And of each prompt token before that, one prompt after another."""
+    """Closed loop: seconds of tokenizing per prompt token; prompts are tokenized one after another."""
 
     def reserved(self, stream: Stream) -> Floats:
-        """Return the KV tokens that each of a stream's requests is granted: its prompt and answer, as they are charged.
+        """Return the KV tokens that each request is charged for its prompt and its answer, [requests].
 
-        One that no rank could hold is let in where it is alone.
+        A request that exceeds the capacity of a rank is admitted where it runs alone.
         """
         tokens = (stream.prompt_tokens + stream.answer_tokens).astype(np.float64)
         return tokens if self.charged is None else self.charged(tokens)
@@ -73,40 +73,40 @@ class AggregatedPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Played:
-    """What became of every request, [requests]."""
+    """Times of every request, [requests], and totals of the steps."""
 
     arrival_seconds: Floats
-    """Of a closed loop: when each request was sent."""
+    """Arrivals; in a closed loop the times at which requests were sent."""
     first_token_seconds: Floats
     left_seconds: Floats
     preemptions: Ints
     busy_seconds: float
-    """Of all instances."""
+    """Busy time, summed over instances."""
     steps: int
     prompt_steps: int
-    """Of those, with prompts."""
+    """Steps with prompt tokens."""
     running_beside_prompts: int
-    """Running requests of all ranks in these, added up."""
+    """Running requests of all ranks, summed over steps with prompt tokens."""
     longest_chunks: float
-    """Prompt tokens in these of the rank that has most, added up."""
+    """Prompt tokens of the rank that has most, summed over steps with prompt tokens."""
     ended: bool = False
-    """Whether the play ended early: tokens that were not out then come then at the earliest."""
+    """Whether the play ended early. Times of tokens that were not out by then are lower bounds."""
 
 
 def play_aggregated(pool: AggregatedPool, stream: Stream, enough: Enough | None = None) -> Played:
-    """Return when every request of a stream has its first and its last token; the stream's arrivals must not fall.
+    """Return when every request of a stream has its first and its last token; arrivals must be sorted.
 
-    Args: ``enough`` is asked now and then, with when those that have come have their first and last tokens, of those
-        that do not at the earliest; where it says so the play ends there.
+    Args: ``enough`` is called now and then with the first and last token times of the requests that have arrived
+        (lower bounds where a token is not out). The play ends once it returns True.
     """
     return _play(pool, stream, len(stream), enough)
 
 
 def play_closed(pool: AggregatedPool, stream: Stream, concurrency: int) -> Played:
-    """Return the same of a closed loop on one instance: so many requests are sent at 0, each replaced when it leaves.
+    """Play a closed loop on one instance: ``concurrency`` requests are sent at 0, each is replaced when it leaves.
 
-    Arrivals of the stream do not count. Hosts delay them: so requests of one length, which leave at much the same
-    time, reach the engine one by one.
+    The stream's arrivals are ignored. Host time delays requests, so that requests of one length, which leave almost
+    together, reach the engine one by one.
     """
     first = min(concurrency, len(stream))
     reached = np.cumsum(stream.prompt_tokens, dtype=np.float64) * pool.token_seconds + pool.request_seconds
@@ -148,7 +148,7 @@ def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | Non
 
 
 def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
-    """Return the rule and the limits of a pool as compiled loops take them."""
+    """Return the scheduling rule and the limits of a pool in the form that the compiled loops take."""
     from planner.loops import batch_loop as batch
 
     rule, estimate = pool.rule, pool.rule.estimate
@@ -188,7 +188,10 @@ def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
 
 
 def requests_of(pool: AggregatedPool, stream: Stream, iterations: Ints | None = None) -> "Records":
-    """Return a record for each of a stream's requests; ``iterations`` that each takes after its first token."""
+    """Return one record per request of a stream.
+
+    Args: ``iterations`` after the first token, [requests]; None: drawn from the acceptance of drafts.
+    """
     from planner.loops import batch_loop as batch
 
     if iterations is None:
@@ -207,7 +210,7 @@ def _fresh(stream: Stream, pool: AggregatedPool) -> NDArray[np.uint8]:
 
 
 def _records(stream: Stream, iterations: Ints) -> "Records":
-    """Return what of a stream's records depends neither on its rate nor on who plays it."""
+    """Return the records of a stream without the fields that depend on its rate or on the pool."""
     from planner.loops import batch_loop as batch
 
     after = np.maximum(stream.answer_tokens - 1, 0)
@@ -229,7 +232,7 @@ def _iterations(pool: AggregatedPool, tokens: Ints) -> Ints:
 
 
 def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: int) -> "Instances":
-    """Return idle instances, for requests of which ``arriving`` ones do not wait for others to leave."""
+    """Return idle instances for so many requests; the first ``arriving`` ones do not wait for others to leave."""
     from planner.loops import batch_loop as batch
 
     each, shape = pool.instances, (pool.instances, pool.ranks)

@@ -1,4 +1,4 @@
-"""Aggregated instances that are played part by part, or step by step; they keep only requests that have not left."""
+"""Aggregated instances played part by part or step by step; only requests that have not left are kept."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _ALL = 1 << 60
 _FEWEST = 64
-"""Records of a driven instance at first."""
+"""Records that a driven instance has room for at first."""
 _LINKS = ("behind", "chain", "later", "sooner", "newer", "older")
 
 
@@ -24,7 +24,7 @@ class Left(NamedTuple):
 
     number: Ints
     begun_seconds: Floats
-    """When a step first carried their prompts."""
+    """Begin of the first step that carried the prompt."""
     first_token_seconds: Floats
     left_seconds: Floats
     preemptions: Ints
@@ -45,9 +45,10 @@ class AggregatedRun:
         self._numbers: Ints = np.zeros(0, dtype=np.int64)
 
     def play(self, stream: Stream, until: float, numbers: Ints, iterations: Ints | None = None) -> Left:
-        """Take requests that arrive no sooner than those before and until then, play; return who left by then.
+        """Add requests, play up to the time ``until``, and return the requests that left by then.
 
-        Args: ``numbers`` that the requests are known by; ``iterations`` that each takes after its first token.
+        Args: ``stream`` of requests that arrive up to ``until``, none before those added earlier; ``numbers`` that
+            identify them; their ``iterations`` after the first token. The arrays are [requests].
         """
         self._longest = max(self._longest, int(stream.answer_tokens.max(initial=0)))
         fresh, kept = requests_of(self.pool, stream, iterations), self._requests
@@ -65,7 +66,7 @@ class AggregatedRun:
     def _keep(self, requests: "Records", stay: Ints) -> None:
         """Keep the requests that have not left, under new indices.
 
-        Records of nobody stand before them, so that the next one is dealt to the instance whose turn it is.
+        Empty records stand before them, so that the next request is dealt to the instance whose turn it is.
         """
         padding = (self._come - stay.size) % self.pool.instances
         index = np.full(requests.size + 1, -1)
@@ -83,17 +84,17 @@ class AggregatedRun:
         self._requests = kept
 
     def busy_seconds(self, until: float = np.inf) -> float:
-        """Seconds of all steps up to a time that is not before the last one played, of all instances."""
+        """Busy time up to a time, summed over instances; the time must not precede the last one played."""
         heads, ends = self._instances.heads, self._instances.steps.end.max(axis=1)
         return float(heads.busy.sum() - np.maximum(ends - until, 0.0).sum())
 
     @property
     def steps(self) -> int:
-        """Steps so far, of all instances."""
+        """Steps so far, summed over instances."""
         return int(self._instances.heads.steps.sum())
 
     def held_tokens(self) -> tuple[Floats, Ints]:
-        """KV tokens that are taken or reserved, and requests that hold some, [instances, ranks] each."""
+        """KV tokens taken or reserved, and requests that hold KV, each [instances, ranks]."""
         return _held_tokens(rule_of(self.pool, 0), self._instances)
 
 
@@ -107,7 +108,7 @@ def _held_tokens(rule: "Rule", instances: "Instances") -> tuple[Floats, Ints]:
 
 
 class Step(NamedTuple):
-    """The step that was launched last, or iterations without prompts that were added up."""
+    """The step that was launched last, or several equal iterations without prompts counted as one."""
 
     start_seconds: float
     end_seconds: float
@@ -118,7 +119,7 @@ class Step(NamedTuple):
 
 
 class DrivenInstance:
-    """One aggregated or decode instance that is told what time it is; requests are known by their records.
+    """One aggregated or decode instance, driven by its caller's clock; a request is identified by its record.
 
     An aggregated instance takes prompts (``add``, ``proceed``), a decode instance requests whose KV is there (``add``
     with a rank, ``enter``, ``iterate``, ``finish``).
@@ -132,14 +133,14 @@ class DrivenInstance:
         self.times, self._rule = pool.times, rule_of(pool, 0)
         self._instances = instances_of(self.pool, self._rule, 0, 0)
         self.ranks: NDArray[Any] = self._instances.ranks.view(np.ndarray)[0]
-        """What each rank holds, by the names of ``batch_loop.RANK``, [ranks]; iterations under way count as ended."""
+        """State of each rank, fields of ``batch_loop.RANK``, [ranks]; iterations under way count as ended."""
         self._requests: Records = np.zeros(0, batch_loop.REQUEST).view(np.recarray)
         self._rows: NDArray[Any] = self._requests.view(np.ndarray)
         self._free: list[int] = []
         self._fresh: Ints = np.zeros(1, dtype=np.int64)
         self._grow()
         self.due_seconds, self.iterations = np.inf, 1
-        """When the next step ends or is to be formed; and how many the last one stands for."""
+        """When the next step ends or must be formed; iterations that the last step counts for."""
 
     @property
     def _state(self) -> "tuple[Records, Instances]":
@@ -165,10 +166,10 @@ class DrivenInstance:
 
         Args:
             now: seconds.
-            tokens: of its prompt, of those whose KV is there, and of its answer.
-            iterations: that follow its first token.
-            reserved_tokens: KV that is set aside for it where answers are reserved.
-            rank: where its KV is, for ``enter``.
+            tokens: prompt tokens, prompt tokens whose KV is cached, answer tokens.
+            iterations: iterations after the first token.
+            reserved_tokens: KV tokens reserved for the request where answers are reserved.
+            rank: DP rank that holds its KV, for ``enter``.
         """
         if not self._free:
             self._grow()
@@ -186,12 +187,12 @@ class DrivenInstance:
         return found
 
     def proceed(self, now: float, schedule: bool, single: bool = False) -> list[int]:
-        """Advance to ``now``, and form the step that begins then if it is to be scheduled.
+        """Advance to ``now``; with ``schedule`` form the step that begins then.
 
-        Args: ``single`` adds no iterations up.
+        Args: ``single``: a step is one iteration, equal iterations are not taken together.
 
         Returns:
-            Records of the requests that got their first or their last token since the last call, in that order.
+            Records of the requests that got their first token since the last call, then of those that got their last.
         """
         until, ahead = np.nextafter(now, np.inf) if schedule else now, now if single else np.inf
         self.due_seconds, self.iterations = self._loop.proceed(
@@ -206,41 +207,41 @@ class DrivenInstance:
         return found
 
     def enter(self, now: float) -> None:
-        """Let the requests that were added run from the next iteration on."""
+        """Let added requests run from the next iteration on."""
         self._loop.enter(0, now, self._fresh, self._state, self._rule)
 
     def iterate(self, now: float, single: bool) -> tuple[float, float]:
-        """Begin iterations of all that run, one or as many as are alike; return when the last begins and ends."""
+        """Begin one iteration, or all equal ones in a row; return when the last of them begins and ends."""
         last: tuple[float, float] = self._loop.iterate(
             0, now, 1 if single else _ALL, self._state, self._rule, self.times
         )
         return last
 
     def finish(self) -> list[int]:
-        """End the iterations that were begun; return the records of those who leave."""
+        """End the iterations under way; return the records of the requests that leave."""
         self._loop.finish(0, self._state, self._rule)
         return self._told()
 
     def give_up(self, now: float) -> None:
-        """Keep the iterations that have ended and give up the one that runs."""
+        """Keep the iterations that have ended and abandon the one that runs."""
         self._loop.give_up(0, now, self._state, self._rule)
 
     def seconds_of(self, record: int) -> tuple[float, float, float]:
-        """Return when a request's prompt was first in a step, and when it had its first and last token, or -1."""
+        """Return when a request's prompt was first in a step, and when its first and last token came; -1: not yet."""
         begun, first, left = self._seconds
         return begun.item(record), first.item(record), left.item(record)
 
     def release(self, record: int) -> int:
-        """Forget a request that has left; return how often it was preempted."""
+        """Free the record of a request that has left; return how often it was preempted."""
         self._free.append(record)
         return int(self._rows["preempted"][record])
 
     def answered(self, record: int) -> int:
-        """Return the tokens of its answer that a request has."""
+        """Return the answer tokens that a request has so far."""
         return int(self._loop.answered(0, record, self._state))
 
     def take_out(self, record: int) -> bool:
-        """Take a request out, unless it is not decoding; whether it was."""
+        """Take a request out if it is decoding; return whether it was."""
         if self._rows["state"][record] != self._batch.SEEN:
             return False
         self._loop.take_out(0, record, self._state, self._rule)
@@ -248,18 +249,18 @@ class DrivenInstance:
         return True
 
     def end_early(self, now: float) -> tuple[float, float]:
-        """Let the iterations that were added up end with the one that runs now; return its begin and end."""
+        """Cut a row of equal iterations after the one that runs now; return its begin and end."""
         last: tuple[float, float] = self._loop.end_early(0, now, self._state, self._rule)
         return last
 
     def halt(self, now: float, resumes: float) -> None:
-        """Give up the step that runs, which begins anew later."""
+        """Abandon the step that runs; it begins anew at ``resumes``."""
         self._loop.halt(0, now, resumes, self._state, self._rule)
 
     def even_out(self, beyond: float, may: Callable[[int, int], bool] | None = None) -> None:
-        """Move requests between ranks until the fullest one holds at most so much more KV than the mean, if they can.
+        """Move requests between ranks until the fullest holds at most ``beyond`` more KV than the mean, if possible.
 
-        Args: ``may`` says of a record and a rank whether it may move there; None: where there is room.
+        Args: ``may`` returns whether a record may move to a rank; None: wherever there is room.
         """
         while True:
             record, rank = self._loop.uneven(0, beyond, self._state)
@@ -282,7 +283,7 @@ class DrivenInstance:
         return Step(float(found.start), float(found.end), int(found.running), float(found.tokens), int(found.count))
 
     def busy_seconds(self, until: float) -> float:
-        """Seconds of all steps up to a time that is not before the last call."""
+        """Busy time up to a time, which must not precede the last call."""
         ends = float(self._instances.steps.end.max())
         return float(self._instances.heads[0].busy) - max(ends - until, 0.0)
 
@@ -292,12 +293,12 @@ class DrivenInstance:
         return int(self._instances.heads[0].steps)
 
     def kv_tokens(self) -> Floats:
-        """Cached tokens of the running requests at the end of the last iteration that ended, [ranks]."""
+        """Cached tokens of the running requests after the last completed iteration, [ranks]."""
         under_way = self.step.iterations if self._instances.heads[0].launched else 0
         found: Floats = self.ranks["cached"] - under_way * self.ranks["grows"]
         return found
 
     def held_tokens(self) -> tuple[Floats, Ints]:
-        """KV tokens that are taken or reserved, and requests that hold some, [ranks] each."""
+        """KV tokens taken or reserved, and requests that hold KV, each [ranks]."""
         tokens, requests = _held_tokens(self._rule, self._instances)
         return tokens[0], requests[0]

@@ -1,4 +1,4 @@
-"""What a benchmark client with a fixed number of open requests measures of an aggregated instance.
+"""Closed-loop benchmarks: what a client with a fixed number of open requests measures on an aggregated instance.
 
 Serving benchmarks keep ``concurrency`` requests open: all of them start at once, each is replaced when it ends, and the
 run is over after ten times as many (InferenceMAX's README: ``--num-prompts CONC*10 --request-rate inf``; GenAI-Perf's
@@ -19,36 +19,36 @@ from planner.serving.streams import Floats, Stream
 from planner.serving.tables import Loads, step_table
 
 WAVES = 10
-"""Requests of a benchmark run over those open at a time; see the module's first paragraph."""
+"""Requests of a benchmark run over its concurrency; see the module's docstring."""
 
 _GOLDEN = 0.6180339887498949  # multiples of it spread evenly over (0, 1): lengths without a random generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benchmark:
-    """An instance of ``ranks`` DP ranks and ``concurrency`` requests kept open on it; limits are of one rank."""
+    """A closed loop: ``concurrency`` requests kept open on an instance of ``ranks`` DP ranks; limits hold per rank."""
 
     concurrency: int
     prompt_tokens: float
     output_tokens: float
     spread: float = 0.0
-    """Lengths vary evenly by this share around their means."""
+    """Half width of the uniform length distributions over their means."""
     reuse: float = 0.0
-    """Share of every prompt whose KV is there."""
+    """Share of every prompt whose KV is cached."""
     accepted: float = 1.0
-    """Tokens of an iteration, above 1 with drafts."""
+    """Tokens per request and iteration, above 1 with drafts."""
     ranks: int = 1
     budget_tokens: float
     capacity_tokens: float = math.inf
     rule: SchedulingRule = REFERENCE_RULE
     request_seconds: float = 0.0
-    """A request's way to the engine."""
+    """Seconds from the client to the engine, per request."""
     token_seconds: float = 0.0
-    """And of each prompt token before that, one prompt after another."""
+    """Seconds of tokenizing per prompt token; prompts are tokenized one after another."""
     microbatches: int | None = None
-    """None: each step takes the better number."""
+    """Microbatches of a step; None: each step takes the quicker number."""
     slots: int | None = None
-    """Most requests that run on a rank; None: all that are open there."""
+    """Batch slots of a rank; None: all of its open requests run."""
 
     @property
     def usual_kv(self) -> float:
@@ -62,26 +62,26 @@ class Benchmark:
 
     @property
     def most(self) -> int:
-        """Requests that run on the fullest rank."""
+        """Running requests of the fullest rank."""
         return min(-(-self.concurrency // self.ranks), self.slots or self.concurrency)
 
     @property
     def running(self) -> int:
-        """Requests that run at once."""
+        """Running requests of all ranks."""
         return min(self.concurrency, self.most * self.ranks)
 
     @property
     def filled(self) -> float:
-        """Requests of the mean rank over those of the fullest."""
+        """Running requests of the mean rank over those of the fullest."""
         return self.running / (self.ranks * self.most)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Means over all requests of a run; loads are of a mean step without and with prompts, of the fullest rank."""
+    """Means over all requests of a run. Loads are those of the fullest rank in a mean step without and with prompts."""
 
     ttft_seconds: float
-    """From the moment a request is sent."""
+    """TTFT from the moment at which the client sends the request."""
     tpot_seconds: float
     prompt_steps: float
     """Share of steps that carry prompts."""
@@ -90,7 +90,7 @@ class Measured:
 
 
 def measure(cost: StepCost, run: Benchmark) -> Measured:
-    """Return what a client of ``WAVES`` waves measures. Deterministic."""
+    """Return the means that a client of ``WAVES`` waves measures. Deterministic."""
     requests = requests_of(run)
     played = play_closed(_pool(cost, run), requests, run.concurrency)
     first, more = played.first_token_seconds, np.maximum(requests.answer_tokens - 1, 1)
@@ -105,7 +105,7 @@ def measure(cost: StepCost, run: Benchmark) -> Measured:
 
 
 def requests_of(run: Benchmark) -> Stream:
-    """Return the requests of a run in the order in which they are sent; arrivals are not known before it is played."""
+    """Return the requests of a run in the order in which they are sent; arrivals are unknown until it is played."""
     count = WAVES * run.concurrency
     prompts = np.maximum(np.rint(lengths(run.prompt_tokens, run.spread, 0.0, count)), 1).astype(np.int64)
     return Stream(
@@ -153,8 +153,8 @@ def _pool(cost: StepCost, run: Benchmark) -> AggregatedPool:
 def _loads(run: Benchmark, requests: Stream, played: Played, queries: int) -> tuple[StepLoad, StepLoad]:
     """Return the mean step without and the mean step with prompts.
 
-    Every request takes part in as many steps as its answer needs, and every prompt token is computed once: what steps
-    with prompts carry leaves the rest to the others.
+    Every request takes part in as many steps as its answer needs, and every prompt token is computed once. So the
+    totals less the load of steps with prompts are the load of the other steps.
     """
     iterations = float(np.ceil((requests.answer_tokens - 1) / run.accepted).sum())
     alone, loaded = max(played.steps - played.prompt_steps, 1), max(played.prompt_steps, 1)

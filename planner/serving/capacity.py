@@ -1,8 +1,8 @@
 """The largest rate that an instance carries within limits, found by playing it, and how sure that is.
 
-Every rate is played on the same streams with their gaps scaled (common random numbers), so what is found is a smooth
-function of the rate and candidates differ by what they are. Latencies are those of requests between the first and the
-last tenth of a stream: it begins empty and ends with nobody behind, which a long run does not.
+Every rate is played on the same streams with their gaps scaled (common random numbers), so latency is a smooth function
+of the rate, and two candidates differ only by their own properties. The first and the last tenth of a stream do not
+count: a stream begins with an empty instance and ends with nobody behind, which a long run does not.
 """
 
 import math
@@ -17,28 +17,28 @@ from planner.serving.latency import Latency
 from planner.serving.streams import PARTS, Floats, Ints, Stream
 
 _AIM, _BEYOND = 0.995, 1.02
-"""Of a limit, where root finding aims; of the largest rate asked for, where waits are taken to be endless."""
+"""Part of the limit at which root finding aims; part of the upper rate at which latency is taken as infinite."""
 _WIDEN, _WIDER, _FALL, _STEEP = 0.01, 3, 0.6, 0.05
-"""How much further a rate is tried at least, how that grows, and how far down the first time at most: latency grows
-about as the 20th power of the rate where it is late.
+"""Least relative change from one rate to the next, its growth factor, least factor of the first step down, and exponent
+of that step: beyond the limit latency grows about as the 20th power of the rate.
 """
 STEP, _ROUNDING = 9e-4, 1e-6
-"""How far apart the rates are that capacities are told apart by, and the part of a step that is rounding."""
+"""Relative distance of the rates on the grid of capacities; part of a step that counts as rounding."""
 _SLOW = 4
-"""Rates in turn that did not halve what is left, after which the middle is taken to the end."""
+"""Rates in a row that fail to halve the bracket, after which bisection finishes."""
 _OVERLOAD = 2.0
-"""Of a limit, beyond which latency tells more of a stream's length than of how near the largest rate is."""
+"""Latency over its limit at which root finding cuts it off: beyond, latency depends mostly on the stream's length."""
 BATCHES, _TINY = 10, 1e-12
-"""Parts of a sample whose means tell its error, and nothing."""
+"""Parts of a sample for batch means; a number that stands for zero."""
 _LEAST_PART = 0.2
-"""Of those who count: so many tell of all at least."""
+"""Least share of the counting requests from which a play may be judged early."""
 LEVEL = 0.9
-"""Confidence level of the intervals of what is played."""
+"""Confidence level of intervals of played values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Service levels; None where there is none. Each holds on its own at ``percentile``."""
+    """Latency limits, None where there is none. TTFT and TPOT each keep their limit at ``percentile``."""
 
     percentile: float
     ttft_seconds: float | None = None
@@ -47,31 +47,29 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
-    """Latencies of the requests of one stream, [requests]; NaN where a request has none (TPOT of one token), and empty
-    where none has.
-    """
+    """Latencies of the requests of a stream, [requests]; NaN where a request has none (TPOT of one token), or empty."""
 
     ttft_seconds: Floats
     tpot_seconds: Floats
     ended: bool = False
-    """Whether the play ended early: latencies are then at least as long as they are told."""
+    """Whether the play ended early: latencies are then lower bounds."""
     prompt_steps: float = 0.0
     """Share of an aggregated instance's steps that compute prompts."""
 
     def limited(self, limits: Limits) -> list[tuple[Floats, float]]:
-        """Return the latencies that have a limit, each with its own."""
+        """Return the latencies that have a limit, each with that limit."""
         pairs = (self.ttft_seconds, limits.ttft_seconds), (self.tpot_seconds, limits.tpot_seconds)
         return [(seconds, limit) for seconds, limit in pairs if limit]
 
     def counted(self, inner: slice) -> "Outcome":
-        """Return those that count."""
+        """Return the latencies of the requests in a slice."""
         return replace(self, ttft_seconds=self.ttft_seconds[inner], tpot_seconds=self.tpot_seconds[inner])
 
 
 _NOTHING = Outcome(ttft_seconds=np.zeros(0), tpot_seconds=np.zeros(0))
 
 Play = Callable[[Stream, "Until | None"], Outcome]
-"""Serves a stream, until it is told that enough is known."""
+"""Plays a stream to its end, or until ``Until`` says that enough is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,17 +79,17 @@ class Until:
     limits: Limits
     counting: slice
     most_late: tuple[int, int]
-    """Who are late at most before that: TTFT, TPOT."""
+    """Late requests up to which the verdict stays open: of TTFT, of TPOT."""
     level: float | None = None
-    """Confidence at which what was played so far tells enough, however late who comes after; None where it does not."""
+    """Confidence at which the part played so far may end the play; None: only certainty does."""
 
     @classmethod
     def certain(cls, stream: Stream, limits: Limits, level: float | None = None) -> "Until":
-        """Return when it is certain that a stream misses a limit, or of a ``level``: that its interval does.
+        """Stop once a stream certainly misses a limit; with a ``level``, once its whole interval certainly does.
 
-        The k-th longest of n latencies and all longer ones pass a limit where k do; a percentile lies above the one
-        whose rank is its own rounded down. An interval is widest where the share q beyond the percentile is all in one
-        of its b parts, or where parts are beyond it as a whole or not at all: the variance of their shares is b q^2 or
+        If k latencies pass a limit, so does the k-th longest, and a percentile is no shorter than the latency at its
+        rank rounded down. An interval is widest where all of the share q beyond the percentile is in one of the b
+        parts, or where each part is beyond it as a whole or not at all: the variance of their shares is b q^2 or
         b q (1 - q) / (b - 1) at most.
         """
         share = 1 - limits.percentile / 100
@@ -104,16 +102,16 @@ class Until:
 
     @classmethod
     def sure(cls, stream: Stream, limits: Limits, level: float) -> "Until":
-        """Return when it is certain that a stream misses a limit, or sure by the part of it that was played.
+        """Stop once a stream certainly misses a limit, or once its played part shows that with confidence ``level``.
 
-        Every look has its share of the error (Bonferroni's inequality): all of them together tell a limit to be missed
-        that an endless stream keeps no more often than the ``level`` says. Of a trace nothing is left to chance.
+        Each of the ``PARTS`` looks has an equal part of the error (Bonferroni's inequality), so a limit that an endless
+        stream keeps is rejected with probability 1 - ``level`` at most. A trace is the whole population, without error.
         """
         certain = cls.certain(stream, limits)
         return certain if stream.whole else replace(certain, level=1 - (1 - level) / PARTS)
 
     def __call__(self, outcome: Outcome) -> bool:
-        """Whether enough is known, of latencies that are at least so long, of those that have come."""
+        """Whether enough is known, given lower bounds of the latencies of the requests that have arrived."""
         limits = self.limits
         pairs = ((outcome.ttft_seconds, limits.ttft_seconds), (outcome.tpot_seconds, limits.tpot_seconds))
         return any(
@@ -129,7 +127,7 @@ class Until:
         return bool(late - self._share * known.size > known.size * _half(known, limit, self.level or 0.0))
 
     def late_prompts(self, late: Ints, there: Ints) -> bool:
-        """Whether enough is known by how many of those that have come are late in each tenth of them, [tenths]."""
+        """Whether enough is known, given late prompts and arrived prompts per tenth of the stream, each [tenths]."""
         missing, known, some = int(late.sum()), int(there.sum()), there > 0
         if missing > self.most_late[0] or not self._telling(missing, known):
             return missing > self.most_late[0]
@@ -138,37 +136,37 @@ class Until:
 
     @property
     def _share(self) -> float:
-        """Of requests, that may be late."""
+        """Share of requests that may be late."""
         return 1 - self.limits.percentile / 100
 
     def _telling(self, late: int, known: int) -> bool:
-        """Whether the part of a stream that was played may tell enough, so many of it ``late``."""
+        """Whether ``late`` of ``known`` requests are enough to judge the stream by its played part."""
         part = _LEAST_PART * (self.counting.stop - self.counting.start)
         return self.level is not None and known >= part and late > self._share * known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trial:
-    """One rate, played on a stream."""
+    """A stream played at one rate."""
 
     rate_per_second: float
     outcome: Outcome
-    """Of the requests that count, none where the play ended early."""
+    """Latencies of the requests that count; empty where the play ended early."""
     excess: float
-    """The larger of TTFT and TPOT at the percentile over its limit."""
+    """Latency at the percentile over its limit, the larger of TTFT and TPOT."""
     limits: Limits
     ended: bool = False
-    """Whether the play ended early, for limits are missed: the excess is then at least so large."""
+    """Whether the play ended early because a limit is missed: the excess is then a lower bound."""
     whole: bool = False
-    """Whether the stream is all that there is, as a trace is: nothing is left to chance."""
+    """Whether the stream is the whole population, as a trace is: its percentiles have no sampling error."""
 
     @property
     def ttft(self) -> Latency:
-        """TTFT over the requests."""
+        """Mean and percentiles of TTFT."""
         return Latency.from_samples(self.outcome.ttft_seconds)
 
     def surely_late(self, level: float) -> bool:
-        """Whether the percentile misses a limit by more than its confidence interval."""
+        """Whether the whole confidence interval of a percentile lies beyond its limit."""
         return self.ended or (self.excess > 1 and self.interval(level)[0] > 1)
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
@@ -184,12 +182,12 @@ class Trial:
 
 
 def percentile_interval(seconds: Floats, percentile: float, level: float = LEVEL) -> tuple[float, float]:
-    """Return the confidence interval of a percentile of durations that depend on those before them.
+    """Return the confidence interval of a percentile of autocorrelated durations, by batch means.
 
-    Batch means: how much the share beyond the percentile differs between long parts of the samples tells the error of
-    that share, and the percentiles at its ends are the interval's.
+    The share beyond the percentile has a standard error, estimated from its variance between long parts of the sample.
+    The percentiles at the ends of that share's interval are the ends of the result.
 
-    Args: ``seconds`` [requests], NaN where there is none.
+    Args: ``seconds`` [requests], NaN where a request has none.
 
     Ref: A. M. Law, Simulation Modeling and Analysis, 5th ed., section 9.5.3; Student's t by Cornish and Fisher.
     """
@@ -199,34 +197,34 @@ def percentile_interval(seconds: Floats, percentile: float, level: float = LEVEL
 
 
 def _half(known: Floats, value: float, level: float) -> float:
-    """Half the confidence interval of the share beyond a value, by the parts of what is known."""
+    """Half width of the confidence interval of the share beyond a value."""
     parts = np.array_split(known, BATCHES)
     return _half_of(np.array([np.count_nonzero(part > value) / part.size for part in parts if part.size]), level)
 
 
 def _half_of(shares: Floats, level: float) -> float:
-    """Half the confidence interval of a share by those of parts; 0 where there are no several."""
+    """Half width of the confidence interval of a share, from the shares of its parts; 0 for fewer than two parts."""
     if shares.size < 2:
         return 0.0
     return _quantile(level, shares.size) * float(shares.std(ddof=1)) / math.sqrt(shares.size)
 
 
 def _quantile(level: float, parts: int) -> float:
-    """Student's t of an interval over the means of so many parts."""
+    """Quantile of Student's t for a two-sided interval from the means of so many parts."""
     z = NormalDist().inv_cdf((1 + level) / 2)
     return z + (z**3 + z) / (4 * max(parts - 1, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Capacity:
-    """The largest rate within the limits and the interval that the sample leaves of it."""
+    """The largest rate within the limits, with its confidence interval."""
 
     rate_per_second: float
     low: float
     high: float
-    """At the confidence ``LEVEL``; the bound itself where no limit binds below it."""
+    """End of the interval at confidence ``LEVEL``; the upper bound where no limit binds below it."""
     trial: Trial
-    """At that rate."""
+    """The stream played at that rate."""
 
 
 def trial(play: Play, stream: Stream, rate_per_second: float, limits: Limits, until: Until | None = None) -> Trial:
@@ -243,19 +241,19 @@ def trial(play: Play, stream: Stream, rate_per_second: float, limits: Limits, un
 
 
 def excess_of(outcome: Outcome, limits: Limits) -> float:
-    """Return the larger of TTFT and TPOT at the percentile over its limit; 0 where no limit applies."""
+    """Return latency at the percentile over its limit, the larger of TTFT and TPOT; 0 where no limit applies."""
     return max(
         (at_percentile(seconds, limits.percentile) / limit for seconds, limit in outcome.limited(limits)), default=0.0
     )
 
 
 def at_percentile(seconds: Floats, percentile: float) -> float:
-    """Return the percentile of those that are numbers; 0 where none is."""
+    """Return a percentile of the values that are not NaN; 0 where there is none."""
     return _percentile(seconds[~np.isnan(seconds)], percentile)
 
 
 def _percentile(known: Floats, percentile: float) -> float:
-    """Return what ``np.percentile`` does of numbers, at a third of its time where they are few; 0 where none is."""
+    """Return ``np.percentile`` of numbers, in a third of its time where they are few; 0 of an empty array."""
     if not known.size:
         return 0.0
     place, part = divmod((known.size - 1) * (percentile / 100), 1)
@@ -275,15 +273,15 @@ def capacity(
 ) -> Capacity | None:
     """Return the largest rate up to ``upper`` at which a stream keeps the limits; None where none does.
 
-    The interval is that of the excess, through its slope over the rates tried.
+    The interval of the rate follows from that of the excess and the slope of the excess over the rate.
 
     Args:
-        play: serves a stream and tells its latencies.
-        stream: of mean rate 1, as ``planner.serving.streams.stationary`` makes them.
-        limits: what has to hold.
-        upper: the rate that no run passes: saturation, or what is asked for.
-        about: where the rate may lie.
-        known: what was played on it before.
+        play: returns the latencies of a stream.
+        stream: a stream of mean rate 1, as ``planner.serving.streams.stationary`` makes them.
+        limits: the latency limits.
+        upper: upper bound on the rate: saturation, or the rate that is asked for.
+        about: first guess of the rate.
+        known: earlier trials of the same stream.
     """
     trials = {each.rate_per_second: each for each in known}
     kept = max((rate for rate, each in trials.items() if each.excess <= 1 and rate <= upper), default=0.0)
@@ -297,16 +295,16 @@ def capacity(
     rate = largest_rate(excess, 1.0, upper, about, kept)
     if rate is None:
         return None
-    excess(rate)  # on the grid just below what was played before it is not played yet
+    excess(rate)  # a rate on the grid just below a known one is not played yet
     found, slope = trials[rate], _slope(trials, rate)
     low, high = (rate * (max(end, _TINY) / max(found.excess, _TINY)) ** (-1 / slope) for end in found.interval()[::-1])
-    # Where the limit does not bind below the bound, the rate is the bound as far as the interval keeps the limit.
+    # Where no limit binds below ``upper`` and the whole interval keeps the limit, the rate is ``upper`` for certain.
     low = rate if rate == upper and found.interval()[1] <= 1 else low
     return Capacity(rate_per_second=rate, low=low, high=min(high, upper), trial=found)
 
 
 def _slope(trials: dict[float, Trial], rate: float) -> float:
-    """Relative change of the excess over the relative change of the rate, between the tried rates beside the answer."""
+    """Elasticity of the excess in the rate, between the answer and the next rate that was tried."""
     rates = sorted(trials)
     place = rates.index(rate)
     beside = rates[place + 1] if place + 1 < len(rates) else rates[max(place - 1, 0)]
@@ -324,13 +322,12 @@ def largest_rate(
     about: float | None = None,
     known: float = 0.0,
 ) -> float | None:
-    """Largest rate up to ``upper`` whose ``seconds``, rising in the rate, keep the limit; None where none does.
+    """Return the largest rate up to ``upper`` whose ``seconds``, rising in the rate, keep the limit; None: none does.
 
-    It is ``upper`` or the largest of the rates ``STEP`` apart (``on_grid``): which one does not depend on where the
-    search began, so that a looser limit never has a smaller one. ``upper`` is tried first, or where the rate may lie.
-    From there a rate on the other side of the limit is sought, or one that is ``known`` to keep it is taken, and the
-    answer closed in on: some 6 calls. Every rate answered with keeps the limit; rates below ``LEAST_PART`` of ``upper``
-    are not told apart.
+    The answer is ``upper`` or a rate on the grid (``on_grid``). It does not depend on where the search begins, so a
+    looser limit never has a smaller answer. The search tries ``about`` (else ``upper``), brackets the answer between a
+    rate that keeps the limit, such as ``known``, and one that misses it, and closes the bracket: about 6 calls. The
+    answer was tried and keeps the limit. Rates below ``LEAST_PART`` of ``upper`` count as none.
     """
     least, full, aim = on_grid(upper * LEAST_PART), _BEYOND * upper, _AIM * limit_seconds
     kept = (on_grid(known), seconds(known)) if known else None
@@ -358,7 +355,7 @@ def largest_rate(
 
 
 def on_grid(rate: float, steps: int = 0) -> float:
-    """Return the largest rate of those ``STEP`` apart that is no larger, or one so many steps further.
+    """Return the largest rate on the grid up to a rate, or the rate so many steps above it; the grid's ratio is e^STEP.
 
     >>> on_grid(1.0), on_grid(1.0, 1) == on_grid(1.001), on_grid(on_grid(7.7)) == on_grid(7.7)
     (1.0, True, True)
@@ -367,7 +364,7 @@ def on_grid(rate: float, steps: int = 0) -> float:
 
 
 def on_grid_above(rate: float) -> float:
-    """Return the smallest of those rates that is no smaller, but for rounding.
+    """Return the smallest rate on the grid that is not below a rate, but for rounding.
 
     >>> on_grid_above(on_grid(7.7)) == on_grid(7.7), on_grid_above(7.7) == on_grid(7.7, 1)
     (True, True)
@@ -377,7 +374,7 @@ def on_grid_above(rate: float) -> float:
 
 
 def _further_down(last: tuple[float, float], now: tuple[float, float], limit_seconds: float) -> float:
-    """Return where a straight 1/seconds through two rates that are late meets the limit, somewhat below the lower."""
+    """Extrapolate 1/seconds linearly from two rates that miss the limit to the limit; return a rate below both."""
     (above, later), (rate, late) = last, now
     slope = (1 / late - 1 / later) / (above - rate)
     return min(rate - (1 / (_AIM * limit_seconds) - 1 / late) / slope, (1 - _WIDEN) * rate) if slope > 0 else 0.0
@@ -386,11 +383,12 @@ def _further_down(last: tuple[float, float], now: tuple[float, float], limit_sec
 def _between(
     seconds: Callable[[float], float], limit_seconds: float, kept: tuple[float, float], missed: tuple[float, float]
 ) -> float:
-    """Close in on the largest rate from one that keeps the limit and one that does not, each with its seconds.
+    """Close a bracket, given a rate that keeps the limit and one that misses it, each with its seconds.
 
-    Latency goes up by orders of magnitude within a few per cent of the rate, and its logarithm about straight: false
-    position there, 5 % off the ends, with the end that stays the second time made the nearer by what the other told.
-    After some in turn that did not halve what is left, as where latency jumps, the middle is taken.
+    Latency rises by orders of magnitude within a few per cent of the rate, and its logarithm about linearly. So the
+    logarithm is interpolated (false position, at least 5 % off both ends; an end that stays twice is weighted less, as
+    Anderson and Bjorck do). After ``_SLOW`` rates that fail to halve the bracket, as where latency jumps, bisection
+    finishes.
 
     Ref: N. Anderson, A. Bjorck, A new high order method of regula falsi type, BIT 13:253, 1973.
     """
@@ -416,5 +414,5 @@ def _between(
 
 
 def _nearer(now: float, before: float) -> float:
-    """By what an end that stayed twice counts less, given how far the other one is from the aim and was."""
+    """Weight of an end that stayed twice, given the distance of the other end from the limit now and before."""
     return 1 - now / before if 0 < now < before else 0.5

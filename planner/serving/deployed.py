@@ -1,4 +1,4 @@
-"""The pools of a manifest, ready to be played, and what they do with a recorded stream."""
+"""The pools of a manifest in the form that is played, and how they serve a trace."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -31,11 +31,11 @@ def separate_pools(
     """Return a prefill and a decode pool with the links between them.
 
     Args:
-        manifest: with a KV transfer.
-        pools: prefill and decode.
+        manifest: a manifest with a KV transfer.
+        pools: its prefill pool and its decode pool.
         costs: step costs by role; None: those of the pools.
-        kv_tokens_per_request: cached tokens of a running request on average, near which iterations are known best;
-            None: of the manifest's workload.
+        kv_tokens_per_request: mean cached tokens of a running request, near which iteration times are most accurate;
+            None: that of the manifest's workload.
     """
     prefill, decode = pools
     transfer = manifest.kv_transfer
@@ -72,7 +72,7 @@ def separate_pools(
 
 
 def step_times(manifest: "Manifest", pool: "Pool", phase: "PhaseName", cost: StepCost) -> TableArrays:
-    """Return the seconds of an instance's steps in a phase, at a cost that may be of fewer ranks than the pool's."""
+    """Return the step times of an instance in a phase; ``cost`` may have fewer ranks than the pool."""
     if phase == "mixed":
         return aggregated_pool(manifest, pool, cost).times
     if phase == "prefill":
@@ -81,17 +81,17 @@ def step_times(manifest: "Manifest", pool: "Pool", phase: "PhaseName", cost: Ste
 
 
 def _usual_kv(manifest: "Manifest") -> float:
-    """Cached tokens of a running request of the manifest's workload, on average."""
+    """Mean cached tokens of a running request of the manifest's workload."""
     return manifest.workload.input_tokens + manifest.workload.output_tokens / 2
 
 
 def group_budget(pool: "Pool") -> int:
-    """Prompt tokens of one DP group and pass."""
+    """Prompt tokens per DP group and pass."""
     return pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp
 
 
 def in_blocks(pool: "Pool", tokens: Floats) -> Floats:
-    """Return the KV tokens that requests of so many tokens take of a rank of a pool, in whole blocks, [requests]."""
+    """Return the KV tokens, in whole blocks, that requests of so many tokens take on a rank of a pool, [requests]."""
     block = pool.kv.block_tokens
     return np.asarray(np.ceil(np.asarray(pool.kv.charged(tokens)) / block) * block, dtype=np.float64)
 
@@ -103,9 +103,9 @@ def aggregated_pool(
     kv_tokens_per_request: float | None = None,
     times: TableArrays | None = None,
 ) -> AggregatedPool:
-    """Return a pool of aggregated instances; ``cost`` and ``kv_tokens_per_request`` as in ``separate_pools``.
+    """Return a pool of aggregated instances; ``kv_tokens_per_request`` as in ``separate_pools``.
 
-    Args: ``times`` of its steps, where they are known already.
+    Args: ``cost`` of a step, None: the pool's; ``times`` of its steps, where they are known already.
     """
     ranks, drafts = pool.degrees.attention_groups, pool.mtp
     budget = group_budget(pool)
@@ -133,17 +133,17 @@ def aggregated_pool(
 
 
 def play(pools: SeparatePools | AggregatedPool, trace: Trace) -> Served:
-    """Return what happens to every request of a trace, at its own arrivals, lengths and reuse.
+    """Play every request of a trace with its own arrival, lengths and reuse; return their times.
 
-    A trace is no stationary stream. Its rate drifts, a window begins empty and may end with a backlog, a few long
-    prompts decide a minute. So its requests are played: through passes, links and iterations, or through the steps of
-    aggregated instances. What remains a model is what a pass, a transfer and an iteration, or a step, take.
+    A trace is not stationary: its rate drifts, a window begins empty and may end with a backlog, and a few long prompts
+    may decide a minute. So its requests are played through passes, links and iterations, or through the steps of
+    aggregated instances. Only the duration of a pass, transfer, iteration or step comes from a model.
     """
     return play_stream(pools, Stream.from_trace(trace))
 
 
 def play_stream(pools: SeparatePools | AggregatedPool, stream: Stream) -> Served:
-    """Return what happens to every request of a stream."""
+    """Play every request of a stream; return their times."""
     if isinstance(pools, SeparatePools):
         return play_separate(pools, stream)
     played = play_aggregated(pools, stream)

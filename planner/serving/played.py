@@ -1,8 +1,8 @@
-"""One of several instances that requests are dealt to in turn, played on samples of their traffic.
+"""One of several instances that requests are dealt to in turn, played on samples of its traffic.
 
-Few requests first: a short stream waits less than a long one, so what is late on it, by more than its interval, counts
-as late. What is left is played on many, whose percentiles are those that are told. A play that only asks whether limits
-are kept ends as soon as that is certain, or sure of many.
+A candidate is played on few requests first. A short stream waits less than a long one, so a candidate whose whole
+interval is late on few requests counts as late. The others are played on many requests, whose percentiles are reported.
+A play that only asks whether limits are kept ends once the answer is certain (few requests) or sure (many).
 """
 
 from collections.abc import Callable
@@ -30,60 +30,60 @@ from planner.serving.streams import Stream, stationary, traced
 from planner.workload import Workload
 
 FEW, MANY = 2_500, 60_000
-"""Requests of a stream: few to tell candidates apart, many to tell their latencies.
+"""Requests of a stream: few to prune candidates, many to report latencies.
 
-At half to 0.9 of saturation and CV up to 1 the means on many are within 1 % of endless ones on average.
+At half to 0.9 of saturation and CV up to 1 the means over many are within 1 % of those of endless streams on average.
 """
 _STEPS = 25
-"""Full steps that even a short stream takes."""
+"""Full steps that the shortest stream fills."""
 SURE = 0.99
-"""Who is late on few requests at that confidence counts as late."""
+"""Confidence at which a candidate that is late on few requests counts as late."""
 EVENLY = 1_000_000
-"""Instances of so many get arrivals that are evenly spaced: none of fewer waits less."""
+"""A number of instances at which arrivals dealt in turn are evenly spaced: fewer instances never wait less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What a plan's latencies were read off, and the interval that this leaves."""
+    """Sample behind a plan's latencies, and the confidence intervals that it leaves."""
 
     requests: int
-    """Over which percentiles are told."""
+    """Requests over which percentiles are taken."""
     ttft_seconds: tuple[float, float]
-    """TTFT at the question's percentile."""
+    """Interval of TTFT at the question's percentile."""
     requests_per_second: tuple[float, float]
-    """The rate that the plan may really carry, as far as the pool that was played bounds it."""
+    """Interval of the rate that the plan carries, as far as the played pool bounds it."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Player:
-    """Plays an instance at rates of its own; every rate on the same streams, of which the gaps are scaled."""
+    """Plays an instance at given rates, all on the same streams with their gaps scaled. Results are kept."""
 
     play: Play
-    """One instance."""
+    """Plays one instance."""
     together: Callable[[int], Play]
-    """So many, which are dealt requests in turn."""
+    """Plays so many instances, which are dealt requests in turn."""
     workload: Workload
     limits: Limits
     most_tokens: float
-    """The model's context."""
+    """Context length of the model."""
     at_once: int = 1
     """Requests of a full step."""
     _trials: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
     _ended: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
-    """Of plays that ended early."""
+    """Trials that ended early."""
     _late: dict[tuple[int, int], Trial] = field(default_factory=dict, repr=False)
-    """By instances and requests: at the smallest rate that is known to miss a limit, beyond which all do."""
+    """By instances and requests: the trial at the smallest rate known to miss a limit; every higher rate misses it."""
     _capacities: dict[int, Capacity] = field(default_factory=dict, repr=False)
     _found: dict[tuple[float, int, float | None, int], Capacity | None] = field(default_factory=dict, repr=False)
 
     def stream(self, requests: int, instances: int = 1) -> Stream:
-        """Return a stream of mean rate 1 that one of ``instances`` gets, of at least so many requests."""
+        """Return a stream of mean rate 1, of at least so many requests, as one of ``instances`` gets it."""
         while requests < _STEPS * self.at_once:
             requests *= 2
         return stationary(self.workload, requests, every=instances, most_tokens=self.most_tokens)
 
     def plays(self, requests: int, instances: int = 1) -> tuple[Play, Stream]:
-        """Return what plays one of ``instances`` and on what: a trace is dealt to all of them, whole."""
+        """Return the play of one of ``instances`` and its stream; a trace is played whole, dealt to all instances."""
         trace = self.workload.trace
         if trace is None:
             return self.play, self.stream(requests, instances)
@@ -99,16 +99,16 @@ class Player:
         return self._trials[key]
 
     def _key(self, rate_per_second: float, instances: int, requests: int) -> tuple[float, int, int]:
-        """Return what a trial is known by; rates that differ by rounding are one, and a trace is always whole."""
+        """Return the key of a trial: rates that differ by rounding are equal, and a trace is always played whole."""
         return float(f"{rate_per_second:.12g}"), instances, requests if self.workload.trace is None else MANY
 
     def verdict(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> Trial:
-        """Play one of ``instances`` at its rate until it is certain that limits are missed, or that few tell so."""
+        """Play one of ``instances`` at its rate, ending early once a limit is certainly missed."""
         key = self._key(rate_per_second, instances, requests)
         found = self._trials.get(key) or self._ended.get(key)
         late = self._late.get(key[1:])
         if found is None and late is not None and late.rate_per_second <= rate_per_second:
-            return late  # the same gaps, closer together
+            return late  # a higher rate is the same stream with shorter gaps
         if found is None:
             play, stream = self.plays(requests, instances)
             until = (Until.sure if key[2] == MANY else Until.certain)(stream, self.limits, SURE)
@@ -117,12 +117,12 @@ class Player:
         return found
 
     def surely_late(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> bool:
-        """Whether so few requests tell that one of ``instances`` misses a limit at its rate."""
+        """Whether a short stream shows, with confidence ``SURE``, that one of ``instances`` misses a limit."""
         found = self.verdict(rate_per_second, instances, requests)
         return self._noted(found, instances, requests, late=found.surely_late(SURE))
 
     def _noted(self, found: Trial, instances: int, requests: int, *, late: bool) -> bool:
-        """Keep a trial that is late at a smaller rate than those before; whether it is late."""
+        """Keep a late trial if its rate is the smallest late one so far; return ``late``."""
         _, *alike = self._key(found.rate_per_second, instances, requests)
         known = self._late.get((alike[0], alike[1]))
         if late and (known is None or found.rate_per_second < known.rate_per_second):
@@ -137,7 +137,7 @@ class Player:
         return not self._noted(found, instances, MANY, late=found.ended or found.excess > 1)
 
     def told(self, rate_per_second: float, instances: int, most_per_second: float) -> Played:
-        """Return what is known of ``instances`` at the rate of one; all of them are to carry no more than ``most``."""
+        """Return sample and intervals for ``instances``, given the rate of one and the most that all may carry."""
         found = self.trial(rate_per_second, instances)
         low = high = rate = rate_per_second * instances
         if instances in self._capacities:
@@ -175,18 +175,18 @@ class Player:
 
 
 _PLAYERS = Kept["PlayedPrefill"](most=4096)
-"""Players by what decides their plays: what takes as long in another engine or question is not played again."""
+"""Players by all that decides their results, so that equal instances of another question are not played again."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlayedPrefill(Player):
-    """A prefill instance that is played, or a whole pool under the policy by which it deals."""
+    """The player of a prefill instance, or of a whole prefill pool under its routing policy."""
 
     pool: PrefillPool
 
     @classmethod
     def of(cls, pool: PrefillPool, workload: Workload, limits: Limits, most_tokens: float) -> "PlayedPrefill":
-        """Return the player of a pool: the one that is in use already where another pool takes as long."""
+        """Return the player of a pool; pools with equal pass times share one."""
         key = (
             (pool.times.content, pool.ranks, pool.budget_tokens, pool.instances, pool.policy),
             (Same(workload), limits, most_tokens),
@@ -208,14 +208,14 @@ class PlayedPrefill(Player):
 
     @cached_property
     def saturation_per_second(self) -> float:
-        """Prompts per second where all of few wait from the start."""
+        """Prompts per second of a stream whose prompts all arrive at 0."""
         stream = self.stream(FEW)
         found = play_prefill(self.pool, replace(stream, arrival_seconds=np.zeros(len(stream))))
         return self.pool.instances * len(stream) / found.busy_seconds
 
 
 def prefill_outcome(pool: PrefillPool, stream: Stream, until: Until | None = None) -> Outcome:
-    """Return TTFT of a stream, played until enough is known; prefill gives no TPOT."""
+    """Return the TTFT of a stream's requests, played until enough is known; prefill has no TPOT."""
     look = None
     if until is not None and until.limits.ttft_seconds is not None:
         look = Look(until.limits.ttft_seconds, until.counting, BATCHES, until.late_prompts)

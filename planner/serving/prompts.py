@@ -1,4 +1,4 @@
-"""Prompts as a few kinds with weights: lengths and reuse together, for what depends on more than their moments."""
+"""Prompts as a few weighted kinds of length and reuse, for costs that depend on more than the moments of lengths."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -17,7 +17,7 @@ _WITHIN = 8
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Kinds of prompts, arrays [kinds]; ``weights`` sum to 1."""
+    """Kinds of prompts: tokens, reused tokens and weights, each [kinds]; ``weights`` sum to 1."""
 
     tokens: Array
     reused: Array
@@ -30,7 +30,7 @@ class Prompts:
 
 
 def prompts_of(workload: Workload) -> Prompts:
-    """Return the kinds of prompts of a workload: those of its trace, or of its length distribution and mean reuse."""
+    """Return the kinds of prompts of a workload, from its trace or from its length distribution and mean reuse."""
     if workload.prompts is not None:
         tokens, reused, weights = (np.array(column) for column in zip(*workload.prompts, strict=True))
         return Prompts(tokens, reused, weights / weights.sum())
@@ -38,7 +38,7 @@ def prompts_of(workload: Workload) -> Prompts:
 
 
 def _with_reuse(tokens: Array, weights: Array, reuse: float) -> Prompts:
-    """Return prompts of which some hit the cache, whatever their length, until the mean reuse is met."""
+    """Return kinds of which a share hits the cache, independent of length, such that the mean reuse is met."""
     if not reuse:
         return Prompts(tokens, np.zeros_like(tokens), weights)
     share = max(SHARE_OF_HITS, reuse)
@@ -51,10 +51,10 @@ def _with_reuse(tokens: Array, weights: Array, reuse: float) -> Prompts:
 
 
 def length_kinds(lengths: Lengths) -> tuple[Array, Array]:
-    """Return lengths and weights between ``EDGES``, each the mean of its part; one kind where lengths are fixed.
+    """Return mean lengths and weights of the parts between the quantiles ``EDGES``; one kind where lengths are fixed.
 
     Log-normal: E[X; z < Z < z'] = Phi(z' - sigma) - Phi(z - sigma) for mean 1 (Aitchison and Brown, The Lognormal
-    Distribution, 1957, section 2.4). What lies beyond the last edge is one kind, so little of the variance is lost.
+    Distribution, 1957, section 2.4). Lengths beyond the last edge are one kind, which loses little of the variance.
     """
     if not lengths.squared_cv:
         return np.array([lengths.mean]), np.ones(1)
@@ -83,13 +83,13 @@ def histogram_kinds(tokens: Array, weights: Array, reuse: float) -> tuple[tuple[
 
 
 def answer_kinds(tokens: Array, weights: Array) -> tuple[tuple[float, float], ...]:
-    """Return (tokens, weight) of answers from a histogram, rows as of ``histogram_kinds``."""
+    """Return (tokens, weight) of answers from a histogram; arguments as of ``histogram_kinds``."""
     compact = _compact(tokens, weights)
     return tuple(zip(*(column.tolist() for column in compact), strict=True))
 
 
 def _compact(tokens: Array, weights: Array) -> tuple[Array, Array]:
-    """Cut a histogram of more rows than there are levels at ``EDGES``, each part one length, so that the mean stays."""
+    """Merge a histogram with more rows than ``EDGES`` into one mean length per quantile range; the mean is kept."""
     if tokens.size < EDGES.size:
         return tokens, weights
     below, held = (np.append(0.0, np.cumsum(column)) for column in (weights, tokens * weights))

@@ -1,4 +1,4 @@
-"""Sessions as a stream: turns that follow each other, each prompt all that was said before it and something new."""
+"""Sessions as a stream: turns that follow each other, each prompt the whole conversation so far and new tokens."""
 
 import math
 from dataclasses import replace
@@ -14,15 +14,15 @@ from planner.workload import Sessions, Workload
 def session_trace(
     workload: Workload, shape: Sessions, rate_per_second: float, requests: int, seed: int = 0, turn_seconds: float = 0.0
 ) -> Trace:
-    """Return at least so many requests of sessions that begin at random, and with what each prompt begins.
+    """Return at least so many requests of sessions that begin at random, and the prefix that each prompt reuses.
 
-    A turn is ``branches`` requests at once; when the last of them has its answer, the next one is sent after a pause
-    that is exponential (a user who thinks, a tool that works). Its prompt holds the prompts and answers of all.
+    A turn is ``branches`` requests at once. When all have their answers, an exponential pause follows (a user who
+    thinks, a tool that works), then the next turn. Its prompt holds the prompts and answers of all before it.
 
     Args:
-        workload: law of the answers; ``shape.new_tokens`` is that of what a prompt has new.
-        rate_per_second: of requests.
-        turn_seconds: from a turn to its answer, for the stamps; the pause comes on top.
+        workload: law of answer lengths; ``shape.new_tokens`` is the law of new prompt tokens.
+        rate_per_second: mean rate of requests.
+        turn_seconds: time from a turn to its answers, for the arrival times; the pause is added.
     """
     each = shape.turns * shape.branches
     count = math.ceil(requests / each)

@@ -1,8 +1,8 @@
-"""Streams of requests: stationary ones drawn evenly from a workload's laws, and those of a trace.
+"""Streams of requests: stationary ones, drawn by stratified sampling from a workload's laws, and traces.
 
 A stationary stream has common random numbers: every candidate and every rate is played with the same lengths and the
-same gaps, only scaled, so that two candidates differ by what they are and not by what was drawn. Levels are stratified
-(one in each of as many parts as there are requests), which takes most of the noise out of the offered load.
+same gaps, only scaled, so that two candidates do not differ by what was drawn. Levels are stratified (one in each of as
+many equal parts as there are requests), which takes most of the noise out of the offered load.
 
 Ref: P. Glasserman, Monte Carlo Methods in Financial Engineering, 2004, sections 4.2 and 4.3.
 """
@@ -28,9 +28,9 @@ SHARE_OF_HITS = 0.95
 prompts near none, a tenth above 0.95)."""
 _KEPT_STREAMS = 32
 _EDGE = 0.1
-"""Of a stationary stream, at its ends, whose latencies do not count: it begins empty and ends with nobody behind."""
+"""Part of a stationary stream at each end that does not count: a stream begins empty and ends with nobody behind."""
 PARTS = 24
-"""Of a stream, after each of which a play may look whether enough is known."""
+"""Parts of a stream; after each a play may check whether enough is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,16 +40,16 @@ class Stream:
     arrival_seconds: Floats
     prompt_tokens: Ints
     reused_tokens: Ints
-    """Prompt tokens whose KV is there already."""
+    """Prompt tokens whose KV is cached."""
     answer_tokens: Ints
     whole: bool = False
-    """Whether all requests count, as of a trace; else those between the first and the last tenth."""
+    """Whether all requests count, as in a trace; else the first and the last tenth do not."""
 
     def __len__(self) -> int:
         return int(self.arrival_seconds.size)
 
     def at_rate(self, requests_per_second: float) -> "Stream":
-        """Return the stream at a rate; gaps of a stationary stream have mean 1 as they are drawn."""
+        """Return the stream with its gaps scaled to a rate; a stationary stream is drawn with mean gap 1 s."""
         return replace(self, arrival_seconds=self.arrival_seconds / requests_per_second)
 
     @property
@@ -63,7 +63,7 @@ class Stream:
         return self.select(self.counting)
 
     def select(self, chosen: NDArray[np.int64] | slice) -> "Stream":
-        """Return some of the requests."""
+        """Return the chosen requests."""
         return replace(
             self,
             arrival_seconds=self.arrival_seconds[chosen],
@@ -94,11 +94,11 @@ def stationary(
 
     Args:
         workload: laws of lengths, reuse and gaps. Gaps are gamma distributed with its squared CV: 1 is Poisson.
-        requests: how many.
-        seed: of what is drawn; the same numbers for every workload.
-        every: the stream is what one of so many instances gets that are dealt requests in turn: the sum of as many
-            gamma gaps is gamma distributed with the squared CV divided by their number.
-        most_tokens: the model's context, at which prompt and answer together end.
+        requests: number of requests.
+        seed: seed of the random numbers, which are the same for every workload.
+        every: number of instances that are dealt requests in turn; the stream is that of one of them. The sum of as
+            many gamma gaps is gamma distributed with the squared CV divided by their number.
+        most_tokens: context length of the model, at which prompt and answer together are cut.
     """
     prompts, reused = _prompts(workload, requests, seed)
     answers = _answers(workload, requests, seed)
@@ -115,9 +115,9 @@ def stationary(
 
 
 def parts_of(requests: int, least: int = 1) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a stream after which a play may look whether enough is known, first and past the last each.
+    """Yield the parts of a stream as (first, past the last); after each a play may check whether enough is known.
 
-    Args: ``least`` requests of a part, where a look takes as long as so many.
+    Args: ``least`` requests of a part: a check takes as long as playing them.
     """
     parts = min(max(requests // least, 1), PARTS)
     edges = [requests * part // parts for part in range(parts + 1)]
@@ -132,7 +132,7 @@ def traced(trace: Trace, instances: int) -> Stream:
 
 
 def longest_prompt(workload: Workload) -> float:
-    """Return the tokens that a prompt in a million passes, or those of the longest kind."""
+    """Return the length in tokens that one prompt in a million exceeds, or that of the longest kind."""
     if workload.prompts is not None:
         return max(tokens for tokens, _, _ in workload.prompts)
     return float(lengths_at(workload.input_tokens, np.array([1 - 1e-6]))[0])

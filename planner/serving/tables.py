@@ -1,9 +1,9 @@
-"""How long the steps of an instance take: one table of the step cost, read off by the loops of ``planner.loops``.
+"""Step times of an instance: one table of the step cost, which the loops of ``planner.loops`` interpolate.
 
-A step cost at numbers takes tens of microseconds, on arrays a fraction of one per load. So ``step_table`` evaluates it
-once on a grid of loads, and loops interpolate linearly between its knots (``planner.loops.tables_loop``). At a fixed
-number of tokens the cost is piecewise linear in pairs and in context (kernels take the longer of compute and memory
-traffic), so few knots do; a cost that is linear in everything is met exactly.
+Evaluating a step cost takes tens of microseconds for one load, and a fraction of one per load on arrays. So
+``step_table`` evaluates it once on a grid of loads, and loops interpolate linearly between the knots
+(``planner.loops.tables_loop``). At a fixed number of tokens the cost is piecewise linear in pairs and in context
+(kernels take the longer of compute and memory traffic), so few knots suffice; a linear cost is met exactly.
 """
 
 from dataclasses import dataclass
@@ -25,30 +25,30 @@ _LEVELS_PER_OCTAVE = 0.5
 _EXACT_COUNTS, _COUNTS_PER_OCTAVE, _MEANS = 8, 6, 14
 _MORE_ROWS = 9.0
 _BLOCK = 8192
-"""Loads that are evaluated at once: few calls, and temporary arrays that stay in the processor's cache."""
+"""Loads per evaluation: few calls, and temporary arrays that fit the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """What bounds the loads of a table."""
+    """Largest loads of a table."""
 
     ranks: int
     budget_tokens: float
-    """Prompt tokens of a rank in a step, at most."""
+    """Most prompt tokens of a rank in a step."""
     longest_prompt: float
     most_running: int = 0
-    """Running requests of all ranks; 0 in prefill."""
+    """Most running requests of all ranks together; 0 in prefill."""
     kv_tokens_per_request: float = 0.0
-    """Cached tokens of a running request, on average."""
+    """Mean cached tokens of a running request."""
     microbatches: int = 1
-    """At most; a step takes the better number."""
+    """Most microbatches; a step takes the quicker number."""
     fewest_microbatches: int = 1
 
 
 def step_table(cost: StepCost, loads: Loads) -> TableArrays:
-    """Return the seconds of steps up to such loads, beyond which the last cell goes on.
+    """Return the seconds of steps up to the largest loads; beyond them the last cell is extrapolated.
 
-    Within 1 % of the step cost in the mean of random loads, 6.5 % at worst (``tests/planner/serving/test_tables.py``).
+    The mean error over random loads is within 1 %, the largest 6.5 % (``tests/planner/serving/test_tables.py``).
     """
     ranks, most = loads.ranks, loads.most_running
     budget = max(loads.budget_tokens, 2.0)
@@ -65,7 +65,7 @@ def step_table(cost: StepCost, loads: Loads) -> TableArrays:
     shape = tuple(axis.size for axis in axes.values())
     level, share, token, length, prefix = np.meshgrid(*axes.values(), indexing="ij", sparse=True)
     lasts = _Seconds(cost, loads)
-    loaded, alone, more = lasts.of(  # at once: a step cost on an array of few loads takes as long as on many
+    loaded, alone, more = lasts.of(  # in one call, whose time hardly depends on the number of loads
         lasts.columns(shape, level, (token, prefix * length, token * length, 1.0), token * share),
         lasts.columns((running.size, means.size), running[:, None], (0.0, 0.0, 0.0, 0.0), means[None, :]),
         lasts.more(running),
@@ -91,7 +91,7 @@ def _levels(most: int) -> Floats:
 
 
 def _counts(most: int) -> Floats:
-    """Numbers of running requests for which a rank without prompts is evaluated: every small one."""
+    """Numbers of running requests at which a rank without prompts is evaluated: all small ones, then geometric."""
     few = np.arange(0.0, min(max(most, 1), _EXACT_COUNTS) + 1)
     if most <= _EXACT_COUNTS:
         return few
@@ -101,7 +101,7 @@ def _counts(most: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class _Seconds:
-    """Seconds of a rank by running requests of all ranks and (tokens, context, pairs, ended prompts) of its own."""
+    """Seconds of a rank's step, by running requests of all ranks and its (tokens, context, pairs, ended prompts)."""
 
     cost: StepCost
     loads: Loads
@@ -115,9 +115,10 @@ class _Seconds:
         kv_tokens: Floats | None = None,
         more_sequences: Floats | float = 0.0,
     ) -> list[Floats]:
-        """Return the loads of the broadcast ``shape``; running requests hold ``kv_tokens`` of the rank, or as usual.
+        """Return the columns of loads, each of the broadcast ``shape``.
 
-        Args: ``mean_prompts`` are prompt tokens of the mean rank; ``more_sequences`` are on the rank beyond the mean.
+        Args: ``mean_prompts``: prompt tokens of the mean rank; ``kv_tokens`` cached on the rank, None: the usual
+            number; ``more_sequences``: requests of the rank beyond the mean.
         """
         each = running / self.loads.ranks
         kv = each * self.loads.kv_tokens_per_request if kv_tokens is None else kv_tokens
@@ -126,7 +127,7 @@ class _Seconds:
         return [np.broadcast_to(np.asarray(column, dtype=np.float64), shape) for column in held]
 
     def of(self, *parts: list[Floats]) -> list[Floats]:
-        """Return the seconds of every part's loads, in its shape."""
+        """Return the seconds of the loads of every part, each in the shape of that part."""
         columns = [np.concatenate([column.ravel() for column in held]) for held in zip(*parts, strict=True)]
         result = np.empty(columns[0].size)
         for start in range(0, result.size, _BLOCK):
@@ -138,7 +139,7 @@ class _Seconds:
         return [held.reshape(part[0].shape) for held, part in zip(np.split(result, ends), parts, strict=True)]
 
     def _fastest(self, load: StepLoad) -> Floats:
-        """Take the better number of microbatches, which all ranks have: two need two tokens or requests on any."""
+        """Return the seconds with the quicker number of microbatches; two need a rank with two tokens or requests."""
         fewest = self.loads.fewest_microbatches
         single: Number = evaluate(self.cost, load, fewest).seconds
         if self.loads.microbatches <= fewest or not self.cost.moe_layers:
@@ -148,12 +149,12 @@ class _Seconds:
         return np.where(splittable, np.minimum(single, double), single)
 
     def _usual(self, running: Floats) -> tuple[Floats, Floats]:
-        """Return the cached tokens that running requests hold on a rank, and how many more tell what one adds."""
+        """Return the usual cached tokens of a rank, and the step in them over which their slope is taken."""
         usual = running / self.loads.ranks * self.loads.kv_tokens_per_request
         return usual, np.maximum(0.5 * usual, 1.0)
 
     def more(self, running: Floats) -> list[Floats]:
-        """Return the loads that ``slopes`` reads: of prompts, none, one or more that end; bare, fuller or wider."""
+        """Return the loads of ``slopes``: none, one, several ended prompts; bare, more cached tokens, one more request."""
         usual, step = self._usual(running)
         tokens = max(self.loads.budget_tokens / 2, 1.0) * np.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])[:, None]
         rows = np.array([0.0, 1.0, 1.0 + _MORE_ROWS, 0.0, 0.0, 0.0])[:, None]
@@ -163,7 +164,7 @@ class _Seconds:
         return self.columns((6, running.size), running, prompts, tokens, usual + fuller * step, wider)
 
     def slopes(self, running: Floats, seconds: Floats) -> dict[str, Floats]:
-        """What ended prompts, cached tokens and requests beyond the mean add, [running] each."""
+        """Return the seconds that an ended prompt, a cached token and a request beyond the mean add, each [running]."""
         usual, step = self._usual(running)
         none, first, more, bare, full, wide = seconds
         return {
