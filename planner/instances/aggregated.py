@@ -1,4 +1,4 @@
-"""Aggregated instances as they are played: latencies at a rate, and the largest rate within the limits."""
+"""Aggregated instances, played: latencies at a rate, and the largest rate within the limits."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -24,18 +24,18 @@ from planner.serving.tables import Loads, step_table
 from planner.workload import Workload, running_kv_tokens
 
 _LIKELY = 0.8
-"""Of saturation: where the search for a capacity begins."""
+"""Share of saturation at which the search for a capacity begins."""
 _EASY = 0.5
-"""What few requests tell surely to take no more of its limits than so much is in time."""
+"""Latency over limit, with confidence ``SURE`` on few requests, up to which an instance counts as in time."""
 FEWEST = 600
-"""Requests, with which an instance seldom fills: who is late even so is far off."""
+"""Requests of the shortest stream. An instance seldom fills on it, so one that is late on it is far off."""
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
-"""Requests of a stream where many are played; and how many times those that an instance holds, for it begins empty."""
+"""Requests of a long stream; times that a stream must fill an instance, which begins empty; most requests for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatedState:
-    """An aggregated instance at one rate of arrivals, over the requests that were played."""
+    """Latencies and load of an aggregated instance at one arrival rate, over the played requests."""
 
     rate_per_second: float
     ttft: Latency
@@ -44,13 +44,13 @@ class AggregatedState:
     e2e: Latency
     """From arrival to the last token."""
     mean_requests: float
-    """In decode, on average over time."""
+    """Mean number of requests in decode, over time."""
     mean_step_seconds: float
-    """As requests in decode see it."""
+    """Mean step time, weighted by the requests in decode."""
     prompt_steps: float
     """Share of steps that compute prompts."""
     utilisation: float
-    """Rate over the largest that the instance keeps up with."""
+    """Rate over the saturation rate."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,11 +59,11 @@ class PlayedAggregated(Player):
 
     pool: AggregatedPool
     most_open: int
-    """Requests that it has open at most."""
+    """Most open requests of one instance."""
     _states: dict[tuple[float, int, int], AggregatedState] = field(default_factory=dict, repr=False)
 
     def stream(self, requests: int, instances: int = 1) -> Stream:
-        """Return a stream of mean rate 1 that one of ``instances`` gets, long enough for an instance to fill."""
+        """Return a stream of mean rate 1, as one of ``instances`` gets it, long enough for an instance to fill."""
         refills = _REFILLS if requests == FEW else 2 * _REFILLS
         least, requests = min(refills * self.most_open, _LONGEST), min(requests, _REQUESTS)
         while FEW <= requests < least:
@@ -72,7 +72,7 @@ class PlayedAggregated(Player):
 
     @cached_property
     def saturation_per_second(self) -> float:
-        """Requests per second that leave while all of a stream wait: what the instance keeps up with."""
+        """Saturation: requests per second that leave a stream whose requests all arrive at 0."""
         stream = self.stream(FEW)
         while True:
             played = play_aggregated(self.pool, replace(stream, arrival_seconds=np.zeros(len(stream))))
@@ -82,12 +82,12 @@ class PlayedAggregated(Player):
             longer = self.stream(2 * count) if 2 * open_ > count and count < _LONGEST else stream
             if len(longer) <= count:
                 break
-            stream = longer  # what is open leaves together where prompts go first: half a stream tells no rate
+            stream = longer  # with prompts first, open requests leave together, so half a stream gives no rate
         span = left[last] - left[first]
         return float((last - first) / span if span > 0 else count / left[-1])
 
     def state(self, rate_per_second: float, instances: int = 1, requests: int = MANY) -> AggregatedState | None:
-        """Return what one of ``instances`` does at its rate; None where it cannot keep up."""
+        """Return the state of one of ``instances`` at its rate; None beyond saturation."""
         if not 0 < rate_per_second <= self.saturation_per_second * (1 + 1e-9):
             return None
         key = self._key(rate_per_second, instances, requests)
@@ -98,7 +98,7 @@ class PlayedAggregated(Player):
         return self._states[key]
 
     def state_of(self, rate_per_second: float, outcome: Outcome, later: Ints) -> AggregatedState:
-        """Return what an instance does at its rate, as requests with so many ``later`` tokens, [requests], saw it."""
+        """Return the state of an instance, given latencies and the tokens after the first, ``later`` [requests]."""
         span = np.where(later > 0, outcome.tpot_seconds * later, 0.0)
         return AggregatedState(
             rate_per_second=rate_per_second,
@@ -114,7 +114,7 @@ class PlayedAggregated(Player):
 
 
 def _per_token(span: Floats, later: Ints) -> Floats:
-    """Seconds per token after the first, [requests]; NaN where there is none."""
+    """Seconds per token after the first, [requests]; NaN for an answer of one token."""
     found: Floats = np.divide(span, later, out=np.full(span.shape, np.nan), where=later > 0)
     return found
 
@@ -138,7 +138,7 @@ def _outcome(first_seconds: Floats, left_seconds: Floats, stream: Stream) -> Out
 def aggregated_times(
     cost: StepCost, workload: Workload, budget_tokens: int, context_tokens: int, microbatches: int
 ) -> TableArrays:
-    """Return the seconds of steps with any budget up to this one and the largest of the list, and all slots."""
+    """Return the step table for all slots and every budget up to the larger of this one and the largest listed."""
     ranks = int(cost.attention_groups)
     loads = Loads(
         ranks=ranks,
@@ -154,10 +154,10 @@ def aggregated_times(
 def player_of(
     pool: AggregatedPool, workload: Workload, limits: Limits, context_tokens: int, most_open: int | None = None
 ) -> PlayedAggregated:
-    """Return what plays one of several such instances.
+    """Return the player of one of several instances.
 
-    Args: ``context_tokens`` of the model, where requests end; requests that are ``most_open`` within the limits, where
-    that is known to be fewer than an instance holds.
+    Args: ``context_tokens``: context length of the model, at which requests end; ``most_open``: most open requests
+        within the limits, where fewer than the slots.
     """
     pool, most = replace(pool, instances=1), pool.ranks * pool.slots
     return PlayedAggregated(
@@ -173,7 +173,7 @@ def player_of(
 
 @dataclass(frozen=True)
 class AggregatedServer:
-    """An aggregated instance with its token budget, as columns see it; satisfies ``offers.offer.Server``."""
+    """An aggregated instance with its token budget; satisfies ``offers.offer.Server``."""
 
     question: Question
     candidate: AggregatedCandidate
@@ -182,12 +182,12 @@ class AggregatedServer:
 
     @property
     def independent(self) -> bool:
-        """No: arrivals that are dealt out in turn are the more even the more instances take them."""
+        """False: arrivals dealt in turn are more even the more instances there are."""
         return False
 
     @cached_property
     def times(self) -> TableArrays:
-        """What steps take: one table for all token budgets up to the largest of the list, and all slots."""
+        """Step times: one table for all slots and all token budgets up to the largest listed."""
         if self.like:
             return self.like.times
         question, candidate = self.question, self.candidate
@@ -196,7 +196,7 @@ class AggregatedServer:
 
     @cached_property
     def pool(self) -> AggregatedPool:
-        """One instance as it is played."""
+        """One instance in the form that is played."""
         question, candidate, deployment = self.question, self.candidate, self.candidate.deployment
         return AggregatedPool(
             times=self.times,
@@ -212,7 +212,7 @@ class AggregatedServer:
 
     @cached_property
     def player(self) -> PlayedAggregated:
-        """Plays one of several such instances."""
+        """The player of one of several such instances."""
         question = self.question
         limits = Limits(
             percentile=question.percentile, ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds
@@ -221,12 +221,12 @@ class AggregatedServer:
 
     @property
     def most_per_second(self) -> float:
-        """The largest rate of one instance that is planned with."""
+        """Largest rate at which one instance may be planned, by the utilisation limit."""
         return self.question.most_utilisation * self.player.saturation_per_second
 
     @cached_property
     def _capacities(self) -> dict[tuple[int, int], Capacity | None]:
-        """By instances and requests."""
+        """Capacities found so far, by instances and requests."""
         return {}
 
     def capacity(self, instances: int, requests: int = MANY) -> Capacity | None:
@@ -239,12 +239,12 @@ class AggregatedServer:
         return self._capacities[key]
 
     def pool_capacity(self, instances: int, requests: int = MANY) -> float:
-        """Largest rate of so many instances within both limits; 0 where there is none."""
+        """Largest rate of a pool of so many instances within both limits; 0 where there is none."""
         found = self.capacity(instances, requests)
         return found.rate_per_second * instances if found is not None else 0.0
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within both limits."""
+        """Whether a pool of so many instances carries a rate within both limits."""
         each = rate_per_second / instances
         if each > self.most_per_second * (1 + 1e-9):
             return False
@@ -253,14 +253,14 @@ class AggregatedServer:
         return far or self.player.keeps(each, instances)
 
     def pool_reaches(self, instances: int, rate_per_second: float) -> bool:
-        """Whether ``pool_capacity``, which is told on a grid, is no less than a rate."""
+        """Whether ``pool_capacity``, a rate on the grid, is at least a rate."""
         each = rate_per_second / instances
         return self.pool_carries(instances, instances * max(each, min(on_grid_above(each), self.most_per_second)))
 
     def told(self, rate_per_second: float, instances: int) -> Sample:
-        """Return over how many requests a plan of so many instances, at the rate of one, is told, and how surely."""
+        """Return sample and confidence intervals of a pool of so many instances, given the rate of one."""
         return self.player.told(rate_per_second, instances, self.most_per_second * instances)
 
     def state(self, rate_per_second: float, instances: int = 1) -> AggregatedState | None:
-        """State of one of ``instances`` that requests go to in turn, at its rate; None where it cannot keep up."""
+        """State of one of ``instances`` that requests are dealt to in turn, at its rate; None beyond saturation."""
         return self.player.state(rate_per_second, instances)

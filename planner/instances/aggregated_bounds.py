@@ -1,27 +1,27 @@
-"""Bounds on the rate of aggregated instances, on arrays of many: throughput at saturation and a request alone.
+"""Upper bounds on the rate of aggregated instances, as arrays: throughput at saturation and a request alone.
 
-Of one DP rank: a request takes part in I steps and brings P prompt tokens. With n running on average a step computes
-n P / I prompt tokens on average, or requests would pile up or run out; however they are spread over steps, the mean
-step is no shorter than the lower convex hull of the step time over the prompt tokens (Jensen). So
+Consider one DP rank. A request takes part in I steps and has P prompt tokens. With n running requests on average a step
+computes n P / I prompt tokens on average, or requests would pile up or run out. However they are spread over steps, the
+mean step is no shorter than the lower convex hull of the step time over the prompt tokens (Jensen). So
 
     rate <= ranks n / (I T(n)),   n <= what memory holds
 
-and n / T(n) rises with n. Of a limit that a share p of the requests keeps, the others have steps of the full budget at
-worst: T(n) <= p limit + (1 - p) T_full(n). Nobody's steps are shorter than T(0) without prompts, which has to keep the
-limit. Waiting, and ranks that wait for each other, only take from the rate. Steps of a smaller budget have a hull no
-lower, so that the bound of the largest budget is one of all.
+and n / T(n) rises with n. If a share p of the requests keeps a limit, the others see steps of the full budget at worst:
+T(n) <= p limit + (1 - p) T_full(n). No step is shorter than T(0) without prompts, which must keep the limit. Waiting
+for slots and for other ranks only lowers the rate. The hull of a smaller budget is no lower, so the bound of the
+largest budget holds for all.
 
-Yet a prompt stands on one rank, and all ranks wait for it. At a rate r of prompts, with steps of b seconds at least,
-the chance that none came in the k-th step before that has a k-th part of x tokens or more is exp(-r b P(x, k)) at most,
-P(x, k) the share of prompts that have one. Over all k a step's largest part is below x with a chance of exp(-r b N(x))
-at most, N(x) the mean number of such parts of a prompt. With f(x) seconds of a step whose busiest rank computes x
-tokens alone, rising,
+A chunk is computed by one rank, and all ranks wait for it. Let prompts arrive at rate r and steps last at least b
+seconds. The probability that no prompt which arrived in the k-th step before has a k-th chunk of at least x tokens is
+at most exp(-r b P(x, k)), where P(x, k) is the share of prompts with such a chunk. Over all k the largest chunk of a
+step is below x with probability at most exp(-r b N(x)), where N(x) is the mean number of such chunks per prompt. Let
+f(x) be the seconds of a step in which only the busiest rank computes x tokens; f rises. Then
 
     E T >= b + sum over rising x of (f(x) - f(x before)) (1 - exp(-r b N(x)))
 
-Where arrivals are dealt out in turn, no gap is less likely to exceed t than with Poisson arrivals (they are HNBUE, R.
-E. Barlow and F. Proschan, Statistical Theory of Reliability, 1975, section 6.4); bursts have d times the variance, and
-nothing comes with the chance of a negative binomial number. Derived here.
+Gaps of arrivals dealt in turn are HNBUE, so Poisson arrivals bound them (R. E. Barlow and F. Proschan, Statistical
+Theory of Reliability, 1975, section 6.4). Bursty arrivals have d times the variance; the probability that nothing
+arrives is then that of a negative binomial number. Derived here.
 """
 
 import math
@@ -44,52 +44,52 @@ from planner.workload import Workload
 Floats = NDArray[np.float64]
 
 _ROUNDS = 6
-"""Of false position for the requests that run where steps are at the limit; the upper end is the answer."""
+"""Rounds of false position for the running requests at which steps reach the limit; the upper end is the bound."""
 _CHUNKS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Powers of what is left of the budget at which steps with prompts are costed, from the mean share of them on."""
+"""Chunks at which steps are costed: exponents that interpolate geometrically from the mean chunk to the free budget."""
 _SURE = 1.5
-"""Times the share that may be late: so many of the longest prompts are looked at, for some meet fewer that run."""
+"""Multiple of the share of late requests that is set aside for long prompts, as some meet fewer running requests."""
 _RANGE, _TURNS = 256.0, 2
 _FEWEST, _SHORTEST = 1e-3, 1e-3
-"""Requests that run on a rank on average, and steps of an answer, at least."""
+"""Least mean running requests of a rank; least steps of an answer."""
 _QUANTILES = np.arange(2.5, 100.0, 5.0)
 _LEVELS = (3, 9, 14, 17, 19)
-"""Of these quantiles, those at which parts are told apart."""
+"""Indices of the quantiles that separate classes of chunks."""
 _TRIED = 5
-"""Rates that single prompts are tried at, a factor of the eighth root of ``_RANGE`` apart at last."""
+"""Rounds of trial rates in ``single_bound``; in the last, rates differ by the eighth root of ``_RANGE``."""
 _SAMPLE = 4000
-"""Requests of the stream that means are taken of."""
+"""Requests of the stream over which means are taken."""
 _RUNNING = (0.0, 1.0, 8.0, 64.0, 512.0)
-"""Requests of a rank in decode beside which instances are compared step by step."""
+"""Running requests of a rank at which the steps of instances are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """Of a stream of requests, which end at the model's context."""
+    """Means over a stream of requests, which end at the model's context."""
 
     new_tokens: float
-    """Prompt tokens that are computed."""
+    """Computed prompt tokens per request."""
     context: float
-    """Reused tokens per computed one, as often as the kernel of a step reads them."""
+    """Reused tokens per computed token; the kernel of each step reads them."""
     pairs: float
     """Query-key pairs per computed token."""
     decoded_tokens: float
-    """Of an answer after its first."""
+    """Answer tokens after the first."""
     kv_tokens: float
-    """Of a running request."""
+    """Cached tokens of a running request."""
     longest: float
-    """Tokens to compute that all prompts but those that may be late have at most, and somewhat fewer."""
+    """Computed tokens of the longest prompt that must be in time, with ``_SURE`` times as many late ones set aside."""
     timely: float
-    """The same of as many as have to be in time, one prompt less: a sample has one in each of as many levels."""
+    """Computed tokens of the longest prompt that must be in time, one rank down: the sample is stratified."""
     lengths: tuple[float, ...]
-    """Quantiles of the tokens to compute, as many prompts between any two."""
+    """Evenly spaced quantiles of the computed tokens."""
     thinned: float
-    """Rate of Poisson arrivals that are as often none, over the rate."""
+    """Rate of the Poisson process with the same probability of no arrival, over the rate."""
 
 
 @lru_cache(maxsize=8)
 def means_of(workload: Workload, percentile: float, most_tokens: float) -> Means:
-    """Return the means of a workload as it is played, and the longest prompt that has to be in time."""
+    """Return the means of a workload's stream, and the longest prompts that must be in time."""
     stream = stationary(workload, _SAMPLE, most_tokens=most_tokens)
     new = (stream.prompt_tokens - stream.reused_tokens).astype(np.float64)
     pairs = new * stream.reused_tokens + new * (new + 1) / 2
@@ -112,26 +112,26 @@ def means_of(workload: Workload, percentile: float, most_tokens: float) -> Means
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """Seconds of steps, [rows]: the least mean, and with the full budget."""
+    """Seconds of steps, each [rows]: lower bound of the mean, and a step with the full budget."""
 
     mean: Floats
     full: Floats
 
     def seen(self, share: float) -> Floats:
-        """Least step of the ``share`` of requests with the shortest ones, where the others see full ones."""
+        """Least mean step of the ``share`` of requests with the shortest steps, if the others see full steps."""
         return (self.mean - (1 - share) * self.full) / share
 
     def of(self, rows: NDArray[np.int64]) -> "_Steps":
-        """Return those of some rows."""
+        """Return the steps of some rows."""
         return _Steps(self.mean[rows], self.full[rows])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Many instances with a token budget per DP rank, and the traffic that they are to carry."""
+    """Many instances with a token budget per DP rank, and their traffic."""
 
     cost: StepCost
-    """Stacked, of all rows."""
+    """Step costs of all rows, stacked."""
     means: Means
     ranks: Floats
     """[rows]."""
@@ -142,7 +142,7 @@ class Bounds:
     count: Count
 
     def of(self, rows: NDArray[np.int64]) -> "Bounds":
-        """Return some of the instances, in their order; a row may be named several times."""
+        """Return the instances of some rows, in that order; a row may occur several times."""
         budget, accepted = (
             each[rows] if isinstance(each, np.ndarray) else each for each in (self.budget_tokens, self.accepted)
         )
@@ -151,7 +151,7 @@ class Bounds:
         )
 
     def with_budgets(self, budgets: Sequence[int]) -> "Bounds":
-        """Return every instance with each of the budgets, [budgets · rows]."""
+        """Return each instance with each budget, [budgets · rows]."""
         rows = np.tile(np.arange(self.ranks.size), len(budgets))
         return replace(self.of(rows), budget_tokens=np.repeat(np.array(budgets, dtype=np.float64), self.ranks.size))
 
@@ -161,27 +161,27 @@ class Bounds:
         return np.maximum(self.means.decoded_tokens / self.accepted, _SHORTEST)
 
     def rate(self, running: Floats, step: Floats) -> Floats:
-        """Requests per second of an instance with so many running on each rank, [rows]."""
+        """Requests per second of an instance, given running requests per rank and step seconds, [rows]."""
         return np.asarray(self.ranks * running / (self.iterations * step))
 
     def most_running(self, room: Floats) -> Floats:
-        """Requests that run on a rank at most, [rows]: those that fit, or that full steps feed with prompts."""
+        """Most running requests of a rank, [rows]: by memory, or by the prompts that full steps compute."""
         fed = self.budget_tokens / (self.means.new_tokens / self.iterations + self.cost.queries_per_sequence)
         return np.asarray(np.maximum(np.minimum(room, fed * (1 - 1e-9)), 0.0))
 
     def quick_bound(self, room: Floats) -> Floats:
-        """Return a bound of each row without prompts in its steps and without limits, [rows]."""
+        """Return a bound on the rate from steps without prompts and without latency limits, [rows]."""
         running = self.most_running(room)
         return self.rate(running, self.bare(running))
 
     def bound(self, limit: Number, share: float, room: Floats, needed: Number = 0.0) -> Floats:
-        """Return the bound of each row, [rows]; 0 where none keeps the limit.
+        """Return the bound on the rate of each row, [rows]; 0 where no rate keeps the limit.
 
         Args:
-            limit: of a step, which a ``share`` of the requests keeps.
-            share: of requests, above 0.
-            room: requests that a rank holds.
-            needed: what a row has to carry; of one that cannot, its bound is any below that.
+            limit: longest mean step, in seconds, that a ``share`` of the requests may see.
+            share: share of the requests that keep the limit, above 0.
+            room: requests that the memory of a rank holds.
+            needed: rate that matters; a bound below it need not be tight.
         """
         high = self.most_running(room)
         most = self._steps(high)
@@ -194,13 +194,13 @@ class Bounds:
         return found
 
     def _keeping(self, limit: Floats, share: float, high: Floats, most: "_Steps") -> Floats:
-        """Return the bound of each row whose steps are ``most`` where as many run as ever can, [rows]."""
+        """Return the bound of each row, [rows], given its steps ``most`` at the most running requests ``high``."""
         low = np.minimum(np.full(high.shape, _FEWEST), 0.5 * high)
         bottom, top, mean = self._steps(low).seen(share), most.seen(share), most.mean
         able, whole = (bottom <= limit) & (self.bare(low) <= limit), top <= limit
         for _ in range(_ROUNDS if (able & ~whole).any() else 0):
             part = (limit - bottom) / np.maximum(top - bottom, 1e-12)
-            part = np.clip(part + 0.01, 0.05, 0.98)  # the upper end has to come down, for it is the answer
+            part = np.clip(part + 0.01, 0.05, 0.98)  # the upper end is the bound, so it has to come down
             middle = low + (high - low) * part
             found = self._steps(middle)
             step = found.seen(share)
@@ -212,7 +212,7 @@ class Bounds:
     def single_bound(
         self, limit: Number, share: float, most: Floats, least: Floats, room: Floats, ttft_seconds: float
     ) -> Floats:
-        """Return a bound up to ``most`` that single prompts leave time for, [rows]; 0 where they leave none for least.
+        """Return a bound between ``least`` and ``most`` at which steps wait for single chunks, [rows]; 0 for none.
 
         Args: ``limit``, ``share`` and ``room`` as of ``bound``.
         """
@@ -239,9 +239,9 @@ class Bounds:
     def _leaves(
         self, rate: Floats, limit: Floats, share: float, room: Floats, ttft_seconds: float
     ) -> NDArray[np.bool_]:
-        """Whether single prompts leave time for a rate, [rows].
+        """Whether a rate keeps the limits where steps wait for single chunks, [rows].
 
-        As many run as come while steps are as short as they can be, and steps are as long as with so many, in turn.
+        Running requests and step seconds depend on each other; they are iterated from below.
         """
         most = np.maximum(self.most_running(room), _FEWEST)
         running = np.full(rate.shape, _FEWEST)
@@ -254,7 +254,7 @@ class Bounds:
         return np.asarray((seen <= limit) & timely & (needed <= np.maximum(most, _FEWEST) * (1 + 1e-9)))
 
     def _with_singles(self, rate: Floats, running: Floats) -> tuple[Floats, Floats, Floats]:
-        """Seconds at least of the mean step, of a full one and of the longest prompt, with so many running, [rows]."""
+        """Least seconds of the mean step, of a full step and of the longest prompt, given running requests, [rows]."""
         chunk = np.asarray(np.maximum(self.budget_tokens - running * self.cost.queries_per_sequence, 1.0))
         lengths, levels = np.array(self.means.lengths)[:, None, None], np.array(self.means.lengths)[list(_LEVELS)]
         longest = self.means.longest
@@ -273,9 +273,9 @@ class Bounds:
         return step, full, np.maximum(longest / chunk, 1.0) * seconds[-1]
 
     def longest_alone(self) -> Floats:
-        """Seconds of the longest prompt that has to be in time, in steps with nothing else, [rows].
+        """Least seconds of the longest prompt that must be in time, in steps with nothing else, [rows].
 
-        Its last step is as full as the others at best, and steps take the more the more pairs, about convexly.
+        Step time is about convex in query-key pairs, so equally full steps are the least.
         """
         tokens = self.means.timely
         chunk = np.broadcast_to(np.minimum(tokens, self.budget_tokens), self.ranks.shape)
@@ -284,16 +284,17 @@ class Bounds:
         return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
 
     def alone_seconds(self, tokens: float) -> Floats:
-        """Seconds of a prompt with so many tokens to compute, in steps with nothing else, [rows]."""
+        """Seconds of a prompt with so many computed tokens, in steps with nothing else, [rows]."""
         chunk = np.broadcast_to(np.minimum(tokens, self.budget_tokens), self.ranks.shape)
         pairs = chunk * np.minimum(self.means.pairs, tokens / 2)
         load = self._load(np.zeros_like(chunk), chunk, chunk / self.ranks)._replace(prefill_pairs=pairs)
         return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
 
     def sorts(self, budgets: Sequence[int]) -> Floats:
-        """Seconds of steps of many sorts, without prompts and full of them to each budget, [sorts, 1 + budgets, rows].
+        """Seconds of several sorts of steps, without prompts and full to each budget, [sorts, 1 + budgets, rows].
 
-        Few or many run; prompts are as they come, or parts of the longest; other ranks have as many tokens, or none.
+        Sorts differ in running requests, in chunks (of mean prompts or of the longest), and in whether the other ranks
+        have as many prompt tokens or none.
         """
         rows = self.ranks.size
         running, longest, even, chunk = (
@@ -307,12 +308,12 @@ class Bounds:
         return self._seconds(load, chunk.shape).reshape(-1, 1 + len(budgets), rows)
 
     def bare(self, running: Floats) -> Floats:
-        """Seconds of steps without prompts and with so many running on each rank, [..., rows]."""
+        """Seconds of steps without prompts, given running requests per rank, [..., rows]."""
         none = np.zeros_like(running)
         return self._seconds(self._load(running, none, none), running.shape)
 
     def least_step(self, running: Floats) -> Floats:
-        """Seconds of the mean step with so many running on each rank, at least; [..., rows]."""
+        """Least seconds of the mean step, given running requests per rank, [..., rows]."""
         return self._steps(running).mean
 
     def _steps(self, running: Floats) -> _Steps:
@@ -329,7 +330,7 @@ class Bounds:
         return _Steps(mean, found[-1])
 
     def _load(self, running: Floats, chunks: Floats, mean_chunks: Floats) -> StepLoad:
-        """Load of steps in which prompts are whole, which is the least that they take."""
+        """Load of steps with whole prompts, which cost least."""
         means = self.means
         return StepLoad(
             decode_sequences=running,
@@ -342,17 +343,17 @@ class Bounds:
         )
 
     def _seconds(self, load: StepLoad, shape: tuple[int, ...]) -> Floats:
-        """Seconds with the microbatches that are quicker, [..., rows]."""
+        """Seconds with the quicker number of microbatches, [..., rows]."""
         found = [np.broadcast_to(np.asarray(evaluate(self.cost, load, n).seconds), shape) for n in self.microbatches]
         self.count.evaluated += len(found) * int(np.prod(shape))
         return np.asarray(np.minimum.reduce(found), dtype=np.float64)
 
 
 def aggregated_least(bounds: Bounds, most_running: float) -> Least:
-    """Return how long requests take at least in instances, [rows], that run up to so many on each rank.
+    """Return lower bounds on a request's time in instances, [rows], with up to so many running requests per rank.
 
-    Requests in decode and the rate are tied by Little's law, as in ``instances.least``. Before that a prompt is
-    computed, in steps that are as large as they can be and hold nothing else at best.
+    Little's law ties requests in decode to the rate, as in ``instances.least``. Before decode a prompt is computed, at
+    best in full steps that hold nothing else.
     """
     ranks = bounds.ranks
     batches = np.array(BATCHES[: 1 + int(np.searchsorted(BATCHES, most_running))], dtype=np.float64)

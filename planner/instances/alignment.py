@@ -1,8 +1,9 @@
-"""Node-aligned placement: what instances take of a pool with what they leave unusable, and where each one stands.
+"""Node-aligned placement: the devices that instances occupy in a pool, unusable ones included, and their positions.
 
-An instance below a node shares nodes with others and straddles none; one of at least a node begins at a node and takes
-whole ones, 144 devices nine nodes of 16. An instance priced inside a scope, such as one rack of an NVL72, stands inside
-one: three of 20 devices fit a rack of 72, and the 12 left over count as empty, but those of the last rack.
+An instance smaller than a node shares a node with others and never straddles two. A larger one begins at a node and
+takes whole nodes: 144 devices take nine nodes of 16. An instance priced inside a scope, such as one rack of an NVL72,
+stands inside one scope: three of 20 devices fit a rack of 72, and the 12 devices left over count as occupied, except in
+the last rack.
 """
 
 from collections.abc import Sequence
@@ -24,15 +25,15 @@ def scope_devices(machines: Machines) -> int | None:
 
 
 def whole_nodes(size: int, per_node: int) -> int:
-    """Return the devices that an instance takes: its own below a node, whole nodes from there on."""
+    """Return the devices that an instance takes: its size below a node, whole nodes otherwise."""
     return size if size < per_node else -(-size // per_node) * per_node
 
 
 def occupied_devices(machines: Machines, sizes: Ints, instances: Ints) -> Ints:
-    """Return the devices that so many instances of a size take with those that they leave unusable, elementwise.
+    """Return the devices that so many instances of a size occupy, unusable ones included, elementwise.
 
-    Those of a size that does not divide a node, or a scope, leave the rest of every one that they fill empty; what the
-    last one has left may be shared.
+    A size that does not divide a node, or a scope, leaves a rest in each that is filled. The rest of the last one stays
+    usable.
     """
     per_node = machines.devices_per_node
     taken = np.where(sizes < per_node, sizes, -(-sizes // per_node) * per_node)
@@ -42,17 +43,17 @@ def occupied_devices(machines: Machines, sizes: Ints, instances: Ints) -> Ints:
 
 
 def _filled(sizes: Ints, instances: Ints, holder: int) -> Ints:
-    """Return what instances take of holders of so many devices; those that no holder holds take their own devices."""
+    """Return the devices occupied in holders (nodes or scopes); instances larger than a holder take their own size."""
     per = np.maximum(holder // np.maximum(sizes, 1), 1)
     full, rest = np.divmod(instances, per)
     last = full * holder + rest * sizes
-    exact = rest == 0  # the last full holder's rest is left over too, but nothing of it is taken
+    exact = rest == 0  # the rest of the last full holder stays usable
     within = np.where(exact, np.maximum(full - 1, 0) * holder + np.minimum(per, instances) * sizes, last)
     return np.asarray(np.where(sizes <= holder, within, instances * sizes), dtype=np.int64)
 
 
 class Lot(NamedTuple):
-    """Instances of one size that are to be placed."""
+    """Instances of one size to be placed."""
 
     key: str
     devices: int
@@ -68,7 +69,7 @@ def placed(lots: Sequence[Lot], machines: Machines, devices: int) -> dict[str, l
 
 
 def placed_apart(groups: Sequence[Sequence[Lot]], machines: Machines, devices: int) -> dict[str, list[int]] | None:
-    """Return the same for several groups of which no two share a node."""
+    """Return ``placed`` for several groups, no two of which share a node."""
     floor = _Floor(machines.devices_per_node, scope_devices(machines) or devices, devices)
     found: dict[str, list[int]] = {lot.key: [] for lots in groups for lot in lots}
     for lots in groups:
@@ -83,7 +84,7 @@ def placed_apart(groups: Sequence[Sequence[Lot]], machines: Machines, devices: i
 
 
 class _Floor:
-    """Free devices: each scope is filled from its first node on, and nodes that small instances began may hold more."""
+    """Free devices: each scope fills from its first node on; nodes that small instances share may take more of them."""
 
     def __init__(self, per_node: int, scope: int, devices: int) -> None:
         self.per_node, self.scope = per_node, scope
@@ -93,7 +94,7 @@ class _Floor:
         self.begun: list[tuple[int, int]] = []  # (first free device, end) of nodes that small instances share
 
     def take(self, size: int) -> int | None:
-        """Return the first device of an instance, now taken; None where none is free."""
+        """Take the devices of an instance and return the first; None where too few are free."""
         if size < self.per_node:
             return self._share(size)
         size = whole_nodes(size, self.per_node)
@@ -107,7 +108,7 @@ class _Floor:
         return None
 
     def _across(self, size: int) -> int | None:
-        """Take whole scopes that follow each other, the last one in part."""
+        """Take consecutive whole scopes, the last one in part."""
         count = -(-size // self.scope)
         for number in range(len(self.begins) - count + 1):
             span = range(number, number + count)

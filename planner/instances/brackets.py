@@ -1,7 +1,7 @@
-"""The largest integer that keeps a limit, for many rows at once, where what is measured does not fall with the number.
+"""The largest integer that keeps a limit, for many rows at once, given a measure that does not fall with the integer.
 
-What is measured is nearly linear, so numbers beside the place where a straight line between the ends of the bracket
-meets the limit are tried first. Few rows try others at once, which spares calls.
+The measure is nearly linear, so the integers next to the crossing of the limit and a straight line between the ends of
+the bracket are tried first. With few rows more integers are tried per call, which saves calls.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ Measure = Callable[[Number], Number]
 
 @dataclass(slots=True)
 class _Bracket:
-    """Per row the largest number known to keep the limit and the smallest known not to, with their measures."""
+    """Per row the largest integer known to keep the limit and the smallest known to miss it, with their measures."""
 
     limit: Floats
     low: Floats
@@ -51,13 +51,13 @@ class _Bracket:
     bottom: Floats
     top: Floats
     stalled: NDArray[np.int64]
-    """Steps in a row that did not halve it."""
+    """Steps in a row that did not halve the bracket."""
     apart: bool = False
     """Whether guesses keep a distance from the line."""
 
     @classmethod
     def between(cls, limit: Number, low: Floats, high: Floats) -> Self:
-        """Return brackets that hold ``low`` - 1 to ``high`` + 1, of which nothing is known."""
+        """Return brackets from ``low`` - 1 to ``high`` + 1 with no measures."""
         unknown, limits = np.full(low.shape, np.nan), np.broadcast_to(limit, low.shape)
         return cls(limits, low, low - 1, high + 1, unknown, unknown.copy(), np.zeros(low.shape, dtype=np.int64))
 
@@ -72,7 +72,7 @@ class _Bracket:
         return np.flatnonzero(self.above - self.below > 1)
 
     def narrow(self, tried: Floats, measured: Floats) -> None:
-        """Take in what was measured at numbers, [points, rows]; those outside the bracket tell nothing new."""
+        """Narrow the brackets by measures at integers, each [points, rows]; integers outside a bracket are ignored."""
         width, rows = self.above - self.below, np.arange(self.below.size)
         inside, keeps = (tried > self.below) & (tried < self.above), measured <= self.limit
         lower, upper = np.where(inside & keeps, tried, self.below), np.where(inside & ~keeps, tried, self.above)
@@ -84,9 +84,10 @@ class _Bracket:
         self.stalled = np.where(above - below > width / 2, self.stalled + 1, 0)
 
     def guesses(self, points: int) -> Floats:
-        """Return numbers to try, [points, rows]: on both sides of where a line meets the limit, and evenly spaced ones.
+        """Return integers to try, [points, rows]: on both sides of the linear crossing of the limit, then evenly
+        spaced.
 
-        The two stand side by side at first, and then a little apart, until that has failed to halve the bracket.
+        The two are neighbours at first, then a little apart, until that has failed to halve the bracket.
         """
         width = self.above - self.below
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -105,8 +106,8 @@ class _Bracket:
 def largest(measure: Measure, limit: Number, low: Floats, high: Floats) -> Floats:
     """Return per row the largest integer in [low, high] with measure <= limit; low - 1 where there is none.
 
-    Args: ``limit``, ``low`` and ``high`` [rows]; ``measure`` takes [points, rows] and returns what broadcasts,
-    and must not fall as a row's number rises.
+    Args: ``limit``, ``low`` and ``high`` [rows]; ``measure`` takes [points, rows], returns an array that broadcasts to
+    it, and must not fall as a row's integer rises.
     """
     ends = np.stack([low, high])
     return largest_between(measure, limit, ends, ends, np.broadcast_to(np.asarray(measure(ends)), ends.shape))[0]
@@ -115,10 +116,10 @@ def largest(measure: Measure, limit: Number, low: Floats, high: Floats) -> Float
 def largest_between(
     measure: Measure, limit: Number, ends: Floats, tried: Floats, measured: Floats, likely: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """Return ``largest`` and the measure there, where some numbers are measured already.
+    """Return ``largest`` and its measure, where some integers are measured already.
 
-    Args: ``ends`` low and high, [2, rows]; numbers ``tried`` [points, rows], and what was ``measured`` there; what low
-    is ``likely`` to measure [rows], where it was not tried. Where there is no such integer its measure is undefined.
+    Args: ``ends``: low and high, [2, rows]; ``tried``: integers, and ``measured``: their measures, each [points, rows];
+    ``likely``: a guess of the measure at low, [rows]. The measure is undefined where no integer keeps the limit.
     """
     bracket = _Bracket.between(limit, ends[0], ends[1])
     if likely is not None:

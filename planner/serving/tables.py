@@ -154,7 +154,7 @@ class _Seconds:
         return usual, np.maximum(0.5 * usual, 1.0)
 
     def more(self, running: Floats) -> list[Floats]:
-        """Return the loads of ``slopes``: none, one, several ended prompts; bare, more cached tokens, one more request."""
+        """Return the loads of ``slopes``: 0, 1, several ended prompts; bare, more cached tokens, one more request."""
         usual, step = self._usual(running)
         tokens = max(self.loads.budget_tokens / 2, 1.0) * np.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])[:, None]
         rows = np.array([0.0, 1.0, 1.0 + _MORE_ROWS, 0.0, 0.0, 0.0])[:, None]
