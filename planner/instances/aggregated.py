@@ -233,7 +233,7 @@ class AggregatedServer:
         """Return the largest rate of one of ``instances`` within both limits; None where there is none."""
         key = instances, requests
         if key not in self._capacities:
-            few, most = self._capacities.get((instances, FEW)), self.most_per_second
+            few, most = self.capacity(instances, FEW) if requests > FEW else None, self.most_per_second
             about = _LIKELY * most if few is None else few.rate_per_second
             self._capacities[key] = self.player.capacity(most, instances, about, requests)
         return self._capacities[key]
