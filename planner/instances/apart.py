@@ -1,14 +1,14 @@
-"""Decode with attention and experts on devices of their own: every split of whole nodes, every number of domains.
+"""AFD decode (attention and experts on separate devices): every split of whole nodes, every number of domains.
 
-The grid holds a coarse part of these rows (``instances.grid``). The others are ten times as many and seldom win, so
-they come after the best choice without them is known, and only those are costed in full that may beat it. Bounds
-decide, at the requests that an instance would have to run:
+The grid holds a coarse part of these rows (``instances.grid``). The others are ten times as many and seldom win. So the
+best choice without them is found first, and only rows that may beat it are costed in full. Bounds decide, at the
+requests that an instance would have to run:
 
     n = needed rate x TPOT limit x tokens of an answer / (attention groups x tokens per step),   T(n) <= TPOT limit
 
-for n/T(n) rises with n. First attention alone, of each TP, and experts alone, of each EP, with all requests at once;
-then both of a split, without the round trip and with the fewest domains, for with more of them weights are read more
-often and no step is shorter; then every number of domains and of microbatches as it is.
+for n/T(n) rises with n. The bounds are, in turn: attention alone at each TP and experts alone at each EP, with all
+requests in one microbatch; both of a split, without the round trip and with the fewest domains (more domains read
+weights more often and shorten no step); then every number of domains and microbatches exactly.
 """
 
 from collections.abc import Callable
@@ -35,14 +35,14 @@ from planner.strategy import Strategy, model_conflicts
 from planner.workload import running_kv_tokens
 
 MOST_DOMAINS = 16
-"""Domains have the expert devices in turn: of as many each waits for fifteen others in every layer."""
+"""Most attention domains. They take turns on the expert devices: each of 16 waits for fifteen others in every layer."""
 _COLUMN = {name: place for place, name in enumerate(COLUMNS)}
 _SLACK = 1e-9
 _MOST_RATE = 1e12
 
 
 class Apart(NamedTuple):
-    """Rows that may carry what is needed, and how many more a bound leaves out, each with a number of drafts."""
+    """Rows that may carry the needed rate, and the number of rows that a bound prunes, each with a number of drafts."""
 
     rows: list[Row]
     dropped: int
@@ -53,13 +53,13 @@ class Alone(NamedTuple):
 
     layouts: list["Layout"]
     attention: Floats
-    """Of each attention group, [drafts, TP]."""
+    """Requests of each attention group, [drafts, TP]."""
     experts: Floats
-    """Of the whole instance, [drafts, layouts]."""
+    """Requests of the whole instance, [drafts, layouts]."""
 
 
 def _most_alone(question: Question, count: Count) -> list[Alone]:
-    """Return what attention and experts alone allow, which depends on nothing that is known of other rows."""
+    """Return the most requests of attention alone and of experts alone, which do not depend on other rows."""
     held = _expert_layouts(question)
     structures = ([layout for layout in held if (layout[2] > 0) == apart] for apart in (False, True))
     return [
@@ -70,7 +70,7 @@ def _most_alone(question: Question, count: Count) -> list[Alone]:
 
 
 def apart_rows(question: Question, needed: Callable[[Ints], Floats], count: Count) -> Apart:
-    """Return the rows whose bounds reach the rate that one instance of so many devices needs to be worth a queue."""
+    """Return the rows whose bounds reach the rate ``needed`` of one instance of so many devices."""
     found: dict[Row, None] = {}
     dropped = 0
     for own in _most_alone(question, count):
@@ -133,7 +133,7 @@ def _row(line: Floats) -> Row:
 
 
 def _base(question: Question, layout: Layout) -> Deployment:
-    """Return the deployment that stands for rows of a structure."""
+    """Return the deployment that represents rows of a structure."""
     experts, redundant, dedicated = layout
     row = Row(Strategy(attention_dp=2, moe_ep=experts, domains=1), redundant, dedicated)
     return groups(question, "decode", [row], 0)[0].deployment
@@ -141,7 +141,7 @@ def _base(question: Question, layout: Layout) -> Deployment:
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What rows of one structure can carry: tables are [rows, columns of COLUMNS]."""
+    """Bounds on rows of one structure; tables are [rows, columns of COLUMNS]."""
 
     question: Question
     needed: Callable[[Ints], Floats]
@@ -149,7 +149,7 @@ class _Bounds:
     base: Deployment
 
     def alone(self, held: list[Layout]) -> Alone:
-        """Return what attention of each TP allows, and the experts of each layout, each without the other."""
+        """Return the most requests of attention alone at each TP, and of experts alone in each layout."""
         depths, layout = len(self.question.drafts), np.array(held, dtype=np.float64)
         attention = self._most_running(self._attention(self._degrees, layout[0]), attention=True)
         experts = self._most_running(self._experts(layout), attention=False).reshape(depths, -1)
@@ -161,10 +161,10 @@ class _Bounds:
         return np.array(_tensor_degrees(self.question.model, step), dtype=np.float64)
 
     def splits(self, own: Alone) -> tuple[Floats, NDArray[np.bool_]]:
-        """Return every split of every size, [splits], and whether attention alone and experts alone are in time.
+        """Return every split of every size, [splits], and whether attention alone and experts alone keep the limit.
 
-        A domain has no more devices than the experts, on which its trampolines stand (xDeepServe section 3), so the
-        fewest domains are as many times as attention has more; as a table of bounds their number is no whole one.
+        A domain has at most as many devices as the experts, which hold its trampolines (xDeepServe section 3). So the
+        fewest domains are attention devices over expert devices, a fraction in this table of bounds.
         """
         machines, depths = self.question.decode, self.question.drafts
         step = machines.devices_per_node
@@ -190,14 +190,14 @@ class _Bounds:
         return table[exists], able[exists]
 
     def relaxed(self, table: Floats) -> NDArray[np.bool_]:
-        """Whether attention, and the experts in as few and as large parts as there are, keep the limit, [splits]."""
+        """Whether attention and experts keep the limit with the fewest domains and microbatches, [splits]."""
         cost, running = self._cost(table), self._running_of(table)
         took = least_seconds(cost, self._load(cost, table, running))
         self.count.evaluated += running.size
         return np.asarray(took <= self._limit(table) * (1 + _SLACK))
 
     def exact(self, table: Floats) -> NDArray[np.bool_]:
-        """Whether steps of some number of microbatches keep the limit, [rows]."""
+        """Whether steps keep the limit with some number of microbatches, [rows]."""
         cost, running = self._cost(table), self._running_of(table)
         spread, kv = expected_maximum_normal(_groups(table)), running_kv_tokens(self.question.workload)
         parts = self.question.microbatches
@@ -206,7 +206,7 @@ class _Bounds:
         return np.asarray(np.minimum.reduce(took) <= self._limit(table) * (1 + _SLACK))
 
     def _attention(self, degrees: Floats, layout: Floats) -> Floats:
-        """Return a row of each attention TP with each number of drafts, in the smallest domain that there is."""
+        """Return a row of each attention TP with each number of drafts, in the smallest domain."""
         experts, redundant, dedicated = layout
         lines = [
             (tp, 2, 1, experts, 1, 1, redundant, dedicated, drafts) for drafts in self.question.drafts for tp in degrees
@@ -214,7 +214,7 @@ class _Bounds:
         return np.array(lines, dtype=np.float64)
 
     def _experts(self, held: Floats) -> Floats:
-        """Return a row of each layout with each number of drafts, with as many attention devices as experts."""
+        """Return a row of each layout with each number of drafts, with as many attention as expert devices."""
         lines = [
             (1, experts, 1, experts, 1, 1, redundant, dedicated, drafts)
             for drafts in self.question.drafts
@@ -223,7 +223,7 @@ class _Bounds:
         return np.array(lines, dtype=np.float64)
 
     def _most_running(self, table: Floats, *, attention: bool) -> Floats:
-        """Return the most requests of each group with which one kind of devices alone keeps the limit, [rows]."""
+        """Return the most requests per group at which attention alone, or experts alone, keep the limit, [rows]."""
         cost = self._cost(table)
 
         def seconds(running: Number) -> Number:
@@ -233,13 +233,13 @@ class _Bounds:
 
         least, most = np.ones(len(table)), np.full(len(table), float(MOST_BATCH * LARGEST_TENSOR))
         found = largest(seconds, self._limit(table), least, most)
-        return np.asarray(found + 1.0)  # whole numbers are tried, and what an instance has to run is none
+        return np.asarray(found + 1.0)  # integers are tried, but the requests that an instance must run are no integer
 
     def _cost(self, table: Floats) -> StepCost:
         return stacked(balanced_cost(table_deployment(self.base, table), self.question.balance))
 
     def _limit(self, table: Floats) -> Floats:
-        """Longest step, [rows]."""
+        """Longest step within the limit, in seconds, [rows]."""
         accepted = accepted_tokens(table_deployment(self.base, table), self.question.acceptance)
         return np.broadcast_to(self.question.tpot_seconds * np.asarray(accepted), (len(table),))
 
@@ -264,9 +264,9 @@ class _Bounds:
 
 
 def least_seconds(cost: StepCost, load: StepLoad, attention: bool = True, experts: bool = True) -> Number:
-    """Return what a step takes at least: the longer of attention and of all domains on the expert devices, or of one.
+    """Return the least seconds of a step: the longer of attention and of all domains on the expert devices, or of one.
 
-    Whatever is done in parts takes no less than done at once; the round trip and the last microbatch add to it.
+    Work in parts takes no less than at once; the round trip and the last microbatch only add time.
     """
     values = variables(cost, load, 1)
     stages = stage_timings(cost.terms, values)

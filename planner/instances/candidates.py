@@ -1,9 +1,8 @@
-"""Instances of a role with a batch or a token budget, on arrays: seconds of a step, room in memory, what is carried.
+"""Candidates of a role with a batch or a token budget, as arrays: step seconds, memory, throughput.
 
-Decode: iteration time grows with the batch and its intercept is not negative, so time per request falls: the largest
-batch that keeps the limit bounds what is carried (``offers.decode_offers``); which one carries most is chosen later.
-Prefill: token budgets of every row and pass times. Aggregated: a token budget per step, and the requests that memory
-holds beside it.
+Decode: iteration time grows with the batch and its intercept is not negative, so time per request falls. The largest
+batch within the limit therefore bounds the rate (``offers.decode_offers``); the best batch is chosen later. Prefill:
+token budgets and pass times of every row. Aggregated: a token budget per step, and the requests that fit beside it.
 """
 
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from planner.workload import KvLoad, Workload, running_kv_tokens, total_kv_token
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One instance: its strategy and layout, the same in numbers, and the microbatches of a step."""
+    """One instance: its strategy and layout, its deployment, and the microbatches of a step."""
 
     row: Row
     deployment: Deployment
@@ -41,7 +40,7 @@ class Candidate:
 
 
 def row_microbatches(question: Question, row: Row) -> Sequence[int]:
-    """Two microbatches overlap attention with experts: a dense model has nothing to gain, some engines cannot."""
+    """Return the microbatches of a row: 2 overlap attention with experts, 1 for dense models and some engines."""
     if question.model.moe is None:
         return (1,)
     return tuple(parts for parts in question.microbatches if parts <= row.microbatches)
@@ -70,7 +69,7 @@ class DecodeCandidate(Candidate):
 
 @dataclass(frozen=True, slots=True)
 class IterationTime:
-    """Seconds of iterations of many instances as a function of the batch, counting what it is asked."""
+    """Iteration seconds of many instances as a function of the batch; counts its evaluations."""
 
     cost: StepCost
     deviations: Number
@@ -84,30 +83,30 @@ class IterationTime:
         return iteration(self.cost, self.deviations, batch, self.kv, self.microbatches)
 
     def of(self, rows: NDArray[np.int64]) -> "IterationTime":
-        """Return the same for some of the instances; the cost must be stacked."""
+        """Return the iteration time of some of the instances; the cost must be stacked."""
         spread = self.deviations[rows] if isinstance(self.deviations, np.ndarray) else self.deviations
         return replace(self, cost=taken(self.cost, rows), deviations=spread)
 
 
 @dataclass(slots=True)
 class Count:
-    """Candidates costed so far, and what is counted elsewhere for the same search."""
+    """Number of candidates costed so far, with those of other counts of the same search."""
 
     evaluated: int = 0
     others: list["Count"] = field(default_factory=list)
 
     def add(self, other: "Count") -> None:
-        """Let what another counts, from its beginning on, count here too."""
+        """Include another count, with all that it has counted."""
         self.others.append(other)
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Sum of this count and all that it includes."""
         return self.evaluated + sum(other.total for other in self.others)
 
 
 def kv_of_busiest(deviations: Number, batch: Number, kv: KvLoad) -> Number:
-    """KV tokens of the DP rank that holds most: B·mean + z·sqrt(B·variance).
+    """KV tokens of the DP rank with most: B·mean + z·sqrt(B·variance).
 
     ``deviations`` z is the expected maximum of as many standard normals as there are DP ranks:
     dispatch waits for the slowest attention (xDeepServe section 4.1).
@@ -116,7 +115,7 @@ def kv_of_busiest(deviations: Number, batch: Number, kv: KvLoad) -> Number:
 
 
 def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, microbatches: int) -> Number:
-    """Seconds of an iteration with ``batch`` requests per DP rank and KV spread as the workload's."""
+    """Seconds of an iteration with ``batch`` requests per DP rank and the workload's variance of KV."""
     load = StepLoad(
         decode_sequences=batch,
         decode_kv_tokens=kv_of_busiest(deviations, batch, kv),
@@ -126,14 +125,14 @@ def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, mic
 
 
 def rows_with_room(group: Group, microbatches: int, kv: KvLoad) -> tuple[Group, NDArray[np.float64]]:
-    """Return the rows that hold their least batch, and the largest batch that memory holds, [rows]."""
+    """Return the rows whose memory holds the least batch, and the largest batch that memory holds, each [rows]."""
     room = largest_room(group, microbatches, kv)
     keep = np.flatnonzero(room >= least_batch(group, microbatches))
     return (group, room) if keep.size == room.size else (group.select(keep), room[keep])
 
 
 def largest_room(group: Group, microbatches: int, kv: KvLoad) -> NDArray[np.float64]:
-    """Return the largest batch that memory holds, [rows]; below the least batch where it does not hold even that."""
+    """Return the largest batch that memory holds, [rows]; below the least batch where memory does not hold that."""
     deployment = group.deployment
     least = least_batch(group, microbatches)
     capacity = deployment.hardware.device.memory_bytes.value
@@ -145,13 +144,13 @@ def largest_room(group: Group, microbatches: int, kv: KvLoad) -> NDArray[np.floa
 
 
 def least_batch(group: Group, microbatches: int) -> NDArray[np.float64]:
-    """One request per microbatch and pipeline stage, [rows]."""
+    """Return the least batch, one request per microbatch and pipeline stage, [rows]."""
     least = np.asarray(microbatches * group.deployment.strategy.pp, dtype=np.float64)
     return np.broadcast_to(least, (len(group.rows),))
 
 
 def request_rate(question: Question, deployment: Deployment, batch: Number, seconds: Number) -> NDArray[np.float64]:
-    """Requests per second that leave an instance whose ranks hold ``batch`` each."""
+    """Requests per second of an instance whose DP ranks run ``batch`` requests each in steps of ``seconds``."""
     accepted = accepted_tokens(deployment, question.acceptance)
     answer_tokens = question.workload.decoded_tokens
     return np.asarray(batch * deployment.strategy.attention_groups * accepted / (seconds * answer_tokens))
@@ -160,8 +159,8 @@ def request_rate(question: Question, deployment: Deployment, batch: Number, seco
 def decode_memory_used(deployment: Deployment, batch: Number, kv: KvLoad) -> Number:
     """Bytes per device with weights, buffers and the KV reserved for a full batch, three deviations above its mean.
 
-    Of the fuller kind where attention and experts have devices of their own. ``kv`` is what admission reserves for a
-    request (``workload.reserved_kv_tokens``).
+    With AFD, the fuller of attention and expert devices. ``kv`` is the KV that admission reserves per request
+    (``workload.reserved_kv_tokens``).
     """
     held = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS)
     tokens = batch * deployment.queries / deployment.strategy.pp
@@ -188,10 +187,10 @@ class PrefillCandidate(Candidate):
 
 
 def busiest_prompts(workload: Workload, prompts: Number, ranks: Number) -> Number:
-    """Prompts of mean length that weigh as much as those of the fullest of ``ranks`` DP groups.
+    """Tokens of the fullest of ``ranks`` DP groups, in prompts of mean length.
 
-    Each group holds ``prompts``; their tokens vary by sqrt(prompts)·CV, and the pass lasts as long
-    as its fullest group: prompts + z(ranks)·CV·sqrt(prompts), z the expected maximum of normals.
+    Each group holds ``prompts``, whose tokens have standard deviation sqrt(prompts)·CV. A pass lasts as long as its
+    fullest group: prompts + z(ranks)·CV·sqrt(prompts), z the expected maximum of normals.
     """
     spread = workload.input_tokens.squared_cv
     if not spread:
@@ -229,13 +228,13 @@ def pass_seconds(
 
 
 def budgets(workload: Workload) -> list[tuple[int, int]]:
-    """(prompts per DP group and pass, parts that one prompt is cut into)."""
+    """Return the passes that are tried: (prompts per DP group and pass, chunks per prompt)."""
     parts = [(1, chunks) for chunks in CHUNKS if workload.input_tokens.mean >= SHORTEST_CHUNK_TOKENS * chunks]
     return parts + [(prompts, 1) for prompts in PROMPTS_PER_PASS]
 
 
 def prefill_fits(deployment: Deployment, workload: Workload, prompts: Number, chunks: int) -> NDArray[np.bool_]:
-    """Memory holds two passes' KV, the one that runs and the one whose KV is being sent, and the activations."""
+    """Whether memory holds the activations and the KV of two passes: one runs, the other's KV is being sent."""
     prompt = workload.input_tokens.mean
     computed = prompts * prompt * (1 - workload.prefix_reuse) / chunks
     tokens = computed / deployment.strategy.pp
@@ -248,13 +247,13 @@ BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def budgets_of(question: Question) -> tuple[int, ...]:
-    """Return the budgets that are tried: those of the list, or the one that is given."""
+    """Return the token budgets that are tried: the listed ones, or the given one."""
     given = question.pin("mixed").tokens
     return BUDGETS if given is None else (given,)
 
 
 def with_given_batch(question: Question, room: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the requests that ranks hold: where a batch is given that many, or none where they hold fewer."""
+    """Return the requests per rank: ``room``; where a batch is given, that batch, or 0 where it does not fit."""
     batch = question.pin("mixed").batch
     return room if batch is None else np.where(room >= batch, float(batch), 0.0)
 
@@ -264,14 +263,14 @@ class AggregatedCandidate(Candidate):
     """One aggregated instance with one token budget."""
 
     batch: int
-    """Requests that a DP rank runs at most, prompts in progress included."""
+    """Batch slots of a DP rank; prompts in progress take one too."""
     batched_tokens: int
-    """Of a step on one DP rank: a token for each running request and its drafts, and parts of prompts.
+    """Token budget of a step on one DP rank: a token per running request and draft, and prompt chunks.
 
-    Pipeline stages hold a part of it each; vLLM puts consecutive chunks of one prompt into consecutive parts.
+    Each pipeline stage holds a part of it; vLLM puts consecutive chunks of one prompt into consecutive parts.
     """
     most_open: int | None = None
-    """Requests that an instance has open within the limits at most, where that is known."""
+    """Most open requests of an instance within the limits, where known."""
 
     def memory(self, workload: Workload) -> Memory:
         """Bytes per device with a full step and the mean KV of a full batch."""
@@ -283,7 +282,7 @@ class AggregatedCandidate(Candidate):
 def aggregated_memory_used(deployment: Deployment, batch: Number, budget_tokens: Number, kv: KvLoad) -> Number:
     """Bytes per device with weights, buffers of a full step and the KV reserved for ``batch`` requests per DP rank.
 
-    KV is three deviations above its mean, as in decode; ``kv`` is what admission reserves for a request.
+    KV is three standard deviations above its mean, as in decode; ``kv`` is the KV that admission reserves per request.
     """
     held = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS)
     return memory(deployment, kv_tokens=held, sequences=batch, tokens=budget_tokens / deployment.strategy.pp).used
@@ -292,9 +291,9 @@ def aggregated_memory_used(deployment: Deployment, batch: Number, budget_tokens:
 def aggregated_room(
     deployment: Deployment, budget_tokens: NDArray[np.float64], kv: KvLoad, most: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the requests, at most ``most``, that a DP rank holds beside steps of the budget; 0 where there is none.
+    """Return the requests, at most ``most``, whose KV a DP rank holds beside steps of the budget; 0 for none.
 
-    Arrays are [rows] of the deployment, or any shape where that is one instance.
+    Arrays are [rows] of the deployment, or of any shape if the deployment is one instance.
     """
     capacity = deployment.hardware.device.memory_bytes.value
 
@@ -305,9 +304,9 @@ def aggregated_room(
 
 
 def most_held(budget_tokens: NDArray[np.float64], drafts: NDArray[np.int64], stages: Number) -> NDArray[np.float64]:
-    """Return the requests of a rank whose tokens fill a step: more would leave no room for prompts.
+    """Return the running requests of a rank whose tokens fill a step and leave no room for prompts.
 
-    Of pipeline ``stages``, what an engine is told is one's part of a step; vLLM wants it to hold a token of every
-    request (``SchedulerConfig``: max_num_batched_tokens at least max_num_seqs).
+    With pipeline ``stages`` the engine's budget is one stage's part of a step. vLLM requires that it holds a token of
+    every request (``SchedulerConfig``: max_num_batched_tokens at least max_num_seqs).
     """
     return np.minimum(budget_tokens // ((1 + drafts) * stages), float(MOST_BATCH))

@@ -1,6 +1,6 @@
-"""Decode instances that are played on the requests of a trace, whose bursts no stationary queue knows.
+"""Decode instances, played on the requests of a trace, whose bursts no stationary queue models.
 
-Requests come to decode as they arrived: what prefill makes of their order is known only once its instances are.
+Requests reach decode in their order of arrival, as the prefill instances, which may change it, are not known yet.
 """
 
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from planner.workload import Trace, Workload
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlayedDecode(Player):
-    """Decode instances, which requests go to where least KV is set aside."""
+    """The player of decode instances; each request goes to the rank with least reserved KV."""
 
     pool: DecodePool
     trace: Trace
     reserved: Callable[[Floats], Floats]
-    """KV tokens that are set aside for requests of so many tokens."""
+    """KV tokens reserved for requests of so many tokens, [requests]."""
     full_per_second: float
-    """Requests that a full instance finishes."""
+    """Requests per second that a full instance finishes."""
     _states: dict[tuple[float, int], DecodeState] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -46,7 +46,7 @@ class PlayedDecode(Player):
 
         def together(instances: int) -> Play:
             played = replace(pool, instances=instances)
-            return lambda stream, _: _outcome(played, reserved, stream, trace)  # it is played to its end
+            return lambda stream, _: _outcome(played, reserved, stream, trace)  # always played to its end
 
         return cls(
             play=together(1),
@@ -61,7 +61,7 @@ class PlayedDecode(Player):
         )
 
     def state(self, rate_per_second: float, instances: int) -> DecodeState:
-        """Return what one of ``instances`` does at its rate."""
+        """Return the state of one of ``instances`` at its rate."""
         key = rate_per_second, instances
         if key not in self._states:
             self._states[key] = self._state(*key)
@@ -87,9 +87,7 @@ class PlayedDecode(Player):
 def _decoded(
     pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, trace: Trace
 ) -> tuple[DecodeRequests, Decoded]:
-    """Return the requests of more than one token of a trace's ``stream``, as if their prompts took no time, and what
-    became of them.
-    """
+    """Return the trace's requests with more than one token and their times in decode, as if prefill took no time."""
     stream = stream.select(np.flatnonzero(stream.answer_tokens > 1))
     prompts = stream.prompt_tokens.astype(np.float64)
     sent = DecodeRequests(
@@ -106,13 +104,13 @@ def _decoded(
 
 @lru_cache(maxsize=4)
 def _iterations(trace: Trace, drafts: int, acceptance: Acceptance) -> Ints:
-    """Return what the answers of more than one token take at any rate."""
+    """Return the iterations of each answer with more than one token, which do not depend on the rate."""
     answers = Stream.from_trace(trace).answer_tokens
     return drawn_iterations(answers[answers > 1] - 1, drafts, acceptance, np.random.default_rng(0))
 
 
 def _outcome(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, trace: Trace) -> Outcome:
-    """Return TPOT of a trace's stream; decode gives no TTFT."""
+    """Return TPOT of a trace's stream; decode has no TTFT."""
     sent, decoded = _decoded(pool, reserved, stream, trace)
     tpot = np.full(len(stream), np.nan)
     tpot[stream.answer_tokens > 1] = (decoded.left_seconds - sent.ready_seconds) / sent.answer_tokens

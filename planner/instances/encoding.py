@@ -1,13 +1,13 @@
 """Encode instances: the vision encoder on devices of its own, before prefill or aggregated instances (E-P-D, E-PD).
 
-A request goes through two queues in a row, and one limit holds for both. The search gives each a part of it: encode
-instances keep ``encode_share`` of the TTFT limit, what follows keeps the rest, and of the requests that may be late a
-tenth may be so in encode and nine tenths behind it. By the union bound both together then keep the limit at its
-percentile, however the two waits depend on each other.
+A request passes two queues in a row under one TTFT limit. The search splits that limit: encode instances keep
+``encode_share`` of it, the instances behind them the rest. Of the requests that may be late, a tenth may be late in
+encode and nine tenths behind it. By the union bound both together keep the limit at its percentile, however the two
+waits are correlated.
 
-An encode instance is a prefill instance whose model is the encoder alone: its prompts are the tokens of the pictures of
-a request, its cache holds their embeddings, and these cross to prefill as KV crosses to decode. No encode instance
-finds pictures in a cache: what it gets are the requests as they come (vLLM starts encoders without prefix caching).
+An encode instance is modelled as a prefill instance whose model is the encoder alone: its prompts are the picture
+tokens of a request, its cache holds their embeddings, and embeddings cross to prefill as KV crosses to decode. Pictures
+are never found in a cache (vLLM starts encoders without prefix caching).
 """
 
 from dataclasses import replace
@@ -24,22 +24,22 @@ from planner.strategy import Strategy
 from planner.workload import Lengths
 
 SHARES = (0.25, 0.5)
-"""Of the TTFT limit for encode instances, which the search tries."""
+"""Shares of the TTFT limit for encode instances that the search tries."""
 LATE = 0.1
-"""Of the requests that may be late, those that may be late in encode."""
+"""Share of the late requests that may be late in encode."""
 ROWS = [Row(Strategy(), 0, 0, 1)]
-"""Layouts of an encode instance: one device. Nothing of a picture is gained by more, for it stays on one."""
+"""Layouts of an encode instance: one device. A picture is encoded on one device, so more devices gain nothing."""
 
 
 class Ways(NamedTuple):
-    """Shares of the TTFT limit that encode instances may have, 0: there are none; and why an engine has none."""
+    """Shares of the TTFT limit for encode instances (0: no encode instances), and why an engine supports none."""
 
     shares: tuple[float, ...]
     broken: Broken | None
 
 
 def ways_to_encode(question: Question, shape: ShapeName) -> Ways:
-    """Return the ways to encode the pictures of a question, as it asks, that its engine has before a shape."""
+    """Return the ways to encode the pictures of a question that the question allows and its engine supports."""
     if question.encode != "separate":
         return Ways((0.0,), None)
     broken = None if question.engine == "reference" else broken_encoder(load_engine(question.engine), shape)
@@ -47,12 +47,12 @@ def ways_to_encode(question: Question, shape: ShapeName) -> Ways:
 
 
 def apart(question: Question, share: float) -> Question:
-    """Return the question of what stands behind encode instances; as it is where the share is 0."""
+    """Return the question for the instances behind encode instances; unchanged where the share is 0."""
     return replace(_seeing(question, "apart"), encode_share=share) if share else question
 
 
 def behind(question: Question) -> Question:
-    """Return the question with the part of its TTFT limit, and of late requests, that encode leaves the instances."""
+    """Return the question with the parts of the TTFT limit and of late requests that remain behind encode."""
     if not question.encode_share:
         return question
     late = (100 - question.percentile) * (1 - LATE)
@@ -61,9 +61,9 @@ def behind(question: Question) -> Question:
 
 
 def before(question: Question) -> Question:
-    """Return the question that encode instances of another answer: the encoder alone, in its part of the limit.
+    """Return the question for encode instances: the encoder as the model, within its part of the TTFT limit.
 
-    Their limit is the share less the transfer of embeddings. Requests have the pictures alone for a prompt.
+    Their limit is the share less the transfer of embeddings. Their prompts are the pictures alone.
     """
     pictures = question.workload.pictures
     assert pictures is not None, "only questions with pictures have encode instances"
@@ -86,7 +86,7 @@ def before(question: Question) -> Question:
 
 
 def embedding_seconds(question: Question) -> float:
-    """Seconds in which the embeddings of a request's pictures, BF16, cross the plane of KV, over one link."""
+    """Seconds to send the BF16 embeddings of a request's pictures over one link of the KV plane."""
     pictures, (rate, latency) = question.workload.pictures, kv_plane(question)
     assert pictures is not None, "only questions with pictures have embeddings"
     return 2.0 * pictures.tokens * question.model.hidden_size / rate + latency

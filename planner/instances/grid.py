@@ -1,4 +1,4 @@
-"""The strategies that a search tries: every shape of every instance size, less what a named rule cuts."""
+"""The strategies that a search tries: every shape of every instance size that no named rule cuts."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ APART_TENSOR = (1, 2, 4)
 
 
 class Grid(NamedTuple):
-    """Strategies in a fixed order, and how many more each rule cut."""
+    """Strategies in a fixed order, and the number that each rule cut."""
 
     strategies: tuple[Strategy, ...]
     cut: dict[str, int]
@@ -55,7 +55,7 @@ def strategy_grid(
     role: Role,
     apart_step: int | None = None,
 ) -> Grid:
-    """Return the default grid for instances of ``counts`` devices, and what was cut for which reason.
+    """Return the default grid for instances of ``counts`` devices, and the number cut by each rule.
 
     Pipeline stages are powers of two. Attention TP is a power of two inside a node or the whole
     stage, at most 16; its DP is the rest. Prefill of latent attention is tried staged (SP) too.
@@ -72,7 +72,7 @@ def strategy_grid(
 
 
 class _Sizes(NamedTuple):
-    """What of a machine decides over its strategies."""
+    """The properties of machines that decide the strategies."""
 
     counts: tuple[int, ...]
     devices_per_node: int
@@ -93,7 +93,7 @@ def _grid(same: Same[ModelSpec], sizes: _Sizes, role: Role) -> Grid:
 
 
 class _Together(NamedTuple):
-    """The strategies of attention and experts on the same devices, staged ones among them, and how many were cut."""
+    """Strategies with attention and experts on the same devices, staged ones included, and the number cut."""
 
     kept: list[Strategy]
     cut: Counter[str]
@@ -102,7 +102,7 @@ class _Together(NamedTuple):
 
 @lru_cache(maxsize=8)
 def _together(same: Same[ModelSpec], sizes: _Sizes) -> _Together:
-    """Return what the roles of a deployment have in common; it is sorted out once for all of them."""
+    """Return the strategies that all roles share, filtered once for all roles."""
     spec = same.value
     return _Together(*_sorted_out((_candidates(spec, count, sizes) for count in sizes.counts), spec))
 
@@ -110,7 +110,7 @@ def _together(same: Same[ModelSpec], sizes: _Sizes) -> _Together:
 def _sorted_out(
     tried: Iterable[Iterable[Strategy]], spec: ModelSpec
 ) -> tuple[list[Strategy], Counter[str], Counter[str]]:
-    """Return the strategies that no rule cuts, and how many each rule did, of those not staged and of those staged."""
+    """Return the strategies that no rule cuts, and the number cut by each rule, first not staged, then staged."""
     kept: list[Strategy] = []
     cut: tuple[Counter[str], Counter[str]] = Counter(), Counter()
     known: dict[tuple[int, ...], bool] = {}
@@ -150,13 +150,13 @@ def _apart(count: int, step: int) -> Iterator[Strategy]:
 
 
 def _tensor_degrees(stage: int, per_node: int) -> list[int]:
-    """Return the TP degrees of a stage: powers of two that divide it, inside a node or all of it."""
+    """Return the TP degrees of a stage: powers of two that divide the stage, within a node or equal to the stage."""
     powers = [n for n in _powers_of_two(min(stage, LARGEST_TENSOR)) if stage % n == 0]
     return [n for n in powers if n <= per_node or n == stage]
 
 
 def _divides(strategy: Strategy, spec: ModelSpec, known: dict[tuple[int, ...], bool]) -> bool:
-    """Whether the model's dimensions divide; ``known`` has the answers so far, by all that they depend on."""
+    """Whether the model's dimensions divide by the degrees; ``known`` keeps earlier answers by degrees."""
     tp, dp, staged, moe_tp, ep, pp, domains = strategy
     key = (tp, staged, moe_tp, pp, domains > 0, ep > 1) if spec.moe else (tp, staged, moe_tp, pp, domains > 0, ep, dp)
     if key not in known:

@@ -1,12 +1,12 @@
 """KV from prefill to decode: the links of both sides as servers of their own.
 
-A transfer takes as many links as the narrower of the two attention groups has devices, all of them together; so a
-group of n devices sends or pulls n // links prompts at once over its channels (CloudMatrix384 section 4.3.3 maps decode
-ranks to them). Each side works off its transfers first come, first served, and KV is there when both have.
+A transfer occupies as many links as the narrower of the two attention groups has devices. So a group of n devices sends
+or pulls n // links prompts at once over its channels (CloudMatrix384 section 4.3.3 maps decode ranks to them). Each
+side serves its transfers first come, first served, and a transfer ends when both sides are done.
 
-What a prompt waits is played: prompts of one pass end together, and decode has room where requests left with the last
-iteration, so transfers come in bursts that no stationary queue tells. Passes last as those of mean prompts, iterations
-as with the mean number of running requests; the play is plain Python, for it is short and needs no compiled loop.
+The wait for links is played: prompts of one pass end together, and decode slots free up with each iteration, so
+transfers come in bursts that no stationary queue models. Passes take as long as those of mean prompts, iterations as
+long as with the mean number of running requests. The play is short, so it is plain Python.
 """
 
 import heapq
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 
 MOST_LINK_UTILISATION = 0.8
-"""Of a side's links that a plan may count on: twice a transfer is waited for there, and soon much more."""
+"""Highest utilisation of a side's links in a plan: the wait there is two transfers, and soon much more."""
 _PLAYED = 3000
-"""Prompts, of which the last two thirds count."""
+"""Prompts that are played; the last two thirds count."""
 _ROUNDS = 12
-"""In which running requests and iteration time, that depend on each other, come to rest."""
+"""Rounds of the fixed point of running requests and iteration time."""
 
 
 class LinkSide(NamedTuple):
-    """One role's links: attention groups of all its instances, and how many devices each has, with a link each."""
+    """The links of a role: attention groups of all its instances, and devices per group, each with one link."""
 
     groups: int
     devices: int
@@ -53,10 +53,10 @@ class KvLinks(NamedTuple):
     prefill: LinkSide
     decode: LinkSide
     link_bytes_per_second: float
-    """Of one link, one way."""
+    """Bandwidth of one link, one way."""
     latency_seconds: float
     cache: Cache
-    """Of the whole model, each layer once."""
+    """Cache of the whole model, each layer once."""
 
     @classmethod
     def between(cls, kv: "KvTransfer", prefill: "Pool", decode: "Pool") -> Self:
@@ -88,11 +88,11 @@ class KvLinks(NamedTuple):
         return min(self.prefill.devices, self.decode.devices)
 
     def channels(self, side: LinkSide) -> int:
-        """Transfers that a group of a side has at once."""
+        """Concurrent transfers of one group of a side."""
         return side.devices // self.width
 
     def servers(self, side: LinkSide) -> float:
-        """Transfers that all groups of a side have at once."""
+        """Concurrent transfers of all groups of a side."""
         return side.groups * side.devices / self.width
 
     @property
@@ -101,7 +101,7 @@ class KvLinks(NamedTuple):
         return ("prefill", self.prefill), ("decode", self.decode)
 
     def held_seconds(self, prompt_tokens: Array) -> Array:
-        """Seconds for which prompts of so many tokens keep their links, [prompts]."""
+        """Seconds for which prompts of so many tokens occupy their links, [prompts]."""
         rate = self.width * self.link_bytes_per_second
         return np.asarray(self.cache.bytes(prompt_tokens, 1.0) / rate, dtype=np.float64)
 
@@ -110,48 +110,48 @@ class LinkState(NamedTuple):
     """Links at a rate: means over prompts."""
 
     transfer_seconds: float
-    """Of a transfer alone, with its latency."""
+    """Seconds of a transfer alone, with its latency."""
     wait_seconds: float
-    """Until its links are free on both sides."""
+    """Seconds until the links of a transfer are free on both sides."""
     utilisation: "dict[Role, float]"
     """Share of time in which a link of each role carries KV."""
     most_per_second: "dict[Role, float]"
     """Requests that the links of each role carry at ``MOST_LINK_UTILISATION``; none where no KV is sent."""
     sent_bytes: float
-    """Of one prompt."""
+    """Bytes sent for one prompt."""
     width: int
     """Links of one transfer."""
     link_bytes_per_second: float
 
     @property
     def seconds(self) -> float:
-        """From the first token until the KV is there."""
+        """Seconds from the first token until the KV has arrived."""
         return self.transfer_seconds + self.wait_seconds
 
 
 class Source(NamedTuple):
-    """Prefill instances that prompts are dealt to in turn."""
+    """The prefill side: instances that prompts are dealt to in turn."""
 
     passes: Passes
-    """Of mean prompts."""
+    """Pass times of mean prompts."""
     instances: int
 
 
 class Sink(NamedTuple):
-    """Decode instances, whose ranks are taken by least KV."""
+    """The decode side: instances whose ranks are chosen by least reserved KV."""
 
     iteration_seconds: Callable[[Array], Array]
-    """By running requests of an instance."""
+    """Iteration seconds by running requests of an instance."""
     iterations_per_token: float
     most_requests: int
-    """Of an instance."""
+    """Batch slots of an instance."""
     instances: int
 
 
 def link_state(
     links: KvLinks, rate_per_second: float, workload: Workload, source: Source, sink: Sink
 ) -> LinkState | None:
-    """Return transfer and wait at a rate of requests; None where a side's links cannot keep up."""
+    """Return transfer and wait at a rate of requests; None where the links of a side are saturated."""
     prompts = prompts_of(workload)
     mean = float(links.held_seconds(prompts.tokens) @ prompts.weights) if workload.decodes else 0.0
     servers = {role: links.servers(side) for role, side in links.sides}
@@ -170,7 +170,7 @@ def link_state(
 
 
 def _waits(links: KvLinks, rate_per_second: float, workload: Workload, source: Source, sink: Sink) -> Array:
-    """Return what prompts that count wait for links, in the order in which they end."""
+    """Return the seconds that the counting prompts wait for links, in the order in which prompts end."""
     stream = stationary(workload, _PLAYED).at_rate(rate_per_second)
     ready, group = _ended(stream.arrival_seconds, stream.prompt_tokens, source, links.prefill.groups)
     order = np.argsort(ready, kind="stable")
@@ -199,7 +199,7 @@ def _waits(links: KvLinks, rate_per_second: float, workload: Workload, source: S
 
 
 def _ended(arrivals: Array, prompt_tokens: Ints, source: Source, groups: int) -> tuple[Array, Ints]:
-    """Return when prompts end and the group that holds each: a pass takes who waits, its groups in turn."""
+    """Return when each prompt ends and the group that holds it; a pass takes all that wait, dealt to groups in turn."""
     passes, ranks = source.passes, groups // source.instances
     prompts, seconds = passes.prompts.tolist(), passes.seconds.tolist()
     ready, group = np.empty(arrivals.size), np.empty(arrivals.size, dtype=np.int64)
@@ -223,7 +223,7 @@ def _ended(arrivals: Array, prompt_tokens: Ints, source: Source, groups: int) ->
 
 
 def _between(value: float, axis: Sequence[float], values: Sequence[float]) -> float:
-    """Return what ``np.interp`` does of one number, at a tenth of its time."""
+    """Return ``np.interp`` of one number, in a tenth of its time."""
     place = bisect_right(axis, value)
     if place in (0, len(axis)):
         return values[max(place - 1, 0)]
@@ -232,10 +232,10 @@ def _between(value: float, axis: Sequence[float], values: Sequence[float]) -> fl
 
 
 class _Room:
-    """The decode ranks as requests leave them: iterations of an instance end together, one after the other."""
+    """Free room of the decode ranks; the ranks of an instance end their iterations together."""
 
     def __init__(self, ranks: int, sink: Sink, rate: float, iterations: float, need: float, horizon: float) -> None:
-        """Begin with as many requests as run at the rate, each at a random one of its iterations."""
+        """Begin with the mean number of running requests, each at a random iteration."""
         running, most = 1.0, float(sink.most_requests)
         for _ in range(_ROUNDS):
             self.seconds = float(sink.iteration_seconds(np.array([running]))[0])
@@ -258,7 +258,7 @@ class _Room:
         heapq.heapify(self._leaving)
 
     def take(self, now: float, need: float) -> tuple[float, int]:
-        """Give a request room where least KV is set aside; return when, and the rank."""
+        """Place a request on the rank with least reserved KV; return the time and the rank."""
         leaving = self._leaving
         while leaving and (leaving[0][0] <= now or self._running >= self._most):
             seconds, rank, freed = heapq.heappop(leaving)
@@ -271,21 +271,21 @@ class _Room:
         return now, rank
 
     def leaves(self, rank: int, need: float, there: float, iterations: float) -> None:
-        """Let a request go as many iterations after its KV is there."""
+        """Let a request leave so many iterations after its KV has arrived."""
         phase = self._phase[rank // self._each]
         begun = math.ceil((there - phase) / self.seconds)
         heapq.heappush(self._leaving, (phase + (begun + math.ceil(iterations)) * self.seconds, rank, need))
 
 
 def kv_plane(question: Question) -> tuple[float, float]:
-    """Bytes per second of one link, one way, and latency: what large transfers reach on the slower machine's plane."""
+    """Return bytes per second of one link, one way, and latency: large transfers on the slower machine's KV plane."""
     planes = [machines.hardware.plane(machines.hardware.kv_plane) for machines in (question.prefill, question.decode)]
     rate = min(plane.reached_bytes_per_second for plane in planes)
     return rate, max(plane.latency_seconds.value for plane in planes)
 
 
 def transfer_seconds(question: Question, deployment: Deployment) -> Number:
-    """Seconds to move one prompt's KV from prefill to decode over the slower machine's KV plane.
+    """Seconds to send one prompt's KV from prefill to decode over the slower machine's KV plane.
 
     Each device of the prompt's DP group sends its share over its own link (CloudMatrix384 section 4.3.3).
     """
@@ -297,7 +297,7 @@ def transfer_seconds(question: Question, deployment: Deployment) -> Number:
 
 
 def links_of(question: Question, cache: Cache, prefill: tuple[Strategy, int], decode: tuple[Strategy, int]) -> KvLinks:
-    """Return the links between instances of two strategies, so many of each."""
+    """Return the links between prefill and decode instances, each given by strategy and number of instances."""
     rate, latency = kv_plane(question)
     sides = [
         LinkSide(groups=count * strategy.attention_groups, devices=strategy.attention_tp * strategy.pp)
@@ -313,9 +313,9 @@ def links_of(question: Question, cache: Cache, prefill: tuple[Strategy, int], de
 
 
 def most_linked(question: Question, deployment: Deployment) -> Array:
-    """Requests per second whose KV the links of one instance carry, [instances] where degrees are arrays.
+    """Requests per second whose KV the links of one instance carry; [instances] where degrees are arrays.
 
-    Every attention device has a link of its own on the KV plane; up to ``MOST_LINK_UTILISATION`` of them.
+    Every attention device has its own link on the KV plane, used up to ``MOST_LINK_UTILISATION``.
     """
     prompts, strategy = prompts_of(question.workload), deployment.strategy
     sent = float(np.asarray(model_cache(deployment).bytes(prompts.tokens, 1.0)) @ prompts.weights)

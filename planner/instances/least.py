@@ -1,13 +1,12 @@
-"""How long a request takes in an instance at least, at a rate: bounds by which the quickest instances are found.
+"""Lower bounds on the time of a request in an instance at a rate, by which the quickest instances are found.
 
-An instance that has n requests in work finishes them at a rate mu(n): n / T(n) in prefill passes of n prompts, n / (I
-tau(n)) in decode iterations of which a request takes I. So the mean number in work N and the rate are tied by Little's
-law and
+An instance with n requests in service finishes them at a rate mu(n): n / T(n) in prefill passes of n prompts, n / (I
+tau(n)) in decode iterations of which a request takes I. Little's law ties the mean number in service N to the rate:
 
-    rate = E[mu(n)] <= the concave envelope of mu at N,    mean time in work = N / rate
+    rate = E[mu(n)] <= the concave envelope of mu at N,    mean time in service = N / rate
 
-T and tau are taken at some n; as neither falls, mu between two of them is at most n over the seconds at the smaller and
-its value at the larger. What requests wait before they are taken in only adds to it.
+T and tau are evaluated at some n. As neither falls, mu between two of them is at most n over the seconds at the smaller
+one. Waiting before service only adds time.
 
 Ref: J. D. C. Little, A proof for the queuing formula L = lambda W, Operations Research 9:383, 1961; derived here.
 """
@@ -26,16 +25,16 @@ from planner.manifest.stacks import stacked
 from planner.question import Question
 
 BATCHES = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896, 4096)
-"""Requests per DP rank at which iterations are taken."""
+"""Requests per DP rank at which iterations are evaluated."""
 _SLACK = 0.999
-"""The queue takes iterations between its own occupancies as straight; so much less is surely a bound."""
+"""Factor that keeps the bound below the queue, which interpolates iteration times linearly."""
 
 
 class Least(NamedTuple):
     """Bounds by offer: seconds of a request alone, [offers], and corners of the envelope, [offers, corners].
 
-    At ``finished`` requests per second an instance holds ``held`` at least, and in between as many as straight lines
-    from corner to corner say, or fewer. ``fixed`` seconds [offers] come on top, such as a transfer.
+    At ``finished`` requests per second an instance holds at least ``held`` requests, interpolated linearly between
+    corners. ``fixed`` seconds, [offers], are added, such as a transfer.
     """
 
     alone: Floats
@@ -45,9 +44,9 @@ class Least(NamedTuple):
 
     @classmethod
     def of(cls, requests: Floats, seconds: Floats, fixed: Floats) -> Self:
-        """Return the bounds of instances that take ``seconds`` for so many requests at once, [offers, points].
+        """Return the bounds of instances that take ``seconds`` for so many ``requests`` at once, [offers, points].
 
-        Both rise, from one request on; points with infinite seconds are left out.
+        Both rise, from one request on; points with infinite seconds are ignored.
         """
         known = np.isfinite(seconds)
         finished = np.where(known, requests / np.where(known, seconds, 1.0), 0.0)
@@ -57,7 +56,7 @@ class Least(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["Least"]) -> Self:
-        """Return the bounds of several parts; of different numbers of corners the last one stands for those missing."""
+        """Return the bounds of several parts, one after another; missing corners repeat the last one."""
         most = max(part.finished.shape[1] for part in parts)
         return cls(
             np.concatenate([part.alone for part in parts]),
@@ -67,11 +66,11 @@ class Least(NamedTuple):
         )
 
     def select(self, index: Ints) -> "Least":
-        """Return those of some offers."""
+        """Return the bounds of some offers."""
         return Least(self.alone[index], self.finished[index], self.held[index], self.fixed[index])
 
     def seconds(self, offers: Ints, rate_per_second: Floats) -> Floats:
-        """Return the least mean seconds of a request in instances of some offers at the rate of each, [columns]."""
+        """Return the least mean seconds of a request, given the offer and the rate of one instance, each [columns]."""
         rate, alone = rate_per_second, self.alone[offers]
         finished = np.column_stack([np.zeros(offers.size), self.finished[offers]])
         held = np.column_stack([np.zeros(offers.size), self.held[offers]])
@@ -96,7 +95,7 @@ def _padded(values: Floats, columns: int) -> Floats:
 
 
 def decode_least(question: Question, group: Group, most_batch: float, count: Count) -> Least:
-    """Return the bounds of decode rows, up to ``most_batch`` requests per DP rank."""
+    """Return the bounds of decode rows with up to ``most_batch`` requests per DP rank."""
     deployment = group.deployment
     ranks = np.broadcast_to(np.asarray(deployment.strategy.attention_groups, dtype=np.float64), (len(group.rows),))
     accepted = accepted_tokens(deployment, question.acceptance)

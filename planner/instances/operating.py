@@ -1,4 +1,4 @@
-"""One pool at work: service times of a candidate as functions of what it holds, and its queues."""
+"""One pool in operation: service times of a candidate by its load, and its queues."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -41,11 +41,11 @@ from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload, running_kv_tokens
 
 _LIKELY = 0.7
-"""Of a full instance's rate: where the search for what it carries of a trace begins."""
+"""Share of a full instance's rate at which the search for its capacity on a trace begins."""
 
 
 class Dealing(NamedTuple):
-    """An instance whose work is dealt to its DP groups evenly: what a step costs, and over how many groups."""
+    """An instance whose work is dealt evenly to its DP groups: its step cost and number of groups."""
 
     cost: StepCost
     workload: Workload
@@ -54,7 +54,7 @@ class Dealing(NamedTuple):
 
 
 def dealt_pass_seconds(dealing: Dealing, prompts: Floats, chunks: int) -> Floats:
-    """Seconds of passes with ``prompts`` prompts in all, each in ``chunks``; shaped like ``prompts``."""
+    """Seconds of passes with ``prompts`` prompts in all groups, each in ``chunks``; shaped like ``prompts``."""
     busy_groups = np.minimum(prompts, dealing.ranks)
     busiest = busiest_prompts(dealing.workload, np.ceil(prompts / dealing.ranks), np.maximum(busy_groups, 1.0))
     mean = prompts / dealing.ranks
@@ -66,12 +66,12 @@ def dealt_pass_seconds(dealing: Dealing, prompts: Floats, chunks: int) -> Floats
 
 
 def mean_passes(dealing: Dealing, most_prompts: int, chunks: int) -> Passes:
-    """Return the pass times of prompts of mean length, up to ``most_prompts`` in ``chunks`` each."""
+    """Return the pass times for 1 to ``most_prompts`` prompts of mean length, each in ``chunks``."""
     return Passes.tabulated(lambda prompts: dealt_pass_seconds(dealing, prompts, chunks), most_prompts)
 
 
 def pass_times(dealing: Dealing, budget_tokens: float, most_tokens: float) -> TableArrays:
-    """Return the seconds of passes whose DP groups take up to so many tokens, of a model with that context."""
+    """Return the table of pass times for DP groups with a token budget and a model with context ``most_tokens``."""
     loads = Loads(
         ranks=dealing.ranks,
         budget_tokens=budget_tokens,
@@ -82,7 +82,7 @@ def pass_times(dealing: Dealing, budget_tokens: float, most_tokens: float) -> Ta
 
 
 def has_closed_form(workload: Workload, chunks: int) -> bool:
-    """Whether bulk service is exact: whole prompts, all alike, that come Poisson or are dealt in turn."""
+    """Whether bulk service is exact: equal prompts, not chunked, with Poisson arrivals or Poisson dealt in turn."""
     varied = (
         workload.trace is not None
         or workload.prompts is not None
@@ -94,13 +94,13 @@ def has_closed_form(workload: Workload, chunks: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decoding:
-    """A decode instance whose requests are dealt to the rank with fewest: what an iteration costs, and its queue."""
+    """A decode instance whose requests are dealt to the rank with fewest: its iteration cost and its queue."""
 
     cost: StepCost
     workload: Workload
     ranks: int
     slots: int
-    """Requests of a rank."""
+    """Batch slots of a rank."""
     microbatches: int
     drafts: int
     acceptance: Acceptance
@@ -116,12 +116,12 @@ class Decoding:
         return replace(self.workload.output_tokens, mean=self.workload.decoded_tokens / self.accepted)
 
     def busiest(self, requests: Floats) -> Floats:
-        """Return the running requests of the rank that has most of an instance's; shaped like ``requests``.
+        """Return the running requests of the fullest rank of an instance; shaped like ``requests``.
 
-        Ranks hold the same but for what does not divide by them, (R - 1) / 2R on average above the mean, and for those
-        that ended since requests were last dealt, a Poisson number with the mean u = n / I of each: of R ranks the one
-        that lost fewest lost z sqrt(u) less than the mean, z the expected maximum of R standard normals, and u at most.
-        No rank holds more than its slots. Derived here; tests/planner/instances/test_operating.py deals them out.
+        Ranks differ by the remainder of the division, (R - 1) / 2R above the mean on average, and by the requests that
+        ended since the last were dealt, on each rank a Poisson number with mean u = n / I. The rank that lost fewest of
+        R lost z sqrt(u) fewer than the mean, z the expected maximum of R standard normals, and at most u fewer. No rank
+        holds more than its slots. Derived here; tests/planner/instances/test_operating.py compares with dealing.
         """
         mean = requests / self.ranks
         ended = mean / self.iterations.mean
@@ -130,16 +130,16 @@ class Decoding:
         return np.maximum(np.minimum(mean + uneven + kept, np.minimum(requests, self.slots)), np.minimum(requests, 1.0))
 
     def seconds(self, requests: Floats) -> Floats:
-        """Seconds of iterations with so many running requests in all; the shape of ``requests``."""
+        """Seconds of iterations with ``requests`` running on all ranks; shaped like ``requests``."""
         busiest = self.busiest(requests)
         return iteration_seconds(self.cost, self.workload, self.ranks, self.microbatches, requests, busiest)
 
     def table(self) -> Floats:
-        """Seconds of an iteration with 1, 2, ... running requests up to the most, [requests]."""
+        """Seconds of an iteration with 1, 2, ... up to the most running requests, [requests]."""
         return self.seconds(np.arange(1.0, self.ranks * self.slots + 1))
 
     def queue(self, transfer_seconds: float) -> DecodeQueue:
-        """Return the instance as its closed form takes it."""
+        """Return the closed-form queue of the instance."""
         return DecodeQueue(
             iterations_per_request=self.iterations,
             iteration_seconds=self.seconds,
@@ -154,9 +154,9 @@ class Decoding:
 def iteration_seconds(
     cost: StepCost, workload: Workload, ranks: Number, microbatches: int, requests: Floats, busiest: Floats
 ) -> Floats:
-    """Seconds of iterations with ``requests`` in all and ``busiest`` of them on one rank, both [..., rows].
+    """Seconds of iterations with ``requests`` in all and ``busiest`` of them on the fullest rank, both [..., rows].
 
-    Of one instance, or with a stacked cost and as many ``ranks`` of many.
+    With a stacked cost, ``ranks`` is [rows]; else the cost and ``ranks`` are those of one instance.
     """
     load = StepLoad(
         decode_sequences=busiest,
@@ -178,9 +178,9 @@ class PrefillServer:
     known_cost: StepCost | None = field(default=None, repr=False, compare=False)
     """The step cost, stacked, where it is known already."""
     known_times: TableArrays | None = field(default=None, repr=False, compare=False)
-    """The seconds of its passes, up to this budget or a larger one, where they are known already."""
+    """The pass times, up to this budget or a larger one, where they are known already."""
     _solved: dict[tuple[float, int], Latency | None] = field(default_factory=dict, repr=False, compare=False)
-    """TTFT by rate of each and instances: budgets are compared at rates that capacities were solved at."""
+    """TTFT by rate of one instance and number of instances."""
 
     @property
     def independent(self) -> bool:
@@ -194,7 +194,7 @@ class PrefillServer:
 
     @property
     def most_prompts(self) -> int:
-        """Prompts that one pass (or one run of passes over a chunked prompt per DP group) can take."""
+        """Most prompts of one pass, or of one run of passes over chunked prompts, one per DP group."""
         return self.candidate.prompts * self.candidate.row.strategy.attention_dp
 
     @property
@@ -204,7 +204,7 @@ class PrefillServer:
         return Dealing(self.cost, self.question.workload, ranks, candidate.microbatches)
 
     def pass_seconds(self, prompts: Floats) -> Floats:
-        """Seconds of a pass with so many prompts of mean length."""
+        """Seconds of a pass with so many prompts of mean length; shaped like ``prompts``."""
         return dealt_pass_seconds(self._dealing, prompts, self.candidate.chunks)
 
     @cached_property
@@ -214,7 +214,7 @@ class PrefillServer:
 
     @cached_property
     def player(self) -> PlayedPrefill | None:
-        """Plays the instance; None where closed forms tell."""
+        """The player of the instance; None where a closed form is exact."""
         question = self.question
         if question.queueing == "mixserve" or has_closed_form(question.workload, self.candidate.chunks):
             return None
@@ -253,19 +253,19 @@ class PrefillServer:
         return self.question.most_utilisation * self.saturation_per_second
 
     def most_waiting(self, rate_per_second: float, instances: int = 1) -> float:
-        """Prompts that all but never wait more of when a pass of one of ``instances`` starts, at its rate.
+        """Most prompts that wait at the start of a pass of one of ``instances`` at its rate, but for rare cases.
 
-        Larger passes than that begin as if there were no cap.
+        A cap above that number never binds.
         """
         if self.question.queueing == "mixserve":
             return math.inf
         return most_waiting(self.passes, rate_per_second, self._squared_cv(instances))
 
     def pool_capacity(self, instances: int, about: float | None = None) -> float:
-        """Largest rate of so many instances that take requests in turn, within the TTFT limit; 0 where there is none.
+        """Largest rate of a pool of so many instances, dealt requests in turn, within the TTFT limit; 0: none.
 
-        At most the question's share of saturation, beyond which no plan should run. The more instances deal arrivals
-        out, the more evenly each gets them: this is no multiple of one's rate. ``about``: where it likely lies.
+        At most the question's utilisation limit times saturation. More instances make the arrivals at each more even,
+        so the rate is not a multiple of that of one instance. ``about``: a first guess.
         """
         upper, each = self.most_per_second, None if about is None else about / instances
         if self.player:
@@ -276,12 +276,12 @@ class PrefillServer:
         return 0.0 if rate is None else rate * instances
 
     def tail_seconds(self, rate_per_second: float, instances: int = 1) -> float:
-        """TTFT at the percentile, infinite where it cannot keep up; the rate is that of one of ``instances``."""
+        """TTFT at the percentile, at the rate of one of ``instances``; infinite beyond saturation."""
         latency = self.ttft(rate_per_second, instances)
         return math.inf if latency is None else latency.at(self.question.percentile)
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within the TTFT limit and the most utilisation."""
+        """Whether a pool of so many instances carries a rate within the TTFT and the utilisation limit."""
         each = rate_per_second / instances
         if self.player and self.player.surely_late(each, instances):
             return False
@@ -297,10 +297,7 @@ class PrefillServer:
         return self.pool_carries(instances, instances * max(each, min(on_grid_above(each), self.most_per_second)))
 
     def ttft(self, rate_per_second: float, instances: int = 1) -> Latency | None:
-        """TTFT distribution of one of ``instances`` that requests go to in turn; None where it cannot keep up.
-
-        The rate is that of one instance.
-        """
+        """TTFT of one of ``instances`` that are dealt requests in turn, at the rate of one; None beyond saturation."""
         if self.question.queueing == "mixserve":
             return memoryless_ttft(rate_per_second, self.most_prompts, self.candidate.pass_seconds)
         key = (rate_per_second, instances)
@@ -316,17 +313,17 @@ class PrefillServer:
         return self.player.trial(rate_per_second, instances).ttft
 
     def played(self, rate_per_second: float, instances: int, most_per_second: float) -> Played | None:
-        """Return what is known of ``instances`` at the rate of one by playing; None where a closed form tells."""
+        """Return sample and intervals of the play at the rate of one instance; None where a closed form is exact."""
         return self.player.told(rate_per_second, instances, most_per_second) if self.player else None
 
     def _squared_cv(self, instances: int) -> float:
-        """Of the gaps between the arrivals at one of so many instances."""
+        """Squared CV of the gaps between arrivals at one of so many instances."""
         return thinned_squared_cv(self.question.workload.arrival_squared_cv, instances, "round_robin")
 
 
 @dataclass(frozen=True)
 class DecodeServer:
-    """A decode instance as its queue sees it: iteration time against running requests."""
+    """A decode instance with its queue: iteration time by running requests."""
 
     question: Question
     candidate: DecodeCandidate
@@ -336,12 +333,12 @@ class DecodeServer:
 
     @property
     def independent(self) -> bool:
-        """Yes, for each of several instances sees Poisson arrivals; but those of a trace share its bursts."""
+        """True: each instance has Poisson arrivals. False on a trace, whose bursts all instances share."""
         return self.player is None
 
     @cached_property
     def player(self) -> PlayedDecode | None:
-        """Plays the instance on a trace; None where the closed form tells."""
+        """The player of the instance on a trace; None where the closed form applies."""
         question, candidate = self.question, self.candidate
         if question.queueing == "mixserve" or question.workload.trace is None:
             return None
@@ -353,7 +350,7 @@ class DecodeServer:
 
     @property
     def pool(self) -> DecodePool:
-        """The instance as it is played, KV on its way as long as it is on average."""
+        """The instance in the form that is played, with the mean transfer time of KV."""
         question, candidate, ranks = self.question, self.candidate, self.candidate.row.strategy.attention_groups
         return DecodePool(
             times=iteration_times(
@@ -378,7 +375,7 @@ class DecodeServer:
 
     @cached_property
     def decoding(self) -> Decoding:
-        """What an iteration costs."""
+        """Iteration cost and queue of the instance."""
         question, candidate = self.question, self.candidate
         return Decoding(
             cost=self.cost,
@@ -392,13 +389,13 @@ class DecodeServer:
 
     @property
     def most_requests(self) -> int:
-        """Requests that the instance runs at most."""
+        """Batch slots of the instance."""
         return self.decoding.ranks * self.decoding.slots
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of so many instances: that of one each, for random routing leaves arrivals Poisson.
+        """Largest rate of a pool of so many instances: a multiple of one, as random routing keeps arrivals Poisson.
 
-        Played where there is a trace.
+        On a trace the pool is played.
         """
         if self.player is not None:
             found = self.player.capacity(self.most_per_second, instances, _LIKELY * self.most_per_second)
@@ -406,7 +403,7 @@ class DecodeServer:
         return instances * self.single_capacity
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within the TPOT limit."""
+        """Whether a pool of so many instances carries a rate within the TPOT limit."""
         if self.player is not None:
             each = rate_per_second / instances
             return each <= self.most_per_second * (1 + 1e-9) and self.player.keeps(each, instances)
@@ -419,7 +416,7 @@ class DecodeServer:
 
     @property
     def queue(self) -> DecodeQueue:
-        """The instance as its closed form takes it."""
+        """The closed-form queue of the instance."""
         return self.decoding.queue(self.transfer_seconds)
 
     @cached_property
@@ -433,10 +430,10 @@ class DecodeServer:
         return found.rate_per_second if found else 0.0
 
     def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
-        """Occupancy and TPOT of one of so many instances at its rate; None where it cannot keep up.
+        """Occupancy and TPOT of one of so many instances at its rate; None beyond saturation.
 
-        Requests go where least KV is set aside, which fills instances alike. Sizes are chosen as if each were alone
-        (``pool_capacity``), so several keep their limit the better.
+        Requests go to the rank with least reserved KV, which balances instances. Sizes are chosen as for one instance
+        (``pool_capacity``), which is conservative for several.
         """
         if self.question.queueing == "mixserve":
             full = (self.candidate.requests_per_second, self.candidate.iteration_seconds)

@@ -1,4 +1,4 @@
-"""What no queue of prefill passes carries: prompts per second that bound it from above, on arrays."""
+"""Upper bounds on the prompts per second of prefill instances, as arrays."""
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -17,14 +17,14 @@ Floats = NDArray[np.float64]
 
 
 def varied(question: Question) -> bool:
-    """Whether prompts differ, in length or in what is cached of them."""
+    """Whether prompts differ in length or in reused tokens."""
     workload = question.workload
     return bool(workload.prompts is not None or workload.input_tokens.squared_cv or workload.prefix_reuse)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Sample:
-    """Prompts as they are played, [requests]: tokens to compute, and those that are reused."""
+    """Prompts of a stream, [requests]: computed tokens and reused tokens."""
 
     new: Floats
     reused: Floats
@@ -37,7 +37,7 @@ class _Sample:
         return float((self.new * self.reused + self.new * (self.new + 1) / 2).mean())
 
     def room(self, budget_tokens: float) -> float:
-        """Mean tokens of budgets that prompts take: whole budgets that are reused take none."""
+        """Mean tokens that a prompt takes of budgets; whole budgets of reused tokens take none."""
         if budget_tokens not in self._rooms:
             reused = self.reused[self.reused > 0]
             self._rooms[budget_tokens] = float(self.new.mean() + (reused % budget_tokens).sum() / self.new.size)
@@ -45,7 +45,7 @@ class _Sample:
 
     @cached_property
     def longest(self) -> tuple[float, float]:
-        """Tokens to compute at the percentile, and the least that is reused of prompts with as many."""
+        """Computed tokens at the percentile, and the fewest reused tokens of prompts with at least as many."""
         new = float(np.percentile(self.new, self.percentile, method="lower"))
         return new, float(self.reused[self.new >= new].min())
 
@@ -64,13 +64,13 @@ def _played(question: Question) -> _Sample:
 def saturated(
     question: Question, cost: StepCost, held: tuple[Number, Number], seconds: Floats, cut: tuple[int, int]
 ) -> Floats:
-    """Prompts per second that no stream of passes exceeds; the shape of ``seconds``.
+    """Upper bound on prompts per second of any sequence of passes; shaped like ``seconds``.
 
-    Equal prompts fill every pass alike: as many as it holds, over its seconds. Passes of others hold as many on
-    average, all groups together, and take at least as long as one with their mean tokens and pairs, which is even over
-    the groups: the seconds are about convex in the load, the busiest group has at least the mean, and a pass takes the
-    less per token the more it has. Args: ``held`` prompts of a group and groups; ``cut`` the parts of a prompt and
-    microbatches.
+    Equal prompts: prompts of a full pass over its seconds. Unequal prompts: a pass takes at least as long as one with
+    mean tokens and pairs, even over its groups, because seconds are about convex in the load, the busiest group has at
+    least the mean, and seconds per token fall with the tokens of a pass.
+
+    Args: ``held``: prompts per group, groups; ``seconds`` of full passes; ``cut``: chunks per prompt, microbatches.
     """
     prompts, ranks = held
     if not varied(question):
@@ -91,9 +91,9 @@ def saturated(
 
 
 def longest_alone(question: Question, cost: StepCost, ranks: Number, microbatches: int) -> Floats:
-    """Seconds that the prompt at the percentile takes at least, alone in an instance and in one pass.
+    """Least seconds of the prompt at the percentile, alone in an instance and in one pass; shaped like ``ranks``.
 
-    Cut over several passes it only takes longer: each reads the weights anew. The shape of ``ranks``.
+    Chunks only take longer: each pass reads the weights again.
     """
     new, reused = _played(question).longest
     load = StepLoad(

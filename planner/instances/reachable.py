@@ -1,4 +1,4 @@
-"""The layouts that the asked engine can run: what a search keeps, and what it cuts by which rule."""
+"""The layouts that the question's engine can run, and how many each rule of the engine cuts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -31,13 +31,13 @@ Layers = tuple[int, int]
 
 @dataclass(frozen=True)
 class Reach:
-    """What an engine runs of one role of a question; the reference engine runs all."""
+    """The layouts of one role that an engine runs; the reference engine runs all."""
 
     question: Question
     role: Role
 
     def cut(self, strategy: Strategy) -> Broken | None:
-        """Return the rule by which no layout of a strategy runs, None where some may."""
+        """Return the rule that every layout of a strategy breaks; None where some may run."""
         if self.question.engine == REFERENCE:
             return None
         if strategy.pp > 1:  # drafts matter beside pipeline stages alone
@@ -50,7 +50,7 @@ class Reach:
 
     @cached_property
     def _unpaired(self) -> Broken | None:
-        """What a role of a pair breaks with pipeline stages."""
+        """The rule that a role of a prefill and decode pair breaks with pipeline stages."""
         staged = self._profile.prefill_decode.pipeline
         if self.role == "mixed" or staged.value:
             return None
@@ -58,14 +58,14 @@ class Reach:
 
     @cached_property
     def _known(self) -> "dict[Strategy, Broken | None]":
-        """What rules that are the same for every role say of strategies without pipeline stages."""
+        """Results, by strategy without pipeline stages, of the rules that are the same for every role."""
         own = {name: value for name, value in self._asked.items() if name != "role"}
         return _SHARED.of((self.question.engine, *own.values()), dict)
 
     def most_microbatches(self, strategy: Strategy, redundant: int, dedicated: int) -> tuple[int, Broken | None]:
-        """Return the most microbatches, 1 or 2, with which a layout runs at every depth of drafts asked.
+        """Return the most microbatches, 1 or 2, with which a layout runs at every number of drafts asked.
 
-        0 and the rule at the fewest of those asked where it runs with none. The strategy is one that is not cut.
+        Where it runs with neither: 0 and the rule that the fewest microbatches break. The strategy must not be cut.
         """
         if self.question.engine == REFERENCE:
             return 2, None
@@ -78,7 +78,7 @@ class Reach:
 
     @cached_property
     def _drafts(self) -> tuple[int, ...]:
-        """Drafts of the role, of which a layout must run each."""
+        """Numbers of drafts of the role; a layout must run with each."""
         return (0,) if self.role == "prefill" else self.question.drafts
 
     @cached_property
@@ -88,7 +88,7 @@ class Reach:
     def _broken(
         self, strategy: Strategy, experts: tuple[int, int, int], checks: Sequence[Check], depths: Sequence[int]
     ) -> Broken | None:
-        """Return the first rule that (redundant, dedicated, microbatches) breaks at some depth of drafts."""
+        """Return the first rule that (redundant, dedicated, microbatches) breaks at some number of drafts."""
         setup = self._setup
         setup.strategy, (setup.redundant, setup.dedicated, setup.microbatches) = strategy, experts
         for setup.drafts in depths:
@@ -99,12 +99,12 @@ class Reach:
 
     @cached_property
     def _setup(self) -> Setup:
-        """One for all, which each takes its degrees into: a search asks of thousands."""
+        """The one setup that each layout writes its degrees into: a search asks about thousands."""
         return Setup(strategy=Strategy(), **self._asked)
 
     @cached_property
     def _asked(self) -> dict[str, Any]:
-        """What of a setup is the same for all strategies and layouts."""
+        """The fields of a setup that are the same for all strategies and layouts."""
         model = self.question.model
         machines = self.question.prefill if self.role == "prefill" else self.question.decode
         return {
@@ -120,19 +120,19 @@ class Reach:
 
 
 _SHARED = Kept[dict[Strategy, Broken | None]](most=8)
-"""Of each engine: its three roles have most strategies in common."""
+"""Results by engine, shared by its three roles, which have most strategies in common."""
 
 
 def summary(kept: int, cut: Counter[str]) -> str:
-    """Say how many layouts an engine leaves, and how many each rule cut."""
+    """Return a sentence with the layouts that an engine runs and the number that each rule cut."""
     rules = ", ".join(f"{rule} {count}" for rule, count in cut.most_common())
     return f"{kept} layouts kept" + (f", {sum(cut.values())} cut ({rules})" if cut else "")
 
 
 def pairs(question: Question, prefill: set[Layers], decode: set[Layers]) -> list[tuple[set[Layers], set[Layers]]]:
-    """Return sets of prefill and of decode layers that the engine lets share KV, each with each; largest first.
+    """Return pairs of sets of prefill and decode layers; within a pair the engine can send KV between any two.
 
-    One pair of all where no rule of ``engines.rules.broken_pair`` stands between any two.
+    Largest first; one pair of all layers where no rule of ``engines.rules.broken_pair`` excludes any two.
     """
     if question.engine == REFERENCE:
         return [(prefill, decode)]
@@ -148,7 +148,7 @@ def pairs(question: Question, prefill: set[Layers], decode: set[Layers]) -> list
 
 
 def _bare(question: Question, role: Role, layers: Layers) -> Setup:
-    """Return what a pair's rules read of an instance."""
+    """Return the setup of an instance as the rules of pairs read it."""
     machines, tp, pp = question.prefill if role == "prefill" else question.decode, *layers
     return Setup(
         strategy=Strategy(attention_tp=tp, pp=pp),
@@ -162,7 +162,7 @@ def _bare(question: Question, role: Role, layers: Layers) -> Setup:
 
 
 def most_instances(question: Question) -> int | None:
-    """Return the most instances of a role in one deployment of the engine; None where it sets no limit."""
+    """Return the most instances of a role in one deployment of the engine; None for no limit."""
     if question.engine == REFERENCE:
         return None
     fact = load_engine(question.engine).prefill_decode.most_instances

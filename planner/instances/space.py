@@ -1,10 +1,10 @@
-"""Every instance that a role could be: strategies and expert layouts, side by side as arrays.
+"""All candidates of a role: strategies times expert layouts, as arrays.
 
-Rows of one structure (the same operators exist) form a group, which is costed at once.
+Rows of one structure (the same operators exist) form a group, whose cost is evaluated at once.
 
-What is costed of a row depends on no traffic, no limit and no rate. Questions that follow one another in a process
-often differ in nothing else, and terms of thousands of rows take as long to build as to evaluate: what was built for
-the same rows, model and machine is kept for the next question.
+The step cost of a row depends neither on traffic nor on limits nor on rates, which is often all that differs between
+questions of one process. Terms of thousands of rows take as long to build as to evaluate, so built costs are kept for
+the next question with the same rows, model and machine.
 """
 
 from collections import Counter
@@ -49,14 +49,14 @@ class Row(NamedTuple):
 
 
 class RoleSpace(NamedTuple):
-    """Rows of a role in a fixed order, and how many strategies or layouts each rule cut."""
+    """Rows of a role in a fixed order, and the number of strategies or layouts that each rule cut."""
 
     rows: list[Row]
     cut: dict[str, int]
 
 
 class Group(NamedTuple):
-    """Rows of one structure, their degrees as a table, and the deployment that stands for all of them."""
+    """Rows of one structure, their degrees as a table, and the deployment that represents all of them."""
 
     rows: list[Row]
     table: NDArray[np.float64]
@@ -71,7 +71,7 @@ class Group(NamedTuple):
 
     @property
     def layers(self) -> NDArray[np.int64]:
-        """Attention TP and pipeline stages of each row, [rows, 2]: what some engines want two roles to agree on."""
+        """Attention TP and pipeline stages of each row, [rows, 2]; in some engines both roles must agree on them."""
         return self.table[:, [COLUMNS.index("attention_tp"), COLUMNS.index("pp")]].astype(np.int64)
 
     @property
@@ -80,7 +80,7 @@ class Group(NamedTuple):
         return self.table[:, COLUMNS.index("drafts")].astype(np.int64)
 
     def drafting(self, depths: Sequence[int]) -> "Group":
-        """Return the rows with each number of drafts, one after the other."""
+        """Return the rows with the first number of drafts, then with the second, and so on."""
         table = np.tile(self.table, (len(depths), 1))
         table[:, COLUMNS.index("drafts")] = np.repeat(depths, len(self.rows))
         return Group(self.rows * len(depths), table, table_deployment(self.deployment, table))
@@ -96,7 +96,7 @@ COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "domains", 
 
 
 def machines_of(question: Question, role: Role) -> Machines:
-    """Return the machines of a role; mixed instances are only where both roles share theirs."""
+    """Return the machines of a role; aggregated instances need machines that both roles share."""
     return question.prefill if role in ("encode", "prefill") else question.decode
 
 
@@ -109,9 +109,9 @@ _SPACES = Kept[RoleSpace](most=24)  # three roles of a model under each engine, 
 
 
 def role_space(question: Question, role: Role) -> RoleSpace:
-    """Return the rows of a role, and what was cut: strategies by rules of the grid, layouts by rules of the engine.
+    """Return the rows of a role, and the numbers cut: strategies by rules of the grid, layouts by the engine's.
 
-    Traffic and limits decide nothing of it, so questions that follow one another share it: nobody may change it.
+    Rows depend neither on traffic nor on limits, so later questions share the result; it must not be changed.
     """
     machines = machines_of(question, role)
     engines = () if question.engine == REFERENCE else (machines.weights, question.kv_dtype, question.drafts)
@@ -123,7 +123,7 @@ def role_space(question: Question, role: Role) -> RoleSpace:
 
 
 _LAYOUTS = Kept[dict[tuple[int, int], list[tuple[int, int]]]](most=8)
-"""Of a model's experts, by expert TP and EP: every engine asks for the same ones."""
+"""Expert layouts of a model, by expert TP and EP, shared by all engines."""
 
 
 def _role_space(question: Question, role: Role) -> RoleSpace:
@@ -132,7 +132,7 @@ def _role_space(question: Question, role: Role) -> RoleSpace:
     degrees_of = (Same(moe), role != "prefill", pin.shared, pin.redundant)
     known = _LAYOUTS.of(degrees_of, dict)  # layouts depend on the degrees of the experts alone
     broken_by = Counter[str]()
-    run: dict[tuple[int, int, bool], _Run] = {}  # and their rules on whether there are several DP ranks
+    run: dict[tuple[int, int, bool], _Run] = {}  # rules also ask whether there are several DP ranks
     for strategy in grid.strategies:
         if moe is None and strategy.attention_dp > 1:
             cut["DP ranks of a dense model share nothing: they are instances"] += 1
@@ -158,7 +158,7 @@ def _role_space(question: Question, role: Role) -> RoleSpace:
 
 
 class _Run(NamedTuple):
-    """Expert layouts of some degrees that run, (redundant, dedicated, microbatches), and others by the rule broken."""
+    """Expert layouts of some degrees that run (redundant, dedicated, microbatches), and numbers of others by rule."""
 
     layouts: list[tuple[int, int, int]]
     cut: Counter[str]
@@ -200,7 +200,7 @@ def _layouts(question: Question, strategy: Strategy, role: Role, pin: Pin) -> li
 
 
 def engine_cut(question: Question, role: Role) -> str:
-    """Say how many layouts of a role the engine leaves of all, and how many each of its rules cut."""
+    """Return a sentence with the layouts of a role that the engine runs and the number that each rule cut."""
     space, own = role_space(question, role), f"{question.engine}: "
     by_rule = {rule.removeprefix(own): count for rule, count in space.cut.items() if rule.startswith(own)}
     return summary(len(space.rows), Counter(by_rule))
@@ -248,9 +248,9 @@ def check_layouts(question: Question) -> None:
 
 
 def structure(row: Row) -> tuple[bool, ...]:
-    """What must be common to a group.
+    """Return the properties that rows of a group share.
 
-    EP or not, one DP group or several, staging, dedicated ranks, overlap or not, domains or not.
+    They are EP or not, one DP group or several, staging, dedicated ranks, overlap or not, domains or not.
     """
     strategy = row.strategy
     overlaps = row.microbatches > 1
@@ -306,7 +306,7 @@ def degree_table(rows: list[Row], drafts: int) -> NDArray[np.float64]:
 
 
 def table_deployment(base: Deployment, table: NDArray[np.float64]) -> Deployment:
-    """Return the deployment whose degrees are the columns of a table; staged or not, domains or not is the base's."""
+    """Return the deployment whose degrees are the columns of a table; staging and domains are those of the base."""
     tp, dp, moe_tp, moe_ep, pp, domains, redundant, dedicated, drafts = np.ascontiguousarray(table.T)
     strategy = StrategyArray(
         attention_tp=tp,
@@ -327,7 +327,7 @@ def table_deployment(base: Deployment, table: NDArray[np.float64]) -> Deployment
 
 
 def row_deployment(base: Deployment, row: Row) -> Deployment:
-    """Return the deployment of one row, in numbers."""
+    """Return the deployment of one row."""
     return replace(base, strategy=row.strategy, redundant=row.redundant, shared_ranks=row.dedicated)
 
 
@@ -352,7 +352,7 @@ _BUILT = Kept[tuple[Built, ...]](most=24)  # three roles of a model under each e
 
 
 def built(question: Question, role: Role, rows: list[Row]) -> tuple[Built, ...]:
-    """Return the groups of a role's rows with their costs, of decode and mixed steps with each number of drafts.
+    """Return the groups of a role's rows with their costs; decode and mixed steps with each number of drafts.
 
     The rows must not be changed afterwards.
     """
