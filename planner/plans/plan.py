@@ -405,20 +405,22 @@ def _links(
 
 def in_time(plan: Plan | None) -> Plan | None:
     """Return a plan, at a smaller rate where its transfers or full prefill make it late; None where that is no help."""
-    return slowed_down(plan) if plan is not None and plan.excess > 1 else plan
+    if plan is None or plan.excess <= 1:
+        return plan
+    return slowed_down(plan) if plan.question.goal.maximised else None
 
 
 def slowed_down(late: Plan) -> Plan | None:
     """Return a plan that transfers or full prefill make late at the largest rate at which they do not.
 
-    None where the rate is asked for, or none helps.
+    None where none helps.
     """
-    question, at = late.question, cache(late.under(late.question))
+    at = cache(late.under(late.question))
 
     def excess(rate_per_second: float) -> float:
         plan = at(rate_per_second)
         return math.inf if plan is None else plan.excess
 
     most = late.requests_per_second
-    rate = largest_rate(excess, 1.0, most, most) if question.goal.maximised else None
+    rate = largest_rate(excess, 1.0, most, most)
     return None if rate is None else at(rate)

@@ -21,6 +21,9 @@ from planner.search.ways import Gathered, Rows, Ways, every_way, gather_fleet
 # Transfers that made a plan late are counted so much longer in the next search, which carries a little less.
 LONGER = 1.02
 
+# Times the asked rate that columns carry in turn where prompts find prefill full at the asked one.
+ROOMIER = (1.001, 1.01, 1.1, 1.5)
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -172,7 +175,7 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known
     with transfers as long as those; if a single model's first plan at a lower rate carries more, it is that one, with
     a gap to the bound. So is a plan whose prompts find no room in prefill, where those that wait for decode hold it.
     Where time is made small what KV waits for links is the gap. Where the largest rate is sought there is none below
-    one that is ``known``.
+    one that is ``known``; where a rate is asked for, see ``_with_room``.
     """
     fleet, transfers = separate.fleet, transfers or {}
     choice = choose(separate, known=known)
@@ -186,15 +189,49 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known
     crowded = fleet.single and plans[0].crowded_share > 0 and plans[0].excess > 1
     if not longer and not crowded:
         return found
-    slower = slowed_down(plans[0]) if fleet.single else None
+    slower = slowed_down(plans[0]) if fleet.single and goal.maximised else None
     if longer:
         transfers = {**transfers, **longer}
         again = find(gather_fleet(fleet, transfers), transfers, known)
         if slower is None or (again.best and again.best.requests_per_second >= slower.requests_per_second):
             return again
     if slower is None:
-        return found
+        return _with_room(found) if crowded and not goal.maximised else found
     return replace(found, plans=(slower,), gap=1 - slower.requests_per_second / plans[0].requests_per_second)
+
+
+def _with_room(late: Found) -> Found:
+    """Return the plan of columns that carry more than is asked, so that prompts find room in prefill.
+
+    ``late`` is what the columns that are best for the asked rate make of it; what it counts bounds every other choice.
+    The columns that carry most come last: where they are late, too, there is no plan.
+    """
+    assert late.choice is not None, "a plan has columns"
+    aim = late.choice.programme.aim
+    harder = [replace(aim, rate=share) for share in ROOMIER]
+    for each in (*harder, Aim(devices=aim.devices, objective="throughput")):
+        choice = choose(late.separate, each)
+        if not isinstance(choice, Choice):
+            continue
+        plans = tuple(_carried(option, columns, 1.0) for option, columns in choice.chosen)
+        if plans[0].excess <= 1:
+            growth = _spare(choice.programme.picked(choice.picks), plans)
+            gap = 0.0 if aim.goal.timed else 1 - late.plans[0].chips / plans[0].chips
+            return replace(late, plans=plans, growth=growth, gap=gap)
+    return Found(separate=late.separate, choice=None, refused=late.choice.gathered)
+
+
+def carried_in_time(choice: Choice) -> float:
+    """Return what a choice carries in units of what is asked, a single model's at the rate that ``find`` gives it.
+
+    It is less than its columns carry where prompts find prefill full.
+    """
+    (option, columns), *others = choice.chosen
+    plan = None if others or option.aggregated else plan_of(option, columns, choice.carried)
+    if plan is None or not plan.crowded_share or plan.excess <= 1:
+        return choice.carried
+    slower = slowed_down(plan)
+    return choice.carried * (slower.requests_per_second / plan.requests_per_second if slower else 1.0)
 
 
 def _carried(option: Option, columns: Sequence[int], share: float) -> Plan:

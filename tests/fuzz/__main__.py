@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -19,17 +19,17 @@ from tests.fuzz.hunt import hunted, replayed
 from tests.fuzz.truths import TRUTHS, contradictions
 
 
-def ask(count: int, number: int, jobs: int, only: Collection[str] = ()) -> int:
-    """Tell what contradicts itself around so many random questions, and return around how many."""
+def ask(numbers: Sequence[int], seed: int, jobs: int, only: Collection[str] = ()) -> int:
+    """Tell what contradicts itself around the random questions of these numbers, and return around how many."""
     bad, truths = 0, [truth for truth in TRUTHS if truth.__name__ in only]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        found_of = partial(contradictions, seed=number, truths=truths)
-        for place, (flags, found) in enumerate(pool.map(found_of, range(count))):
+        found_of = partial(contradictions, seed=seed, truths=truths)
+        for number, (flags, found) in zip(numbers, pool.map(found_of, numbers), strict=True):
             bad += bool(found)
             for told in found:
-                sys.stdout.write(f"{number}-{place} {json.dumps(flags)}: {told}\n")
+                sys.stdout.write(f"{seed}-{number} {json.dumps(flags)}: {told}\n")
                 sys.stdout.flush()
-    sys.stdout.write(f"{count} questions of seed {number}: {bad} with a contradiction\n")
+    sys.stdout.write(f"{len(numbers)} questions of seed {seed}: {bad} with a contradiction\n")
     return min(bad, 100)
 
 
@@ -38,6 +38,7 @@ def run() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--truths", type=int, help="so many random questions, in place of cases")
+    parser.add_argument("--at", default="", help="the questions of these numbers alone, such as 51,67")
     parser.add_argument("--only", default="", help="these truths, such as alike,told [each with its share]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -45,8 +46,9 @@ def run() -> int:
     parser.add_argument("--found", type=Path, default=Path("fuzz-found"), help="folder of what was found")
     parser.add_argument("--replay", type=Path, nargs="*", help="run these again")
     given = parser.parse_args()
-    if given.truths is not None:
-        return ask(given.truths, given.seed, given.jobs, given.only.split(","))
+    if given.at or given.truths is not None:
+        numbers = [int(one) for one in given.at.split(",")] if given.at else range(given.truths)
+        return ask(numbers, given.seed, given.jobs, given.only.split(","))
     if given.replay:
         outcomes = map(replayed, given.replay)
     else:

@@ -50,6 +50,16 @@ def test_every_door_tells_the_same_figures(number: int) -> None:
     assert found == [], flags
 
 
+def test_what_is_sized_for_a_rate_keeps_limits_where_prompts_find_prefill_full() -> None:
+    """Where prefill's room binds, columns that carry a rate may be late at it: such a rate is refused, not promised."""
+    ask = drawn_question(51, 41)
+    rate = ask.rate()
+    assert rate == ask.rate(rate=rate) and ask.rate(rate=rate * 1.001) == 0
+    assert contradictions(51, 41, [sized])[1] == []
+    plan = ask.plan(rate=rate)
+    assert plan is not None and plan.crowded_share > 0
+
+
 @pytest.mark.parametrize(("number", "seed", "truth"), [(33, 2, sized), (85, 41, looser)])
 def test_budgets_are_told_apart_near_saturation(number: int, seed: int, truth: Truth) -> None:
     """Where TTFT may be long few requests hardly wait, and tell which budget is the least late, not which saturates."""
@@ -69,7 +79,7 @@ def test_contradictions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--truths", "2", "--only", "told"], "2 questions of seed 3: 0 with a contradiction\n"),
+        (["--at", "0,1", "--only", "told"], "2 questions of seed 3: 0 with a contradiction\n"),
         (["--cases", "2", "--commands", "manifest"], "2 cases of seed 3 (manifest 2): 0 with a fault\n"),
     ],
 )

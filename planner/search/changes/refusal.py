@@ -20,7 +20,7 @@ from planner.search.changes.missing import (
 from planner.search.changes.shortage import helped, shortage
 from planner.search.gather import Pools
 from planner.search.shapes import not_aggregated
-from planner.search.solve import Choice, choose
+from planner.search.solve import Choice, carried_in_time, choose
 from planner.search.ways import Gathered, every_way, gather_fleet
 
 MOST_FACTOR = 16
@@ -44,7 +44,7 @@ def refused(separate: Gathered, asked: Question | None = None, most: Choice | Ga
     if not separate.fleet.single:
         return _refused(separate, most)
     question = asked or separate.fleet.members[0].question
-    carried = (most.carried if isinstance(most, Choice) else 0.0) * (question.rate_per_second or 1.0)
+    carried = (carried_in_time(most) if isinstance(most, Choice) else 0.0) * (question.rate_per_second or 1.0)
     if not question.pins:
         return helped(_refused(separate, most), question, carried)
     from planner.search.changes.given import eased, unheld  # they search again
@@ -66,7 +66,7 @@ def _refused(separate: Gathered, most: Choice | Gathered) -> Answer:
     fleet = separate.fleet
     aim = Aim(devices=fleet.devices, objective="throughput")
     gathered = most.gathered if isinstance(most, Choice) else most
-    share = most.carried if isinstance(most, Choice) else 0.0
+    share = carried_in_time(most) if isinstance(most, Choice) else 0.0
     for number, member in enumerate(fleet.members if not share else ()):
         limit, told = _lacking(gathered, number, aim)
         if fleet.single:

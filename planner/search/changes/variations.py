@@ -21,7 +21,7 @@ from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing
 from planner.search.search import search
 from planner.search.shapes import needed_rates, not_aggregated, on_each_pool
-from planner.search.solve import Choice, choose
+from planner.search.solve import Choice, carried_in_time, choose, chosen_of, find, plan_of
 from planner.search.sure import is_plain
 from planner.search.ways import Gathered, Rows, gather_fleet, unpruned, with_apart
 from planner.serving.capacity import STEP
@@ -75,7 +75,7 @@ def most_carried(question: Question, rows: Rows | None = None, known_per_second:
     for each in alternatives(question):
         more = most / unit * (1 + STEP / 2)  # the next rate of the grid, but for rounding
         chosen = choose(gather_fleet(Fleet.of(each), rows=rows, costing=costing), rows=rows, known=more)
-        most = max(most, chosen.carried * unit) if isinstance(chosen, Choice) else most
+        most = max(most, carried_in_time(chosen) * unit) if isinstance(chosen, Choice) else most
     return most
 
 
@@ -104,4 +104,9 @@ def _has_plan(separate: Gathered) -> bool:
             return True
         every = unpruned(separate, aim)
         return not every.closed and every.programme(aim).carries_any()
-    return (programme is not None and programme.sufficient() is not None) or isinstance(choose(separate), Choice)
+    likely = None if programme is None else programme.sufficient()
+    if likely is not None and all(
+        (plan := plan_of(option, columns, 1.0)) and plan.excess <= 1 for option, columns in chosen_of(separate, likely)
+    ):
+        return True
+    return bool(find(separate).plans)
