@@ -296,14 +296,15 @@ def between_ranks(
 ) -> tuple[tuple[Number, Number], ...]:
     """Return (latency, payload bytes per second) of an exchange, ``whole`` where an EP rank is one device.
 
-    Between EP ranks of several devices, each device exchanges with the one of its place in the others: DeepEP and MC2
-    have no kernels for that, so the library's all-to-all does it (MixServe sends pair by pair, as that does). Before a
-    dispatch devices tell each other how many tokens come; in a captured graph the number travels with the tokens. It
-    takes no less to start than beside each other. In decode a kernel arranges the rows, which prefill counts among its
-    experts. Payload counts what stays, of which nothing crosses.
+    Between EP ranks of several devices, each device exchanges with the one of its place in the others. Over servers
+    DeepEP and MC2 have no kernels for that (DeepEP needs eight ranks a node, MC2 on A2 sixteen ranks), so the library's
+    all-to-all does it; MixServe sends pair by pair, as that does. Before a dispatch devices tell each other how many
+    tokens come. It takes no less to start than beside each other. In decode a kernel arranges the rows, which prefill
+    counts among its experts. Payload counts what stays, of which nothing crosses.
     """
     strategy, ranks = deployment.strategy, deployment.expert_ranks
-    known = any(fit.op == "all_to_all" for fit in deployment.hardware.collectives)
+    span, scopes = strategy.moe_ep * strategy.moe_tp, deployment.hardware.scopes
+    known = len(scopes) > 1 and any(fit.op == "all_to_all" for fit in deployment.hardware.collectives)
     if not several(strategy.moe_tp) or strategy.disaggregated or not known:
         return (whole,)
     ways = [
@@ -315,11 +316,12 @@ def between_ranks(
             name=direction,
             stage=direction,
             in_graph=deployment.in_graph,
-            span=span,
+            span=over,
         ).protocols
-        for span in (ranks, strategy.moe_ep * strategy.moe_tp)
+        for over in (ranks, span)
     ]
-    cut, told = strategy.moe_tp > 1, 1 if direction == "combine" or deployment.in_graph else 2
+    cut = np.logical_and(np.greater(strategy.moe_tp, 1), np.greater(span, scopes[-2].devices.value))
+    told = 2 if direction == "dispatch" else 1
     least, crossing = ways[0][0][0], ranks / larger(ranks - 1, 1)
     arranged = deployment.hardware.kernels.vector.floor_seconds if deployment.phase == "decode" else 0.0
     return tuple(

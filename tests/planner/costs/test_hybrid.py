@@ -111,25 +111,27 @@ def test_engines_sent_every_token_from_every_device():
 
 
 def test_ranks_of_several_devices_exchange_by_the_all_to_all_of_one_device_each():
-    """20 us and 1 us a peer, twice in prefill, where they tell how many tokens come; 3/4 crosses at 20 GB/s."""
-    for phase, told, arranged in (("prefill", 2, 0.0), ("decode", 1, 3.7e-6)):
+    """20 us and 1 us a peer, twice to dispatch, which tells how many come; 3/4 crosses at 20 GB/s."""
+    for phase, arranged in (("prefill", 0.0), ("decode", 3.7e-6)):
         own = instance("deepseek-r1", "910b", phase, "int8", **HYBRID)
         (dispatched,) = exchange_term(own, "dispatch").protocols
         (combined,) = exchange_term(own, "combine").protocols
         assert combined == pytest.approx((20e-6 + 3 * 1e-6 + arranged, 20e9 / 0.75))
-        assert dispatched == pytest.approx((told * 23e-6 + arranged, combined[1]))
+        assert dispatched == pytest.approx((2 * 23e-6 + arranged, combined[1]))
     both = replace(
         own, strategy=Strategy(attention_tp=8, attention_dp=4, moe_tp=np.array([8, 1]), moe_ep=np.array([4, 32]))
     )
     ((latencies, _),) = exchange_term(both, "dispatch").protocols
-    assert latencies.tolist() == pytest.approx([26.7e-6, 60.5e-6])
+    assert latencies.tolist() == pytest.approx([49.7e-6, 60.5e-6])
+    ((inside, _),) = exchange_term(instance("deepseek-r1", "cm384", "decode", "int8", **HYBRID), "dispatch").protocols
+    assert inside == pytest.approx(60.5e-6)
 
 
 @pytest.mark.parametrize(
     ("machine", "engine", "nodes"), [("910b", "vllm-ascend", 4), ("h20", "vllm", 2)], ids=lambda each: str(each)
 )
 def test_mixserve_is_ahead_of_the_engines_that_gather(machine: str, engine: str, nodes: int):
-    """Arxiv 2601.08800: TTFT 1.08 to 3.80, ITL 1.03 to 1.66 times; here at its batch of 16, over vLLM's DP+EP."""
+    """Arxiv 2601.08800: TTFT 1.08 to 3.80, ITL 1.03 to 1.66 times; here over DP+EP at its batch of 16, ITL on 910B."""
 
     def run(strategy: str, engine: str) -> Prediction:
         asked = Configuration(
@@ -148,4 +150,5 @@ def test_mixserve_is_ahead_of_the_engines_that_gather(machine: str, engine: str,
     ours = run(f"TP=8 + DP={nodes}, TP=8 + EP={nodes}", "reference")
     for strategy in (f"TP=8 + DP={nodes}, EP={8 * nodes}", f"TP=4 + DP={2 * nodes}, EP={8 * nodes}"):
         theirs = run(strategy, engine)
-        assert theirs.ttft_seconds > 1.08 * ours.ttft_seconds and theirs.tpot_seconds > ours.tpot_seconds
+        assert theirs.ttft_seconds is not None and theirs.ttft_seconds > 1.08 * ours.ttft_seconds
+        assert (theirs.tpot_seconds > 1.03 * ours.tpot_seconds) == (machine == "910b")
