@@ -13,12 +13,15 @@ are never found in a cache (vLLM starts encoders without prefix caching).
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from models.vision import Encoding
 from planner.engines.loader import broken_encoder, load_engine
 from planner.engines.rules import Broken
 from planner.engines.spec import ShapeName
+from planner.instances.candidates import pass_seconds
 from planner.instances.kv_links import kv_plane
-from planner.instances.space import Row
+from planner.instances.space import Row, built
 from planner.question import Pin, Question
 from planner.strategy import Strategy
 from planner.workload import Lengths
@@ -90,6 +93,14 @@ def embedding_seconds(question: Question) -> float:
     pictures, (rate, latency) = question.workload.pictures, kv_plane(question)
     assert pictures is not None, "only questions with pictures have embeddings"
     return 2.0 * pictures.tokens * question.model.hidden_size / rate + latency
+
+
+def encode_seconds(question: Question) -> float:
+    """Seconds of a request in encode instances before the instances of a question, with nothing else to do."""
+    asked = before(question)
+    (own,) = built(asked, "prefill", ROWS)
+    took = np.asarray(pass_seconds(own.cost, asked.workload, 1.0, 1.0, 1, 1))
+    return float(took.ravel()[0]) + embedding_seconds(question)
 
 
 def _seeing(question: Question, encoding: Encoding) -> Question:

@@ -61,6 +61,14 @@ def test_what_cannot_be_asked_is_refused(words: list[str], told: str, capsys: py
     assert error.count("\n") == 1
 
 
+def test_a_limit_that_encode_passes_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    """Twenty pictures on one device take longer than half of the limit: the refusal says which stage is late."""
+    words = ["qwen2.5-vl-7b-instruct", "--hw", "h800", "--nodes", "1", "--images", "20@1280x720", "--ttft", "300ms"]
+    words += ["--encode", "separate", "--engine", "reference", "--shape", "disaggregated"]
+    assert main(words) == 3
+    assert "an encode instance" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["bare", "lws", "statefulset"])
 @pytest.mark.parametrize("shape", ["disaggregated", "aggregated"])
 def test_sglang_starts_encoders_and_tells_the_others_of_them(shape: str, kind: str, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from planner.instances.candidates import (
     prefill_fits,
     rows_with_room,
 )
+from planner.instances.encoding import encode_seconds
 from planner.instances.space import Role, built, groups, machines_of, role_rows
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
@@ -45,7 +46,27 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
     return flag.strip("-"), (
         f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest {role} "
         f"instance on up to {machines.devices} devices takes {format_duration(best)} with nothing else to do"
+        f"{encode_part(question) if prefill else ''}"
     )
+
+
+def late_in_encode(question: Question) -> str:
+    """Say by how much encode instances pass their part of the TTFT limit with nothing else to do; nothing if not."""
+    share, limit = question.encode_share, question.ttft_seconds
+    alone = encode_seconds(question) if share else 0.0
+    if alone <= share * limit:
+        return ""
+    return (
+        f"--ttft {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the pictures of a "
+        f"request take an encode instance {format_duration(alone)} with nothing else to do, and encode instances have "
+        f"at most {share:.0%} of the limit"
+    )
+
+
+def encode_part(question: Question) -> str:
+    """Say what of a TTFT limit encode instances have, after a sentence on what follows them; else nothing."""
+    share = question.encode_share
+    return f", and encode instances have {share:.0%} of the limit before it" if share else ""
 
 
 def fastest(question: Question, ttft: bool) -> float:
@@ -210,6 +231,7 @@ def missing_aggregated(question: Question) -> tuple[str, str]:
     return flag.strip("-"), (
         f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest aggregated "
         f"instance on up to {question.decode.devices} devices takes {format_duration(least)} with nothing else to do"
+        f"{encode_part(question) if late else ''}"
     )
 
 

@@ -12,6 +12,7 @@ from planner.question import Question
 from planner.search.answer import Answer, Change
 from planner.search.changes.missing import (
     fitting_sizes,
+    late_in_encode,
     missing,
     missing_anyhow,
     mixed_sizes,
@@ -107,6 +108,8 @@ def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
     question, pools = gathered.roles[number]
     if gathered.options[number] and gathered.programme(aim, [number]).settle() is not None:
         return "", ""
+    if late := late_in_encode(question):
+        return "ttft", late
     if question.shape == "aggregated" or not pools.prefill.offers or not pools.decode.offers:
         return missing_anyhow(question, not pools.prefill.offers)
     for side in pools.sides:
