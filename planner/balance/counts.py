@@ -61,7 +61,7 @@ def replica_counts(loads: NDArray[Any], slots: int, max_per_expert: int) -> Ints
         )
     counts = [1] * experts
     # Ties go to the expert with fewer replicas, then to the lower id: equal loads get equal counts.
-    heap = [(-float(load), 1, expert) for expert, load in enumerate(loads)] if max_per_expert > 1 else []
+    heap = [(-float(load), 1, expert) for expert, load in enumerate(loads)] if slots > experts else []
     heapq.heapify(heap)
     for _ in range(slots - experts):
         _, count, expert = heap[0]
