@@ -81,6 +81,8 @@ class Side:
         self.allowed = allowed
         self.beyond_grid = False
         self._servers: dict[int, Server] = {}
+        self._carried: dict[int, float] = {}
+        """Rates that columns are known to carry."""
         self._stairs: dict[tuple[int, float, Rates], Ints] = {}
         """Staircases of the present rates, by what was asked."""
 
@@ -151,14 +153,17 @@ class Side:
             return float(self.rate[column]) >= wanted
         if self.server(offer).independent:
             return self.solve(column, wanted)
+        if self._carried.get(column, 0.0) >= wanted:
+            return True
         if self.server(offer).pool_carries(left, wanted * self.unit):
+            self._carried[column] = wanted
             return True
         self._stairs.clear()
         self.rate[column] = min(float(self.rate[column]), wanted * (1 - BELOW))
         self._learn(offer, left, float(self.rate[column]))
         return False
 
-    def widest(self, column: int, most_room: int) -> int:
+    def widest(self, column: int, most_room: float) -> int:
         """Return the column with most instances of the same kind within so much room, or the column itself."""
         alike = slice(column, int(np.searchsorted(self.offer, self.offer[column], side="right")))
         return max(column + int(np.searchsorted(self.room[alike], most_room, side="right")) - 1, column)

@@ -236,19 +236,26 @@ class Programme:
             known = self._exactly(known)
 
     def _short(self, choice: Picks, wanted: float) -> bool:
-        """Whether a kind of the choice carries less than is wanted with as many instances as fit beside the others.
+        """Whether a kind of the choice carries too little with the most instances that could better what is known.
 
-        Then fewer do, too (``Side.carries``): where the largest rate of one model is sought, one look tells of all
-        numbers of instances that could better what is known. The others take least where they just carry that.
+        Then fewer do, too (``Side.carries``), so that one look tells of all numbers of instances of one model. The
+        others take least where they just carry what is wanted; where something is made small, what is known is the
+        best of the solved columns.
         """
-        if not (self.aim.goal.maximised and wanted > 0 and len(self.ways) == 1):
+        if wanted <= 0 or len(self.ways) > 1:
             return False
-        chosen, most = self.picked(choice), self.aim.devices
-        least = [side.room[side.staircase(most[side.machines.budget], wanted)[0]] for side, _ in chosen]
-        for own, (side, column) in enumerate(chosen):
-            pool = side.machines.budget
-            others = (int(room) for n, room in enumerate(least) if n != own and chosen[n][0].machines.budget == pool)
-            widest = side.widest(column, most[pool] - sum(others))
+        chosen, goal, most = self.picked(choice), self.aim.goal, self.aim.devices
+        solved = None if goal.maximised else self.best(wanted, "exact")
+        if solved is None and not goal.maximised:
+            return False
+        spent = math.inf if solved is None else self.incumbent(solved).spent[0] * (1 - RELATIVE)
+        least = [int(side.room[side.staircase(most[side.machines.budget], wanted)[0]]) for side, _ in chosen]
+        for side, column in chosen:
+            others = [(each, room) for (each, _), room in zip(chosen, least, strict=True) if each is not side]
+            beside = sum(room for each, room in others if each.machines.budget == side.machines.budget)
+            left = spent - sum(room * each.machines.per_device(goal)[0] for each, room in others)
+            room = min(most[side.machines.budget] - beside, left / side.machines.per_device(goal)[0])
+            widest = side.widest(column, room)
             if widest != column and not side.exact[column] and not side.carries(widest, wanted):
                 return True
         return False

@@ -120,6 +120,20 @@ def test_one_look_at_the_most_instances_tells_of_fewer():
     assert asked == [6]
 
 
+def test_no_more_instances_are_looked_at_than_cost_less_than_what_is_known():
+    """Two of a good kind carry the rate on four devices: of a slow kind three are asked for, and so not one or two."""
+    slow = Queue(5.0, 0.0)
+    own = Side("prefill", POOL, offers_of((2, 10.0, lambda: Queue(10.0, 0.0)), (1, 30.0, lambda: slow)))
+    aim = Aim(devices={POOL.budget: 6}, objective="chips", rate=18.0)
+
+    both = Programme((((own,),),), aim)
+    own.solve(int(np.flatnonzero((own.offer == 0) & (own.left == 2))[0]), 18.0)
+    choice = both.settle(18.0)
+
+    assert choice is not None and both.incumbent(choice).spent[0] == 4.0
+    assert 3 in slow.solved and not {1, 2} & set(slow.solved)
+
+
 @pytest.mark.parametrize("rate", [10.0, 24.0, 31.0])
 def test_what_suffices_is_solved_alone(rate: float) -> None:
     """Any columns that carry the rate, where there are some; how much others carry is not asked."""
