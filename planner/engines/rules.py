@@ -74,9 +74,11 @@ def _grid_modes(profile: EngineProfile, setup: Setup) -> list[ExpertMode]:
     if not setup.experts:
         return []
     ep, stage = setup.strategy.moe_ep, setup.strategy.expert_devices
-    fits = {"stage": ep == stage, "one": ep == 1, "divisor": True}
     return [
-        mode for mode in profile.parallelism.experts if fits[mode.ep] and mode.serves(setup.role, setup.architecture)
+        mode
+        for mode in profile.parallelism.experts
+        if (mode.ep == "divisor" or ep == (stage if mode.ep == "stage" else 1))
+        and mode.serves(setup.role, setup.architecture)
     ]
 
 
