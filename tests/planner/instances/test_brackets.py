@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ground.arrays import Floats
 from planner.instances import brackets
-from planner.instances.brackets import Array, largest, largest_between
+from planner.instances.brackets import largest, largest_between
 
 ROWS = st.lists(
     st.tuples(st.floats(0.1, 5), st.floats(0, 20), st.integers(1, 9), st.integers(0, 90)), min_size=1, max_size=6
@@ -28,19 +29,19 @@ def points(request: pytest.FixtureRequest):
 class Staircase:
     """What is measured of several rows, as a step cost that can leave rows out."""
 
-    slope: Array
-    offset: Array
+    slope: Floats
+    offset: Floats
 
-    def __call__(self, number: Array) -> Array:
+    def __call__(self, number: Floats) -> Floats:
         """Measure at numbers, [rows] or [points, rows]."""
         return self.offset + np.floor(self.slope * number)
 
-    def of(self, rows: Array) -> "Staircase":
+    def of(self, rows: Floats) -> "Staircase":
         """Return some of the rows."""
         return Staircase(self.slope[rows], self.offset[rows])
 
 
-def tried_one_by_one(measure: Callable[[Array], Array], limit: float, low: Array, high: Array) -> list[float]:
+def tried_one_by_one(measure: Callable[[Floats], Floats], limit: float, low: Floats, high: Floats) -> list[float]:
     """Return the largest integers as trying all of them finds them."""
     numbers = np.arange(low.min(), high.max() + 1)[:, None] + np.zeros(low.size)
     keeps = (np.asarray(measure(numbers)) <= limit) & (numbers >= low) & (numbers <= high)
