@@ -13,11 +13,11 @@ from planner.manifest.stepcost import (
     moe_layer,
     on_cores,
     passage,
+    pipeline_seconds,
     slot_seconds,
     slots,
     slowed,
     split_seconds,
-    stage_excess,
     stage_sum,
 )
 from planner.manifest.terms import (
@@ -260,22 +260,16 @@ def _composition_rows(
     if drafts:
         draft = float(draft_seconds(cost, busy, timings(cost.draft_terms, step.whole), layer, count))
         rows.append(_draft_row(step, draft, drafts))
-    device = (
-        cost.dense_layers * count * float(stage_sum(step.stages, ("attention", "dense")))
-        + cost.moe_layers * layer
-        + last
-        + draft
-        + head
-    )
+    dense = cost.dense_layers * count * float(stage_sum(step.stages, ("attention", "dense")))
+    layers = dense + cost.moe_layers * layer + last
+    device = layers + draft + head
     stages = int(cost.pipeline_stages)
     if stages > 1 and cost.pipeline_hop is not None:
         hops = stages * float(communication_seconds(cost.pipeline_hop, values))
         rows.append(_plain("pipeline_hop", "0", stages, hops, "network"))
-        idle = device * (float(stage_excess(cost)) - 1)
-        if cost.pipeline_bubble:
-            idle += (device + idle + hops) * (stages - 1) / stages
-        rows.append(_plain("pipeline_bubble", "0", 1, idle, "overhead"))
-        device += idle + hops
+        through = float(pipeline_seconds(cost, values, layers, (draft, head)))
+        rows.append(_plain("pipeline_bubble", "0", 1, through - device - hops, "overhead"))
+        device = through
     return [*rows, _plain("host", "host", 1, seconds - device, "overhead")]
 
 

@@ -19,7 +19,7 @@ from planner.costs.head_operators import draft_terms, head_terms, headed, input_
 from planner.costs.roofline import TOKENS, Roofline, grouped, scale
 from planner.engines.behaviour import behaviour
 from planner.manifest.stepcost import launches
-from planner.manifest.terms import CommunicationTerm, Rule, StepCost, Term, larger
+from planner.manifest.terms import CommunicationTerm, Number, Rule, StepCost, Term, larger
 
 
 def build_step_cost(deployment: Deployment) -> StepCost:
@@ -39,12 +39,12 @@ def build_step_cost(deployment: Deployment) -> StepCost:
     share, dilation = streams.communication_core_share_decode, streams.communication_dilation_decode
     if deployment.phase == "prefill":
         share, dilation = streams.communication_core_share_prefill, streams.communication_dilation_prefill
-    host = deployment.host_seconds
-    if host is None:
-        host = hardware.host.graph_launch_seconds.value if deployment.in_graph else 0.0
+    host: Number = deployment.host_seconds or 0.0
+    if deployment.host_seconds is None and deployment.in_graph:
+        host = hardware.host.graph_launch_seconds.value
     own = behaviour(deployment.engine)
     if own is not None and own.replay_seconds is not None and deployment.in_graph:
-        host += own.replay_seconds.value * model.layers
+        host += own.replay_seconds.value * model.layers / strategy.pp
     cost = StepCost(
         terms=tuple(terms),
         head_terms=tuple(head_terms(deployment, "head")),
@@ -66,6 +66,7 @@ def build_step_cost(deployment: Deployment) -> StepCost:
         pipeline_stages=strategy.pp,
         pipeline_hop=pipeline_hop(deployment) if several(strategy.pp) else None,
         pipeline_bubble=deployment.phase == "prefill",
+        pipeline_round=deployment.phase == "decode",
         host_seconds=host + deployment.jitter_seconds,
         prompt_seconds=prompt_seconds(deployment),
         launch_seconds=0.0 if deployment.in_graph else hardware.host.eager_launch_seconds.value,

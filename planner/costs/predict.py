@@ -410,7 +410,8 @@ def _mixed_memory(configuration: Configuration, deployment: Deployment) -> Memor
     busiest = float(-(-configuration.concurrency // configuration.strategy.attention_dp))
     busiest = min(busiest, configuration.sequences or math.inf)
     kv_tokens = busiest * (configuration.prompt_tokens + configuration.output_tokens / 2)
-    return memory(deployment, kv_tokens=kv_tokens, sequences=busiest, tokens=configuration.batched_tokens)
+    tokens = configuration.batched_tokens / configuration.strategy.pp
+    return memory(deployment, kv_tokens=kv_tokens, sequences=busiest, tokens=tokens)
 
 
 def _mixed_steps(cost: StepCost, seen: "Measured", microbatches: int | None) -> tuple[Step, ...]:

@@ -172,6 +172,10 @@ class Scheduling(NamedTuple):
     """Requests to DP ranks."""
     whole_prompts: Fact[bool] | None = None
     """Whether prompts are not cut to fill a step."""
+    overlapped_stages: Fact[bool] | None = None
+    """Whether that holds with pipeline stages, too."""
+    batch_slots: Fact[bool] | None = None
+    """Whether each batch that pipeline stages keep in flight has its part of the batch slots."""
     receive_intervals: Fact[dict[str, list[tuple[int, int]]]] | None = None
     """By machine, from how many open requests the scheduler looks for new ones every how many decode steps, as
     recipes set it; else at each."""

@@ -139,14 +139,15 @@ def aggregated_times(
     cost: StepCost, workload: Workload, budget_tokens: int, context_tokens: int, microbatches: int
 ) -> TableArrays:
     """Return the step table for all slots and every budget up to the larger of this one and the largest listed."""
-    ranks = int(cost.attention_groups)
+    ranks, stages = int(cost.attention_groups), int(cost.pipeline_stages)
     loads = Loads(
         ranks=ranks,
-        budget_tokens=float(max(budget_tokens, BUDGETS[-1])),
+        budget_tokens=float(max(budget_tokens, BUDGETS[-1])) / stages,
         longest_prompt=min(longest_prompt(workload), float(context_tokens)),
         most_running=ranks * MOST_BATCH,
         kv_tokens_per_request=running_kv_tokens(workload).mean_tokens,
         microbatches=microbatches,
+        stages=stages,
     )
     return step_table(stacked(cost), loads)
 

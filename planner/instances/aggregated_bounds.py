@@ -36,7 +36,7 @@ from ground.arrays import percentiles
 from planner.instances.candidates import Count
 from planner.instances.least import BATCHES, Least
 from planner.manifest.stacks import taken
-from planner.manifest.stepcost import evaluate
+from planner.manifest.stepcost import evaluate, stage_layers
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.serving.streams import stationary
 from planner.workload import Workload
@@ -291,10 +291,11 @@ class Bounds:
         return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
 
     def sorts(self, budgets: Sequence[int]) -> Floats:
-        """Seconds of several sorts of steps, without prompts and full to each budget, [sorts, 1 + budgets, rows].
+        """Seconds of several sorts of steps, without prompts and full to each budget, [3, sorts, 1 + budgets, rows].
 
         Sorts differ in running requests, in chunks (of mean prompts or of the longest), and in whether the other ranks
         have as many prompt tokens or none.
+        The first axis has the whole step, its layers, and its last pipeline stage.
         """
         rows = self.ranks.size
         running, longest, even, chunk = (
@@ -305,7 +306,9 @@ class Bounds:
         context = longest * np.maximum(self.means.longest - chunk, 0.0) * (chunk > 0)
         pairs = np.where(longest > 0, chunk * (context + chunk / 2), load.prefill_pairs)
         load = load._replace(prefill_context_tokens=load.prefill_context_tokens + context, prefill_pairs=pairs)
-        return self._seconds(load, chunk.shape).reshape(-1, 1 + len(budgets), rows)
+        step, head = self._parts(load, chunk.shape)
+        last = (step - head) * stage_layers(self.cost)[1] + head
+        return np.stack([step, step - head, last]).reshape(3, -1, 1 + len(budgets), rows)
 
     def bare(self, running: Floats) -> Floats:
         """Seconds of steps without prompts, given running requests per rank, [..., rows]."""
@@ -344,9 +347,18 @@ class Bounds:
 
     def _seconds(self, load: StepLoad, shape: tuple[int, ...]) -> Floats:
         """Seconds with the quicker number of microbatches, [..., rows]."""
-        found = [np.broadcast_to(np.asarray(evaluate(self.cost, load, n).seconds), shape) for n in self.microbatches]
+        return self._parts(load, shape)[0]
+
+    def _parts(self, load: StepLoad, shape: tuple[int, ...]) -> tuple[Floats, Floats]:
+        """Return the same, and what of it the last pipeline stage takes beyond its layers."""
+        found = [evaluate(self.cost, load, n) for n in self.microbatches]
         self.count.evaluated += len(found) * int(np.prod(shape))
-        return np.asarray(np.minimum.reduce(found), dtype=np.float64)
+        seconds, heads = (
+            np.stack([np.broadcast_to(np.asarray(part, dtype=np.float64), shape) for part in parts])
+            for parts in ([each.seconds for each in found], [each.head_seconds for each in found])
+        )
+        quicker = np.argmin(seconds, axis=0)[None]
+        return np.take_along_axis(seconds, quicker, axis=0)[0], np.take_along_axis(heads, quicker, axis=0)[0]
 
 
 def aggregated_least(bounds: Bounds, most_running: float) -> Least:

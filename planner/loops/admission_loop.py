@@ -83,6 +83,8 @@ def fill(i: int, s: int, r: int, requests: Records, pool: Instances, rule: Rule)
         return decodes, True
     room = max(room, 1)  # a rank full of drafts would never take a prompt
     while pool.lines[i, r].head >= 0 and room > 0 and not _uncut(i, r, room, requests, pool, rule):
+        if pool.ranks[i, r].running + load.ended >= rule.batch_slots:
+            return decodes and pool.ranks[i, r].running > 0, True
         room -= _take(i, s, r, room, requests, pool, rule)
     return decodes and pool.ranks[i, r].running > 0, False
 
@@ -169,6 +171,7 @@ def _take(i: int, s: int, r: int, room: int, requests: Records, pool: Instances,
     if rule.admission != RESERVE:
         pool.ranks[i, r].free -= blocks_of(done + new, rule) - (blocks_of(done, rule) if pool.ranks[i, r].under else 0)
     requests[p].done = done + new
+    pool.ranks[i, r].admitted += 1 - pool.ranks[i, r].under
     pool.ranks[i, r].under = 1
     if done + new == requests[p].todo:
         pool.loads[r].ended += 1.0
@@ -187,10 +190,9 @@ def _take(i: int, s: int, r: int, room: int, requests: Records, pool: Instances,
 @njit
 def _need(i: int, s: int, r: int, room: int, requests: Records, pool: Instances, rule: Rule) -> None:
     """Take prompts whose blocks are free now: whole prompts must fit, though parts take theirs one by one."""
-    running = pool.ranks[i, r].running + pool.ranks[i, r].under
     while pool.lines[i, r].head >= 0 and room > 0 and not _uncut(i, r, room, requests, pool, rule):
         p = pool.lines[i, r].head
-        alone = running == pool.ranks[i, r].under  # who lies alone may have more than there is
+        alone = pool.ranks[i, r].admitted == pool.ranks[i, r].under  # who lies alone may have more than there is
         if pool.ranks[i, r].under:
             new = min(room, requests[p].todo - requests[p].done)
             lacks = blocks_of(requests[p].done + new, rule) - blocks_of(requests[p].done, rule) > pool.ranks[i, r].free
@@ -198,9 +200,9 @@ def _need(i: int, s: int, r: int, room: int, requests: Records, pool: Instances,
                 _put_back(i, r, requests, pool, rule)
                 return
         else:
-            if running >= rule.slots or (blocks_of(requests[p].todo, rule) > pool.ranks[i, r].free and not alone):
+            lacks = blocks_of(requests[p].todo, rule) > pool.ranks[i, r].free
+            if pool.ranks[i, r].admitted >= rule.slots or (lacks and not alone):
                 return
-            running += 1
         room -= _take(i, s, r, room, requests, pool, rule)
 
 
@@ -212,6 +214,7 @@ def _put_back(i: int, r: int, requests: Records, pool: Instances, rule: Rule) ->
     requests[p].done = requests[p].reused
     requests[p].preempted += 1
     pool.ranks[i, r].under = 0
+    pool.ranks[i, r].admitted -= 1
 
 
 @njit
@@ -240,7 +243,7 @@ def _make_room(i: int, r: int, requests: Records, pool: Instances, rule: Rule) -
         if rule.whole_blocks:
             tokens = requests[p].todo + pool.ranks[i, r].count - requests[p].joined
             blocks = 1.0 if tokens % rule.block == 0 else 0.0
-        while blocks > pool.ranks[i, r].free and pool.ranks[i, r].running + pool.ranks[i, r].under > 1:
+        while blocks > pool.ranks[i, r].free and pool.ranks[i, r].admitted > 1:
             preempted = True
             if pool.ranks[i, r].under:
                 _put_back(i, r, requests, pool, rule)
@@ -336,7 +339,7 @@ def _estimate(i: int, s: int, r: int, requests: Records, pool: Instances, rule: 
     if not under:
         if pool.ranks[i, r].full or line.head < 0:
             return
-        if batch >= rule.slots:
+        if batch >= rule.batch_slots:
             pool.ranks[i, r].full = 1
             return
     decode = batch if rule.together else 0
@@ -348,8 +351,9 @@ def _estimate(i: int, s: int, r: int, requests: Records, pool: Instances, rule: 
         p = line.head
         left = requests[p].todo - requests[p].done
         if not under:
-            fits = (batch == 0 and taken == 0) or _fits(i, s, p, there - now, there - ever, requests, pool, rule)
-            if taken + batch >= rule.slots or not fits:
+            lies_alone = batch == 0 and taken == 0 and (rule.stages == 1 or pool.ranks[i, r].admitted == 0)
+            fits = lies_alone or _fits(i, s, p, there - now, there - ever, requests, pool, rule)
+            if taken + batch >= rule.batch_slots or not fits:
                 pool.ranks[i, r].full = 1
                 break
             now += requests[p].done  # what is reused stands in the pool, too

@@ -2,7 +2,8 @@
 
 A step is scheduled, launched and resolved. Without overlap the three follow one another; with it the next step is
 scheduled when the last one begins, so it does not know who ends with that one, and arrivals wait a step longer. Steps
-without prompts are added up until somebody leaves, arrives or lacks memory.
+without prompts are added up until somebody leaves, arrives or lacks memory. With pipeline stages the batches in flight
+take turns (``turns_loop``), and each turn is one step.
 """
 
 import numpy as np
@@ -31,6 +32,7 @@ from planner.loops.batch_loop import (
 )
 from planner.loops.compiled import njit, outermost
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, loaded_seconds, reached
+from planner.loops.turns_loop import acting, any_launched, next_batch, pass_stages
 
 Floats = NDArray[np.float64]
 
@@ -54,7 +56,7 @@ def play(
     In turn, or to the instance that holds fewest prompt tokens. Of a closed loop on one instance, those that follow
     arrive once whom they follow has left.
     """
-    instances, everybody = pool.heads.size, policy == LEAST_LOAD
+    instances, everybody = pool.heads.size // rule.stages, policy == LEAST_LOAD
     p, end = part
     while True:
         comes = p < end
@@ -65,7 +67,8 @@ def play(
                 advance(k, now, now, requests, pool, rule, times)
         if comes:
             for k in range(instances if everybody else 0):
-                if k == 0 or pool.heads[k].prompt_tokens < pool.heads[i].prompt_tokens:
+                own, least = pool.heads[acting(k, pool, rule)], pool.heads[acting(i, pool, rule)]
+                if k == 0 or own.prompt_tokens < least.prompt_tokens:
                     i = k
             add(i, p, now, requests, pool, rule)
             p += 1
@@ -87,8 +90,9 @@ def so_far(requests: Records, now: float, first: Floats, left: Floats) -> None:
 
 
 @njit
-def add(i: int, p: int, now: float, requests: Records, pool: Instances, rule: Rule) -> None:
-    """Let a request arrive at instance ``i``, which has advanced to that moment."""
+def add(k: int, p: int, now: float, requests: Records, pool: Instances, rule: Rule) -> None:
+    """Let a request arrive at instance ``k``, which has advanced to that moment."""
+    i = acting(k, pool, rule)
     if not pool.heads[i].launched and not pool.heads[i].planned:
         pool.heads[i].clock = max(pool.heads[i].clock, now)
     pool.heads[i].prompt_tokens += requests[p].length
@@ -99,42 +103,71 @@ def add(i: int, p: int, now: float, requests: Records, pool: Instances, rule: Ru
 
 @njit
 def advance(
-    i: int, until: float, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
+    k: int, until: float, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
 ) -> None:
-    """Schedule every step of instance ``i`` that is due before ``until``, and resolve those that end by then.
+    """Schedule every step of instance ``k`` that is due before ``until``, and resolve those that end by then.
 
     Without end: until it idles or, in a closed loop, somebody follows. Iterations that are added up begin before
     ``ahead``.
     """
+    while _turn(acting(k, pool, rule), until, ahead, requests, pool, rule, times):
+        pass
+
+
+@njit
+def _turn(
+    i: int, until: float, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
+) -> bool:
+    """Advance batch ``i`` while it is its turn; return whether it is another one's now."""
     head = pool.heads[i]
     while True:
         a = head.current
         if head.launched and (head.planned or not rule.overlapped):
             if pool.steps[i, a].end > until:
-                return
+                return False
             resolve(i, a, requests, pool, rule)
         if until == np.inf and pool.following[2] < pool.following[0]:
-            return
+            return False
         if head.planned:
-            if head.planned == _STEP:
-                head.current, head.launched = 1 - a, 1
-                head.clock = max(head.clock, pool.steps[i, 1 - a].begin)
-            head.planned = 0
+            _launch(i, pool, rule)
+            if rule.stages > 1:
+                return next_batch(i, pool, rule)
         elif head.clock >= until:
-            return
-        else:
-            step = pool.steps[i, 1 - a]
-            seconds, last = _schedule(i, 1 - a, ahead, requests, pool, rule, times)
-            if seconds > 0.0:
-                step.start = max(head.clock, pool.steps[i, a].end)
-                step.end = step.start + seconds
-                step.begin = step.end - last
-                head.busy += seconds
-                head.planned = _STEP
-            elif head.launched:
-                head.planned = _NO_STEP
-            else:
-                return
+            return False
+        elif not _plan(i, ahead, requests, pool, rule, times):
+            return rule.stages > 1 and any_launched(i // rule.stages, pool, rule) and next_batch(i, pool, rule)
+
+
+@njit
+def _plan(i: int, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays) -> bool:
+    """Schedule the next step; return whether there is one, or one under way to wait for."""
+    head = pool.heads[i]
+    a = head.current
+    step = pool.steps[i, 1 - a]
+    seconds, last = _schedule(i, 1 - a, ahead, requests, pool, rule, times)
+    if seconds == 0.0:
+        head.planned = _NO_STEP if head.launched else 0
+        return bool(head.launched)
+    step.start = max(head.clock, pool.steps[i, a].end)
+    head.planned = _STEP
+    if rule.stages > 1:
+        pass_stages(i, 1 - a, seconds, pool, rule, times)
+    else:
+        step.end = step.start + seconds
+        step.begin = step.end - last
+        head.busy += seconds
+    return True
+
+
+@njit
+def _launch(i: int, pool: Instances, rule: Rule) -> None:
+    """Launch the step that is scheduled, if any."""
+    head = pool.heads[i]
+    if head.planned == _STEP:
+        head.current, head.launched = 1 - head.current, 1
+        if rule.stages == 1:
+            head.clock = max(head.clock, pool.steps[i, head.current].begin)
+    head.planned = 0
 
 
 @njit
@@ -197,7 +230,7 @@ def _schedule(
             join(i, p, requests, pool, rule)
             p = requests[p].chain
     prompts, decoding, opened = _form(i, s, requests, pool, rule)
-    if not decoding and prompts == 0.0 and not head.launched:
+    if not decoding and prompts == 0.0 and not any_launched(i // rule.stages, pool, rule):
         prompts, decoding, opened = _form(i, s, requests, pool, rule)  # an idle engine looks again at once
     steps = 1
     if prompts > 0.0:
@@ -230,7 +263,7 @@ def _form(i: int, s: int, requests: Records, pool: Instances, rule: Rule) -> tup
         deal(i, requests, pool, rule)
     pool.steps[i, s].head = pool.steps[i, s].tail = NOBODY
     pool.heads[i].held = rule.balance_steps > 0 and hold(i, pool, rule)
-    prompts, decoding, open_ = 0.0, 0, False
+    prompts, decoding, open_, ended = 0.0, 0, False, 0.0
     for r in range(pool.ranks.shape[1]):
         decodes, opened = fill(i, s, r, requests, pool, rule)
         mark, load = pool.marks[i, s, r], pool.loads[r]
@@ -238,7 +271,9 @@ def _form(i: int, s: int, requests: Records, pool: Instances, rule: Rule) -> tup
         mark.counted = pool.ranks[i, r].count + 1 if decodes else -1 - int(load.ended)
         prompts += load.tokens
         decoding += pool.ranks[i, r].running if decodes else 0
+        ended += load.ended
         open_ = open_ or opened
+    pool.steps[i, s].rows = decoding + ended
     return prompts, decoding, open_
 
 
@@ -338,7 +373,7 @@ def _stretch(
 
     They end when somebody leaves, lacks memory or arrives; the last begins before ``until``.
     """
-    a, steps = pool.heads[i].current, _NEVER
+    a, steps = pool.heads[i].current, _NEVER if rule.stages == 1 else 1
     for r in range(pool.ranks.shape[1]):
         rank = pool.ranks[i, r]
         if pool.marks[i, s, r].counted >= 0 and rule.admission != RESERVE:

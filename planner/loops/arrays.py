@@ -45,6 +45,10 @@ class TableArrays(NamedTuple):
     """What one more of them adds, [running]."""
     sequence_seconds: Floats
     """What a running request beyond those of the mean rank adds to a rank, its cached tokens apart, [running]."""
+    head_seconds: Floats
+    """What the output head, drafts and sampling take of a step of so many, [running]: on the last pipeline stage."""
+    layers: Floats
+    """Share of the layers that each pipeline stage has, [stages]."""
     ranks: float
     loading_seconds: float
     """What a cached token takes to come from the pool of prefixes, before the pass."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from planner.loops.compiled import njit
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 Records = np.recarray[Any, Any]
 """Records beside each other: loops read several fields of a request or a rank at once."""
 
@@ -44,6 +45,10 @@ class Rule(NamedTuple):
     queries: int
     """Tokens of the budget that a running request takes."""
     slots: int
+    batch_slots: int
+    """Requests of one of the batches in flight."""
+    stages: int
+    """Pipeline stages: so many batches are in flight."""
     capacity: int
     """Blocks of KV; tokens where whole answers are reserved."""
     block: int
@@ -78,6 +83,7 @@ REQUEST = np.dtype(
         ("left", "f8"),
         ("preempted", "i8"),  # how often
         ("rank", "i8"),
+        ("batch", "i8"),  # that it runs in
         ("state", "i8"),  # waits, has a prompt that ends with a step, runs, or runs and the token of that step is out
         ("todo", "i8"),  # tokens until the next one comes out: of the prompt, after a preemption of the answer, too
         ("done", "i8"),  # of those
@@ -99,6 +105,7 @@ RANK = np.dtype(
         ("dealt", "i8"),  # when it had its last turn
         ("waited", "i8"),  # steps that prompts have waited for more of them
         ("under", "i8"),  # whether the head of its line has begun
+        ("admitted", "i8"),  # requests that have KV, of all batches in flight
         ("running", "i8"),
         ("ghosts", "i8"),  # requests that ended and still stand in the running batch
         ("full", "i8"),  # whether nobody is let in until somebody ends
@@ -119,6 +126,7 @@ HEAD = np.dtype(
         ("current", "i8"),  # which of the two steps was launched last
         ("launched", "i8"),  # whether that one is unresolved
         ("planned", "i8"),  # whether the other one is scheduled
+        ("acting", "i8"),  # of the first batch in flight: which of them is resolved and scheduled next
         ("received", "i8"),  # iterations since arrivals were received
         ("turn", "i8"),
         ("waited", "i8"),  # steps that prompts have waited for those of other ranks
@@ -141,6 +149,7 @@ STEP = np.dtype(
         ("count", "i8"),  # how many those are
         ("running", "i8"),  # requests that decode in each
         ("tokens", "f8"),  # of prompts
+        ("rows", "f8"),  # requests that get a token
         ("head", "i8"),  # of those whose prompts end with it
         ("tail", "i8"),
     ]
@@ -155,7 +164,11 @@ MARK = np.dtype(
 
 
 class Instances(NamedTuple):
-    """What instances hold."""
+    """What instances hold: each of them one batch, or as many as it has pipeline stages, all in flight.
+
+    Batches of one instance stand beside each other and count as instances below. They have running requests of their
+    own. Waiting requests and KV are held by the batch whose turn it is, which hands them on (``turns_loop``).
+    """
 
     heads: Records
     """[instances]."""
@@ -174,6 +187,8 @@ class Instances(NamedTuple):
     """
     loads: Records
     """[ranks]: tokens, context, query-key pairs and ended prompts of the step that is scheduled."""
+    passed: Floats
+    """[instances, stages] of whole instances: when each pipeline stage is free."""
     following: Ints
     """[3] of a closed loop: the next request to send, how many there are in all, and how many have arrived."""
     news: Ints
@@ -233,7 +248,7 @@ def join(i: int, p: int, requests: Records, pool: Instances, rule: Rule) -> None
     q = requests[p]
     r = int(q.rank)
     rank = pool.ranks[i, r]
-    q.state, q.joined, q.ends = RUNS, rank.count, rank.count + q.after
+    q.state, q.batch, q.joined, q.ends = RUNS, i, rank.count, rank.count + q.after
     rank.running += 1
     rank.cached += q.todo
     rank.grows += q.growth
@@ -308,6 +323,7 @@ def leave(i: int, p: int, now: float, requests: Records, pool: Instances, rule: 
     if rank.taken == rule.slots and rule.admission == RESERVE:  # a full rank takes its turn again when it has room
         rank.dealt = head.turn
     rank.taken -= 1
+    rank.admitted -= 1
     rank.held -= q.need
     if pool.following[0] < pool.following[1]:
         following = int(pool.following[0])
@@ -332,6 +348,7 @@ def preempt(i: int, p: int, requests: Records, pool: Instances, rule: Rule) -> N
     q = requests[p]
     rest = q.ends - pool.ranks[i, q.rank].count + unseen(i, p, requests, pool)
     part(i, p, requests, pool, rule)
+    pool.ranks[i, q.rank].admitted -= 1
     q.after = max(rest - 1, 0)
     q.todo = q.length + (round(q.answer - rest * q.growth) if q.first >= 0.0 else 0)
     q.done = q.reused

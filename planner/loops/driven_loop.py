@@ -25,13 +25,14 @@ from planner.loops.batch_loop import (
 )
 from planner.loops.compiled import called, njit, outermost
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, reached
+from planner.loops.turns_loop import acting, any_launched
 
 Ints = NDArray[np.int64]
 
 
 @outermost
 def proceed(
-    i: int,
+    k: int,
     now: float,
     until: float,
     ahead: float,
@@ -43,7 +44,7 @@ def proceed(
     """Resolve the steps that end by ``now`` and schedule those that are due before ``until``; requests arrive between.
 
     Args:
-        i: the instance.
+        k: the instance.
         now: seconds.
         until: ``now``, or just after it to schedule the step that begins now.
         ahead: iterations that are added up begin before it.
@@ -58,22 +59,23 @@ def proceed(
     """
     requests, pool = state
     if fresh[0] > 0:
-        _end_early(i, now, pool, rule)
-    for k in range(1, fresh[0] + 1):
-        if requests[fresh[k]].arrival < now:
-            add(i, fresh[k], requests[fresh[k]].arrival, requests, pool, rule)
-    _advance(i, now, now, requests, pool, rule, times)
-    for k in range(1, fresh[0] + 1):
-        if requests[fresh[k]].arrival >= now:
-            add(i, fresh[k], now, requests, pool, rule)
+        _end_early(acting(k, pool, rule), now, pool, rule)
+    for n in range(1, fresh[0] + 1):
+        if requests[fresh[n]].arrival < now:
+            add(k, fresh[n], requests[fresh[n]].arrival, requests, pool, rule)
+    _advance(k, now, now, requests, pool, rule, times)
+    for n in range(1, fresh[0] + 1):
+        if requests[fresh[n]].arrival >= now:
+            add(k, fresh[n], now, requests, pool, rule)
     fresh[0] = 0
     if until > now:
-        _advance(i, until, ahead, requests, pool, rule, times)
+        _advance(k, until, ahead, requests, pool, rule, times)
+    i = acting(k, pool, rule)
     head = pool.heads[i]
     count = int(pool.steps[i, 1 - head.current if head.planned else head.current].count)
     if head.launched and (head.planned or not rule.overlapped):
         return float(pool.steps[i, head.current].end), count
-    waits = pool.lines[i, INBOX].head >= 0
+    waits = pool.lines[i, INBOX].head >= 0 or any_launched(k, pool, rule)
     for r in range(pool.ranks.shape[1]):
         waits = waits or pool.lines[i, r].head >= 0 or pool.ranks[i, r].running > 0
     if head.launched or (waits and head.clock >= until):
@@ -83,15 +85,16 @@ def proceed(
 
 @called
 def _advance(
-    i: int, until: float, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
+    k: int, until: float, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
 ) -> None:
     """``advance``, compiled once for both of its places."""
-    advance(i, until, ahead, requests, pool, rule, times)
+    advance(k, until, ahead, requests, pool, rule, times)
 
 
 @outermost
-def end_early(i: int, now: float, state: tuple[Records, Instances], rule: Rule) -> tuple[float, float]:
+def end_early(k: int, now: float, state: tuple[Records, Instances], rule: Rule) -> tuple[float, float]:
     """Let the iterations that were added up end with the one that runs at ``now``; return its begin and end."""
+    i = acting(k, state[1], rule)
     _end_early(i, now, state[1], rule)
     head = state[1].heads[i]
     step = state[1].steps[i, 1 - head.current if head.planned else head.current]
@@ -150,6 +153,7 @@ def enter(i: int, now: float, fresh: Ints, state: tuple[Records, Instances], rul
     for k in range(1, fresh[0] + 1):
         p = fresh[k]
         pool.ranks[i, requests[p].rank].taken += 1
+        pool.ranks[i, requests[p].rank].admitted += 1
         requests[p].first = now
         join(i, p, requests, pool, rule)
         requests[p].state = SEEN
@@ -226,24 +230,34 @@ def give_up(i: int, now: float, state: tuple[Records, Instances], rule: Rule) ->
 
 
 @outermost
-def halt(i: int, now: float, resumes: float, state: tuple[Records, Instances], rule: Rule) -> None:
-    """Give up the step that runs; it begins anew at ``resumes``."""
+def halt(k: int, now: float, resumes: float, state: tuple[Records, Instances], rule: Rule) -> None:
+    """Give up what runs; the step, of several batches in flight the oldest one, begins anew at ``resumes``."""
     _, pool = state
+    i = acting(k, pool, rule)
     _end_early(i, now, pool, rule)
     head = pool.heads[i]
-    if not head.launched:
-        head.clock = max(head.clock, resumes)
-        return
+    if head.launched:
+        oldest = pool.steps[i, head.current].begin
+        head.busy += max(now - oldest, 0.0)
+        for j in range(k * rule.stages, (k + 1) * rule.stages):
+            _put_off(j, resumes - oldest, pool)
+        for stage in range(rule.stages):
+            pool.passed[k, stage] += resumes - oldest
+    head.clock = max(head.clock, resumes)
+
+
+@njit
+def _put_off(i: int, later: float, pool: Instances) -> None:
+    """Let the steps of a batch that are launched or planned begin and end so many seconds later."""
+    head = pool.heads[i]
     step, other = pool.steps[i, head.current], pool.steps[i, 1 - head.current]
-    later = resumes - step.begin
-    head.busy += max(now - step.begin, 0.0)
-    step.begin += later
-    step.end += later
+    if head.launched:
+        step.begin += later
+        step.end += later
     if head.planned:
         other.start += later
         other.begin += later
         other.end += later
-    head.clock = max(head.clock, resumes)
 
 
 @njit
@@ -255,22 +269,23 @@ def _unresolved(i: int, r: int, pool: Instances) -> int:
 
 
 @outermost
-def lacks_room(i: int, state: tuple[Records, Instances], rule: Rule) -> bool:
+def lacks_room(k: int, state: tuple[Records, Instances], rule: Rule) -> bool:
     """Whether a prompt waits because a rank has no slot or no KV for it."""
     requests, pool = state
+    i = acting(k, pool, rule)
     if rule.admission == RESERVE and rule.interval == 1 and pool.lines[i, INBOX].head >= 0:
         return True
     for r in range(pool.ranks.shape[1]):
         rank, p = pool.ranks[i, r], pool.lines[i, r].head
         if rule.admission == RESERVE or p < 0 or rank.under:
             continue
-        if rank.running >= rule.slots or blocks_of(requests[p].todo, rule) > rank.free:
+        if rank.admitted >= rule.slots or blocks_of(requests[p].todo, rule) > rank.free:
             return True
     return False
 
 
 @outermost
-def answered(i: int, p: int, state: tuple[Records, Instances]) -> int:
+def answered(p: int, state: tuple[Records, Instances]) -> int:
     """Return the tokens that a request has of its answer, those of iterations that ended by the last call."""
     requests, pool = state
     q = requests[p]
@@ -278,30 +293,36 @@ def answered(i: int, p: int, state: tuple[Records, Instances]) -> int:
         return 0
     if q.state != SEEN and q.state != RUNS:
         return int(max(q.todo - q.length, 1))
-    r = int(q.rank)
+    i, r = int(q.batch), int(q.rank)
     rest = min(q.ends - pool.ranks[i, r].count + _unresolved(i, r, pool), q.after)
     return int(min(max(round(q.answer - rest * q.growth), 1), q.answer - 1))
 
 
 @outermost
-def take_out(i: int, p: int, state: tuple[Records, Instances], rule: Rule) -> None:
-    """Take out a request that runs and whose first token is out, with its KV."""
+def take_out(k: int, p: int, state: tuple[Records, Instances], rule: Rule) -> None:
+    """Take out a request that runs and whose first token is out, with its KV, which all batches in flight share."""
     requests, pool = state
-    q = requests[p]
-    rank = pool.ranks[i, q.rank]
-    part(i, p, requests, pool, rule)
+    q, i = requests[p], acting(k, pool, rule)
+    own, rank = pool.ranks[q.batch, q.rank], pool.ranks[i, q.rank]
+    before = own.free
+    part(q.batch, p, requests, pool, rule)
+    if q.batch != i:
+        rank.free += own.free - before
     rank.taken -= 1
+    rank.admitted -= 1
     rank.held -= q.need
 
 
 @outermost
-def uneven(i: int, beyond: float, state: tuple[Records, Instances]) -> tuple[int, int]:
+def uneven(k: int, beyond: float, state: tuple[Records, Instances], rule: Rule) -> tuple[int, int]:
     """Return who may move to which rank while the fullest one holds so much more KV than the mean; -1 where nobody may.
 
     Of those that half the gap holds, the longest may go to the emptiest rank that does not run most requests. So
-    neither the most KV nor the most requests of a rank grow.
+    neither the most KV nor the most requests of a rank grow. Of several batches in flight this is said of the one that
+    is scheduled next.
     """
     requests, pool = state
+    i = acting(k, pool, rule)
     ranks = pool.ranks.shape[1]
     top, low, total, most = 0, -1, 0.0, 0
     for r in range(ranks):
@@ -333,26 +354,28 @@ def _longest(i: int, r: int, most: float, requests: Records, pool: Instances) ->
 
 
 @outermost
-def has_room(i: int, p: int, r: int, state: tuple[Records, Instances], rule: Rule) -> bool:
+def has_room(k: int, p: int, r: int, state: tuple[Records, Instances], rule: Rule) -> bool:
     """Whether a rank has room for a request of another one."""
     requests, pool = state
-    rank, q = pool.ranks[i, r], requests[p]
+    rank, q = pool.ranks[acting(k, pool, rule), r], requests[p]
     if rule.admission == RESERVE:
         return bool(rank.taken < rule.slots and rank.held + q.need <= rule.capacity)
-    return bool(rank.running < rule.slots and blocks_of(q.todo + q.answer, rule) <= rank.free)
+    return bool(rank.admitted < rule.slots and blocks_of(q.todo + q.answer, rule) <= rank.free)
 
 
 @outermost
-def move(i: int, p: int, r: int, state: tuple[Records, Instances], rule: Rule) -> None:
+def move(k: int, p: int, r: int, state: tuple[Records, Instances], rule: Rule) -> None:
     """Let a running request go on on another rank, with its KV."""
     requests, pool = state
-    q = requests[p]
+    q, i = requests[p], acting(k, pool, rule)
     old, new = pool.ranks[i, q.rank], pool.ranks[i, r]
     grown, rest = round((old.count - q.joined) * q.growth), q.ends - old.count
     part(i, p, requests, pool, rule)
     old.taken -= 1
+    old.admitted -= 1
     old.held -= q.need
     new.taken += 1
+    new.admitted += 1
     new.held += q.need
     q.rank, q.todo, q.after = r, q.todo + grown, rest
     new.free -= blocks_of(q.todo, rule)

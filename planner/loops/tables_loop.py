@@ -13,6 +13,7 @@ __all__ = [
     "alone_seconds",
     "cell",
     "computing_seconds",
+    "head_seconds",
     "keep_worth_loading",
     "kv_slope",
     "lasting",
@@ -193,6 +194,13 @@ def kv_slope(times: TableArrays, running: int) -> float:
     """Seconds that one more cached token adds to a rank beside so many running requests of all ranks."""
     i, x = cell(times.running, float(running))
     return _between(times.kv_seconds, i, x)
+
+
+@njit
+def head_seconds(times: TableArrays, rows: float) -> float:
+    """Seconds of a step's output head, drafts and sampling where so many requests of all ranks get a token."""
+    i, x = cell(times.running, rows)
+    return _between(times.head_seconds, i, x)
 
 
 @njit

@@ -141,6 +141,7 @@ class StepCostModel(Strict):
     pipeline_stages: int = Field(default=1, strict=True, ge=1, le=1024)
     pipeline_hop: CommunicationTermModel | None = None
     pipeline_bubble: bool = False
+    pipeline_round: bool = False
     host_seconds: Amount = 0.0
     launch_seconds: Amount = 0.0
     runs_ahead: bool = True

@@ -90,12 +90,14 @@ def drain_seconds(passage: Passage, layer: Number, microbatches: int) -> Number:
 
 class StepSeconds(NamedTuple):
     """Duration of a step; ``stream_share`` is the part of the cores that attention gets when two
-    microbatches split them (1 otherwise).
+    microbatches split them (1 otherwise). ``head_seconds`` of one part are the last pipeline stage's alone: drafts,
+    output head and sampling.
     """
 
     seconds: Number
     microbatches: int
     stream_share: Number
+    head_seconds: Number = 0.0
 
 
 def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSeconds:
@@ -141,12 +143,15 @@ def _composed(
     draft, head = draft_seconds(cost, stages, once, layer, microbatches), stage_sum(once, ("head",))
     dense = cost.dense_layers * microbatches * stage_sum(stages, ("attention", "dense"))
     last = drain(cost, stages, layer, microbatches)
-    device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + last + draft + head)
+    device = pipeline_seconds(cost, values, dense + cost.moe_layers * layer + last, (draft, head))
     host: Number = launches(cost, microbatches) * cost.launch_seconds if cost.launch_seconds else 0.0
     if cost.prompt_seconds:
         host = larger(host, either(load.prefill_tokens > 0, cost.prompt_seconds, 0.0))
-    seconds = (larger(device, host) if cost.runs_ahead else device + host) + cost.host_seconds
-    return StepSeconds(plus(seconds, load.loaded_tokens * cost.loading_seconds), microbatches, share)
+    gap = cost.host_seconds
+    if cost.pipeline_hop is not None:  # every stage has a host of its own, which launches every part
+        host, gap = host * stage_turns(cost) / cost.pipeline_stages, gap * stage_turns(cost)
+    seconds = (larger(device, host) if cost.runs_ahead else device + host) + gap
+    return StepSeconds(plus(seconds, load.loaded_tokens * cost.loading_seconds), microbatches, share, plus(draft, head))
 
 
 def splittable(load: StepLoad) -> bool:
@@ -318,29 +323,48 @@ def draft_seconds(cost: StepCost, stages: Stages, drafts: Stages, layer: Number,
     return count * (layer + stage_sum(drafts, ("draft",)))
 
 
-def pipeline_seconds(cost: StepCost, values: Mapping[str, Number], device: Number) -> Number:
-    """All stages in turn at the pace of the fullest, d_PP hops, and the bubble of a pass that is alone in the pipeline.
+def pipeline_seconds(
+    cost: StepCost, values: Mapping[str, Number], layers: Number, head: tuple[Number, Number]
+) -> Number:
+    """Seconds of a step over its pipeline stages: d_PP equal parts, of which each stage computes one at a time.
 
-    MixServe Eq. (6) adds (d_PP - 1) hops; the last stage returns its tokens to the first. A pass
-    cut into d_PP parts leaves each stage idle for d_PP - 1 parts.
+    A part takes its layers and d_PP hops (MixServe Eq. (6) adds d_PP - 1; the last stage returns its tokens to the
+    first), and on the last stage drafts and the head. Alone in the pipeline it takes the sum. While parts follow each
+    other, the slowest stage sets the pace, and so with all of them in flight it does d_PP times a round. A prefill pass
+    is cut into d_PP parts and is alone: its last part follows d_PP - 1 others.
+
+    Args: ``layers`` are seconds of one part on all layers, ``head`` those of its drafts and of its head.
     """
-    stages = cost.pipeline_stages
+    draft, output = head
     if cost.pipeline_hop is None:
-        return device
-    hops = either(stages > 1, stages * communication_seconds(cost.pipeline_hop, values), 0.0)
-    paced = device * stage_excess(cost) + hops
-    return paced * (2 * stages - 1) / stages if cost.pipeline_bubble else paced
+        return layers + draft + output
+    stages, tail = cost.pipeline_stages, draft + output
+    hop = either(stages > 1, communication_seconds(cost.pipeline_hop, values), 0.0)
+    if not cost.pipeline_bubble and not cost.pipeline_round:
+        return layers + stages * hop + tail
+    most, fewest = stage_layers(cost)
+    slowest = larger(layers * most, layers * fewest + tail) + hop
+    if cost.pipeline_round:
+        return stages * slowest
+    return layers + stages * hop + tail + (stages - 1) * slowest
 
 
-def stage_excess(cost: StepCost) -> Number:
-    """Layers of the fullest stage over the mean one: stages are whole layers, d_PP · ceil(L / d_PP) / L.
+def stage_turns(cost: StepCost) -> Number:
+    """How many parts one stage after the other computes in a step: d_PP, in a prefill pass d_PP - 1 before the last."""
+    return 2 * cost.pipeline_stages - 1 if cost.pipeline_bubble else cost.pipeline_stages
 
-    >>> 2 * -(-61 // 2) / 61  # DeepSeek-R1 in two stages
-    1.0163934426229508
+
+def stage_layers(cost: StepCost) -> tuple[Number, Number]:
+    """Return the share of the layers on the fullest stage, and on the last one, which has the fewest.
+
+    >>> 61 * (-(-61 // 2) / 61), 61 * (61 // 2 / 61)  # DeepSeek-R1 in two stages
+    (31.0, 30.0)
     """
     layers = max(cost.dense_layers + cost.moe_layers, 1)
     own = layers / cost.pipeline_stages
-    return cost.pipeline_stages * (np.ceil(own) if isinstance(own, np.ndarray) else math.ceil(own)) / layers
+    if isinstance(own, np.ndarray):
+        return np.ceil(own) / layers, np.floor(own) / layers
+    return math.ceil(own) / layers, math.floor(own) / layers
 
 
 def layer_count(cost: StepCost, stage: Stage) -> int:

@@ -144,7 +144,10 @@ class StepCost:
     step with prompts takes, for the host to launch it. ``runs_ahead``: launches hide behind the kernels that run; eager
     decode, which waits for the tokens of the step before, adds them. ``reach_tokens``: the most keys that a query of a
     windowed or sparse layer attends to (0: there is no such layer). ``loading_seconds`` is what a cached token takes
-    to come from the pool of prefixes (0: it is in device memory).
+    to come from the pool of prefixes (0: it is in device memory). A step holds as many equal parts as
+    ``pipeline_stages``, of which each stage computes one at a time. Its seconds are those of one part that is alone in
+    the pipeline, with ``pipeline_bubble`` of all parts, alone there, with ``pipeline_round`` of all parts that go round
+    at the pace of the slowest stage. ``host_seconds`` are those of a part on one stage.
     """
 
     terms: tuple[Term, ...]
@@ -169,6 +172,7 @@ class StepCost:
     pipeline_stages: Number = 1
     pipeline_hop: CommunicationTerm | None = None
     pipeline_bubble: bool = False
+    pipeline_round: bool = False
     host_seconds: Number = 0.0
     launch_seconds: float = 0.0
     runs_ahead: bool = True

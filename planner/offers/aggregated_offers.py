@@ -167,17 +167,19 @@ def _kind(
 ) -> AggregatedKind:
     """Return a row's kind.
 
-    Args: ``costed`` are bounds [budgets, rows], guesses [rows] and steps of many sorts [sorts, 1 + budgets, rows].
+    Args: ``costed`` are bounds [budgets, rows], guesses [rows] and steps of many sorts [3, sorts, 1 + budgets, rows].
     """
     row, (most, guess, sorts), (asked, slower) = group.rows[number], costed, known
-    steps = sorts()[:, :, number]
+    stages = int(row.strategy.pp)
+    steps = np.concatenate(sorts()[1:, :, :, number]) if stages > 1 else sorts()[0, :, :, number]
     deployment = replace(row_deployment(group.deployment, row), drafts=int(group.drafts[number]))
     budgets = np.array(budgets_of(question), dtype=np.float64)
     held = most_held(budgets, np.array(int(group.drafts[number])), int(deployment.strategy.pp))
     room = with_given_batch(question, aggregated_room(deployment, budgets, reserved_kv_tokens(question.workload), held))
     ranks = int(deployment.strategy.attention_groups)
     ample = np.where(ranks * room < 2 * FEWEST, room, np.inf)  # more than so few requests ever need
-    alike = (0 if engine_rule(question.engine).dealing == "round_robin" else ranks, int(group.drafts[number]))
+    dealt = 0 if engine_rule(question.engine).dealing == "round_robin" else ranks
+    alike = (dealt, int(group.drafts[number]), stages)
     return AggregatedKind(
         question=question,
         row=row,

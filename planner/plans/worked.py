@@ -25,7 +25,7 @@ _TOLD = {
     "straggler_wait": "all ranks wait for the busiest expert rank and the fullest attention rank",
     "memory_wait": "both streams read memory at once",
     "mtp_layer": "the drafting layer, with its head",
-    "pipeline_bubble": "stages idle while a pass fills and drains the pipeline",
+    "pipeline_bubble": "stages idle while a pass fills and drains the pipeline, or the slowest stage computes",
     "pipeline_hop": "hidden states from stage to stage",
     "host": "the host between steps",
 }

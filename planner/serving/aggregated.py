@@ -41,7 +41,7 @@ class AggregatedPool:
     times: TableArrays
     ranks: int
     budget_tokens: int
-    """Token budget of a step."""
+    """Token budget of a step; with pipeline stages each batch in flight has its part of it."""
     slots: int
     """Batch slots: the most requests that run at once."""
     capacity_tokens: float
@@ -151,7 +151,7 @@ def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
     """Return the scheduling rule and the limits of a pool in the form that the compiled loops take."""
     from planner.loops import batch_loop as batch
 
-    rule, estimate = pool.rule, pool.rule.estimate
+    rule, estimate, stages = pool.rule, pool.rule.estimate, pool.times.layers.size
     reserve = rule.admission == "reserve"
     block = 1 if reserve else rule.block_tokens
     capacity = int(min(pool.capacity_tokens, float(_AMPLE))) // block - (0 if reserve else rule.kept_blocks)
@@ -159,19 +159,21 @@ def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
         together=rule.order != "prompts_first",
         whole_prompts=rule.whole_prompts,
         wait_steps=rule.wait_steps,
-        wait_tokens=float(rule.wait_share * pool.budget_tokens),
+        wait_tokens=float(rule.wait_share * pool.budget_tokens / stages),
         balance_steps=rule.balance_steps if pool.ranks > 1 else 0,
         admission={"reserve": batch.RESERVE, "need": batch.NEED, "estimate": batch.ESTIMATE}[rule.admission],
-        overlapped=rule.overlapped,
+        overlapped=rule.overlapped and (stages == 1 or rule.overlapped_stages),
         interval=rule.receive_interval,
         dealing={
             "round_robin": batch.ROUND_ROBIN,
             "least_requests": batch.LEAST_REQUESTS,
             "least_kv": batch.LEAST_KV,
         }[rule.dealing],
-        budget=int(pool.budget_tokens),
+        budget=max(int(pool.budget_tokens) // stages, 1),
         queries=pool.queries,
         slots=pool.slots,
+        batch_slots=-(-pool.slots // stages) if rule.batch_slots else pool.slots,
+        stages=stages,
         capacity=capacity,
         block=block,
         whole_blocks=pool.queries == 1 and not reserve,
@@ -235,9 +237,10 @@ def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: in
     """Return idle instances for so many requests; the first ``arriving`` ones do not wait for others to leave."""
     from planner.loops import batch_loop as batch
 
-    each, shape = pool.instances, (pool.instances, pool.ranks)
+    each = pool.instances * rule.stages
+    shape = each, pool.ranks
     heads = np.zeros(each, batch.HEAD).view(np.recarray)
-    heads.received = rule.interval
+    heads.received, heads.acting = rule.interval, np.arange(each)
     ranks = np.zeros(shape, batch.RANK).view(np.recarray)
     ranks.ratio, ranks.free = rule.initial_ratio, rule.capacity
     ranks.oldest = ranks.newest = batch.NOBODY
@@ -253,6 +256,7 @@ def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: in
         buckets=np.full((*shape, batch.BUCKETS), batch.NOBODY, dtype=np.int64),
         phases=np.zeros((*shape, rule.block), dtype=np.int64),
         loads=np.zeros(pool.ranks, batch.LOAD).view(np.recarray),
+        passed=np.zeros((pool.instances, rule.stages)),
         following=np.array([arriving, requests, arriving], dtype=np.int64),
         news=np.zeros(1, dtype=np.int64),
     )

@@ -85,7 +85,7 @@ class AggregatedRun:
 
     def busy_seconds(self, until: float = np.inf) -> float:
         """Busy time up to a time, summed over instances; the time must not precede the last one played."""
-        heads, ends = self._instances.heads, self._instances.steps.end.max(axis=1)
+        heads, ends = self._instances.heads, self._instances.steps.end.reshape(self.pool.instances, -1).max(axis=1)
         return float(heads.busy.sum() - np.maximum(ends - until, 0.0).sum())
 
     @property
@@ -101,10 +101,10 @@ class AggregatedRun:
 def _held_tokens(rule: "Rule", instances: "Instances") -> tuple[Floats, Ints]:
     from planner.loops.batch_loop import RESERVE
 
-    ranks = instances.ranks
+    ranks = instances.ranks[instances.heads.acting[:: rule.stages]]
     if rule.admission == RESERVE:
         return ranks.held, ranks.taken
-    return (rule.capacity - ranks.free) * float(rule.block), ranks.running + ranks.under
+    return (rule.capacity - ranks.free) * float(rule.block), ranks.admitted
 
 
 class Step(NamedTuple):
@@ -132,8 +132,7 @@ class DrivenInstance:
         self.pool, self._loop, self._batch = replace(pool, instances=1), driven_loop, batch_loop
         self.times, self._rule = pool.times, rule_of(pool, 0)
         self._instances = instances_of(self.pool, self._rule, 0, 0)
-        self.ranks: NDArray[Any] = self._instances.ranks.view(np.ndarray)[0]
-        """State of each rank, fields of ``batch_loop.RANK``, [ranks]; iterations under way count as ended."""
+        self._ranks: NDArray[Any] = self._instances.ranks.view(np.ndarray)
         self._requests: Records = np.zeros(0, batch_loop.REQUEST).view(np.recarray)
         self._rows: NDArray[Any] = self._requests.view(np.ndarray)
         self._free: list[int] = []
@@ -178,7 +177,7 @@ class DrivenInstance:
         waits, nobody = self._batch.WAITS, self._batch.NOBODY
         times = (-1.0, -1.0, -1.0)
         links = (nobody, nobody, nobody, nobody, nobody, nobody)
-        state = (0, rank, waits, prompt, reused, iterations, 0, 0)
+        state = (0, rank, 0, waits, prompt, reused, iterations, 0, 0)
         self._rows[found] = (now, prompt, reused, answer, growth, reserved_tokens, *times, *state, *links)
         if answer > self.pool.rule.estimate.clip_tokens:
             self._rule = self._rule._replace(clipped=True)
@@ -238,7 +237,7 @@ class DrivenInstance:
 
     def answered(self, record: int) -> int:
         """Return the answer tokens that a request has so far."""
-        return int(self._loop.answered(0, record, self._state))
+        return int(self._loop.answered(record, self._state))
 
     def take_out(self, record: int) -> bool:
         """Take a request out if it is decoding; return whether it was."""
@@ -263,7 +262,7 @@ class DrivenInstance:
         Args: ``may`` returns whether a record may move to a rank; None: wherever there is room.
         """
         while True:
-            record, rank = self._loop.uneven(0, beyond, self._state)
+            record, rank = self._loop.uneven(0, beyond, self._state, self._rule)
             if record < 0:
                 return
             room = may or (lambda record, rank: self._loop.has_room(0, record, rank, self._state, self._rule))
@@ -278,19 +277,30 @@ class DrivenInstance:
 
     @property
     def step(self) -> Step:
-        """The step that was launched last."""
-        found = self._instances.steps[0, self._instances.heads[0].current]
+        """The step that was launched last; with pipeline stages that which ends next."""
+        acting = self._instances.heads[0].acting
+        found = self._instances.steps[acting, self._instances.heads[acting].current]
         return Step(float(found.start), float(found.end), int(found.running), float(found.tokens), int(found.count))
 
     def busy_seconds(self, until: float) -> float:
         """Busy time up to a time, which must not precede the last call."""
         ends = float(self._instances.steps.end.max())
-        return float(self._instances.heads[0].busy) - max(ends - until, 0.0)
+        return float(self._instances.heads.busy.sum()) - max(ends - until, 0.0)
 
     @property
     def steps(self) -> int:
         """Steps that were scheduled so far."""
-        return int(self._instances.heads[0].steps)
+        return int(self._instances.heads.steps.sum())
+
+    @property
+    def ranks(self) -> NDArray[Any]:
+        """What each rank holds, by the names of ``batch_loop.RANK``, [ranks]; iterations under way count as ended."""
+        found: NDArray[Any] = self._ranks[self._instances.heads[0].acting]
+        if self._rule.stages == 1:
+            return found
+        found = found.copy()
+        found["running"], found["cached"] = self._ranks["running"].sum(axis=0), self._ranks["cached"].sum(axis=0)
+        return found
 
     def kv_tokens(self) -> Floats:
         """Cached tokens of the running requests after the last completed iteration, [ranks]."""

@@ -94,7 +94,7 @@ def measure(cost: StepCost, run: Benchmark) -> Measured:
     requests = requests_of(run)
     played = play_closed(_pool(cost, run), requests, run.concurrency)
     first, more = played.first_token_seconds, np.maximum(requests.answer_tokens - 1, 1)
-    decode, mixed = _loads(run, requests, played, int(cost.queries_per_sequence))
+    decode, mixed = _loads(run, requests, played, (int(cost.queries_per_sequence), int(cost.pipeline_stages)))
     return Measured(
         ttft_seconds=float((first - played.arrival_seconds).mean()),
         tpot_seconds=float(((played.left_seconds - first) / more).mean()),
@@ -126,15 +126,16 @@ def lengths(mean: float, spread: float, phase: float, count: int) -> Floats:
 
 
 def _pool(cost: StepCost, run: Benchmark) -> AggregatedPool:
-    longest = run.prompt_tokens * (1 + run.spread)
+    longest, stages = run.prompt_tokens * (1 + run.spread), int(cost.pipeline_stages)
     loads = Loads(
         ranks=run.ranks,
-        budget_tokens=min(run.budget_tokens, run.concurrency * longest),
+        budget_tokens=min(run.budget_tokens / stages, run.concurrency * longest),
         longest_prompt=longest,
         most_running=run.running,
         kv_tokens_per_request=run.usual_kv,
         fewest_microbatches=run.microbatches or 1,
         microbatches=run.microbatches or 2,
+        stages=stages,
     )
     return AggregatedPool(
         times=step_table(cost, loads),
@@ -150,12 +151,15 @@ def _pool(cost: StepCost, run: Benchmark) -> AggregatedPool:
     )
 
 
-def _loads(run: Benchmark, requests: Stream, played: Played, queries: int) -> tuple[StepLoad, StepLoad]:
-    """Return the mean step without and the mean step with prompts.
+def _loads(run: Benchmark, requests: Stream, played: Played, setup: tuple[int, int]) -> tuple[StepLoad, StepLoad]:
+    """Return the mean step without and the mean step with prompts, of all batches that are in flight.
 
     Every request takes part in as many steps as its answer needs, and every prompt token is computed once. So the
     totals less the load of steps with prompts are the load of the other steps.
+
+    Args: ``setup`` has the tokens of a request in a step, and the pipeline stages.
     """
+    queries, stages = setup
     iterations = float(np.ceil((requests.answer_tokens - 1) / run.accepted).sum())
     alone, loaded = max(played.steps - played.prompt_steps, 1), max(played.prompt_steps, 1)
     running = min(max(iterations - played.running_beside_prompts, 0.0) / alone, run.running) or run.running
@@ -179,4 +183,9 @@ def _loads(run: Benchmark, requests: Stream, played: Played, queries: int) -> tu
         finishing_prompts=prompts,
         mean_tokens=beside * queries + new,
     )
-    return decode, mixed
+    return _of_all(decode, stages), _of_all(mixed, stages)
+
+
+def _of_all(load: StepLoad, stages: int) -> StepLoad:
+    """Return the load of all batches in flight, which a step cost is asked for, where one of them has ``load``."""
+    return StepLoad(*(value * stages for value in load))

@@ -107,15 +107,16 @@ def aggregated_pool(
 
     Args: ``cost`` of a step, None: the pool's; ``times`` of its steps, where they are known already.
     """
-    ranks, drafts = pool.degrees.attention_groups, pool.mtp
+    ranks, drafts, stages = pool.degrees.attention_groups, pool.mtp, pool.degrees.pp
     budget = group_budget(pool)
     loads = Loads(
         ranks=ranks,
-        budget_tokens=budget,
+        budget_tokens=budget / stages,
         longest_prompt=float(manifest.model.spec.max_position),
         most_running=ranks * pool.limits.requests_per_dp_rank,
         kv_tokens_per_request=kv_tokens_per_request or _usual_kv(manifest),
         microbatches=pool.microbatches,
+        stages=stages,
     )
     return AggregatedPool(
         times=times or step_table(stacked(cost or pool.step_costs["mixed"].to_step_cost()), loads),

@@ -54,6 +54,11 @@ class SchedulingRule:
     ``attention_dp_config.timeout_iters``, where ``enable_balance``)."""
     overlapped: bool = False
     """Whether the next step is scheduled while one runs: arrivals wait a step longer, and who ends runs once more."""
+    overlapped_stages: bool = False
+    """Whether that holds with pipeline stages, too: a batch more is in flight than there are stages."""
+    batch_slots: bool = False
+    """Whether each of the batches that pipeline stages keep in flight has its part of the batch slots; else one may
+    have all of them."""
     receive_interval: int = 1
     """Arrivals are received every so many decode iterations, and after every step with prompts."""
     admission: Admission = "reserve"
@@ -91,6 +96,8 @@ def rule_of_engine(
         order=scheduling.order.value,
         whole_prompts=scheduling.whole_prompts is not None and scheduling.whole_prompts.value,
         overlapped=scheduling.overlapped.value,
+        overlapped_stages=scheduling.overlapped_stages is not None and scheduling.overlapped_stages.value,
+        batch_slots=scheduling.batch_slots is not None and scheduling.batch_slots.value,
         receive_interval=([1] + [steps for least, steps in intervals if open_requests >= least])[-1],
         admission=scheduling.admission.value,
         estimate=Estimate(**stated),

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ground.arrays import distinct
 from planner.loops.arrays import TableArrays
+from planner.manifest.ranks import layers_per_stage
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 
@@ -34,7 +35,7 @@ class Loads:
 
     ranks: int
     budget_tokens: float
-    """Most prompt tokens of a rank in a step."""
+    """Most prompt tokens of a rank in a step, with pipeline stages in one of the batches in flight."""
     longest_prompt: float
     most_running: int = 0
     """Most running requests of all ranks together; 0 in prefill."""
@@ -43,6 +44,8 @@ class Loads:
     microbatches: int = 1
     """Most microbatches; a step takes the quicker number."""
     fewest_microbatches: int = 1
+    stages: int = 1
+    """Pipeline stages: a step is one of so many batches in flight. 1 where they all stand for one step."""
 
 
 def step_table(cost: StepCost, loads: Loads) -> TableArrays:
@@ -50,7 +53,7 @@ def step_table(cost: StepCost, loads: Loads) -> TableArrays:
 
     The mean error over random loads is within 1 %, the largest 6.5 % (``tests/planner/serving/test_tables.py``).
     """
-    ranks, most = loads.ranks, loads.most_running
+    ranks, most, layers = loads.ranks, loads.most_running, max(cost.dense_layers + cost.moe_layers, loads.stages)
     budget = max(loads.budget_tokens, 2.0)
     tokens = _TOKENS_OF_SEVERAL if most and ranks > 1 else _TOKENS
     axes = {
@@ -77,6 +80,8 @@ def step_table(cost: StepCost, loads: Loads) -> TableArrays:
         means=means,
         alone=alone,
         **lasts.slopes(running, more),
+        head_seconds=lasts.heads(running),
+        layers=np.array(layers_per_stage(layers, loads.stages)) / layers,
         ranks=float(loads.ranks),
         loading_seconds=float(np.max(cost.loading_seconds)),
     )
@@ -123,8 +128,8 @@ class _Seconds:
         each = running / self.loads.ranks
         kv = each * self.loads.kv_tokens_per_request if kv_tokens is None else kv_tokens
         mean = each * self.cost.queries_per_sequence + mean_prompts
-        held = (each + more_sequences, kv, *prompts, mean)
-        return [np.broadcast_to(np.asarray(column, dtype=np.float64), shape) for column in held]
+        held = (each + more_sequences, kv, *prompts, mean)  # the step cost is of all parts that stages hold
+        return [np.broadcast_to(np.asarray(column, dtype=np.float64) * self.loads.stages, shape) for column in held]
 
     def of(self, *parts: list[Floats]) -> list[Floats]:
         """Return the seconds of the loads of every part, each in the shape of that part."""
@@ -147,6 +152,14 @@ class _Seconds:
         double = evaluate(self.cost, load, 2).seconds
         splittable = np.maximum(np.maximum(load.prefill_tokens, load.decode_sequences), load.mean_tokens) >= 2
         return np.where(splittable, np.minimum(single, double), single)
+
+    def heads(self, running: Floats) -> Floats:
+        """Return what the last pipeline stage takes beyond its layers of a step of so many, [running]."""
+        columns = self.columns(running.shape, running, (0.0, 0.0, 0.0, 0.0), 0.0)
+        load = StepLoad(**dict(zip(_LOAD, columns, strict=True)))
+        if self.loads.stages == 1:
+            return np.zeros(running.shape)
+        return np.broadcast_to(np.asarray(evaluate(self.cost, load, 1).head_seconds), running.shape)
 
     def _usual(self, running: Floats) -> tuple[Floats, Floats]:
         """Return the usual cached tokens of a rank, and the step in them over which their slope is taken."""

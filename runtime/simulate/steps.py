@@ -46,7 +46,9 @@ class Line(NamedTuple):
 class StepTimer:
     """Durations of the steps of one instance.
 
-    Decode iterations are straight in the cached tokens and the requests of the fullest rank.
+    Decode iterations are straight in the cached tokens and the requests of the fullest rank. The table of an aggregated
+    instance with pipeline stages is of one batch in flight. A step here is a round of as many equal batches, at the
+    pace of the slowest stage.
     """
 
     def __init__(self, made: Callable[[], TableArrays]) -> None:
@@ -79,6 +81,18 @@ class StepTimer:
             found = self._known[key] = checked_seconds(self._loop.step_seconds(self.table, np.array(loads), ranks))
         return found
 
+    def _pace(self, batch_seconds: float, rows: float) -> tuple[float, float]:
+        """Return a and b where a round of batches takes a times one's seconds through all stages, and b.
+
+        Args: ``rows`` are the requests of a batch that get a token: the head's seconds are on the last stage.
+        """
+        table = self.table
+        stages, most, fewest = table.layers.size, float(table.layers[0]), float(table.layers[-1])
+        head = float(np.interp(rows, table.running, table.head_seconds))
+        if (batch_seconds - head) * most > (batch_seconds - head) * fewest + head:
+            return stages * most, -stages * most * head
+        return stages * fewest, stages * (1 - fewest) * head
+
     def computing_seconds(self, budget: int, tokens: int) -> float:
         """Return the seconds in which full passes compute the first tokens of a prompt."""
         return float(self._loop.computing_seconds(self.table, budget, tokens))
@@ -89,8 +103,12 @@ class StepTimer:
         if found is None:
             table = self.table
             columns = (table.alone[:, 0], table.usual_kv, table.kv_seconds, table.sequence_seconds)
-            alone, usual, kv, sequence = (float(np.interp(running, table.running, column)) for column in columns)
-            found = self._lines[running] = Line(alone - usual * kv - running / table.ranks * sequence, kv, sequence)
+            part = running / table.layers.size
+            alone, usual, kv, sequence = (float(np.interp(part, table.running, column)) for column in columns)
+            factor, more = self._pace(alone, part)
+            base = factor * (alone - usual * kv - part / table.ranks * sequence) + more
+            factor /= table.layers.size
+            found = self._lines[running] = Line(base, factor * kv, factor * sequence)
         return found
 
     def iteration_seconds(self, running: int, sequences: int, kv_tokens: float) -> float:

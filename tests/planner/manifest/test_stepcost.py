@@ -177,26 +177,57 @@ def test_dedicated_ranks_run_the_shared_expert_beside_the_routed_ones():
     assert float(expert_stream(replace(cost, shared_ranks=0), stages)) == pytest.approx(others + routed + shared)
 
 
-def test_pipeline_bubble_of_a_pass():
-    """PP4: four parts through four stages leave 3 of 7 slots empty, (2·4 - 1)/4 of one part's way, hops included."""
-    cost = without_host(even_cost(instance("qwen3-32b", "h200", "prefill", "bf16", pp=4)))
+def through_stages(parts: int, layers: float, hop: float, head: float, shares: list[float]) -> float:
+    """When the last of equal parts leaves the last stage, part by part and stage by stage."""
+    free = [0.0] * len(shares)
+    for _ in range(parts):
+        now = 0.0
+        for stage, share in enumerate(shares):
+            now = free[stage] = max(now, free[stage]) + layers * share + hop + (stage == len(shares) - 1) * head
+    return free[-1]
+
+
+@pytest.mark.parametrize("pp", [2, 4, 8])
+def test_a_pass_goes_through_the_stages_part_by_part(pp: int):
+    """64 layers divide evenly: as many parts as stages, of which the last stage computes the head besides."""
+    cost = without_host(even_cost(instance("qwen3-32b", "h200", "prefill", "bf16", pp=pp)))
     load = prompts(8192.0)
-    full = float(evaluate(cost, load, 1).seconds)
-    steady = float(evaluate(replace(cost, pipeline_bubble=False), load, 1).seconds)
-    assert full == pytest.approx(steady * 7 / 4)
-    values = variables(cost, load, 1)
-    still = float(evaluate(replace(cost, pipeline_bubble=False, pipeline_hop=None), load, 1).seconds)
-    assert steady - still == pytest.approx(4 * float(communication_seconds(cost.pipeline_hop, values)))
+    alone = evaluate(replace(cost, pipeline_bubble=False, pipeline_hop=None), load, 1)
+    hop = float(communication_seconds(cost.pipeline_hop, variables(cost, load, 1)))
+    head = float(alone.head_seconds)
+    layers = float(alone.seconds) - head
+    told = through_stages(pp, layers, hop, head, [1 / pp] * pp)
+    assert float(evaluate(cost, load, 1).seconds) == pytest.approx(told)
+    one = float(evaluate(replace(cost, pipeline_bubble=False), load, 1).seconds)
+    assert one == pytest.approx(through_stages(1, layers, hop, head, [1 / pp] * pp))
 
 
-def test_pipelined_decode_iterates_a_part_of_the_batch():
-    """PP2 in decode: a batch of 64 runs as two parts, each as one of 32 on a single stage plus two hops."""
+def test_stages_that_do_not_divide_the_layers_wait_for_the_fullest():
+    """61 layers in four stages: the fullest has 16, the last one 15 and the head."""
+    cost = without_host(even_cost(instance("deepseek-r1", "h800", "prefill", "fp8", attention_dp=8, moe_ep=8, pp=4)))
+    load = prompts(2048.0)
+    alone = evaluate(replace(cost, pipeline_bubble=False, pipeline_hop=None), load, 1)
+    hop, head = float(communication_seconds(cost.pipeline_hop, variables(cost, load, 1))), float(alone.head_seconds)
+    told = through_stages(4, float(alone.seconds) - head, hop, head, [16 / 61, 15 / 61, 15 / 61, 15 / 61])
+    assert float(evaluate(cost, load, 1).seconds) == pytest.approx(told)
+
+
+def test_pipelined_decode_goes_round_at_the_pace_of_the_last_stage():
+    """PP2 in decode: of a batch of 64 two parts of 32 take turns on the last stage, which has half the layers."""
     split = without_host(even_cost(instance("qwen3-32b", "h200", "decode", "bf16", pp=2)))
     single = instance("qwen3-32b", "h200", "decode", "bf16")
     hop = float(communication_seconds(split.pipeline_hop, {"tokens": 32.0}))
-    half = float(evaluate(without_host(even_cost(single)), decode_load(single, 32.0, 4096.0), 1).seconds)
+    half = evaluate(without_host(even_cost(single)), decode_load(single, 32.0, 4096.0), 1)
     whole = float(evaluate(split, decode_load(single, 64.0, 4096.0), 1).seconds)
-    assert whole == pytest.approx(half + 2 * hop)
+    assert whole == pytest.approx(float(half.seconds) + float(half.head_seconds) + 2 * hop)
+
+
+def test_every_stage_has_a_host_that_launches_every_part():
+    """The gap between steps is of a part on a stage: once for each of four stages."""
+    cost = even_cost(instance("qwen3-32b", "h200", "decode", "bf16", pp=4))
+    load = decode_load(instance("qwen3-32b", "h200", "decode", "bf16"), 64.0, 4096.0)
+    more = evaluate(replace(cost, host_seconds=1e-3), load, 1).seconds - evaluate(without_host(cost), load, 1).seconds
+    assert float(more) == pytest.approx(4e-3)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])

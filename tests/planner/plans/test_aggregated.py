@@ -109,6 +109,21 @@ def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
 
 
 @pytest.mark.usefixtures("long_streams")
+@pytest.mark.parametrize("engine", ["reference", "vllm@0.33.0"])
+@pytest.mark.parametrize("lengths", [(512.0, 64.0), (64.0, 256.0)])
+def test_no_pipeline_carries_more_than_its_bound(engine: str, lengths: tuple[float, float]) -> None:
+    """With two, four or eight batches in flight, prompts or answers that weigh more, and each token budget."""
+    asked = {**DENSE, "devices": 8, "lengths": lengths, "shape": "aggregated", "engine": engine}
+    asked |= {"ttft_seconds": 1e4, "tpot_seconds": 1e3}  # saturation knows no limits
+    found = [kind for kind in kinds(small_question(**asked)) if kind.row.strategy.pp > 1]
+    assert {kind.row.strategy.pp for kind in found} == {2, 4, 8}
+    for kind in found:
+        for server in kind.servers[::3]:
+            bound = kind.bound_per_second[budgets_of(kind.question).index(server.candidate.batched_tokens)]
+            assert server.player.saturation_per_second <= bound * (1 + 1e-3)
+
+
+@pytest.mark.usefixtures("long_streams")
 def test_a_budget_between_those_listed_carries_more() -> None:
     """Prompts that are all alike take a step less where the budget leaves a part of one beside those that run."""
     question = small_question("gpt-oss-120b", "h100", 4, lengths=(2048.0, 512.0), ttft_seconds=2.0, shape="aggregated")

@@ -1,7 +1,8 @@
 """A plain scheduler, request by request and token by token: slow, clear, and independent of the compiled loops.
 
 Durations are linear: a step takes ``step`` seconds, ``token`` more for each prompt token and ``request`` more for each
-request in decode of its slowest rank.
+request in decode of its slowest rank. With pipeline stages a batch takes this in all, the seconds of the head included,
+which are on the last stage.
 """
 
 from dataclasses import dataclass, field
@@ -43,9 +44,18 @@ class Rank:
     waiting: list[Request] = field(default_factory=list)
     placed: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
+    batches: list[list[Request]] = field(default_factory=list)
+    """Running requests of the other batches in flight, by stage; that of the batch whose turn it is, is empty."""
+    fulls: list[bool] = field(default_factory=list)
     part: Request | None = None
     full: bool = False
     dealt: int = 0
+
+    @property
+    def elsewhere(self) -> int:
+        """Requests that other batches hold."""
+        placed = self.placed if self.batches else []
+        return sum(not q.ended for batch in [placed, *self.batches] for q in batch)
 
 
 @dataclass
@@ -59,9 +69,17 @@ class Part:
 class PlainScheduler:
     """Ranks that step together."""
 
-    def __init__(self, rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity: int, cost):
-        """Begin empty; ``cost`` is (step, token, request) seconds."""
+    def __init__(
+        self, rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity: int, cost, stages=((1.0,), 0)
+    ):
+        """Begin empty; ``cost`` is (step, token, request) seconds, ``stages`` shares of layers and seconds of heads.
+
+        The budget is of one batch.
+        """
         self.rule, self.budget, self.slots, self.cost = rule, budget, slots, cost
+        self.shares, self.head = stages
+        self.overlapped = rule.overlapped and (len(self.shares) == 1 or rule.overlapped_stages)
+        self.batch_slots = ceil(slots / len(self.shares)) if rule.batch_slots else slots
         self.capacity = capacity
         self.block = 1 if rule.admission == "reserve" else rule.block_tokens
         blocks = capacity // self.block - rule.kept_blocks
@@ -74,11 +92,15 @@ class PlainScheduler:
 
     def play(self, requests: list[Request]) -> None:
         """Run until all have left."""
-        self.coming, now, launched, ends = list(requests), 0.0, None, 0.0
+        self.coming = list(requests)
+        if len(self.shares) > 1:
+            self.play_stages()
+            return
+        now, launched, ends = 0.0, None, 0.0
         while True:
             self.arrive(now, at_it=True)
             step = self.form(launched)
-            if self.rule.overlapped:
+            if self.overlapped:
                 begin, before = max(now, ends), launched
                 if before is not None:
                     now = ends
@@ -97,6 +119,47 @@ class PlainScheduler:
             if not self.coming:
                 return
             now = max(now, self.coming[0].arrival)
+
+    def play_stages(self) -> None:
+        """Let the batches in flight take turns: the oldest one ends, and its requests form the next one."""
+        count = len(self.shares)
+        self.flying, self.ends, self.free, turn, now = [None] * count, [0.0] * count, [0.0] * count, 0, 0.0
+        for rank in self.ranks:
+            rank.batches, rank.fulls = [[] for _ in self.shares], [False] * count
+        while True:
+            for rank in self.ranks:
+                rank.running, rank.batches[turn], rank.full = rank.batches[turn], [], rank.fulls[turn]
+            idle = not any(self.flying)
+            now = self.take_turn(turn, now)
+            for rank in self.ranks:
+                rank.batches[turn], rank.running, rank.fulls[turn] = rank.running, [], rank.full
+            turn = (turn + 1) % count
+            waiting = self.inbox or any(r.waiting or any(r.batches) for r in self.ranks)
+            if idle and not any(self.flying) and not waiting:
+                if not self.coming:
+                    return
+                now = max(now, self.coming[0].arrival)
+
+    def take_turn(self, turn: int, now: float) -> float:
+        """End a batch's step and form its next one, or the other way round; return when."""
+        mine, ends = self.flying[turn], self.ends[turn]
+        if mine and not self.overlapped:
+            now = max(now, ends)
+            self.end(mine, now)
+        self.arrive(now, at_it=True)
+        self.flying[turn] = step = self.form(mine)
+        if step:
+            begin = max(now, ends)
+            for stage, share in enumerate(self.shares):
+                begin = max(begin, self.free[stage]) + (self.seconds(step) - self.head) * share
+                begin += self.head * (stage == len(self.shares) - 1)
+                self.free[stage] = begin
+            self.ends[turn] = begin
+        if mine and self.overlapped:
+            now = max(now, ends)
+            self.end(mine, now)
+            self.arrive(now, at_it=True)
+        return now
 
     def arrive(self, now: float, at_it: bool) -> None:
         """Let everyone arrive up to a moment."""
@@ -169,7 +232,9 @@ class PlainScheduler:
 
     def held(self, rank: Rank) -> list[Request]:
         """Requests that a rank has, once each."""
-        return [q for q in {id(q): q for q in [*rank.waiting, *rank.placed, *rank.running]}.values() if not q.ended]
+        others = [q for batch in rank.batches for q in batch]
+        every = [*rank.waiting, *rank.placed, *rank.running, *others]
+        return [q for q in {id(q): q for q in every}.values() if not q.ended]
 
     def blocks(self, tokens: int) -> int:
         """Blocks of so many tokens."""
@@ -218,7 +283,11 @@ class PlainScheduler:
             self.waited[number] = 0 if full else (self.waited[number] + 1) % (self.rule.wait_steps + 1)
             if self.waited[number]:
                 return part
-        while rank.waiting and room > 0:
+        while (
+            rank.waiting
+            and room > 0
+            and len(rank.running) + sum(last for *_, last, _ in part.prompts) < self.batch_slots
+        ):
             room -= self.take(rank, rank.waiting[0], room, part)
         return part
 
@@ -227,11 +296,11 @@ class PlainScheduler:
         part = Part([], [])
         if self.grow_or_preempt(rank, part):
             return part
-        room, count = self.budget - len(rank.running), len(rank.running)
+        room, count = self.budget - len(rank.running), len(rank.running) + rank.elsewhere
         if rank.part is not None:
             q, count = rank.part, count + 1
             new = min(room, q.todo - q.kv)
-            if self.blocks(q.kv + new) - self.blocks(q.kv) > rank.free and rank.running:
+            if self.blocks(q.kv + new) - self.blocks(q.kv) > rank.free and count > 1:
                 self.drop(rank, q)
                 q.retracted += 1
                 rank.part = None
@@ -250,7 +319,7 @@ class PlainScheduler:
         preempted = False
         for q in list(rank.running):
             while q in rank.running and self.blocks(q.kv + 1) - self.blocks(q.kv) > rank.free:
-                if len(rank.running) + (rank.part is not None) == 1:
+                if len(rank.running) + rank.elsewhere + (rank.part is not None) == 1:
                     break
                 victim, preempted = rank.part or rank.running[-1], True
                 self.drop(rank, victim)
@@ -307,7 +376,7 @@ class PlainScheduler:
         if rank.part is None:
             if rank.full or not rank.waiting:
                 return
-            if batch >= self.slots:
+            if batch >= self.batch_slots:
                 rank.full = True
                 return
         room, there, now = self.budget - decode, rank.free * self.block, decode
@@ -323,7 +392,7 @@ class PlainScheduler:
             room -= self.blocks(new) * self.block
         while rank.waiting and rank.part is None and room > 0:
             q = rank.waiting[0]
-            if len(part.prompts) + batch >= self.slots:
+            if len(part.prompts) + batch >= self.batch_slots:
                 rank.full = True
                 return
             if self.rule.fixed_lengths:
@@ -332,7 +401,7 @@ class PlainScheduler:
                 fits = prompt <= min(there - now, there - ever) and self.lasts(beside, there - now - prompt)
             else:
                 fits = q.todo + min(q.answer - q.out, clip) + self.block < there - ever
-            if not fits and (batch or part.prompts):
+            if not fits and (batch or part.prompts or rank.elsewhere):
                 rank.full = True
                 return
             new = self.take(rank, q, room, part)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.loops import admission_loop, aggregated_loop
+from planner.manifest.ranks import layers_per_stage
 from planner.serving.aggregated import AggregatedPool, play_aggregated, play_closed
 from planner.serving.aggregated_run import AggregatedRun
 from planner.serving.rules import Estimate, SchedulingRule
@@ -82,6 +83,71 @@ def test_a_plain_scheduler_serves_every_request_alike(name, seed):
     requests = [Request(*row) for row in zip(*columns, strict=True)]
     PlainScheduler(rule, ranks, budget, slots, capacity, SECONDS).play(requests)
     played = play_aggregated(pool_of(rule, ranks, budget, slots, capacity), stream)
+    np.testing.assert_allclose(played.first_token_seconds, [q.first for q in requests], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(played.left_seconds, [q.left for q in requests], rtol=0, atol=1e-7)
+    assert played.preemptions.tolist() == [q.retracted for q in requests]
+
+
+STAGES = {
+    "reference": SchedulingRule(),
+    "reference, part of the slots": SchedulingRule(batch_slots=True),
+    "prompts first": SchedulingRule(order="prompts_first"),
+    "vllm": SchedulingRule(admission="need", block_tokens=16, kept_blocks=1, overlapped=True),
+    "vllm, a batch more": SchedulingRule(
+        admission="need", block_tokens=16, kept_blocks=1, overlapped=True, overlapped_stages=True
+    ),
+    "sglang": SchedulingRule(
+        order="prompts_first", admission="estimate", estimate=SGLANG, overlapped=True, batch_slots=True
+    ),
+    "sglang mixed": SchedulingRule(order="mixed_chunk", admission="estimate", estimate=SGLANG, batch_slots=True),
+}
+HEAD_SECONDS = 1.5e-3
+
+
+def staged_pool(rule: SchedulingRule, stages: int, ranks: int, budget: int, slots: int, capacity: int, layers: int):
+    """Return an instance with so many layers over its stages; a batch has the budget, and takes linear seconds."""
+    fixed, token, request = SECONDS
+    part = (fixed - HEAD_SECONDS) / layers, token / layers, request / layers
+    cost = linear_cost(*part)
+    head = linear_cost(HEAD_SECONDS, 0.0).terms[0]
+    cost = replace(
+        cost, dense_layers=layers, pipeline_stages=stages, head_terms=(head._replace(stage="head", name="head"),)
+    )
+    loads = Loads(
+        ranks=ranks,
+        budget_tokens=budget,
+        longest_prompt=4000,
+        most_running=slots * ranks,
+        kv_tokens_per_request=300,
+        stages=stages,
+    )
+    return AggregatedPool(
+        times=step_table(cost, loads),
+        ranks=ranks,
+        budget_tokens=budget * stages,
+        slots=slots,
+        capacity_tokens=capacity,
+        rule=rule,
+    )
+
+
+@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("seed", range(6))
+def test_a_plain_scheduler_keeps_the_same_batches_in_flight(name, seed):
+    """Layers that do not divide by the stages, a head on the last one, and KV of all batches, ample or short."""
+    random = np.random.default_rng([seed, 11])
+    rule = replace(STAGES[name], dealing=["round_robin", "least_requests", "least_kv"][seed % 3])
+    ranks, budget, stages = int(random.choice([1, 1, 3])), int(random.choice([64, 200, 1000])), [2, 3, 4][seed % 3]
+    slots, layers = int(random.choice([5, 12, 40])), int(random.choice([4, 7, 12]))
+    capacity = int(random.choice([1600, 3200, 100_000]))
+    stream = random_stream(seed, 120, 0.06 / ranks, 150.0, 20.0)
+    stream.prompt_tokens[:] = np.minimum(stream.prompt_tokens, 500)
+    stream.answer_tokens[:] = np.minimum(stream.answer_tokens, 120)
+    columns = (stream.arrival_seconds.tolist(), stream.prompt_tokens.tolist(), stream.answer_tokens.tolist())
+    requests = [Request(*row) for row in zip(*columns, strict=True)]
+    shares = tuple(count / layers for count in layers_per_stage(layers, stages))
+    PlainScheduler(rule, ranks, budget, slots, capacity, SECONDS, (shares, HEAD_SECONDS)).play(requests)
+    played = play_aggregated(staged_pool(rule, stages, ranks, budget, slots, capacity, layers), stream)
     np.testing.assert_allclose(played.first_token_seconds, [q.first for q in requests], rtol=0, atol=1e-7)
     np.testing.assert_allclose(played.left_seconds, [q.left for q in requests], rtol=0, atol=1e-7)
     assert played.preemptions.tolist() == [q.retracted for q in requests]

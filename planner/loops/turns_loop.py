@@ -1,0 +1,68 @@
+"""Compiled: the batches that an instance with pipeline stages has in flight, which take turns.
+
+An engine with p stages keeps p batches in flight (vLLM: v1/engine/core.py, step_with_batch_queue; SGLang:
+scheduler_pp_mixin.py, event_loop_pp; TensorRT-LLM: py_executor.py, _executor_loop_pp). A request in flight is in no
+other batch, so each batch keeps its own running requests. Batches are resolved and scheduled one after the other, and
+one that has nothing to do gives up its turn at once. Requests that wait, KV and batch slots belong to all of them.
+
+Batch b leaves stage s, which takes t(b, s) for it, at
+
+    end(b, s) = max(end(b - 1, s), end(b, s - 1)) + t(b, s)
+"""
+
+from planner.loops.arrays import TableArrays
+from planner.loops.batch_loop import NOBODY, Instances, Rule
+from planner.loops.compiled import njit
+from planner.loops.tables_loop import head_seconds
+
+
+@njit
+def acting(k: int, pool: Instances, rule: Rule) -> int:
+    """Return which batch of instance ``k`` is resolved and scheduled next."""
+    return int(pool.heads[k * rule.stages].acting)
+
+
+@njit
+def any_launched(k: int, pool: Instances, rule: Rule) -> bool:
+    """Whether any batch of instance ``k`` is in flight."""
+    for i in range(k * rule.stages, (k + 1) * rule.stages):  # noqa: SIM110 - numba compiles no generator without counts
+        if pool.heads[i].launched:
+            return True
+    return False
+
+
+@njit
+def next_batch(i: int, pool: Instances, rule: Rule) -> bool:
+    """Give the turn to the batch after ``i``, with the clock, all who wait, KV and places; return True."""
+    k = i // rule.stages
+    j = k * rule.stages + (i + 1) % rule.stages
+    pool.heads[k * rule.stages].acting = j
+    own, other = pool.heads[i], pool.heads[j]
+    other.clock, other.received, other.turn = own.clock, own.received, own.turn
+    other.waited, other.prompt_tokens = own.waited, own.prompt_tokens
+    for r in range(pool.ranks.shape[1]):
+        give, take = pool.ranks[i, r], pool.ranks[j, r]
+        take.taken, take.held, take.dealt, take.waited = give.taken, give.held, give.dealt, give.waited
+        take.under, take.admitted, take.ratio, take.free = give.under, give.admitted, give.ratio, give.free
+    for r in range(pool.lines.shape[1]):
+        pool.lines[j, r].head, pool.lines[j, r].tail = pool.lines[i, r].head, pool.lines[i, r].tail
+        pool.lines[i, r].head = pool.lines[i, r].tail = NOBODY
+    return True
+
+
+@njit
+def pass_stages(i: int, s: int, seconds: float, pool: Instances, rule: Rule, times: TableArrays) -> None:
+    """Let step ``s`` of a batch go through the pipeline stages, where it takes ``seconds`` if it is alone.
+
+    The instance is busy while any batch is in flight. The last stage computes the output head besides its layers.
+    """
+    k, step = i // rule.stages, pool.steps[i, s]
+    before, now = pool.passed[k, rule.stages - 1], step.start
+    head = min(head_seconds(times, step.rows), seconds)
+    for stage in range(rule.stages):
+        now = max(now, pool.passed[k, stage]) + (seconds - head) * times.layers[stage]
+        if stage == rule.stages - 1:
+            now += head
+        pool.passed[k, stage] = now
+    step.begin, step.end = step.start, now
+    pool.heads[i].busy += now - max(step.start, before)
