@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planner.loops import admission_loop, aggregated_loop
 from planner.manifest.ranks import layers_per_stage
 from planner.serving.aggregated import AggregatedPool, play_aggregated, play_closed
-from planner.serving.aggregated_run import AggregatedRun
+from planner.serving.aggregated_run import AggregatedRun, DrivenInstance
 from planner.serving.rules import Estimate, SchedulingRule
 from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
@@ -261,6 +261,36 @@ def test_parts_of_a_stream_are_served_as_the_whole(name, policy):
     assert left == pytest.approx(whole.left_seconds, rel=1e-9)
     assert run.busy_seconds() == pytest.approx(whole.busy_seconds, rel=1e-9)
     assert run.steps >= whole.steps
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_batches_in_flight_go_on_from_part_to_part_and_step_by_step(name):
+    """An instance with stages that is played in parts, or driven from event to event, does what it does at one go."""
+    stream = random_stream(6, 200, 0.03, 150.0, 20.0)
+    pool = staged_pool(STAGES[name], 3, 1, 256, 12, 6000, 7)
+    whole, run, driven = play_aggregated(pool, stream), AggregatedRun(pool), DrivenInstance(pool)
+    left, told, numbers = np.zeros(200), np.zeros(200), {}
+    for begin in range(0, 200, 25):
+        until = np.inf if begin == 175 else float(stream.arrival_seconds[begin + 24])
+        gone = run.play(stream.select(np.arange(begin, begin + 25)), until, np.arange(begin, begin + 25))
+        left[gone.number] = gone.left_seconds
+    coming = 0
+    while coming < 200 or driven.due_seconds < np.inf:
+        now = min(driven.due_seconds, stream.arrival_seconds[coming] if coming < 200 else np.inf)
+        while coming < 200 and stream.arrival_seconds[coming] <= now:
+            answer = int(stream.answer_tokens[coming])
+            tokens = (int(stream.prompt_tokens[coming]), 0, answer)
+            numbers[driven.add(now, tokens, answer - 1, sum(tokens))] = coming
+            coming += 1
+        for record in driven.proceed(now, schedule=True):
+            if driven.seconds_of(record)[2] >= 0 and record in numbers:
+                told[numbers.pop(record)] = driven.seconds_of(record)[2]
+                driven.release(record)
+    assert left == pytest.approx(whole.left_seconds, rel=1e-9)
+    assert told == pytest.approx(whole.left_seconds, rel=1e-9)
+    assert run.busy_seconds() == pytest.approx(whole.busy_seconds, rel=1e-9)
+    assert driven.busy_seconds(np.inf) == pytest.approx(whole.busy_seconds, rel=1e-9)
+    assert not driven.held_tokens()[1].any()
 
 
 def test_large_loops_are_compiled_for_one_sort_of_arguments():
