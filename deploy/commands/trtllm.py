@@ -44,11 +44,12 @@ def launch(target: Target, role: RolePlan) -> Launch:
 def options(target: Target, role: RolePlan) -> Json:
     """Return a role's LLM arguments."""
     strategy = role.strategy
+    batch = -(-role.sequences // strategy.pp)  # max_batch_size is of one of the batches that stages keep in flight
     found: Json = {
         "tensor_parallel_size": strategy.devices_per_stage,
         "pipeline_parallel_size": strategy.pp,
         "enable_attention_dp": strategy.attention_dp > 1,
-        "max_batch_size": role.sequences,
+        "max_batch_size": batch,
         "max_num_tokens": role.tokens,
         "max_seq_len": role.longest,
         "kv_cache_config": {
@@ -65,7 +66,7 @@ def options(target: Target, role: RolePlan) -> Json:
     if role.role == "prefill":
         found |= {"cuda_graph_config": None, "disable_overlap_scheduler": True}
     else:
-        found["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": role.sequences}
+        found["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": batch}
     if role.role != "decode" and role.tokens < role.longest_prompt:  # a longer prompt is refused without
         found["enable_chunked_prefill"] = True
     if role.disaggregated:

@@ -224,7 +224,7 @@ def trtllm(instance: Instance, experts: int, texts: Mapping[str, str]) -> Counte
         redundant=slots - experts if slots else 0,
         drafts=held.get("speculative_config", {}).get("num_nextn_predict_layers", 0),
         microbatches=1,
-        sequences=held["max_batch_size"],
+        sequences=held["max_batch_size"] * pp,
         tokens=held["max_num_tokens"],
         longest=held["max_seq_len"],
         memory_frac=held["kv_cache_config"]["free_gpu_memory_fraction"],

@@ -47,7 +47,7 @@ class StepTimer:
     """Durations of the steps of one instance.
 
     Decode iterations are straight in the cached tokens and the requests of the fullest rank. The table of an aggregated
-    instance with pipeline stages is of one batch in flight. A step here is a round of as many equal batches, at the
+    instance with pipeline stages is of one batch in flight; an iteration is a round of as many equal batches, at the
     pace of the slowest stage.
     """
 
