@@ -16,7 +16,7 @@ from planner.question import Question
 from planner.serving.aggregated import AggregatedPool, play_aggregated
 from planner.serving.capacity import Capacity, Limits, Outcome, Until, on_grid_above
 from planner.serving.latency import Latency
-from planner.serving.played import FEW, MANY, SURE, Player
+from planner.serving.played import FEW, MANY, Player
 from planner.serving.played import Played as Sample
 from planner.serving.rules import engine_rule
 from planner.serving.streams import Floats, Ints, Stream, longest_prompt
@@ -247,11 +247,7 @@ class AggregatedServer:
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether a pool of so many instances carries a rate within both limits."""
         each = rate_per_second / instances
-        if each > self.most_per_second * (1 + 1e-9):
-            return False
-        few = self.player.verdict(each, instances, FEW)
-        far = few.excess <= _EASY and few.interval(SURE)[1] <= _EASY
-        return far or self.player.keeps(each, instances)
+        return each <= self.most_per_second * (1 + 1e-9) and self.player.keeps(each, instances)
 
     def pool_reaches(self, instances: int, rate_per_second: float) -> bool:
         """Whether ``pool_capacity``, a rate on the grid, is at least a rate."""
