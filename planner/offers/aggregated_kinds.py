@@ -1,9 +1,8 @@
 """A kind of aggregated instance as a server: the token budget per step that carries most, found when it matters.
 
-Small budgets make prompts late, large ones the steps of all that are answered long. Budgets of the list are played
-with few requests first, and those near the best with many. Where prompts are all alike they take k steps from the
-budget on that leaves a k-th of one beside the tokens of those that run: what is carried leaps up there, so that budgets
-beside the best one are played, too.
+A small budget delays prompts, a large one lengthens the steps of all running requests. Listed budgets are played on few
+requests first, then those near the best on many. Equal prompts take k steps from the budget on that leaves a k-th of a
+prompt beside the tokens of running requests. The capacity jumps there, so budgets next to the best are played too.
 """
 
 import math
@@ -31,49 +30,49 @@ from planner.serving.played import FEW, SURE
 from planner.workload import reserved_kv_tokens
 
 _MORE = 0.003
-"""Capacities are told apart to so much."""
+"""Relative difference below which capacities count as equal."""
 _SLOWER = (1.0, 0.9, 0.8)
-"""Shares of a rate at which a row that is late at it is played for what that tells of others."""
+"""Shares of a rate at which a late row is played again, to bound other rows by it (``offers.slower``)."""
 _OCTAVES = tuple(step / 4 for step in range(-3, 4))
 _NEAREST = 3
-"""Budgets beside the best of the list that are tried, and how far off they lie."""
+"""Budgets tried next to the best listed one."""
 
 
 @dataclass(frozen=True, eq=False)
 class AggregatedKind:
-    """An aggregated row with a number of drafts; it takes the token budget that carries most."""
+    """An aggregated row with a number of drafts and the token budget that carries most."""
 
     question: Question
     row: Row
     deployment: Deployment
     microbatches: int
     room: Floats
-    """Requests that a rank holds with each budget of the list."""
+    """Requests that the memory of a rank holds, by listed budget."""
     bound_per_second: Floats
-    """What an instance carries at most with each."""
+    """Upper bound on the rate of an instance, by listed budget."""
     guess_per_second: float
-    """About what it carries: where budgets are compared first."""
+    """Guess of the capacity of an instance, at which budgets are compared first."""
     steps: Passes = field(repr=False)
-    """What its steps take with each."""
+    """Step seconds by listed budget."""
     slower: Slower = field(repr=False)
-    """What is known of all rows that are played."""
+    """Late instances of all played rows."""
     asked_per_second: float | None = None
-    """The pool's rate where one is asked: no more than it is sought."""
+    """The rate asked of the pool, beyond which no capacity is sought; None for the largest."""
     _servers: dict[int, AggregatedServer] = field(default_factory=dict)
-    """By budget."""
+    """Servers by budget."""
     _best: dict[int, tuple[float, AggregatedServer | None]] = field(default_factory=dict)
-    """By instances: the rate of the pool, and what carries it."""
+    """By instances: the capacity of the pool, and the server that has it."""
     _tried: dict[int, float] = field(default_factory=dict)
-    """By instances: a rate of one that budgets were compared at."""
+    """By instances: a rate of one instance at which budgets were compared."""
 
     @property
     def independent(self) -> bool:
-        """No: arrivals that are dealt out in turn are the more even the more instances take them."""
+        """False: arrivals dealt in turn are more even the more instances there are."""
         return False
 
     @cached_property
     def servers(self) -> tuple[AggregatedServer, ...]:
-        """A server of every budget of the list whose bound is above 0, the highest bound first."""
+        """A server per listed budget with a bound above 0, the highest bound first."""
         able = np.flatnonzero(self.bound_per_second > 0)
         order = able[np.argsort(-self.bound_per_second[able], kind="stable")]
         budgets = budgets_of(self.question)
@@ -95,18 +94,18 @@ class AggregatedKind:
 
     @cached_property
     def _most_open(self) -> int:
-        """Requests that are open at most by Little's law: those at the bound, for as long as the limits let them."""
+        """Most open requests, by Little's law: the bound on the rate times the longest time within the limits."""
         question = self.question
         seconds = question.ttft_seconds + question.workload.decoded_tokens * question.tpot_seconds
         return math.ceil(float(self.bound_per_second.max()) * seconds)
 
     def _bound(self, server: AggregatedServer) -> float:
-        """What an instance carries at most with its budget, or with any where that is not listed."""
+        """Upper bound on the rate with the server's budget, or over all budgets where that one is not listed."""
         budget, listed, bounds = server.candidate.batched_tokens, budgets_of(self.question), self.bound_per_second
         return float(bounds[listed.index(budget)] if budget in listed else bounds.max())
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within the limits with some budget."""
+        """Whether a pool of so many instances carries a rate within the limits with some budget."""
         return self._carrying(instances, rate_per_second) is not None
 
     def _carrying(self, instances: int, rate_per_second: float) -> AggregatedServer | None:
@@ -125,7 +124,7 @@ class AggregatedKind:
         return next(filter(enough, self._near(self._beside(near[0], each), instances, each)), None)
 
     def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
-        """Return the servers that few requests do not tell to be late at a rate, the least so first."""
+        """Return the servers that are not surely late on few requests at a rate, the least excess first."""
         known = self._known_late(instances, rate)
         able = [server for server in servers if self._bound(server) >= rate and self._listed(server) not in known]
         timely = [server for server in able if not server.player.surely_late(rate, instances, FEWEST)]
@@ -136,22 +135,22 @@ class AggregatedKind:
 
     @property
     def _compared(self) -> bool:
-        """Whether rows tell of others: not on a trace, on which they are played whole and fill."""
+        """Whether late rows bound others: not on a trace, which is played whole and fills instances."""
         return self.question.workload.trace is None
 
     def _listed(self, server: AggregatedServer) -> int:
-        """Return the place of a server's budget in the list, -1 where it is not listed."""
+        """Return the index of a server's budget in the list; -1 where it is not listed."""
         budgets, own = budgets_of(self.question), server.candidate.batched_tokens
         return budgets.index(own) if own in budgets else -1
 
     def _known_late(self, instances: int, rate: float) -> set[int]:
-        """Return the places of the budgets with which an instance must be late, as others are that step no slower."""
+        """Return the indices of budgets with which an instance must be late, because a quicker one is."""
         if not self._compared:
             return set()
         return set(np.flatnonzero(self.slower.late(self.steps, instances, rate)).tolist())
 
     def _remember(self, late: Sequence[AggregatedServer], instances: int, rate: float) -> None:
-        """Note that few requests are late at a rate, and perhaps below it: for rows that step a little less slowly."""
+        """Record servers that are late at a rate, and perhaps below it, to prune rows that are a little quicker."""
 
         def excess(at: float) -> Floats:
             found = np.zeros(self.steps.budgets)
@@ -165,20 +164,20 @@ class AggregatedKind:
             self.slower.add(self.steps, instances, part * rate, partial(excess, part * rate))
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of so many instances within the limits with any budget; 0 where there is none.
+        """Largest rate of a pool of so many instances within the limits with any budget; 0 where there is none.
 
-        Where a rate is asked, that rate, if they carry it.
+        At most the asked rate, where there is one.
         """
         return self._settled(instances)[0]
 
     def at(self, instances: int, rate_per_second: float | None = None) -> AggregatedServer:
-        """Return the server with the budget that carries most in so many instances, or is quickest at a rate."""
+        """Return the server with the best budget for so many instances: largest capacity, or quickest at a rate."""
         if rate_per_second is not None:
             return self._quickest(instances, rate_per_second)[1]
         return self._settled(instances)[1] or self.servers[0]
 
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
-        """Mean time from arrival to the last token, at the budget that is quickest; infinite beyond the limits."""
+        """Mean time from arrival to the last token with the quickest budget; infinite beyond the limits."""
         return self._quickest(instances, rate_per_second)[0]
 
     def _quickest(self, instances: int, rate_per_second: float) -> tuple[float, AggregatedServer]:
@@ -202,7 +201,7 @@ class AggregatedKind:
         return self._best[instances]
 
     def _likely(self, instances: int) -> list[AggregatedServer]:
-        """Return the servers that carry about most of few requests, the best first."""
+        """Return the servers with nearly the largest capacity on few requests, the best first."""
         servers = list(self.servers)
         rate, best = 0.0, None
         start = self._tried.get(instances, self.guess_per_second)
@@ -223,12 +222,12 @@ class AggregatedKind:
     def _quickest_first(
         self, servers: Sequence[AggregatedServer], instances: int, rate: float
     ) -> list[AggregatedServer]:
-        """Return the servers whose bound reaches a rate by their latency over the limit of few requests at it."""
+        """Return the servers whose bound reaches a rate, sorted by their excess on few requests at that rate."""
         able = [server for server in servers if self._bound(server) >= rate]
         return sorted(able, key=lambda server: server.player.verdict(rate, instances).excess)
 
     def _beside(self, server: AggregatedServer, rate: float) -> list[AggregatedServer]:
-        """Return servers with budgets near a listed one; of prompts that are alike, at which they take a step less."""
+        """Return servers with budgets near a listed one; for equal prompts, budgets at which they take a step less."""
         if self.question.pin("mixed").tokens is not None or self._listed(server) < 0:
             return []
         listed, state = server.candidate.batched_tokens, server.player.state(rate, 1, FEW)

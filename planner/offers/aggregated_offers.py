@@ -1,6 +1,7 @@
-"""Kinds of aggregated instances that columns are made of: every row whose bound may beat what is known.
+"""Offers of aggregated instances: every row whose upper bound may beat the incumbent.
 
-Costed on arrays like those of the other roles (``offers.decode_offers``); those that a plan could use are played later.
+They are costed as arrays, like the other roles (``offers.decode_offers``); the few that a plan could use are played
+later.
 """
 
 from collections.abc import Callable
@@ -32,25 +33,25 @@ from planner.serving.rules import engine_rule
 from planner.workload import reserved_kv_tokens
 
 Needed = Callable[[Ints], Floats]
-"""The rate that an instance of so many devices, [instances], must carry to be played; infinite where none is."""
+"""The rate that an instance of so many devices, [instances], must carry to matter; infinite where none does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """Rows, with each number of drafts, that were not played."""
+    """Numbers of rows, with each number of drafts, that were not played."""
 
     slow: int = 0
-    """Even their bounds do not reach what is known."""
+    """Rows whose bound does not reach the incumbent."""
     unfit: int = 0
-    """They hold no request, or keep no limit with one."""
+    """Rows that hold no request, or keep no limit with one."""
 
 
 def aggregated_offers(
     question: Question, rows: list[Row], count: Count, needed: Needed, asked_per_second: float | None = None
 ) -> tuple[Offers, Dropped]:
-    """Return the aggregated rows, with each number of drafts that is asked, whose bound reaches what is needed.
+    """Return the aggregated rows, with each number of drafts asked, whose bound reaches the ``needed`` rate.
 
-    Where a rate is asked they are played for no more than it.
+    No capacity beyond ``asked_per_second`` is sought.
     """
     offers: list[Offers] = []
     slow, unfit, slower = 0, 0, Slower()
@@ -67,12 +68,12 @@ def aggregated_offers(
 
 
 def holding(question: Question, group: Group) -> Ints:
-    """Return the places of the rows that hold a request."""
+    """Return the indices of the rows whose memory holds a request."""
     return np.flatnonzero(largest_room(question, group) > 0)
 
 
 def largest_room(question: Question, group: Group) -> Floats:
-    """Return how many requests a rank holds, [rows]: the smallest budget leaves most room."""
+    """Return the requests that a rank holds, [rows], with the smallest budget, which leaves most room."""
     budget, most = (np.full(len(group.rows), float(each)) for each in (budgets_of(question)[0], MOST_BATCH))
     room = aggregated_room(group.deployment, budget, reserved_kv_tokens(question.workload), most)
     return with_given_batch(question, room)
@@ -85,7 +86,7 @@ def _room(question: Question, group: Group, budget: Floats) -> Floats:
 
 
 def bounds_of(question: Question, own: Built, count: Count) -> Bounds:
-    """Return what bounds the rows of a group with the largest budget."""
+    """Return the bounds of the rows of a group with the largest budget."""
     deployment = own.group.deployment
     ranks = np.asarray(deployment.strategy.attention_groups, dtype=np.float64)
     return Bounds(
@@ -100,7 +101,7 @@ def bounds_of(question: Question, own: Built, count: Count) -> Bounds:
 
 
 def step_limit(question: Question, accepted: Number) -> Number:
-    """Return the longest step that keeps both limits: TTFT holds one step at least."""
+    """Return the longest mean step, in seconds, that keeps both limits; TTFT takes at least one step."""
     tpot = question.tpot_seconds * accepted if question.workload.decodes else np.inf
     return np.minimum(tpot, question.ttft_seconds)
 
@@ -108,7 +109,7 @@ def step_limit(question: Question, accepted: Number) -> Number:
 def _group_offers(
     question: Question, own: Built, room: Floats, solved: tuple[Count, float | None, Slower], needed: Needed
 ) -> Offers:
-    """Return the offers of a group; steps of the largest budget are the least held up, so that theirs bounds all."""
+    """Return the offers of a group; the bound of the largest budget holds for all budgets."""
     count, asked, slower = solved
     least = needed(own.group.sizes.astype(np.int64)) * (1 - 1e-9)
     left, most = np.flatnonzero(np.isfinite(least)), np.zeros((1, 0))
@@ -148,7 +149,7 @@ def _with_largest(question: Question, own: Built, bounds: Bounds, known: tuple[F
 
 
 def _with_each(question: Question, own: Built, bounds: Bounds, known: tuple[Floats, Floats]) -> Floats:
-    """Bounds of rows with every budget of the list, [budgets, rows]."""
+    """Return the bounds of rows with every listed budget, [budgets, rows]."""
     budgets, share = budgets_of(question), question.percentile / 100
     each, shape = bounds.with_budgets(budgets), (len(budgets), len(own.group.rows))
     room = np.concatenate([_room(question, own.group, np.full(shape[1], float(budget))) for budget in budgets])
@@ -165,9 +166,9 @@ def _kind(
     known: tuple[float | None, Slower],
     number: int,
 ) -> AggregatedKind:
-    """Return a row's kind.
+    """Return the kind of a row.
 
-    Args: ``costed`` are bounds [budgets, rows], guesses [rows] and steps of many sorts [3, sorts, 1 + budgets, rows].
+    Args: ``costed``: bounds [budgets, rows], guesses [rows] and steps of several sorts [3, sorts, 1 + budgets, rows].
     """
     row, (most, guess, sorts), (asked, slower) = group.rows[number], costed, known
     stages = int(row.strategy.pp)

@@ -1,4 +1,4 @@
-"""A decode row as a server: what it carries with the cap of its batch that suits it best."""
+"""A decode row as a server: its capacity with the best cap of its batch."""
 
 import math
 from collections.abc import Iterator
@@ -27,65 +27,65 @@ _MORE = 1.003
 
 @dataclass(frozen=True, eq=False)
 class DecodeKind:
-    """A decode row with each cap of its batch that fits and can be told from none at all.
+    """A decode row with each cap of its batch that fits in memory and may bind.
 
-    The largest whose full iteration keeps the TPOT limit carries most but where requests wait for room long enough to
-    miss the limit by it. Then smaller ones are tried too, whose requests run quicker, and larger ones, with which fewer
-    wait: a batch that is seldom full may be late when it is.
+    The largest cap whose full iteration keeps the TPOT limit usually carries most. If requests wait for a slot so long
+    that they miss the limit, other caps are tried: smaller ones run quicker, and larger ones let fewer requests wait (a
+    batch that is seldom full may exceed the limit when it is full).
     """
 
     full: DecodeServer
     room: int
-    """The largest batch that fits."""
+    """The largest batch that fits in memory."""
     _settled_on_trace: dict[int, tuple[float, DecodeServer]] = field(default_factory=dict)
-    """By instances."""
+    """Capacity on the trace and its server, by instances."""
 
     @property
     def row(self) -> Row:
-        """The row."""
+        """Strategy and expert layout."""
         return self.full.candidate.row
 
     @property
     def independent(self) -> bool:
-        """As the server is."""
+        """Whether the capacity of several instances is a multiple of one's, as for the server."""
         return self.full.independent
 
     @property
     def bound_per_second(self) -> float:
-        """What one instance can carry at most."""
+        """Upper bound on the rate of one instance."""
         return self.full.question.most_utilisation * self.full.candidate.requests_per_second
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of so many instances within the TPOT limit at any cap."""
+        """Largest rate of a pool of so many instances within the TPOT limit with any cap."""
         if not self.independent:
             return self._played(instances)[0]
         return instances * self._settled[0]
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within the TPOT limit."""
+        """Whether a pool of so many instances carries a rate within the TPOT limit."""
         if not self.independent:
             return any(server.pool_carries(instances, rate_per_second) for server in self._narrower)
         return self.pool_capacity(instances) >= rate_per_second
 
     def at(self, instances: int, rate_per_second: float | None = None) -> DecodeServer:
-        """Return the server with the cap that carries most, or is quickest at a rate of so many instances."""
+        """Return the server with the best cap for so many instances: largest capacity, or quickest at a rate."""
         if rate_per_second is None:
             return self.best if self.independent else self._played(instances)[1]
         return self._quickest(rate_per_second / instances, instances)[0]
 
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
-        """Mean time from a prompt's KV to its last token at a rate; infinite beyond the limit."""
+        """Mean time from the arrival of KV to the last token at a rate; infinite beyond the limit."""
         return self._quickest(rate_per_second / instances, instances)[1]
 
     @cached_property
     def _narrower(self) -> tuple[DecodeServer, ...]:
-        """The full server and some with smaller caps, on which a trace is played."""
+        """The servers on which a trace is played: the one with the largest cap and some with smaller caps."""
         least = int(self._caps[0][0])
         caps = dict.fromkeys(max(round(self.full.candidate.batch * part), least) for part in _PARTS)
         return tuple(self._server(cap) for cap in caps)
 
     def _played(self, instances: int) -> tuple[float, DecodeServer]:
-        """The largest rate of so many instances on a trace and the server that carries it."""
+        """The capacity of so many instances on a trace and the server that has it."""
         if instances not in self._settled_on_trace:
             best = self.full.pool_capacity(instances), self.full
             for server in self._narrower[1:]:
@@ -95,9 +95,9 @@ class DecodeKind:
         return self._settled_on_trace[instances]
 
     def _quickest(self, rate: float, instances: int) -> tuple[DecodeServer, float]:
-        """The largest cap lets fewest requests wait and finishes most of those that run, so it is the quickest.
+        """The quickest server: the largest cap, with which fewest requests wait and most are finished.
 
-        Where it misses the limit, the largest one that keeps it is taken.
+        Where it misses the limit, the largest cap that keeps the limit.
         """
         question, limit = self.full.question, self.full.question.tpot_seconds
         for server in self._largest_first(rate):
@@ -121,12 +121,12 @@ class DecodeKind:
 
     @property
     def best(self) -> DecodeServer:
-        """The server with the cap that carries most, out of every one."""
+        """The server with the cap that carries most."""
         return self._server(self._settled[1])
 
     @cached_property
     def _settled(self) -> tuple[float, int]:
-        """The largest rate and the cap that carries it."""
+        """The capacity and the cap that has it."""
         full = self.full
         if full.question.queueing == "mixserve":
             return full.single_capacity, full.candidate.batch
@@ -138,7 +138,7 @@ class DecodeKind:
         )
 
     def _carrying(self, rate: float) -> int | None:
-        """Return the cap with which most requests keep the limit at a rate; None where that is too few."""
+        """Return the cap with which most requests keep the limit at a rate; None where too few do."""
         batches, bounds = self._caps
         able = batches[bounds >= rate]
         if not able.size:
@@ -176,7 +176,7 @@ class DecodeKind:
 
     @cached_property
     def _caps(self) -> tuple[Ints, Floats]:
-        """Caps, [caps], and what bounds the rate at each."""
+        """Caps and upper bounds on their rates, each [caps]."""
         candidate, question = self.full.candidate, self.full.question
         batches = np.array([candidate.batch])
         if question.pin("decode").batch is None:
@@ -187,11 +187,11 @@ class DecodeKind:
 
     @cached_property
     def _widest(self) -> int:
-        """The largest cap that is tried: beyond it hardly ever would one more be running.
+        """The largest cap that is tried: a larger one would hardly ever bind.
 
-        At the bound about as many run as fill the instance; they vary as those of a queue without waiting do, and the
-        more the more an iteration slows down, by M / (1 - e) with e the elasticity of its time (``birth_death``): where
-        time grows linearly from that of the least batch, 1 - e is that time over the full one's.
+        At the bound about as many requests M run as fill the instance. Their variance is that of a queue without
+        waiting with slowing service, M / (1 - e), e the elasticity of iteration time (``birth_death``). Where the time
+        grows linearly from that of the least batch, 1 - e is that time over the time of the full batch.
         """
         candidate, groups = self.full.candidate, self._groups
         least = float(self._seconds(np.array([1.0]))[0])
@@ -205,7 +205,7 @@ class DecodeKind:
         return np.asarray(iteration(self.full.cost, spread, batches, kv, candidate.microbatches))
 
     def _server(self, cap: int) -> DecodeServer:
-        """Return the server with a cap; what keeps one from more is the TPOT limit, but where more do not fit."""
+        """Return the server with a cap, which the TPOT limit binds, or memory where a larger batch does not fit."""
         candidate, question = self.full.candidate, self.full.question
         if cap == candidate.batch:
             return self.full

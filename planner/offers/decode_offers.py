@@ -1,10 +1,9 @@
-"""Kinds of decode instances that columns are made of: every row that keeps the TPOT limit, with a bound on its rate.
+"""Offers of decode instances: every row that keeps the TPOT limit, with an upper bound on its rate.
 
-What a row finishes at the largest batch whose iteration keeps the limit is the most that it is planned to carry, with
-that batch or one that serves better (``offers.decode_kinds``). Requests per second rise with the batch, so a
-row whose memory is full is bounded by what it carries then, whatever its time per token. Most rows are so far behind
-others of their size that nobody needs to know more of them: their largest batch is looked for only when they are built.
-The leading rows of each size are known exactly, and in the order of what they carry.
+The bound of a row is its throughput at the largest batch whose iteration keeps the limit; the best batch is chosen
+later (``offers.decode_kinds``). Throughput rises with the batch, so the batch that fills the memory is a bound too.
+Most rows are far behind others of their size, so their largest batch is computed only when they are built. It is known
+for the leading rows of each size, which are therefore in the right order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,20 +37,20 @@ from planner.question import Question
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 
 LEADING = 10
-"""Rows of each size of which the largest batch is always known: as many as anything asks for by their order."""
+"""Leading rows of each size whose largest batch is always computed; no caller uses the order of more."""
 FEW = 1000
-"""Rows of which all are known: fewer are not worth a choice."""
+"""Number of rows up to which the largest batch of all is computed."""
 _LIKELY = 0.9
-"""Part of what leading rows are thought to carry that a bound must reach for the row to be looked at again."""
+"""Part of the leading rows' likely rate that the bound of a row must reach for a second, closer bound."""
 _NEARER = 0.95
-"""The same where bounds are known from batches near the largest."""
+"""Part of the leading rows' likely rate that this second bound must reach."""
 _BEYOND = 1.02
-"""How far beyond the likely batch the next one is tried: where it is late, it bounds what the row carries."""
+"""Next batch to try over the likely batch: it probably misses the limit, and then bounds the row."""
 
 
 @dataclass(slots=True)
 class _Ends:
-    """Batches that enclose the largest within the limit, and seconds of an iteration there, [rows]."""
+    """Batches that enclose the largest batch within the limit, and their iteration seconds, each [rows]."""
 
     low: Floats
     below: Floats
@@ -59,29 +58,29 @@ class _Ends:
     above: Floats
 
     def crossing(self, limit: Floats) -> Floats:
-        """Where the line between both meets the limit."""
+        """Batch at which the line between both ends meets the limit."""
         part = (limit - self.below) / np.maximum(self.above - self.below, 1e-12)
         return self.low + np.clip(part, 0.0, 1.0) * (self.high - self.low)
 
     def of(self, rows: Ints) -> "_Ends":
-        """Return those of some rows."""
+        """Return the ends of some rows."""
         return _Ends(self.low[rows], self.below[rows], self.high[rows], self.above[rows])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Table:
-    """Rows of one group, [rows]: what they carry at most, and the largest batch within the limit where it is known."""
+    """Rows of one group: bounds on their rates, and their largest batches within the limit where known, [rows]."""
 
     question: Question
     group: Group
     times: dict[int, IterationTime]
-    """By microbatches, fewest first."""
+    """Iteration times by microbatches, fewest first."""
     limit: Floats
     room: Floats
     alone: Floats
-    """Seconds of an iteration with one request per stage and microbatch, of which there are the fewest."""
+    """Seconds of an iteration with the fewest microbatches and one request per stage and microbatch."""
     ends: dict[int, _Ends]
-    """By microbatches. The low end may be that of another number of them; the high one is late, or all that fits."""
+    """Ends by microbatches; a low end may come from other microbatches, a high end is late or the most that fits."""
     batch: Floats
     seconds: Floats
     microbatches: Ints
@@ -89,14 +88,14 @@ class _Table:
 
     @property
     def most(self) -> Floats:
-        """Requests per second of the largest batch where that is known, and of one that is late elsewhere."""
+        """Upper bound on requests per second: at the largest batch where known, else at a batch beyond the limit."""
         known = self._rate(self.batch, np.where(self.batch > 0, self.seconds, np.inf))
         late = [np.where(self.holds(parts), self._rate(own.high, own.above), 0.0) for parts, own in self.ends.items()]
         return np.where(self.known, known, np.maximum.reduce(late))
 
     @property
     def likely(self) -> Floats:
-        """About what rows carry."""
+        """Estimate of the requests per second of rows."""
         found = np.maximum.reduce([own.crossing(self.limit) for own in self.ends.values()])
         return np.where(self.known, self.most, self._rate(found, self.limit))
 
@@ -105,7 +104,7 @@ class _Table:
         return least_batch(self.group, microbatches) <= self.room
 
     def narrow(self, rows: Ints) -> None:
-        """Try some rows at batches that are likely a little late."""
+        """Evaluate some rows at batches that probably just miss the limit."""
         limit, times = self.limit[rows], self._times(rows)
         for parts, ends in self.ends.items():
             own = ends.of(rows)
@@ -116,7 +115,7 @@ class _Table:
             ends.low[fine], ends.below[fine] = tried[took <= limit], took[took <= limit]
 
     def settle(self, rows: Ints) -> None:
-        """Find the largest batch of some rows, with the microbatches that allow it; of the same batch, the quicker."""
+        """Find the largest batch of some rows and its microbatches; for equal batches, the quicker number."""
         batch, seconds, chosen = np.zeros(rows.size), np.full(rows.size, np.inf), np.ones(rows.size, dtype=np.int64)
         times = self._times(rows)
         for parts, ends in self.ends.items():
@@ -132,10 +131,10 @@ class _Table:
         self.batch[rows], self.seconds[rows], self.microbatches[rows], self.known[rows] = batch, seconds, chosen, True
 
     def _largest(self, rows: Ints, measure: IterationTime, least: Floats) -> tuple[Floats, Floats]:
-        """Return the largest batch of some rows within the limit, at ``least`` or more, and its seconds; 0 for none.
+        """Return the largest batch of some rows within the limit, ``least`` or more, and its seconds; 0 for none.
 
-        The numbers beside where a line between the ends meets the limit are tried first, and where some batch is known
-        the first ones that no other microbatches do.
+        Tried first are the integers next to the linear crossing of the limit, and the integers just above the largest
+        batch of other microbatches.
         """
         parts = measure.microbatches
         limit, ends = self.limit[rows], self.ends[parts].of(rows)
@@ -160,7 +159,7 @@ class _Table:
 
 
 def decode_offers(question: Question, rows: list[Row], count: Count, slowest_seconds: float) -> Offers:
-    """Return the decode instances that keep the TPOT limit with one request per stage or more."""
+    """Return the offers of decode instances that keep the TPOT limit with at least one request per stage."""
     tables = [_bounded(question, each, count) for each in built(question, "decode", rows)]
     found = [table for table in tables if table is not None]
     _settle_leading(found, question.goal.timed)
@@ -168,7 +167,7 @@ def decode_offers(question: Question, rows: list[Row], count: Count, slowest_sec
 
 
 def _bounded(question: Question, whole: Built, count: Count) -> _Table | None:
-    """Return the rows that hold a request, with what they carry at most; those that fill their memory are known."""
+    """Return the rows that hold a request, with bounds on their rates; those that memory limits are exact."""
     room, batch = largest_room(whole.group, 1, reserved_kv_tokens(question.workload)), question.pin("decode").batch
     if batch is not None:
         room = np.where(room >= batch, float(batch), 0.0)
@@ -210,10 +209,10 @@ def _bounded(question: Question, whole: Built, count: Count) -> _Table | None:
 
 
 def _settle_leading(tables: Sequence[_Table], all_rows: bool) -> None:
-    """Find the largest batch of the leading rows of each size, and of those that may keep the limit with no request.
+    """Find the largest batch of the leading rows of each size, and of rows that may not keep the limit at all.
 
-    Rows that seem to lead are tried at a batch that bounds them closely. Then those that still do are settled, and
-    those whose bound reaches what the last of the leading ones carries.
+    Rows that seem to lead are evaluated at a batch that bounds them closely. Then those that still seem to lead are
+    settled, and all whose bound reaches the rate of the last leading row.
     """
     if not tables:
         return
@@ -243,7 +242,7 @@ def _settle_leading(tables: Sequence[_Table], all_rows: bool) -> None:
 
 
 def _carried_by_leading(sizes: Floats, carried: Floats) -> Floats:
-    """Return for each row what the last of the leading rows of its size carries; 0 where there are not as many."""
+    """Return for each row the rate of the last leading row of its size; 0 where there are fewer."""
     order = np.lexsort((-carried, sizes))
     ordered = sizes[order]
     last = np.searchsorted(ordered, sizes) + LEADING - 1
@@ -252,7 +251,7 @@ def _carried_by_leading(sizes: Floats, carried: Floats) -> Floats:
 
 
 def _offers(question: Question, table: _Table, slowest_seconds: float, count: Count) -> Offers:
-    """Return the rows of a table that keep the limit: a full batch bounds what each carries."""
+    """Return the offers of a table's rows that keep the limit; the largest batch bounds the rate of each."""
     keep = np.flatnonzero(~table.known | (table.batch > 0))
     if not keep.size:
         return Offers.none()

@@ -1,7 +1,7 @@
-"""The whole number that serves best: budgets of a prefill pass, requests of a decode batch.
+"""The best integer: prompts of a prefill pass, requests of a decode batch.
 
-Latency mostly falls and then rises: a small pass or batch leaves requests waiting, a large one makes those beside them
-wait. Where that may be taken for granted only as many are measured as close in on the least.
+Latency mostly falls and then rises: with a small pass or batch requests wait for their turn, with a large one for each
+other. Where latency is unimodal, a section search measures only a few integers.
 """
 
 import math
@@ -20,13 +20,13 @@ def largest_carried(
     capacity: Callable[[int, float], float],
     least_rate: float,
 ) -> tuple[float, int]:
-    """Return the largest rate that any number carries, and that number: none carries one that is ``STEP`` larger.
+    """Return the largest rate that any integer carries, to within ``STEP``, and that integer.
 
     Args:
-        known: a number and the most that it carries, to begin with.
-        another: finds a number that carries a rate, given the one that was chosen last; None where none does.
-        capacity: what a number carries, given a rate that it does.
-        least_rate: below which rates are not told apart.
+        known: (capacity, integer) to begin with.
+        another: finds an integer that carries a rate, given the last choice; None where none does.
+        capacity: capacity of an integer, given a rate that it carries.
+        least_rate: rate below which all capacities count as equal.
 
     >>> largest_carried((1.0, 0), lambda rate, n: 7 if rate <= 7 else None, lambda n, rate: 7.0, 0.0)
     (7.0, 7)
@@ -38,10 +38,10 @@ def largest_carried(
 
 
 def least_of(measure: Measure, low: int, high: int) -> tuple[int, float]:
-    """Return a number from ``low`` to ``high`` with the least measure, and that; infinite where all are.
+    """Return an integer from ``low`` to ``high`` with the least measure, and that measure; infinite where all are.
 
-    The measure falls and then rises, and may be infinite at either end. Where two numbers measure alike within a
-    millionth, all between are taken to.
+    The measure falls and then rises, and may be infinite at either end. Where two integers have the same measure within
+    a millionth, all between count as equal.
 
     >>> least_of(lambda n: abs(n - 40) + 1.0, 1, 1000)
     (40, 1.0)
@@ -66,7 +66,7 @@ def least_of(measure: Measure, low: int, high: int) -> tuple[int, float]:
 
 
 def _inner(low: int, high: int, tried: int) -> tuple[int, int]:
-    """Return two different numbers inside a range, one of them ``tried`` where that divides it well."""
+    """Return two different integers inside a range, one of them ``tried`` where that divides it well."""
     span = high - low
     one, other = high - round(span * _GOLDEN), low + round(span * _GOLDEN)
     if span >= 4 and low + span // 4 <= tried <= high - span // 4:

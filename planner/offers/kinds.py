@@ -1,9 +1,9 @@
-"""A kind of instance as a server: what it carries with the budget of a pass, or the cap of a batch, that suits it best.
+"""A prefill row as a server: its capacity with the best budget of a pass.
 
-A row of the search says how an instance is cut over its devices; how much it takes at once is chosen here, out of
-every whole number that keeps the limit and fits, once the row matters (``programme.columns``). Bounds leave out numbers
-that cannot carry what is wanted. The others are solved in closed form, large ones a twelfth apart; where instances are
-played, a list of budgets is played on few requests, and those that may carry most on many.
+A row of the search is a strategy and a layout. Once the row matters (``programme.columns``), its budget is chosen here
+from every integer that keeps the limit and fits. Bounds prune budgets that cannot carry the rate. The others are solved
+in closed form, large ones a twelfth apart; where instances are played, listed budgets are played on few requests, and
+those that may carry most on many.
 """
 
 import math
@@ -39,13 +39,13 @@ from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.serving.played import EVENLY, FEW, SURE, PlayedPrefill
 
-# Prompts of a group up to which every budget is tried, and then those that are one in so many apart.
+# Every budget up to so many prompts per group is tried, then budgets a twelfth apart.
 _EACH = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """Prompts of a DP group that a pass may hold, microbatches and seconds of a full pass, bounds; [budgets]."""
+    """Prompts per DP group and pass, microbatches and seconds of a full pass, bounds on the rate; each [budgets]."""
 
     prompts: Ints
     microbatches: Ints
@@ -53,16 +53,16 @@ class Budgets:
     bound_per_second: Floats
     guess_per_second: Floats
     places: Ints
-    """Among those that were costed."""
+    """Indices among the costed budgets."""
 
     @classmethod
     def listed(
         cls, question: Question, held: tuple[Ints, Bools], passes: tuple[Floats, Ints], most: Floats, longest: float
     ) -> Self:
-        """Return those of a list whose full pass keeps the limit and fits, and the first.
+        """Return the listed budgets whose full pass keeps the limit and fits, and the first in any case.
 
-        Args: prompts of a DP group and whether they fit, seconds of a pass and microbatches, prompts per second that no
-        stream of passes exceeds; [budgets] each. Seconds of the longest prompt alone.
+        Args: ``held``: prompts per DP group, whether they fit; ``passes``: seconds of a pass, microbatches; ``most``:
+        upper bound on prompts per second; each [budgets]. ``longest``: seconds of the longest prompt alone.
         """
         (prompts, fits), (seconds, microbatches) = held, passes
         keep = np.flatnonzero(fits & ((seconds <= question.ttft_seconds) | (prompts == prompts[0])))
@@ -78,11 +78,11 @@ class Budgets:
 
 @dataclass(frozen=True, eq=False)
 class PrefillKind:
-    """A prefill row with each count of prompts per pass; ``most_prompts`` of a group is where a pass is known late.
+    """A prefill row with each budget of prompts per pass; passes of ``most_prompts`` per group are known to be late.
 
-    Prompts that all are alike fill any budget of tokens with whole ones, so whole numbers of prompts are all budgets
-    there are; of prompts that differ those of ``PROMPTS_PER_PASS`` mean ones are tried. Rows that do not hold a whole
-    prompt take it in ``chunks``, and then one at a time.
+    Equal prompts fill a token budget with whole prompts, so every budget is a number of prompts. For unequal prompts
+    the budgets are ``PROMPTS_PER_PASS`` mean prompts. A row that does not hold a whole prompt takes one at a time, in
+    ``chunks``.
     """
 
     question: Question
@@ -93,22 +93,22 @@ class PrefillKind:
     cost: StepCost = field(repr=False)
     """Step cost of the row, stacked: for many loads at once."""
     costed: Budgets = field(repr=False)
-    """The budgets of the list that all rows are costed at."""
+    """The listed budgets, at which all rows are costed."""
     passes: Passes = field(repr=False)
     slower: Slower = field(repr=False)
-    """What is known of all candidates that are played."""
+    """Late instances of all played candidates."""
     _servers: dict[int, PrefillServer] = field(default_factory=dict)
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
-    """By instances: the rate of the pool and the place of the budget that carries it."""
+    """By instances: the capacity of the pool and the index of its budget."""
 
     @property
     def independent(self) -> bool:
-        """No: arrivals that are dealt out in turn are the more even the more instances take them."""
+        """False: arrivals dealt in turn are more even the more instances there are."""
         return False
 
     @cached_property
     def budgets(self) -> Budgets:
-        """Every budget whose full pass keeps the limit and fits, and the smallest of all; where played, of a list."""
+        """Every budget whose full pass keeps the limit and fits, and the smallest; where played, only listed ones."""
         if self._played:
             return self.costed
         question, deployment, ranks = self.question, self.deployment, self.row.strategy.attention_dp
@@ -129,7 +129,7 @@ class PrefillKind:
 
     @property
     def bound_per_second(self) -> float:
-        """What one of any number of instances can carry at most."""
+        """Upper bound on the rate of one instance, whatever their number."""
         return float(self.budgets.bound_per_second.max(initial=0.0))
 
     @property
@@ -139,7 +139,7 @@ class PrefillKind:
         return question.queueing != "mixserve" and not has_closed_form(question.workload, self.chunks)
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within the TTFT limit at some budget."""
+        """Whether a pool of so many instances carries a rate within the TTFT limit with some budget."""
         if not self._played:
             return self._carrying(instances, rate_per_second) is not None
         each = rate_per_second / instances
@@ -155,9 +155,9 @@ class PrefillKind:
         return False
 
     def _early(self, instances: int, each: float) -> list[int]:
-        """Return the budgets that few requests do not tell to be late in one of so many instances, the likely first.
+        """Return the budgets that are not surely late on few requests in one of so many instances, the likely first.
 
-        Of instances to which requests come evenly the first one: it tells that not all are late.
+        With evenly spaced arrivals only the first is returned: it shows that not all are late.
         """
         able = self._able_places(1, each)
         known = self.slower.late(self.passes, instances, each)[self.budgets.places]
@@ -169,7 +169,7 @@ class PrefillKind:
         return found
 
     def _remember(self, late: Sequence[int], instances: int, each: float) -> None:
-        """Note that an instance is late with some budgets; few requests at least tell by how much."""
+        """Record that an instance is late with some budgets, with the excess on few requests."""
 
         def excess() -> Floats:
             found = np.zeros(self.passes.budgets)
@@ -181,7 +181,7 @@ class PrefillKind:
         self.slower.add(self.passes, instances, each, excess)
 
     def _able_places(self, instances: int, rate: float) -> list[int]:
-        """Return the budgets whose bound is not below a rate, the likely best first."""
+        """Return the indices of budgets whose bound is at least a rate, the likely best first."""
         return self._likely_first(np.flatnonzero(self._able(instances, rate)).tolist())
 
     def _player(self, place: int) -> PlayedPrefill:
@@ -190,17 +190,17 @@ class PrefillKind:
         return player
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of so many instances within the TTFT limit at any budget; 0 where there is none."""
+        """Largest rate of a pool of so many instances within the TTFT limit with any budget; 0 where there is none."""
         return self._settled(instances)[0]
 
     def at(self, instances: int, rate_per_second: float | None = None) -> PrefillServer:
-        """Return the server with the budget that carries most in so many instances, or is quickest at a rate."""
+        """Return the server with the best budget for so many instances: largest capacity, or quickest at a rate."""
         if rate_per_second is not None:
             return self.server(self._quickest(instances, rate_per_second)[0])
         return self.server(self._settled(instances)[1])
 
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
-        """Mean time from arrival to the KV's, at the budget that is quickest at a rate; infinite beyond the limit."""
+        """Mean time from a request's arrival to its KV's with the quickest budget; infinite beyond the limit."""
         return self._quickest(instances, rate_per_second)[1]
 
     def _quickest(self, instances: int, rate: float) -> tuple[int, float]:
@@ -223,7 +223,7 @@ class PrefillKind:
         return place, found + float(transfer_seconds(self.question, self.deployment))
 
     def server(self, place: int) -> PrefillServer:
-        """Return the server with one of the budgets, by its place."""
+        """Return the server with a budget, by its index."""
         if place not in self._servers:
             self._servers[place] = PrefillServer(self.question, self._candidate(place), self.cost, self._times)
         return self._servers[place]
@@ -250,7 +250,7 @@ class PrefillKind:
         )
 
     def _settled(self, instances: int) -> tuple[float, int]:
-        """The largest rate and where among the budgets it is carried."""
+        """The capacity and the index of its budget."""
         if instances not in self._best and self._played:
             self._best[instances] = self._best_played(instances)
         if instances not in self._best:
@@ -265,7 +265,7 @@ class PrefillKind:
         return self._best[instances]
 
     def _best_played(self, instances: int) -> tuple[float, int]:
-        """Play the budgets on few requests, and those that they do not tell to carry less on many."""
+        """Play all budgets on few requests, then on many requests those that may carry most."""
         few: dict[int, float] = {}
         for place in self._likely_first(list(range(self.budgets.prompts.size))):
             player, best = self._player(place), max(few.values(), default=0.0)
@@ -286,12 +286,12 @@ class PrefillKind:
         return sorted(places, key=lambda place: -float(self.budgets.guess_per_second[place]))
 
     def _capacity(self, place: int, instances: int, about: float) -> float:
-        """Largest rate at one budget; a run over a sample may pass the bound by the sample's error."""
+        """Capacity with one budget; a played capacity may exceed the bound by its sampling error."""
         most = float(self.budgets.bound_per_second[place]) * instances
         return min(self.server(place).pool_capacity(instances, about), most)
 
     def _tail(self, place: int, instances: int, rate: float) -> float:
-        """TTFT at the percentile at one budget; infinite past its bound or the most utilisation."""
+        """TTFT at the percentile with one budget; infinite beyond its bound or the utilisation limit."""
         server, each = self.server(place), rate / instances
         if not self._able(instances, rate)[place] or each > server.most_per_second * (1 + 1e-9):
             return math.inf
@@ -313,8 +313,7 @@ class PrefillKind:
     def _told_apart(self, able: Ints, rate: float, instances: int) -> Ints:
         """Return the budgets whose queues differ at a rate of each instance.
 
-        Budgets beyond what waits at any time let the same passes begin, and of large ones those stand for others that
-        are a twelfth apart.
+        Budgets beyond the most waiting prompts give the same passes; large budgets are thinned to a twelfth apart.
         """
         prompts, counts = self.budgets.prompts[able], self.budgets.microbatches[able]
         reach = self.server(int(able[-1])).most_waiting(rate, instances)
@@ -325,10 +324,10 @@ class PrefillKind:
 
 
 def likely_rate(question: Question, saturated: Floats, seconds: Floats, longest: Floats | float) -> Floats:
-    """About what an instance carries with passes that are full after so long, and carry so many prompts per second.
+    """Estimate an instance's capacity from the seconds of a full pass and the prompts per second of full passes.
 
-    A prompt waits for the rest of one pass and then for its own: equal ones are late where that is longer than half the
-    limit. Where prompts differ, the longest leaves the others little of the limit to wait in.
+    A prompt waits for the rest of the running pass, then for its own: equal prompts are late if a pass is longer than
+    half the limit. If prompts differ, the longest prompt leaves little of the limit for waiting.
     """
     limit = question.ttft_seconds
     share = np.maximum(limit - longest, 0.0) / (limit + seconds) if varied(question) else limit / (2 * seconds)

@@ -1,6 +1,6 @@
-"""Kinds of instances that a role could be made of: what each may carry at most, and the queue that tells what it does.
+"""Offers: candidates of a role with upper bounds on their rates, and servers that compute their capacities.
 
-Thousands are made as arrays in one go; a queue is built for the few that a plan could use.
+Thousands of offers are made as arrays; a server is built for the few that a plan could use.
 """
 
 from bisect import bisect_right
@@ -16,44 +16,44 @@ from planner.instances.least import Least
 
 
 class Server(Protocol):
-    """What a kind of instance carries."""
+    """Computes the capacity of instances of one kind."""
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of so many instances within the limits; 0 where there is none."""
+        """Largest rate of a pool of so many instances within the limits; 0 where there is none."""
         ...
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether so many instances carry a rate within the limits."""
+        """Whether a pool of so many instances carries a rate within the limits."""
         ...
 
     def at(self, instances: int, rate_per_second: float | None = None) -> object:
-        """The queue with the budget or cap with which so many instances carry most: what a plan is made of.
+        """The server with the budget or cap with which so many instances carry most; a plan is made of it.
 
-        With a rate, the one that is quickest at it.
+        With a rate, the server that is quickest at it.
         """
         ...
 
     @property
     def independent(self) -> bool:
-        """Whether several instances carry just several times what one does."""
+        """Whether the capacity of several instances is a multiple of that of one."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Offers:
-    """Kinds of instances as arrays, [offers]; thousands of them are made in one go and few are ever built."""
+    """Candidates as arrays, [offers]; thousands are made at once, and few servers are ever built."""
 
     devices: Ints
     bound_per_second: Floats
-    """What one of any number of instances can carry at most."""
+    """Upper bound on the rate of one instance, whatever their number."""
     guess_per_second: Floats
-    """About what it does carry: it only decides what is solved first."""
+    """Estimate of the capacity of one instance; it only decides what is solved first."""
     layers: Ints
-    """[offers, 2]: attention TP and pipeline stages, what two roles must agree on in some engines."""
+    """[offers, 2]: attention TP and pipeline stages; in some engines both roles must agree on them."""
     build: Callable[[int], Server]
-    """Makes the server of one by its number."""
+    """Makes the server of an offer by its index."""
     least: Least | None = None
-    """How long requests take at least; None where nobody asks for the quickest."""
+    """Lower bounds on a request's time; None unless latency is the objective."""
 
     def __len__(self) -> int:
         return int(self.devices.size)
@@ -82,7 +82,7 @@ class Offers:
 
     @property
     def alone_seconds(self) -> Floats:
-        """What a request alone takes at least, [offers]; of none where nobody asks for the quickest."""
+        """Least seconds of a request alone, [offers]; empty unless latency is the objective."""
         return np.zeros(0) if self.least is None else self.least.alone + self.least.fixed
 
     def select(self, index: Ints) -> "Offers":
@@ -97,17 +97,17 @@ class Offers:
         )
 
     def with_layers(self, allowed: set[tuple[int, int]]) -> "Offers":
-        """Return those whose attention TP and stages are among ``allowed``."""
+        """Return the offers whose (attention TP, pipeline stages) are in ``allowed``."""
         return self.select(np.flatnonzero([(tp, pp) in allowed for tp, pp in self.layers.tolist()]))
 
     def leading(self, most: int) -> list[int]:
-        """Return the offers that carry most per device at their bounds, at most so many."""
+        """Return the offers with the largest bounds per device, at most so many."""
         return [int(number) for number in np.argsort(-self.bound_per_second / self.devices, kind="stable")[:most]]
 
     def leading_of_each_size(self, most: int) -> list[int]:
-        """Return of each number of devices the offers that carry most at their bounds, at most so many, the best first.
+        """Return for each number of devices the offers with the largest bounds, at most so many, the best first.
 
-        Most is carried per device by the first.
+        The first offer has the largest bound per device.
         """
         order = np.lexsort((-self.bound_per_second, self.devices))
         sizes = self.devices[order]
@@ -117,11 +117,11 @@ class Offers:
 
 
 def _of_parts(starts: list[int], builds: list[Callable[[int], Server]], number: int) -> Server:
-    """Make the server of an offer of parts that stand one after the other."""
+    """Make the server of an offer, given the first index and the builder of each part."""
     part = bisect_right(starts, number) - 1
     return builds[part](number - starts[part])
 
 
 def _of_some(index: Ints, build: Callable[[int], Server], number: int) -> Server:
-    """Make the server of one of the offers that ``index`` keeps."""
+    """Make the server of an offer, given its index in the selection ``index``."""
     return build(int(index[number]))

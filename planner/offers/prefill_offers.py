@@ -1,8 +1,7 @@
-"""Kinds of prefill instances that columns are made of: every row that keeps the TTFT limit, with a bound on its rate.
+"""Offers of prefill instances: every row that keeps the TTFT limit, with an upper bound on its rate.
 
-Everything here is costed on arrays; queues come later, for the rows that a plan could use (``programme.columns``), and
-with them the budget that suits a row (``offers.kinds``). None is left out for being like another: what a row carries
-at most decides whether it is looked at.
+All rows are costed as arrays. Queues are solved later, for the rows that a plan could use (``programme.columns``), and
+with them the budget of a row is chosen (``offers.kinds``). Only its bound decides whether a row is solved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,10 +37,10 @@ POINTS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PrefillTable:
-    """Rows of one group; seconds of full passes with ``prompts`` of a DP group, [rows, budgets].
+    """Rows of one group: seconds of full passes with ``prompts`` per DP group, [rows, budgets].
 
-    ``fits`` is whether memory holds them; ``single`` [rows] is a pass with one prompt in the whole instance, and
-    ``longest`` one with as long a prompt as may not be late.
+    ``fits`` is whether memory holds them. ``single`` [rows] is the seconds of a pass with one prompt in the whole
+    instance, ``longest`` [rows] those of the longest prompt that must be in time.
     """
 
     group: Group
@@ -52,27 +51,27 @@ class _PrefillTable:
     single: Floats
     longest: Floats
     saturated: Floats
-    """[rows, budgets] prompts per second that no stream of passes exceeds."""
+    """Upper bound on prompts per second, [rows, budgets]."""
     microbatches: Ints
-    """[rows, budgets] of the quickest pass."""
+    """Microbatches of the quickest pass, [rows, budgets]."""
     cost: StepCost
 
 
 def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
-    """Return the prefill instances that keep the TTFT limit with one prompt; rows that hold none whole take parts."""
+    """Return the offers of prefill instances that keep the TTFT limit with one prompt, in chunks where it must be."""
     return timely_offers(question, prefill_tables(question, rows, count), Slower())
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTables:
-    """What passes of rows take, up to those that do not keep a TTFT limit: enough for all tighter ones too."""
+    """Pass seconds of rows, up to the first budget beyond a TTFT limit; they serve every tighter limit too."""
 
     ttft_seconds: float
     tables: tuple[_PrefillTable, ...]
 
 
 def prefill_tables(question: Question, rows: list[Row], count: Count) -> PrefillTables:
-    """Return what passes of rows take; of no limit but that on TTFT anything depends."""
+    """Return the pass seconds of rows; of all limits they depend on that of TTFT alone."""
     tables: list[_PrefillTable] = []
     for whole in built(question, "prefill", rows):
         for passes, held in _by_passes(question, whole.group):
@@ -82,22 +81,22 @@ def prefill_tables(question: Question, rows: list[Row], count: Count) -> Prefill
 
 
 def timely_offers(question: Question, costed: PrefillTables, slower: Slower) -> Offers:
-    """Return the instances of the same question, with that TTFT limit or a tighter one, that keep it with one prompt.
+    """Return the offers that keep the question's TTFT limit, which may be tighter than that of the costed tables.
 
-    ``slower`` is what is known of other engines and number formats: all prefill alike but for the time of a pass.
+    ``slower`` holds late instances, also of other engines and formats: they differ in the time of a pass alone.
     """
     return Offers.joined([_prefill_kinds(question, table, slower) for table in costed.tables])
 
 
 Passed = tuple[tuple[int, ...], int]
-"""Whole prompts of a DP group that a pass may take, and the parts that one is cut into."""
+"""Whole prompts per DP group and pass, and chunks per prompt."""
 
 
 def _by_passes(question: Question, group: Group) -> Iterator[tuple[Passed, Ints]]:
-    """Yield the rows that hold a whole prompt, those that need it in two parts, in three, and so on.
+    """Yield the rows that hold a whole prompt, then those that need two chunks, three chunks, and so on.
 
-    More parts than needed never shorten its passes: each reads weights and the earlier parts' KV anew. Where the
-    tokens of a pass are given, they say how many prompts a group takes, or in how many parts.
+    More chunks than needed never save time: each reads the weights and the KV of earlier chunks again. Given tokens per
+    pass decide the prompts per group, or the chunks per prompt.
     """
     given, prompt = question.pin("prefill").tokens, question.workload.input_tokens.mean
     if given is not None:
@@ -115,7 +114,7 @@ def _by_passes(question: Question, group: Group) -> Iterator[tuple[Passed, Ints]
 
 
 def _by_parts(question: Question, group: Group) -> Iterator[Ints]:
-    """Yield the rows that hold a whole prompt, in two parts, in three, and so on."""
+    """Yield the rows that hold a whole prompt, then those that need two chunks, three chunks, and so on."""
     finest, left = max(int(question.workload.input_tokens.mean / SHORTEST_CHUNK_TOKENS), 1), np.arange(len(group.rows))
     for chunks in range(1, finest + 1):
         if not left.size:
@@ -127,7 +126,7 @@ def _by_parts(question: Question, group: Group) -> Iterator[Ints]:
 
 
 def _prefill_table(question: Question, own: Built, passed: Passed, count: Count) -> _PrefillTable:
-    """Cost every row at every budget, until it does not keep the limit with as many prompts."""
+    """Cost every row at rising budgets until it misses the limit."""
     (prompts, chunks), group, cost = passed, own.group, own.cost
     budgets = np.array(prompts, dtype=np.int64)
     shape = len(group.rows), budgets.size
@@ -159,7 +158,7 @@ def _prefill_table(question: Question, own: Built, passed: Passed, count: Count)
 
 @dataclass(frozen=True, slots=True)
 class _Passes:
-    """Passes of the rows of a group, each prompt in ``chunks``, with the microbatches that take the least time."""
+    """Passes of the rows of a group, each prompt in ``chunks``, with the quickest number of microbatches."""
 
     question: Question
     group: Group
@@ -173,7 +172,7 @@ class _Passes:
         return np.asarray(np.minimum.reduce([self._seconds(1.0, 1.0 / ranks, parts) for parts in self._microbatches]))
 
     def longest(self) -> Floats:
-        """Seconds of the longest prompts that may not be late, alone, [rows]; nothing where prompts are alike."""
+        """Seconds of the longest prompt that must be in time, alone, [rows]; 0 where prompts are equal."""
         ranks = np.broadcast_to(np.asarray(self.group.deployment.strategy.attention_dp), len(self.group.rows))
         if not varied(self.question):
             return np.zeros(ranks.shape)
@@ -182,9 +181,9 @@ class _Passes:
         return np.asarray(np.minimum.reduce(found))
 
     def full(self, prompts: Floats) -> tuple[Floats, Bools, Floats, Ints]:
-        """Seconds, whether memory holds it, prompts per second that no stream of such passes exceeds, microbatches.
+        """Return seconds, whether memory holds the pass, the bound on prompts per second, and microbatches.
 
-        Args: ``prompts`` of a DP group [budgets, 1]. Returns four of [budgets, rows].
+        Args: ``prompts`` per DP group, [budgets, 1]. Each result is [budgets, rows].
         """
         question, deployment = self.question, self.group.deployment
         ranks, shape = np.asarray(deployment.strategy.attention_dp), (prompts.size, len(self.group.rows))
@@ -215,11 +214,11 @@ class _Passes:
 
 
 def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> Offers:
-    """Return the rows of a table that keep the limit with one prompt in the instance, and what bounds each.
+    """Return the offers of a table's rows that keep the limit with one prompt in the instance, with their bounds.
 
-    Between the last budget that is known to be good, a, and the first that is not, b, a row carries at most what b
-    does, for a pass takes the less per prompt the more it has, and at most b - 1 prompts in the seconds of a. Where
-    even one prompt per group is late, passes that are not full may still be in time.
+    Let a be the last costed budget within the limit and b the first beyond it. Seconds per prompt fall with the budget,
+    so between them a row carries at most the rate of b, and at most b - 1 prompts in the seconds of a. Where even one
+    prompt per group is late, partly filled passes may still be in time.
     """
     number = table.single.size
     ranks = np.broadcast_to(np.asarray(table.group.deployment.strategy.attention_dp, dtype=np.float64), number)
@@ -246,11 +245,10 @@ def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> 
 
 
 def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> Ints:
-    """Return the rows that keep the limit with one prompt alone, and with a long one where prompts differ, less those
-    that are beaten.
+    """Return the rows that keep the limit with one prompt alone (a long one where prompts differ), less dominated rows.
 
-    Their queues take long and their bounds are loose, so of rows of one size and as many groups those are left out
-    that another matches at one prompt and at every budget costed.
+    Queues take long and bounds are loose. So a row is left out if another of equal size and number of groups is no
+    slower with one prompt and at every costed budget.
     """
     able = np.flatnonzero((table.single <= question.ttft_seconds) & (table.longest <= question.ttft_seconds))
     if not varied(question):
@@ -262,7 +260,7 @@ def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> I
 
 
 def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) -> Least:
-    """Return how long prompts take at least; where they differ, as long as one of mean length alone."""
+    """Return lower bounds on the time of a prompt; where prompts differ, the time of a mean prompt alone."""
     number = table.single.size
     fixed = np.broadcast_to(np.asarray(transfer_seconds(question, table.group.deployment), dtype=np.float64), number)
     held, seconds = np.ones((number, 1)), table.single[:, None]

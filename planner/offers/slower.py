@@ -1,13 +1,13 @@
-"""Candidates that are late because others are whose passes are nowhere slower: time that runs more slowly.
+"""Candidates that must be late because a candidate with passes no slower is late, by scaling time.
 
-Instances with as many DP ranks and the same token budget take prompts into passes or steps alike. Where every pass of
-one takes at least x times as long as those of another, it is the other one in a time that runs x times as slowly, or
-slower: at a rate r its latencies are at least x times those of the other at x r.
+Instances with equal DP ranks and token budget take the same prompts into passes or steps. If every pass of instance A
+takes at least x times as long as that of B, then A behaves like B with its clock slowed by at least x: the latencies of
+A at rate r are at least x times those of B at rate x r.
 
-Where requests go to the ranks in turn, each rank has its own, and all leave a step together. Without some of its ranks
-and their requests an instance has the same left to do, and its steps last no longer, for they last as long as those of
-the slowest rank. So it is no less late than one of fewer ranks at the same rate of a rank, which gets its requests the
-more evenly the more ranks all instances have.
+If requests are dealt to ranks in turn, each rank has its own requests, and all ranks end a step together with the
+slowest. Without some of its ranks and their requests, an instance therefore has steps that are no longer. So it is at
+least as late as an instance of fewer ranks at the same rate per rank. Arrivals at a rank are more even the more ranks
+all instances have together.
 """
 
 from collections.abc import Callable
@@ -19,34 +19,34 @@ import numpy as np
 from ground.arrays import Bools, Floats
 
 Excess = Callable[[], Floats]
-"""Tells by how much an instance is late: latency over limit, [budgets]; 0 where not known."""
+"""Returns the excess of a late instance: latency over limit, [budgets]; 0 where unknown."""
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """What passes or steps of an instance take: who takes prompts alike, and seconds of passes of every sort."""
+    """Pass or step seconds of an instance by sort of load, and what decides which prompts share a pass."""
 
     alike: tuple[int, ...]
-    """What decides who is in a pass: DP ranks, unless each has its own requests."""
+    """Properties that decide which prompts share a pass: DP ranks, unless each rank has its own requests."""
     few: Floats
-    """Seconds of passes with one prompt, or of steps without, [sorts]."""
+    """Seconds of passes with one prompt, or of steps without prompts, [sorts]."""
     full: Floats
-    """Seconds of full passes of rising budgets, [budgets] or [sorts, budgets]; infinite where none was costed."""
+    """Seconds of full passes of rising budgets, [budgets] or [sorts, budgets]; infinite where not costed."""
     ranks: int = 1
-    """To which requests go in turn."""
+    """DP ranks that requests are dealt to in turn."""
     room: Floats | float = np.inf
-    """Requests that each holds, [budgets]; infinite where it is more than are played."""
+    """Requests that each rank holds, [budgets]; infinite where more than are played."""
 
     @property
     def budgets(self) -> int:
-        """How many budgets there are."""
+        """Number of budgets."""
         return int(self.full.shape[-1])
 
     def times(self, other: "Passes") -> Floats:
-        """Return how many times as long as those of another its passes take at least, up to each budget.
+        """Return the least ratio of own pass seconds to those of another instance up to each budget, [budgets].
 
-        With a budget that leaves it more room: 0.
+        0 for a budget that leaves more room than the other instance has.
         """
         known = np.isfinite(self.full) & np.isfinite(other.full)
         ratios = np.where(known, self.full / np.where(known, other.full, 1.0), 0.0)
@@ -55,31 +55,31 @@ class Passes:
 
 
 def _over(seconds: Floats, others: Floats) -> Floats:
-    """Return how many times as long as others seconds are; infinite where those are none, as of steps with nobody."""
+    """Return the ratio of seconds to others; infinite where the others are 0, as for empty steps."""
     ratios: Floats = np.divide(seconds, others, out=np.full(others.shape, np.inf), where=others > 0)
     return ratios
 
 
 @dataclass(slots=True)
 class _Late:
-    """Instances that are late at a rate, and by how much."""
+    """Late instances, their rates and their excess."""
 
     few: Floats
-    """[instances, sorts]"""
+    """Seconds of passes with one prompt, [instances, sorts]."""
     numbers: Floats
-    """Ranks of one, of all of them, and rate of a rank, [instances, 3]."""
+    """Ranks of one instance, ranks of all instances, rate of a rank, [instances, 3]."""
     passes: list[Passes] = field(default_factory=list)
     excess: list[Excess] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Slower:
-    """Instances of one question that are late at a rate, one of so many that requests are dealt to in turn."""
+    """Late instances of one question; each is one of several that requests are dealt to in turn."""
 
     _found: dict[tuple[int, ...], _Late] = field(default_factory=dict)
 
     def add(self, passes: Passes, instances: int, rate_per_second: float, excess: Excess) -> None:
-        """Remember an instance that is late at its rate; by how much is asked once another one may be for that."""
+        """Record an instance that is late at its rate; ``excess`` is called only when it may decide another one."""
         known = self._found.setdefault(passes.alike, _Late(np.empty((0, passes.few.size)), np.empty((0, 3))))
         known.few = np.vstack([known.few, passes.few])
         known.numbers = np.vstack(
@@ -89,9 +89,9 @@ class Slower:
         known.excess.append(cache(excess))
 
     def late(self, passes: Passes, instances: int, rate_per_second: float) -> Bools:
-        """Return with which budgets one of so many instances must be late at its rate, [budgets].
+        """Return whether one of so many instances must be late at its rate, [budgets].
 
-        What is dealt to fewer comes the less evenly.
+        Arrivals dealt to fewer instances are less even.
         """
         found = np.zeros(passes.budgets, dtype=np.bool_)
         known, each = self._found.get(passes.alike), rate_per_second / passes.ranks

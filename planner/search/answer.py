@@ -1,4 +1,4 @@
-"""What a search found: a plan for each model, or why there is none and which changes would give one."""
+"""The answer of a search: a plan for each model, or the reason for none and the changes that would give one."""
 
 from dataclasses import dataclass, field
 
@@ -13,10 +13,10 @@ from planner.search.papers import Beside
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of one thing that gives a question or a fleet without a plan one, or that none of it does; solved.
+    """A solved change of one flag that makes an infeasible question or fleet feasible, or that no such change exists.
 
-    ``flag`` and ``value`` are as they would be typed, None where no change of it alone helps; ``question`` is the
-    changed one of a single model.
+    ``flag`` and ``value`` are as typed; ``value`` is None where no change of the flag alone helps. ``question`` is the
+    changed question of a single model.
     """
 
     direction: str
@@ -28,7 +28,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A plan per member, in their order; none where the rates do not fit or no limit is kept, then with the reason."""
+    """A plan per member, in their order; no plans, and the reason, where the rates do not fit or a limit is missed."""
 
     fleet: Fleet
     plans: tuple[Plan, ...]
@@ -37,20 +37,20 @@ class Answer:
     binding_limit: str
     explanation: str
     growth: float = 0.0
-    """What every member carries over its asked rate, at least; where nothing fits, the share of all that would."""
+    """Least ratio of carried to asked rate over members; where nothing fits, the share of all rates that would."""
     changes: tuple[Change, ...] = ()
     pareto: tuple[Plan, ...] = ()
     """The best plan of a single model and the runners-up."""
     cut: Cut = field(default_factory=dict)
     """Strategies and layouts that were not costed, by role and rule."""
     published: tuple[Beside, ...] = ()
-    """What others deployed for a single model on this machine, on the same devices."""
+    """Published deployments of a single model on this machine, on the same devices."""
     formats: tuple[Tried, ...] = ()
-    """What each number format came to, where there were several; the question is then in the best one."""
+    """Result of each number format, where there were several; the question then has the best one."""
     engines: tuple[Tried, ...] = ()
-    """What each engine came to, where one was to be chosen, the best first; the question is then for it."""
+    """Result of each engine, best first, where one was to be chosen; the question then has the best one."""
     unrestricted: Plan | None = None
-    """What the reference engine, which runs every layout, would reach where an engine was chosen."""
+    """Plan of the reference engine, which runs every layout, where an engine was chosen."""
 
     @property
     def feasible(self) -> bool:
@@ -59,7 +59,7 @@ class Answer:
 
     @property
     def question(self) -> Question:
-        """What was asked of a single model."""
+        """The question of a single model."""
         return self.fleet.members[0].question
 
     @property
@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def devices_used(self) -> dict[str, int]:
-        """Devices that the plans take of each pool."""
+        """Devices that the plans take, by pool."""
         used: dict[str, int] = {}
         for plan in self.plans:
             for _, pool in plan.pools():

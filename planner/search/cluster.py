@@ -1,9 +1,9 @@
-"""Several models with rates and limits of their own on one cluster: one integer programme over all of their columns.
+"""Several models, each with its rate and limits, on one cluster: one integer programme over all their columns.
 
-A model stands on the pools of its question, or on any of several: then its prefill and its decode each take the pool
-that is best for the whole cluster (``programme.programme``). What all of them carry over their asked rates is the
-factor f: the objective ``throughput`` finds the largest common growth that the cluster stands, which may be below 1.
-``latency`` takes all devices for the least mean time of a request.
+A model stands on the pools of its question, or on any of several; then its prefill and its decode each take the pool
+that is best for the whole cluster (``programme.programme``). The growth is the common ratio of carried to asked rates.
+The objective ``throughput`` maximises it, and it may be below 1. ``latency`` takes all devices for the least mean time
+of a request.
 """
 
 import math
@@ -24,12 +24,12 @@ from planner.search.ways import formats_of, gather_fleet
 
 
 def plan_cluster(fleet: Fleet) -> Answer:
-    """Return the best plan of every member together, proven over all columns of all of them.
+    """Return the jointly best plans of all members, proven over all columns.
 
-    With a confidence, or headroom, of a member's question: see ``search.sure``.
+    Confidence and headroom of a member's question: see ``search.sure``.
 
-    Raises BadInput for no members, one name twice, a member without a rate or of an unknown pool, and members
-    whose expert layouts fit no strategy.
+    Raises BadInput for no members, duplicate names, a member without a rate or on an unknown pool, and members whose
+    expert layouts fit no strategy.
     """
     check_fleet(fleet)
     fleet = replace(fleet, members=tuple(_with_engines(fleet, member) for member in fleet.members))
@@ -55,9 +55,9 @@ def plan_cluster(fleet: Fleet) -> Answer:
 
 
 def _with_engines(fleet: Fleet, member: Member) -> Member:
-    """Return a member with the engine of each kind of devices that is best for it alone, where one is to be chosen.
+    """Return a member with the engine that is best for it alone on each machine, where one is to be chosen.
 
-    To have every engine of every member in one programme would take their number to the power of the members.
+    One programme over every combination of engines would grow exponentially in the number of members.
     """
     if not member.question.engines:
         return member
@@ -72,7 +72,7 @@ def _with_engines(fleet: Fleet, member: Member) -> Member:
 
 
 def _plan(fleet: Fleet) -> Answer:
-    """Return the best plans for service times as predicted."""
+    """Return the best plans for the predicted service times."""
     separate = gather_fleet(fleet)
     found = find(separate)
     if found.choice is None:
@@ -92,7 +92,7 @@ def _plan(fleet: Fleet) -> Answer:
 
 
 def explanation(fleet: Fleet, plans: Sequence[Plan], growth: float) -> str:
-    """Say in one sentence how the cluster is divided."""
+    """Return one sentence on how the cluster is divided."""
     goal = fleet.goal
     told = f"a request takes {mean_seconds(plans):.4g} s on average: " if goal.timed else ""
     parts = told + ", ".join(
@@ -106,7 +106,7 @@ def explanation(fleet: Fleet, plans: Sequence[Plan], growth: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """Places of every model, in their order, and the pools on which two models share a node."""
+    """Positions of the instances of every model, in order, and the pools on which two models share a node."""
 
     places: tuple[Places, ...]
     shared: tuple[str, ...]
@@ -123,7 +123,7 @@ class Floor:
 
 
 def fleet_floor(fleet: Fleet, plans: Sequence[Plan]) -> Floor:
-    """Return where every instance stands; models share nodes only where a pool has too few."""
+    """Return the position of every instance; models share nodes only where a pool has too few."""
     machines: dict[str, Machines] = {}
     groups: dict[str, list[list[Lot]]] = {pool: [[] for _ in plans] for pool in fleet.devices}
     for number, plan in enumerate(plans):

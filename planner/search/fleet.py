@@ -1,4 +1,4 @@
-"""Models that share a cluster: what each has to serve, where it may stand, and what is to be best."""
+"""Models that share a cluster: the rate and pools of each, and the objective."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -11,9 +11,9 @@ from planner.question import Machines, Question
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """One model of a fleet; its question's rate is what it has to serve, its machines name the pools.
+    """One model of a fleet. Its question gives the rate that it must serve; its machines name the pools.
 
-    With ``pools`` either role may stand on any of them, and the question's machines are the first.
+    With ``pools`` each role may stand on any of them; the question's machines are the first.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Members on shared pools. ``devices`` are what each pool has, whatever the members' machines say."""
+    """Members on shared pools. ``devices`` are those of each pool and override the members' machines."""
 
     members: tuple[Member, ...]
     devices: dict[str, int]
@@ -33,7 +33,7 @@ class Fleet:
 
     @classmethod
     def of(cls, question: Question) -> Self:
-        """Return the fleet of one model; its rate is left out where the most that is carried is sought.
+        """Return the fleet of one model, without its rate where the objective is throughput.
 
         Raises BadInput where a rate is needed and there is none.
         """
@@ -49,17 +49,17 @@ class Fleet:
 
     @property
     def goal(self) -> Objective:
-        """What is to be best."""
+        """The objective."""
         return OBJECTIVES[self.objective]
 
     @property
     def single(self) -> bool:
-        """Whether it is one model that was asked for by itself."""
+        """Whether the fleet is a question of one model."""
         return len(self.members) == 1 and not self.members[0].name
 
 
 def check_fleet(fleet: Fleet) -> None:
-    """Raise BadInput for what no cluster could be planned for."""
+    """Raise BadInput for a fleet that cannot be planned."""
     names = [member.name for member in fleet.members]
     if not names:
         raise BadInput("a fleet needs at least one model")
@@ -76,7 +76,7 @@ def check_fleet(fleet: Fleet) -> None:
 
 
 def asked_rate(member: Member) -> float:
-    """Return the requests per second that a member has to serve; BadInput where it states none."""
+    """Return the requests per second that a member must serve. Raises BadInput where it states none."""
     rate = member.question.rate_per_second
     if rate is None or not rate > 0:
         raise BadInput(f"{member.name}: a model of a fleet needs the rate that it has to serve")
@@ -84,9 +84,9 @@ def asked_rate(member: Member) -> float:
 
 
 def on_pools(fleet: Fleet, member: Member, pair: tuple[Machines, Machines] | None = None) -> Question:
-    """Return a member's question with all devices of its pools, or of a pair of others.
+    """Return a member's question with all devices of its pools, or of another pair of machines.
 
-    In a fleet the rates of all are asked for, whatever is made small or large; only where time is, columns are timed.
+    In a fleet every member has a rate, whatever the objective; only with ``latency`` columns have times.
     """
     own = member.question
     if fleet.single and (pair is None or own.one_pool):
@@ -100,7 +100,7 @@ def on_pools(fleet: Fleet, member: Member, pair: tuple[Machines, Machines] | Non
 
 
 def aim_of(fleet: Fleet) -> Aim:
-    """Return what is to be best within the pools; rates are in units of what is asked."""
+    """Return the objective within the pools; rates are in units of the asked rates."""
     rate = None if fleet.goal.maximised else 1.0
     return Aim(devices=fleet.devices, objective=fleet.objective, rate=rate)
 

@@ -1,4 +1,4 @@
-"""The columns of a model on given machines: every instance of each role is costed, and no queue is solved."""
+"""The columns of a model on given machines: every candidate of each role is costed, no queue is solved."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -39,40 +39,40 @@ Cut = dict[Role, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A way of a model: the question on the machines that it takes, and the columns of its roles in their order.
+    """A way to serve a model: the question on the machines used, and the columns of its roles in order.
 
-    They are those of prefill and decode, or the one side of aggregated instances; first those of encode, if any.
+    The roles are encode, if any, then prefill and decode, or aggregated alone.
     """
 
     question: Question
     sides: tuple[Side, ...]
     transfer_seconds: float = 0.0
-    """For how long a transfer of a prompt's KV decode was costed."""
+    """KV transfer seconds of a prompt for which decode was costed."""
 
     @property
     def aggregated(self) -> bool:
-        """Whether one side fills both roles."""
+        """Whether the option is aggregated instances."""
         return self.decode.role == "mixed"
 
     @property
     def encode(self) -> tuple[Side, ...]:
-        """The columns of encode instances; none where others encode."""
+        """The columns of encode instances; None without encode instances."""
         return tuple(side for side in self.sides if side.role == "encode")
 
     @property
     def decode(self) -> Side:
-        """The columns that answer."""
+        """The columns of decode or aggregated instances."""
         return self.sides[-1]
 
     @property
     def budgets(self) -> set[str]:
-        """The pools that it takes devices from."""
+        """The pools that the option takes devices from."""
         return {side.machines.budget for side in self.sides}
 
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The columns of prefill and of decode instances, and what was not costed."""
+    """The columns of prefill and decode instances, and the numbers cut."""
 
     prefill: Side
     decode: Side
@@ -81,11 +81,11 @@ class Pools:
 
     @property
     def sides(self) -> tuple[Side, Side]:
-        """Both roles, in the order of a choice."""
+        """The columns of both roles, in the order of a choice."""
         return self.prefill, self.decode
 
     def options(self, question: Question) -> list[Option]:
-        """Return the parts in which the engine lets every prefill share KV with every decode instance; none if none."""
+        """Return the options within which the engine can send KV from every prefill to every decode instance."""
         if not (self.prefill.offers and self.decode.offers):
             return []
         layers = [{(tp, pp) for tp, pp in side.offers.layers.tolist()} for side in self.sides]
@@ -104,20 +104,20 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class Costing:
-    """What is costed of questions that follow one another: each role once for all that its columns depend on.
+    """Costs kept between similar questions, by everything that the columns of a role depend on.
 
-    So engines and number formats share what they have in common, and so do questions that differ in one limit alone.
+    Engines and number formats share common costs, and so do questions that differ in one limit.
     """
 
     count: Count = field(default_factory=Count)
     model: str = ""
-    """Its name in a fleet."""
+    """Name of the model in a fleet."""
     _spaces: dict[_Key, RoleSpace] = field(default_factory=dict)
     _sides: dict[_Key, Side] = field(default_factory=dict)
     _tables: dict[_Key, PrefillTables] = field(default_factory=dict)
-    """Passes of the loosest TTFT limit so far."""
+    """Prefill tables, at the loosest TTFT limit so far."""
     _slower: dict[_Key, Slower] = field(default_factory=dict)
-    """Prefill instances that are late, by all that they have in common."""
+    """Late prefill instances, by what their questions have in common."""
 
     def space(self, question: Question, role: Role) -> RoleSpace:
         """Return the rows of a role; only an engine's rules depend on formats."""
@@ -152,7 +152,7 @@ class Costing:
         return replace(option, sides=(self._sides[key], *option.sides))
 
     def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:
-        """Return the columns of decode instances for prompts whose KV takes so long."""
+        """Return the columns of decode instances for a KV transfer time of prompts."""
         alike = _seen(question, "decode", "ttft_seconds", "encode_share")
         key = (*alike, *_made_for(question, "decode"), Same(rows), transfer_seconds)
         if key not in self._sides:
@@ -167,7 +167,7 @@ def _made_for(question: Question, role: Role) -> tuple[str, str, str]:
 
 
 def _seen(question: Question, role: Role, *others: str) -> _Key:
-    """Return all that the columns of a role depend on but for engine and formats, and but for ``others``."""
+    """Return the fields that the columns of a role depend on, without engine, formats and ``others``."""
     unseen = {"engine", "engines", "kv_dtype", "formats", "confidence", "headroom", *others}
     values = (getattr(question, each.name) for each in fields(question) if each.name not in unseen)
     return role, *(
@@ -184,9 +184,8 @@ def gather(
 ) -> Pools:
     """Cost every candidate of both roles, or those of given rows; no queue is solved yet.
 
-    ``transfer_seconds`` is how long a prompt's KV takes at most where it may come from other machines than the
-    question's; decode instances are costed then even where these machines' prefill has none. ``costing`` is what is
-    costed already of a question in other formats.
+    ``transfer_seconds`` is the longest KV transfer where KV may come from other machines than the question's; decode is
+    then costed even without prefill instances here. ``costing`` keeps the costs of questions in other formats.
     """
     costing = costing or Costing()
     none = Offers.none()
@@ -196,7 +195,7 @@ def gather(
     spaces = {} if rows else {role: costing.space(question, role) for role in ROLES}
     rows = rows or {role: space.rows for role, space in spaces.items()}
     first = costing.prefill(question, rows["prefill"])
-    # The slowest transfer of any prefill instance that may feed the pool: the limit holds whichever does.
+    # The slowest transfer of any prefill instance that may feed the pool, so that the limit holds with each.
     transfer = slowest_transfer(question, rows["prefill"]) if transfer_seconds is None else transfer_seconds
     if first.offers or transfer_seconds is not None:
         second = costing.decode(question, rows["decode"], transfer)
@@ -206,7 +205,7 @@ def gather(
 
 
 def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> float:
-    """Seconds to move a prompt's KV from the prefill instances with the fewest links each."""
+    """Seconds to send a prompt's KV from the prefill instance with the fewest links."""
     narrowest = min(
         role_rows(question, "prefill") if rows is None else rows,
         key=lambda row: row.strategy.attention_tp,
@@ -219,7 +218,7 @@ def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> f
 
 
 def make_side(question: Question, role: Role, offers: Offers, model: str = "") -> Side:
-    """Return the columns of a role; a kind of instance is built once for all columns that it stands in."""
+    """Return the columns of a role; the server of an offer is built once for all its columns."""
     offers = replace(offers, build=cache(offers.build))
     most = most_instances(question) if role in ROLES else None  # of a deployment with prefill and decode instances
     given = question.pin(role).instances
@@ -231,23 +230,23 @@ def make_side(question: Question, role: Role, offers: Offers, model: str = "") -
 
 @dataclass(frozen=True, slots=True)
 class Aggregated:
-    """Aggregated instances on one pool, and what was left out of them: by a bound, and by rules."""
+    """Aggregated instances on one pool, and the numbers pruned by a bound and cut by rules."""
 
     offers: Offers
     dropped: Dropped
     cut: Cut
 
     def option(self, question: Question, model: str = "") -> Option:
-        """Return the way that they are."""
+        """Return the instances as an option."""
         return Option(question, (make_side(question, "mixed", self.offers, model),))
 
 
 def aggregated(
     question: Question, aim: Aim, known: Incumbent | None, rows: list[Row] | None, count: Count
 ) -> Aggregated:
-    """Cost the aggregated instances, or given ``rows`` of them, that may beat what is known.
+    """Cost the aggregated instances, or given ``rows`` of them, that may beat the incumbent ``known``.
 
-    Where a rate is asked their queues are solved for no more than it.
+    No capacity beyond the asked rate is sought.
     """
     space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
     asked = None if aim.rate is None else aim.rate * (question.rate_per_second or 1.0)

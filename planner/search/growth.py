@@ -1,4 +1,4 @@
-"""What to buy when: a size for every month of a rate that grows, in the engine and formats of the largest one."""
+"""What to buy when: a size for each month of a growing rate, in the engine and formats of the largest size."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,16 +12,16 @@ from planner.search.search import search
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Month:
-    """A month's rate, its plan, and the nodes of each machine that are there: those of the months before stay."""
+    """A month's rate, its plan, and the nodes of each machine in use, those of earlier months included."""
 
     number: int
     requests_per_second: float
     plan: Plan
     nodes: dict[str, int]
     bought: dict[str, int]
-    """Of the nodes, those that this month adds."""
+    """Nodes that this month adds, by machine."""
     cost_per_hour: float | None
-    """Of all nodes that are there; None where a chip has no price."""
+    """Price of all nodes in USD per hour; None where a chip has no price."""
 
 
 def by_month(
@@ -30,10 +30,10 @@ def by_month(
     rates: Sequence[float],
     each: Callable[[Callable[[Question], Plan | None], list[Question]], Iterable[Plan | None]] = map,
 ) -> list[Month]:
-    """Return the smallest plan of every month, and what it adds to what is there.
+    """Return the smallest plan of each month and the nodes that it adds.
 
-    ``best`` is the plan at the largest rate, and is the one of a month whose rate has no plan of its own; ``each``
-    maps over the searches in its own way.
+    ``best`` is the plan at the largest rate; it also serves a month whose rate has no plan. ``each`` maps over the
+    searches, perhaps in several processes.
     """
     asked = as_planned(question, best)
     distinct = [rate for rate in dict.fromkeys(rates) if rate != best.requests_per_second]

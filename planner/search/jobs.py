@@ -1,4 +1,4 @@
-"""Offline jobs: requests that are all there from the start, and for whose answers nobody waits; how long they take."""
+"""Offline jobs: all requests wait from the start, and no request has a latency limit; how long a job takes."""
 
 import math
 from dataclasses import replace
@@ -10,33 +10,33 @@ from planner.question import Question
 from planner.search.search import search
 
 _SHARE = 0.25
-"""Of the time, the most until a request's first token, and from there to its last."""
+"""Share of a job's time that a request may take to its first token, and again from its first to its last."""
 _ROUNDS = 5
 _TAIL_DEVIATIONS = 2.33
-"""Above the mean, the longest of the last answers: 99 % of a normal distribution."""
+"""Standard deviations above the mean of the longest answer of the last batch: 99 % of a normal distribution."""
 
 
 class Job(NamedTuple):
-    """So many requests, and the seconds in which they must end; None where that is asked."""
+    """The number of requests of a job, and the seconds in which all must end; None where these are asked for."""
 
     requests: int
     seconds: float | None
 
     @property
     def rate_per_second(self) -> float | None:
-        """The rate at which all begin in time; None where none is asked."""
+        """The rate at which all requests begin within the time; None without a time."""
         return None if self.seconds is None else self.requests / self.seconds
 
     @property
     def limit_seconds(self) -> float:
-        """What a request may take to its first token, and from there to its last, where no limit is given."""
+        """Seconds that a request may take to its first token, and from its first to its last, without given limits."""
         return _SHARE * (self.seconds or YEAR_SECONDS)
 
     def ending_in_time(self, question: Question) -> Question:
-        """Return a question at the rate at which the job's last request ends in time; as it is where no time is given.
+        """Return a question at the rate at which the job's last request ends in time; unchanged without a time.
 
-        The last request begins when all others have, and takes its own time: how long that is the plan tells, so the
-        rate is closed in on. A request takes half of the time at most, so twice the mean rate always ends.
+        The last request begins after all others and then takes its own time, which depends on the plan, so the rate is
+        iterated. A request takes at most half of the time, so twice the mean rate suffices.
         """
         for _ in range(0 if self.seconds is None else _ROUNDS):
             assert self.seconds is not None, "without a time there is no round"
@@ -49,12 +49,12 @@ class Job(NamedTuple):
 
 
 def job_seconds(plan: Plan, job: Job) -> float:
-    """Return the seconds from the start of running instances to the last token: pools are full, then the last ends."""
+    """Return the seconds from the start to the last token: full pools, then the time of the last request."""
     return job.requests / min(pool.capacity_per_second for _, pool in plan.pools()) + last_seconds(plan)
 
 
 def last_seconds(plan: Plan) -> float:
-    """Return what a request takes beside full batches, the longer of the answers."""
+    """Return the seconds of a request with a long answer in full batches."""
     workload, first = plan.question.workload, plan.pools()[0][1].prediction.ttft_seconds or 0.0
     longer = 1 + _TAIL_DEVIATIONS * math.sqrt(workload.output_tokens.squared_cv)
     return first + plan.transfer_seconds + plan.tpot.at(99.0) * workload.decoded_tokens * longer

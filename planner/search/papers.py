@@ -1,4 +1,4 @@
-"""Published deployments beside a plan: pinned as they were cut, searched on the same devices for the same question."""
+"""Published deployments beside a plan: the published strategies, searched on the same devices for the same question."""
 
 import csv
 from dataclasses import dataclass, replace
@@ -16,13 +16,13 @@ TABLE = Path(__file__).parents[1] / "published" / "deployments.csv"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """How somebody deployed a model on a machine; instances are None where they are not stated."""
+    """A published deployment of a model on a machine; instances are None where not stated."""
 
     name: str
     models: tuple[str, ...]
     hardware: str
     pins: tuple[tuple[Role, Pin], ...]
-    """How it cut the instances of each role."""
+    """Strategy and batch of each role."""
     instances: tuple[int | None, int | None]
     source: str
     where: str
@@ -32,8 +32,7 @@ class Published:
 class Beside:
     """A published deployment on the devices of a question.
 
-    ``plan`` has as many instances of each as serve the question best; None where the limits or the devices allow
-    none.
+    ``plan`` has the numbers of instances that serve the question best; None where limits or devices allow none.
     """
 
     published: Published
@@ -66,7 +65,7 @@ def _published(line: dict[str, str]) -> Published:
 
 
 def matching(question: Question) -> list[Published]:
-    """Return the published deployments of the question's model on its machine, which its engine runs."""
+    """Return the published deployments of the question's model on its machine that its engine runs."""
     return [
         each
         for each in published_deployments()
@@ -77,5 +76,5 @@ def matching(question: Question) -> list[Published]:
 
 
 def as_deployed(question: Question, published: Published) -> Question:
-    """Return the question with instances cut as published, in the numbers that serve it best on its own devices."""
+    """Return the question with the published strategies; the search chooses the numbers of instances."""
     return replace(question, pins=published.pins, formats=(), shape="disaggregated")

@@ -1,11 +1,10 @@
-"""A wide Pareto front over chips, rate, TTFT, TPOT and cost: a plan in every cell of tighter limits and of sizes.
+"""A Pareto front over chips, rate, TTFT, TPOT and cost: one plan per cell of limits and sizes.
 
-A cell is a TTFT limit, a TPOT limit and a part of the devices, or of the rate where one is asked for least chips. A
-prefill instance meets the TTFT limit alone and a decode instance the TPOT limit, so levels of either are costed once
-and every pair of them shares the queues that are solved. Aggregated instances meet both: every pair of levels has rows
-of its own, costed once for all its cells, and queued for where guesses put them ahead of separate pools. Columns are
-chosen by guesses and their queues solved then: every figure of a plan is the plan's own, but that no other is better is
-proven of the question's best plan only.
+A cell is a TTFT limit, a TPOT limit and a part of the devices (or a multiple of the rate, where chips are minimised).
+Prefill depends on the TTFT limit alone and decode on the TPOT limit, so each level of either is costed once and its
+solved queues serve every pair. Aggregated instances depend on both: each pair of levels has its own rows, costed once
+for all its cells, and solved where guesses put them ahead of separate pools. Columns are chosen by guesses, then their
+queues are solved: the figures of each plan are exact, but only the question's best plan is proven best.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,27 +28,27 @@ from planner.search.shapes import TINY, limited, needed_rates, not_aggregated, o
 from planner.search.solve import plan_at
 
 TIGHTEST = 0.3
-"""Of either limit, the last level."""
+"""Tightest level of each latency limit, as a part of it."""
 FEWEST = 0.125
-"""Of the devices, the last level, and of the asked rate, which rises by its inverse."""
+"""Smallest level of devices, as a part of them; the asked rate rises by the inverse."""
 MOST_LEVELS = 8
 ALIKE = 0.02
-"""Plans that another one reaches within this share in every figure are not worth a row."""
+"""A plan is dropped if another is within this share of it in every figure."""
 ROUNDS = 2
-"""Guesses of a cell that are solved; three rounds change few plans and take half as long again."""
+"""Rounds of guesses that are solved per cell; a third changes few plans and takes half as long again."""
 
 
 Cell = tuple[Aim, Incumbent | None]
-"""What is asked, and what separate pools do there."""
+"""The objective of a cell, and the incumbent of separate pools."""
 Cells = tuple[list[Cell], list[Plan]]
 """The cells of two levels of the limits, and the plans of separate pools in them."""
 Spread = Callable[[Callable[[Pools], list[Cells]], Sequence[Pools]], Iterable[list[Cells]]]
-"""How work is done on many items."""
+"""Maps a function over items, perhaps in several processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """Plans that none of the others reaches in every figure, most carried first, and what was tried for them."""
+    """Pareto-optimal plans, largest rate first, and the numbers tried for them."""
 
     plans: tuple[Plan, ...]
     cells: int
@@ -57,9 +56,9 @@ class Front:
 
 
 def wide_front(question: Question, best: Plan, levels: int, over: Spread = map) -> Front:
-    """Return the front over ``levels`` levels of either limit and of the devices, the best plan among it.
+    """Return the front over ``levels`` levels of each limit and of the devices, the best plan included.
 
-    Separate pools of one level of TTFT share no queue with those of another, so ``over`` may work on them side by side.
+    Levels of TTFT share no queues, so ``over`` may work on them in parallel.
     """
     parts = [TIGHTEST ** (step / max(levels - 1, 1)) for step in range(levels)]
     count = Count()
@@ -80,24 +79,24 @@ def wide_front(question: Question, best: Plan, levels: int, over: Spread = map) 
 
 
 def _row(question: Question, gathered: Sequence[Pools], levels: int, first: Pools) -> list[Cells]:
-    """Return what separate pools do at one level of TTFT, by level of TPOT."""
+    """Return the cells of separate pools at one level of TTFT, by level of TPOT."""
     return [_separate(question, replace(first, decode=second.decode), levels) for second in gathered]
 
 
 def _unsettled(cells: Sequence[Cell], found: Sequence[tuple[Aim, Plan]], question: Question) -> list[Cell]:
-    """Return the cells but those whose best plan within looser limits, which is ``found``, keeps theirs, too."""
+    """Return the cells, except those whose limits the best plan ``found`` within looser limits keeps too."""
     settled = [aim for aim, plan in found if _keeps(plan, question)]
     return [(aim, known) for aim, known in cells if aim not in settled]
 
 
 def _separate(question: Question, pools: Pools, levels: int) -> Cells:
-    """Return the cells of two levels of the limits with what separate pools do in each, and their plans."""
+    """Return the cells of a TTFT and a TPOT level, each with its incumbent of separate pools, and their plans."""
     options = pools.options(question)
     cells: list[Cell] = []
     plans: list[Plan] = []
     for aim in _aims(question, levels):
         known: Incumbent | None = None
-        # Where there is no plan, there is none on fewer devices or at a higher rate either.
+        # Without a plan here there is none on fewer devices or at a higher rate.
         for option in options if not cells or cells[-1][1] is not None else ():
             programme = Programme(((option.sides,),), aim)
             picks = _near(programme)
@@ -112,12 +111,12 @@ def _separate(question: Question, pools: Pools, levels: int) -> Cells:
 
 
 def tightened(question: Question, ttft: float, tpot: float) -> Question:
-    """Return a question with a part of each limit."""
+    """Return a question with each limit multiplied by a part."""
     return replace(question, ttft_seconds=question.ttft_seconds * ttft, tpot_seconds=question.tpot_seconds * tpot)
 
 
 def _aims(question: Question, levels: int) -> Iterator[Aim]:
-    """Yield the question's aim on fewer and fewer devices, or of least chips at higher and higher rates."""
+    """Yield the question's objective on falling numbers of devices, or least chips at rising rates."""
     aim = aim_of(Fleet.of(question))
     if aim.goal.timed:
         aim = replace(aim, objective="throughput")
@@ -130,7 +129,7 @@ def _aims(question: Question, levels: int) -> Iterator[Aim]:
 
 
 def _plan(question: Question, option: Option, programme: Programme, picks: Picks) -> Plan | None:
-    """Return the plan of chosen columns within an aim; None where it does not keep the question's own limits."""
+    """Return the plan of chosen columns; None where it misses the question's own limits."""
     asked = programme.aim.rate
     rate = (asked or programme.carried(picks)) * (question.rate_per_second or 1.0)
     own = on_machines(question, option.decode.machines) if option.aggregated else question
@@ -140,16 +139,16 @@ def _plan(question: Question, option: Option, programme: Programme, picks: Picks
 
 
 def _keeps(plan: Plan, question: Question) -> bool:
-    """Whether a plan keeps the question's own limits with what its KV waits for links."""
+    """Whether a plan keeps the question's own limits, waits for KV links included."""
     return plan.ttft.at(question.percentile) <= question.ttft_seconds * (1 + 1e-6) and plan.tpot.at(
         question.percentile
     ) <= question.tpot_seconds * (1 + 1e-6)
 
 
 def _near(programme: Programme) -> Picks | None:
-    """Return the best of the columns whose queues were solved in a few rounds of guesses.
+    """Return the best columns after a few rounds of guessing and solving.
 
-    No more are solved where what is known comes as near the best guess as plans of a front are told apart.
+    Rounds end once the best known choice is within half of ``ALIKE`` of the best guess.
     """
     for _ in range(ROUNDS):
         picks, known = programme.best(by="guess"), programme.best(by="exact")
@@ -160,14 +159,14 @@ def _near(programme: Programme) -> Picks | None:
 
 
 def _alike(programme: Programme, known: Picks, guess: Picks) -> bool:
-    """Whether a known choice is as good as one that is guessed, within half of what tells plans apart."""
+    """Whether a known choice is as good as a guessed one, within half of ``ALIKE``."""
     if programme.aim.goal.maximised:
         return programme.carried(known) * (1 + ALIKE / 2) >= programme.carried(guess, "guess")
     return programme.incumbent(known).spent[0] <= programme.incumbent(guess).spent[0]
 
 
 def mixed_rows(question: Question) -> list[tuple[Question, list[Row]]]:
-    """Return the aggregated rows of each pool that they may stand on; none where they are not searched."""
+    """Return the aggregated rows of each pool that allows them; none where aggregated instances are not searched."""
     if not_aggregated(question) is not None:
         return []
     return [(own, role_space(own, "mixed").rows) for own in on_each_pool(question)]
@@ -176,9 +175,9 @@ def mixed_rows(question: Question) -> list[tuple[Question, list[Row]]]:
 def _ahead(
     asked: Question, question: Question, rows: list[Row], cells: Sequence[Cell], count: Count
 ) -> list[tuple[Aim, Plan]]:
-    """Return the plans of aggregated columns that are better than separate pools, by cell.
+    """Return the plans of aggregated columns that beat separate pools, by cell.
 
-    Args: ``question`` with the limits of the cells; ``asked`` with its own.
+    Args: ``question`` has the limits of the cells, ``asked`` the original ones.
     """
     each = [needed_rates(question, aim, known) for aim, known in cells]
 
@@ -199,7 +198,7 @@ def _ahead(
 
 
 def _guessed(programme: Programme, known: Incumbent | None) -> Picks | None:
-    """Return the best column by guesses, if its queue carries what is needed."""
+    """Return the best column by guesses, if its solved queue beats ``known``."""
     least = known.rate * (1 - BELOW) if known is not None and programme.aim.rate is None else 0.0
     picks = programme.best(least, by="guess")
     if picks is None:
@@ -209,7 +208,7 @@ def _guessed(programme: Programme, known: Incumbent | None) -> Picks | None:
 
 
 def unlike(plans: Sequence[Plan], best: Plan) -> tuple[Plan, ...]:
-    """Return the best plan, and those of the others that no kept one reaches within ``ALIKE`` in every figure."""
+    """Return the best plan, and each other plan that no kept one matches within ``ALIKE`` in every figure."""
     kept = [best]
     for plan in plans:
         mine = figures(plan)
@@ -221,7 +220,7 @@ def unlike(plans: Sequence[Plan], best: Plan) -> tuple[Plan, ...]:
 
 
 def front_of(best: Plan, others: Iterable[Plan]) -> list[Plan]:
-    """Return the best plan and those of the others that nothing dominates, most carried first."""
+    """Return the best plan and the others that no plan dominates, largest rate first."""
     plans = [best, *others]
     kept = [plan for plan in plans if plan is best or not any(dominates(other, plan) for other in plans)]
     return sorted(distinct(kept), key=lambda plan: -plan.requests_per_second)
@@ -236,7 +235,7 @@ def dominates(one: Plan, other: Plan) -> bool:
 
 
 def figures(plan: Plan) -> tuple[float, ...]:
-    """What the front compares, all to be made small: 1/rate, chips, cost of a token, mean TTFT, mean TPOT."""
+    """Return the figures that the front minimises: 1/rate, chips, cost of a token, mean TTFT, mean TPOT."""
     cost = plan.cost_per_million_tokens
     return 1 / plan.requests_per_second, plan.chips, 0.0 if cost is None else cost, plan.ttft.mean, plan.tpot.mean
 

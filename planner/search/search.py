@@ -1,4 +1,4 @@
-"""The best plan of one model with any engine in any number format, with runners-up, proof and others' plans."""
+"""The best plan of one model over engines and number formats, with runners-up, proof and published deployments."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -36,28 +36,28 @@ LEADING_OFFERS = 24
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What some engines came to, told without their columns and queues."""
+    """Results of some engines, without their columns and queues."""
 
     answer: Answer
-    """Of the best one."""
+    """Answer of the best engine."""
     tried: tuple[Tried, ...]
     bounds: tuple[Bound | None, ...]
-    """Of the others that have a plan."""
+    """Bounds of the other engines that have a plan."""
     queues_solved: int
 
 
 @dataclass(frozen=True, slots=True)
 class Besides:
-    """What stands beside an answer, and the engines that are searched with it."""
+    """Results beside an answer, and those of the engines searched with them."""
 
     published: tuple[Beside, ...] = ()
     unrestricted: Plan | None = None
-    """What the reference engine reaches, where one was to be chosen."""
+    """Plan of the reference engine, where an engine was to be chosen."""
     part: Part | None = None
 
 
 Aside = Callable[[Callable[[], Besides]], AbstractContextManager[Callable[[], Besides]]]
-"""What does a piece of work until the block ends or its result is asked for, at once or meanwhile."""
+"""Runs a piece of work, at once or in parallel, until the block ends or the result is asked for."""
 
 
 @contextmanager
@@ -74,14 +74,18 @@ def search(
     aside: Aside = at_need,
     worth: Callable[[Plan], bool] | None = None,
 ) -> Answer:
-    """Return the best plan for a question, the runners-up, and what is proven.
+    """Return the best plan for a question, the runners-up, and the proven bound.
 
-    A refusal says why and what would help, which takes searches of its own; without ``explain`` it does not. The best
-    plan is the same without what stands ``beside`` it: the runners-up, the certificate, published deployments and what
-    the reference engine reaches where one is to be chosen. Of several engines and number formats each role is costed
-    once in each, every combination is a part of the space, and the best is taken; runners-up are its own and the best
-    of the others. With a confidence or headroom: see ``search.sure``. Published deployments, the reference engine's
-    plan and half of the engines are searched ``aside``; nothing of it is of a plan that is not ``worth`` it.
+    Every combination of engines and number formats is part of the space; each role is costed once in each. Runners-up
+    are those of the best combination and the best plans of the others. Confidence and headroom: see ``search.sure``.
+
+    Args:
+        question: the question.
+        explain: whether a refusal gives its reason and changes that would help, which takes further searches.
+        beside: whether to add runners-up, certificate, published deployments and the plan of the reference engine; the
+            best plan does not depend on it.
+        aside: runs the search of published deployments, of the reference engine and of half of the engines.
+        worth: whether a plan is worth these additions; None for every plan.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
@@ -129,7 +133,7 @@ def _answer(
     besides: Callable[[], Besides] | None = None,
     worth: Callable[[Plan], bool] | None = None,
 ) -> Answer:
-    """Return the answer to alternatives, of which the first ``here`` are searched here, others with what is beside."""
+    """Return the answer to alternatives; the first ``here`` are searched here, the others with the ``besides``."""
     found, known = _found(asked[:here], most_alone=question.goal.maximised and not beside)
     told = besides() if besides else None
     part = told.part if told else None
@@ -158,9 +162,9 @@ def _answer(
 def _over_all(
     answer: Answer, bounds: Sequence[Bound | None], found: Sequence[Found], part: Part | None, *, here: bool
 ) -> Answer:
-    """Return an answer with the bound over all alternatives, and with all that was costed and solved.
+    """Return an answer with the bound over all alternatives, and with the numbers of costed candidates and queues.
 
-    Args: ``bounds`` of what was ``found`` here but the answer; ``here`` where the answer is of these.
+    Args: ``bounds`` of all that was ``found`` here except the answer; ``here``: whether the answer was found here.
     """
     queues, evaluated, others = _queues_solved(found), answer.candidates_evaluated, list(bounds)
     if part is not None:
@@ -174,7 +178,7 @@ def _over_all(
 def _found(
     asked: Sequence[Question], costing: Costing | None = None, *, most_alone: bool = False
 ) -> tuple[list[Found], float]:
-    """Return what every alternative comes to; where the ``most_alone`` is told, of no others, and that rate."""
+    """Return the result of every alternative, and the largest rate; with ``most_alone`` lower rates count as none."""
     costing, found, known = costing or Costing(), list[Found](), 0.0
     for each in asked:
         found.append(find(gather_fleet(Fleet.of(each), costing=costing), known=known))
@@ -196,12 +200,12 @@ def _queues_solved(found: Sequence[Found]) -> int:
 
 
 def _refused(found: Sequence[Found], question: Question) -> Answer:
-    """Return why no part of the space has a plan, told of the one that carries most, or lacks least."""
+    """Return the refusal of the alternative that carries most, or lacks least."""
     from planner.search.changes.missing import fastest, smallest_plan
     from planner.search.changes.refusal import limit_of, refused
 
     def lack(tried: tuple[Found, Choice | Gathered]) -> tuple[bool, float]:
-        """Whether memory lacks, and devices that hold a plan; else seconds of what is late with nothing to do."""
+        """Return whether memory lacks, and the devices that hold a plan; else the latency of an idle instance."""
         asked, limit = question_of(tried[0]), limit_of(tried[0].separate)
         if limit == "memory":
             return True, smallest_plan(asked)
@@ -219,7 +223,7 @@ def _refused(found: Sequence[Found], question: Question) -> Answer:
 
 
 def _of_engines(tried: Sequence[Tried], question: Question) -> tuple[Tried, ...]:
-    """Return what each engine came to in its best format, the best first."""
+    """Return the result of each engine in its best format, the best first."""
     every = []
     for engine in question.engines:
         own = [each for each in tried if each.engine == engine]
@@ -228,8 +232,10 @@ def _of_engines(tried: Sequence[Tried], question: Question) -> tuple[Tried, ...]
 
 
 def _besides(question: Question, engines: Sequence[Question], *, chosen: bool) -> Besides:
-    """Return published deployments of a question's model and machine, and if its engine was ``chosen`` the plan of the
-    reference engine, which runs every layout: all in the formats of the question; and what some ``engines`` come to.
+    """Return published deployments, the reference engine's plan if an engine was ``chosen``, and results of
+    ``engines``.
+
+    The deployments are those of the question's model and machine; all use the formats of the question.
     """
     asked = replace(question, engine=REFERENCE)
     published = tuple(published_plan(asked, each) for each in matching(asked))
@@ -240,7 +246,7 @@ def _besides(question: Question, engines: Sequence[Question], *, chosen: bool) -
 
 
 def _part(asked: Sequence[Question], costing: Costing) -> Part:
-    """Return what some engines come to."""
+    """Return the results of some engines."""
     found, _ = _found(asked, costing)
     tried = tuple(map(tried_of, found))
     best = found[preferred([each.plan for each in tried], asked[0].goal) or 0]
@@ -250,12 +256,12 @@ def _part(asked: Sequence[Question], costing: Costing) -> Part:
 
 
 def question_of(found: Found) -> Question:
-    """Return what was asked."""
+    """Return the question of a result."""
     return found.separate.fleet.members[0].question
 
 
 def tried_of(found: Found) -> Tried:
-    """Return what a number format came to, beside others."""
+    """Return the result of a number format."""
     question, best = question_of(found), found.best
     encode = question.encode if question.workload.pictures else None
     if best is None:
@@ -275,7 +281,7 @@ def tried_of(found: Found) -> Tried:
 
 
 def answer_of(found: Found, *, beside: bool) -> Answer:
-    """Return what is found as an answer, with the bound and the runners-up ``beside`` it."""
+    """Return a result as an answer; with ``beside``, with its bound and runners-up."""
     best, choice = found.best, found.choice
     if best is None or choice is None:
         from planner.search.changes.refusal import without_words
@@ -302,9 +308,9 @@ def answer_of(found: Found, *, beside: bool) -> Answer:
 
 
 def published_plan(question: Question, published: Published) -> Beside:
-    """Return a published deployment of this model and machine, as it would serve the question.
+    """Return the plan of a published deployment of this model and machine for the question.
 
-    Where it misses the asked rate: what it carries at most.
+    Where it misses the asked rate, the plan at its largest rate.
     """
     asked = as_deployed(question, published)
     plan = search(asked, explain=False, beside=False).best
@@ -314,7 +320,7 @@ def published_plan(question: Question, published: Published) -> Beside:
 
 
 def others_of(choice: Choice) -> list[Plan]:
-    """Return plans that trade what the best one has: fewer devices, less time per token, the other shape."""
+    """Return runners-up: plans with fewer devices, a lower TPOT, or the other shape."""
     (option, columns), aim = choice.chosen[0], choice.programme.aim
     timed = aim.goal.timed
     tighter = [] if timed else [_tighter(choice, part) for part in TIGHTER_TPOT]
@@ -330,7 +336,7 @@ def others_of(choice: Choice) -> list[Plan]:
 
 
 def _likely(options: Sequence[Option], aim: Aim) -> Plan | None:
-    """Return the plan of the choice of some options that is likely best."""
+    """Return the plan of the choice among some options that is likely best."""
     programme = Programme((tuple(option.sides for option in options),), aim)
     picks = programme.likely()
     return None if picks is None else _plan(options[picks[0].way], picks[0].columns, aim)
@@ -346,7 +352,7 @@ def _plan(option: Option, columns: Sequence[int], aim: Aim) -> Plan | None:
 
 
 def _only(option: Option, column: int) -> Option:
-    """Return of aggregated columns those of the chosen kind, for their queues take long; others as they are."""
+    """Return an option with aggregated columns of the chosen kind alone, whose queues take long; others unchanged."""
     if not option.aggregated:
         return option
     own = option.decode.of(option.decode.offers.select(option.decode.offer[[column]]))
@@ -354,7 +360,7 @@ def _only(option: Option, column: int) -> Option:
 
 
 def _tighter(choice: Choice, part: float) -> Option:
-    """Return the decode, or aggregated, instances of the leading rows, costed at a part of the TPOT limit."""
+    """Return decode, or aggregated, columns of the leading rows, costed at a part of the TPOT limit."""
     (option, columns), count = choice.chosen[0], choice.gathered.count
     asked, aim = replace(option.question, tpot_seconds=option.question.tpot_seconds * part), choice.programme.aim
     side = option.decode

@@ -1,4 +1,4 @@
-"""Shapes of a deployment: which of them may be asked for, and what instances must carry to beat what is known."""
+"""Shapes of a deployment: which are allowed, and the rate that an instance must carry to beat the incumbent."""
 
 import math
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from planner.programme.programme import Programme
 from planner.question import Machines, Question, lost_of_sizes
 
 Needed = Callable[[Ints], Floats]
-"""The rate that one instance of so many devices, [instances], has to carry; infinite where none of them would do."""
+"""The rate that one instance of so many devices, [instances], must carry to matter; infinite where none does."""
 
 TINY = 1e-9
-"""Requests per second: some."""
+"""A positive rate, in requests per second, that stands for any."""
 
 
 def not_aggregated(question: Question) -> str | None:
-    """Return why no aggregated instance is searched, None where they are."""
+    """Return why aggregated instances are not searched; None where they are."""
     if question.shape == "disaggregated":
         return "--shape disaggregated: prefill and decode instances alone were asked for"
     one_pool = question.one_pool
@@ -44,14 +44,14 @@ def on_machines(question: Question, machines: Machines) -> Question:
 
 
 def on_each_pool(question: Question) -> list[Question]:
-    """Return the question of every pool that aggregated instances may stand on: both roles on its machines alone."""
+    """Return a question for every pool that allows aggregated instances, with both roles on that pool."""
     if question.one_pool:
         return [question]
     return [on_machines(question, machines) for machines in (question.decode, question.prefill)]
 
 
 def why_not_apart(question: Question) -> str | None:
-    """Return why attention and experts are not set apart beyond the grid; None where they are."""
+    """Return why AFD is not searched beyond the grid; None where it is."""
     if question.pin("decode").strategy is not None:
         return "--strategy: the one of decode is given"
     if question.model.moe is None:
@@ -60,9 +60,9 @@ def why_not_apart(question: Question) -> str | None:
 
 
 def limited(question: Question, aim: Aim, known: Incumbent | None) -> Aim:
-    """Return the aim with no more devices than beat what is known; with all where the rate is made large.
+    """Return the aim limited to the devices that beat the incumbent; with all devices where the rate is maximised.
 
-    Of as many devices, or as dear ones, what is known stays: their queues need not be solved.
+    At equal devices or cost the incumbent stays, so such queues need not be solved.
     """
     if known is None or aim.goal.maximised or aim.goal.timed:
         return aim
@@ -72,16 +72,16 @@ def limited(question: Question, aim: Aim, known: Incumbent | None) -> Aim:
 
 
 def needed_rates(question: Question, aim: Aim, known: Incumbent | None) -> Needed:
-    """Return what aggregated instances of a pool have to carry to beat what is known; any rate where nothing is."""
+    """Return the rate that aggregated instances of a pool must carry to beat the incumbent; any rate without one."""
     devices = limited(question, aim, known).devices[question.decode.budget]
     return _of_each(question, devices, _least(question, aim, known))
 
 
 def needed_beside(question: Question, aim: Aim, known: Incumbent, sides: tuple[Side, Side]) -> Needed:
-    """Return what decode instances beyond the grid have to carry to beat what is known.
+    """Return the rate that decode instances beyond the grid must carry to beat the incumbent.
 
-    Prefill takes its devices first: the fewest that carry as much at their bounds. Where a rate is asked they are of
-    use only on fewer devices than the columns of the grid that carry it.
+    Prefill takes its devices first, the fewest whose bounds carry the rate. For an asked rate, decode must take fewer
+    devices than the columns of the grid that carry it.
     """
     prefill, decode = sides
     machines, least = question.decode, _least(question, aim, known)
@@ -96,13 +96,13 @@ def needed_beside(question: Question, aim: Aim, known: Incumbent, sides: tuple[S
 
 
 def _least(question: Question, aim: Aim, known: Incumbent | None) -> float:
-    """Return the rate of a whole pool that is worth a queue."""
+    """Return the least rate of a whole pool that may beat the incumbent."""
     rate = aim.rate if aim.rate is not None else known.rate if known is not None else 0.0
     return max(rate * (question.rate_per_second or 1.0) * (1 - SLACK), TINY)
 
 
 def _of_each(question: Question, devices: int, least: float) -> Needed:
-    """Return what each of as many instances as the devices hold, less those of a loss, has to carry."""
+    """Return the rate per instance, where the devices are filled with instances less those of a loss."""
 
     def needed(sizes: Ints) -> Floats:
         held = devices // sizes - lost_of_sizes(question.survive, sizes, question.decode.devices_per_node)

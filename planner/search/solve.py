@@ -1,4 +1,4 @@
-"""The best choice of columns for a fleet, which a single model is one of, and the plans that it makes."""
+"""The best choice of columns for a fleet (a single model is a fleet of one), and its plans."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ from planner.search.fleet import aim_of
 from planner.search.gather import Cut, Option
 from planner.search.ways import Gathered, Rows, Ways, every_way, gather_fleet
 
-# Transfers that made a plan late are counted so much longer in the next search, which carries a little less.
+# Factor on KV transfer times that made a plan late, for the next search, which then carries a little less.
 LONGER = 1.02
 
-# Times the asked rate that columns carry in turn where prompts find prefill full at the asked one.
+# Factors on the asked rate, tried in turn, where the prefill memory is full at the asked rate.
 ROOMIER = (1.001, 1.01, 1.1, 1.5)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The best columns of every model over all ways."""
+    """The best columns of every model over all options."""
 
     ways: Ways
     programme: Programme
@@ -45,7 +45,7 @@ class Choice:
 
     @property
     def carried(self) -> float:
-        """What each member carries, in units of what it is asked for."""
+        """Rate of each member, in units of its asked rate."""
         return self.programme.carried(self.picks)
 
 
@@ -57,11 +57,11 @@ def chosen_of(gathered: Gathered, picks: Picks) -> list[tuple[Option, tuple[int,
 def choose(
     separate: Gathered, aim: Aim | None = None, rows: Rows | None = None, known: float = 0.0
 ) -> Choice | Gathered:
-    """Return the best choice over every way; what was gathered where none fits.
+    """Return the best choice over every option; the gathered options where none fits.
 
-    Separate pools come first, for they are quicker to cost and to queue for; of the others only those are queued for
-    whose bounds may beat them: see ``ways.every_way``. Where the largest rate is sought a choice that carries less than
-    is ``known`` is none.
+    Separate pools are solved first, as they are quicker to cost and to solve. Of the others only those whose bounds may
+    beat separate pools are solved (``ways.every_way``). Where the rate is maximised, a choice below the rate ``known``
+    counts as none.
     """
     aim = aim or aim_of(separate.fleet)
     ways = every_way(separate, aim, rows, known)
@@ -73,9 +73,9 @@ def choose(
 
 
 def plan_at(option: Option, columns: Sequence[int], rate_per_second: float) -> Plan | None:
-    """Return the plan of chosen columns at a rate; None where they cannot keep up.
+    """Return the plan of chosen columns at a rate; None beyond saturation.
 
-    Where time is made small it has the budgets and caps that are quickest at the rate, else those that carry most.
+    With the latency objective it has the budgets and caps that are quickest at the rate, else those that carry most.
     """
     timed = option.question.goal.timed
     chosen = list(zip(option.sides, columns, strict=True))
@@ -110,22 +110,22 @@ def _aggregated_at(option: Option, side: Side, column: int, rate_per_second: flo
 
 
 def plan_of(option: Option, columns: Sequence[int], share: float) -> Plan | None:
-    """Return the plan of chosen columns at a share of the rate that is asked for."""
+    """Return the plan of chosen columns at a share of the asked rate."""
     return plan_at(option, columns, share * (option.question.rate_per_second or 1.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The best plans of a fleet, none where there are none."""
+    """The best plans of a fleet, empty where nothing fits."""
 
     separate: Gathered
     choice: Choice | None
     refused: Gathered | None = None
-    """What was gathered where nothing fits."""
+    """The gathered options where nothing fits."""
     plans: tuple[Plan, ...] = ()
     growth: float = 0.0
     gap: float = 0.0
-    """Of plans at a lower rate than that of their columns, for their KV waits for links."""
+    """Relative distance from the bound, where the rate was lowered because KV waits for links."""
 
     @property
     def best(self) -> Plan | None:
@@ -133,16 +133,16 @@ class Found:
         return self.plans[0] if self.plans else None
 
     def most(self, known: float) -> Choice | Gathered:
-        """Return what carries most of a single model, whatever is asked, where that is more than is ``known``."""
+        """Return the choice with the largest rate of a single model, whatever its objective, where above ``known``."""
         return choose(self.separate, Aim(devices=self.separate.fleet.devices, objective="throughput"), known=known)
 
     @property
     def cut(self) -> Cut:
-        """What was not costed, by role and rule."""
+        """Strategies and layouts that were not costed, by role and rule."""
         return (self.choice.gathered if self.choice else self.refused or self.separate).cut
 
     def bound(self) -> Bound | None:
-        """Return the proven best that the covered space reaches; None where nothing fits."""
+        """Return the proven bound of the covered space; None where nothing fits."""
         if self.choice is None:
             return None
         names = [member.name for member in self.separate.fleet.members]
@@ -155,7 +155,7 @@ class Found:
         return replace(bound, gap=self.gap) if self.gap else bound
 
     def _in_whole_nodes(self, bound: Bound) -> Bound:
-        """Return a bound that counts devices as one of what is paid for: whole nodes, of machines that are alike."""
+        """Return a bound on devices as one on whole nodes, which are paid for, where all machines are equal."""
         pools = [pool for plan in self.plans for _, pool in plan.pools()]
         cost, kinds = cost_of(pools), {pool.machines.budget: pool.machines for pool in pools}
         if cost is None:
@@ -168,14 +168,14 @@ class Found:
 
 
 def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known: float = 0.0) -> Found:
-    """Return the best plans for service times as predicted, of what is costed.
+    """Return the best plans for the predicted service times, from costed options.
 
-    Decode was costed for prompts whose KV takes ``transfers`` seconds at least, by member, or as long as the slowest
-    transfer. Where waiting for links makes a plan's transfers longer than that and its TPOT late, all is done again
-    with transfers as long as those; if a single model's first plan at a lower rate carries more, it is that one, with
-    a gap to the bound. So is a plan whose prompts find no room in prefill, where those that wait for decode hold it.
-    Where time is made small what KV waits for links is the gap. Where the largest rate is sought there is none below
-    one that is ``known``; where a rate is asked for, see ``_with_room``.
+    Decode was costed for KV transfers of ``transfers`` seconds, by member, or of the slowest transfer. If waiting for
+    links makes the transfers of a plan longer and its TPOT late, the search is repeated with those transfers. If the
+    first plan of a single model carries more at a lowered rate, that plan is returned with its gap to the bound. The
+    same holds for a plan whose prefill memory is full of prompts that wait for decode. With the latency objective the
+    wait for links is the gap. Where the rate is maximised, plans below the rate ``known`` count as none; for an asked
+    rate see ``_with_room``.
     """
     fleet, transfers = separate.fleet, transfers or {}
     choice = choose(separate, known=known)
@@ -242,7 +242,7 @@ def _carried(option: Option, columns: Sequence[int], share: float) -> Plan:
 
 
 def _late(separate: Gathered, plans: Sequence[Plan], transfers: Mapping[str, float]) -> dict[str, float]:
-    """Return the longer transfers of members whose TPOT is late, for their KV waits longer than was counted."""
+    """Return, by member, the longer transfers that make TPOT late because KV waits for links."""
     return {
         member.name: LONGER * plan.transfer_seconds
         for member, plan in zip(separate.fleet.members, plans, strict=True)
@@ -252,7 +252,7 @@ def _late(separate: Gathered, plans: Sequence[Plan], transfers: Mapping[str, flo
 
 
 def _spare(picked: Sequence[tuple[Side, int]], plans: Sequence[Plan]) -> float:
-    """Share of the asked rates that the slowest pool carries: of aggregated ones no more was sought than was asked."""
+    """Share of the asked rates that the slowest pool carries; aggregated pools are solved up to the asked rate only."""
     pools = [pool for plan in plans for _, pool in plan.pools()]
     return min(
         pool.capacity_per_second / pool.instances * int(side.left[column]) / side.unit

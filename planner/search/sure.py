@@ -1,8 +1,8 @@
 """Plans that hold with a confidence in the predicted service times, and with headroom in the rate.
 
-All service times times f at a rate R make the queue of the predicted times at the rate f R, seen through a clock that
-runs f times as slow. So such a plan is the one for limits f times as tight at f (1 + headroom) times the rate, and what
-is told of it is what its pools do under the limits and at the rate that were asked for.
+If all service times are f times the predicted ones, the queue at rate R is the predicted queue at rate f R with a clock
+slowed by f. So the search plans for limits f times as tight at f (1 + headroom) times the rate, and then reports what
+the pools do at the asked rate under the asked limits.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,27 +15,27 @@ from planner.question import Question
 from planner.search.answer import Answer
 
 _ROUNDS = 5
-"""Searches at most: each is for times as long as they are, with the confidence, for the plan of the last one."""
+"""Most searches; each stresses service times by the factor that the last plan needs for the confidence."""
 _ALIKE = 1e-9
-"""Times nearer than this are the same."""
+"""Factors nearer than this are equal."""
 
 
 STRESSED = "the bound is of times and rates as with the confidence"
 
 
 def told_of(question: Question) -> list[str]:
-    """Say with which confidence and headroom limits are to hold."""
+    """Return a phrase with the confidence and headroom that are asked for."""
     told = [] if (question.confidence or PREDICTED) <= PREDICTED else [f"with the confidence {question.confidence:g}"]
     return [*told, *([f"with {question.headroom:.0%} headroom"] if question.headroom else [])]
 
 
 def is_plain(question: Question) -> bool:
-    """Whether limits are to hold for times as predicted, at the rate that is asked for."""
+    """Whether a question asks for neither a confidence nor headroom."""
     return (question.confidence or PREDICTED) <= PREDICTED and not question.headroom
 
 
 def stressed(question: Question, times: float) -> Question:
-    """Return what a question asks of times as predicted where they are so many times as long."""
+    """Return the question whose answer holds if service times are ``times`` as long as predicted."""
     rate = question.rate_per_second
     return replace(
         question,
@@ -53,17 +53,17 @@ def share_of(question: Question, times: float) -> float:
 
 
 def times_of(plan: Plan, confidence: float | None) -> float:
-    """Return how many times as long as predicted a plan's service times are with a confidence."""
+    """Return the factor on predicted service times that a plan's real ones keep below with a confidence."""
     return times_with(max(confidence or PREDICTED, PREDICTED), deviation_of(plan))
 
 
 def surely(
     questions: Sequence[Question], solve: Callable[[list[Question]], Answer]
 ) -> tuple[Answer, tuple[float, ...]]:
-    """Return the answer to stressed questions, one of each member, and how many times as long the times of each are.
+    """Return the answer to stressed questions, one per member, and the factor on the service times of each.
 
-    The confidence of a question holds for the plan that is found. Times grow to those of the last plan until they are
-    its own or longer; where they are longer, the search is made once more with its own, which allow more.
+    The factor must give the plan that is found its confidence. It rises to that of the last plan until it suffices;
+    where it is then larger than needed, one more search with the smaller factor may carry more.
     """
     times, held = (1.0,) * len(questions), None
     for _ in range(_ROUNDS):
@@ -84,12 +84,12 @@ def surely(
 
 
 def holds(plan: Plan, question: Question, times: float) -> bool:
-    """Whether a plan for so many times its service times has the confidence of a question."""
+    """Whether a plan found with a factor on service times has the confidence of a question."""
     return times_of(plan, question.confidence) <= times * (1 + 2 * _ALIKE)
 
 
 def rate_with(plan: Plan, confidence: float) -> float:
-    """Return the largest rate that a plan's pools, as they are, carry within the limits with a confidence."""
+    """Return the largest rate that a plan's pools carry within the limits with a confidence."""
     asked, times = plan.question, times_of(plan, confidence)
     hard = replace(stressed(asked, times), objective="throughput", rate_per_second=None)
     carried = (server_of(plan, pool, hard).pool_capacity(pool.instances) for _, pool in plan.pools())
@@ -97,13 +97,13 @@ def rate_with(plan: Plan, confidence: float) -> float:
 
 
 def restated(plan: Plan, question: Question, times: float) -> Plan | None:
-    """Return what the pools of a plan for the stressed question do under the question itself, at its own rate."""
+    """Return the plan for the stressed question, restated at the rate and limits of the question itself."""
     share, asked = share_of(question, times), as_planned(question, plan)
     return plan.under(asked, share)(plan.requests_per_second / share)
 
 
 def in_own_terms(answer: Answer, question: Question, times: float) -> Answer:
-    """Return the answer to the stressed question of a single model as one to the question itself."""
+    """Return the answer to the stressed question of a single model, restated for the question itself."""
 
     def own(plan: Plan | None) -> Plan | None:
         return None if plan is None else restated(plan, question, times)

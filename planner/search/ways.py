@@ -1,9 +1,9 @@
-"""The ways of every model: prefill and decode instances, each on any pool, and aggregated instances on one.
+"""The options of every model: prefill and decode instances, each on any pool, or aggregated instances on one pool.
 
-Separate pools are costed and settled first, for their queues are quick. Decode beyond the grid (attention and experts
-on nodes of their own) and aggregated instances are then left out where their bound shows that they beat no separate
-pools there: in its place these, which take no more devices of the same pool and carry as much, keep every constraint
-and worsen no objective.
+Separate pools are costed and solved first, as their queues are quick. Decode beyond the grid (AFD on whole nodes) and
+aggregated instances are then pruned where their bound does not beat separate pools on the same pool: separate pools
+with no more devices and at least the same rate can replace them without breaking a constraint or worsening an
+objective.
 """
 
 import math
@@ -30,7 +30,7 @@ from planner.search.gather import Aggregated, Costing, Cut, Option, Pools, aggre
 from planner.search.shapes import needed_beside, not_aggregated, why_not_apart
 
 Rows = dict[Role, list[Row]]
-"""Rows of each role that are searched, where not all of them are."""
+"""Rows to search, by role; a role that is missing is searched whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Gathered:
     options: tuple[tuple[Option, ...], ...]
     count: Count
     roles: tuple[tuple[Question, Pools], ...] = ()
-    """Of every member a question, and its separate pools on the first of its machines."""
+    """For every member its question and its separate pools on its first machines."""
     cut: Cut = field(default_factory=dict)
     left_out: tuple[Pruned, ...] = ()
-    """Decode instances beyond the grid and aggregated ones that are no columns."""
+    """Pruned decode instances beyond the grid and pruned aggregated instances."""
 
     @property
     def closed(self) -> list[int]:
@@ -59,19 +59,19 @@ class Gathered:
         return Programme(ways, aim, not self.fleet.share_nodes, tuple(weights[number] for number in chosen))
 
     def only(self, keep: Callable[[Option], bool]) -> "Gathered":
-        """Return those options alone."""
+        """Return the options for which ``keep`` is true."""
         return replace(self, options=tuple(tuple(filter(keep, own)) for own in self.options))
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """All ways that may be best, and what is known of separate pools alone."""
+    """All options that may be best, and the incumbent of separate pools."""
 
     gathered: Gathered
     separate: Picks | None
-    """The best of separate pools; None where none fit, or where nobody needed to know."""
+    """The best choice of separate pools; None where none fits, or where it was not needed."""
     least: float
-    """A rate that is carried at least, in units of what is asked: the aim's, or what separate pools carry."""
+    """Lower bound on the rate, in units of the asked rates: the aim's rate, or that of separate pools."""
 
 
 def gather_fleet(
@@ -82,7 +82,7 @@ def gather_fleet(
 ) -> Gathered:
     """Cost every candidate of separate pools of every member on every pool that it may stand on; no queue is solved.
 
-    ``transfers``: seconds that a prompt's KV takes at least, by member. ``costing``: what is costed already.
+    ``transfers``: least KV transfer seconds of a prompt, by member. ``costing``: costs known already.
     """
     count = costing.count if costing else Count()
     options: list[tuple[Option, ...]] = []
@@ -95,7 +95,7 @@ def gather_fleet(
         for formed in formats_of(member, "disaggregated"):
             pools = _gather_pools(fleet, formed, longer, rows, known)
             own += map(known.fed, _options(fleet, formed, pools))
-        if not pools:  # the engine has encode instances before aggregated ones alone
+        if not pools:  # the engine has encode instances only before aggregated ones
             alone = replace(member.question, shape="aggregated")
             pools = _gather_pools(fleet, replace(member, question=alone), longer, rows, known)
         roles.append(next(iter(pools.values())))
@@ -105,9 +105,9 @@ def gather_fleet(
 
 
 def formats_of(member: Member, shape: ShapeName) -> Iterator[Member]:
-    """Yield the member with each of its engines in each of its number formats, on the pools where the engine runs.
+    """Yield the member with each engine, number format and way to encode pictures, on the pools where the engine runs.
 
-    Each has its pictures encoded in every way that it may be and its engine has before a shape.
+    Only those ways to encode that the question allows and the engine supports before the shape.
     """
     for question in alternatives(member.question):
         pools = member.pools
@@ -121,7 +121,7 @@ def formats_of(member: Member, shape: ShapeName) -> Iterator[Member]:
 def _gather_pools(
     fleet: Fleet, member: Member, longer: float | None, rows: Rows | None, costing: Costing
 ) -> dict[str, tuple[Question, Pools]]:
-    """Cost a member on each pool that it may stand on; KV may come from whichever takes longest."""
+    """Cost a member on each pool that it may stand on, with the slowest KV transfer from any pool."""
     if not member.pools:
         question = on_pools(fleet, member)
         return {"": (question, gather(question, rows, longer, costing))}
@@ -132,9 +132,9 @@ def _gather_pools(
 
 
 def _options(fleet: Fleet, member: Member, pools: Mapping[str, tuple[Question, Pools]]) -> Iterator[Option]:
-    """Yield the separate ways of a member: every pair of pools, in the parts that its engine lets share KV.
+    """Yield the separate options of a member: every pair of pools, split by what its engine lets share KV.
 
-    Where time is made small, prefill instances are costed for each pair: it ends when the KV is in the other pool.
+    With the latency objective prefill is costed per pair, as it ends when the KV has reached the other pool.
     """
     for own, first in pools.values():
         for other, second in pools.values():
@@ -151,9 +151,9 @@ def _options(fleet: Fleet, member: Member, pools: Mapping[str, tuple[Question, P
 
 
 def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None, known: float = 0.0) -> Ways:
-    """Return the options with all that may beat separate pools of the grid, and a rate that is ``known``.
+    """Return the options with all others that may beat separate pools of the grid and the rate ``known``.
 
-    ``rows`` are those that are searched, None for all.
+    ``rows`` are the rows to search, None for all.
     """
     programme = None if separate.closed else separate.programme(aim)
     wanted = separate.fleet.single or aim.rate is None or aim.goal.timed
@@ -170,12 +170,12 @@ def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None, known: flo
 
 
 def unpruned(separate: Gathered, aim: Aim) -> Gathered:
-    """Return the options with every aggregated one: none is left out for what others carry."""
+    """Return the options with every aggregated instance, without pruning by an incumbent."""
     return _with_aggregated(separate, aim, 0.0, math.inf)
 
 
 def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
-    """Return the options with the decode rows beyond the grid that may beat those of it."""
+    """Return the options with the decode rows beyond the grid that may beat rows of the grid."""
     from planner.instances.apart import apart_rows
 
     wider: dict[int, Side] = {}
@@ -199,10 +199,10 @@ def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
 
 
 def _with_aggregated(gathered: Gathered, aim: Aim, least: float, seconds: float, rows: Rows | None = None) -> Gathered:
-    """Return the options with those of aggregated instances that may beat separate pools.
+    """Return the options with the aggregated instances that may beat separate pools.
 
-    Where time is made small a row is left out where a request alone in it, with all other models at their very
-    quickest, takes the mean over all requests to the ``seconds`` that are known to be reached, or beyond.
+    With the latency objective a row is pruned if the mean over all requests reaches the incumbent's ``seconds`` even
+    when a request is alone in the row and all other models are at their quickest.
     """
     members, weights = gathered.fleet.members, shares(gathered.fleet)
     costed = [list(_aggregated(gathered, number, aim, least, rows)) for number in range(len(members))]
@@ -232,7 +232,7 @@ def _with_aggregated(gathered: Gathered, aim: Aim, least: float, seconds: float,
 def _aggregated(
     gathered: Gathered, number: int, aim: Aim, least: float, rows: Rows | None
 ) -> Iterator[tuple[Option, Aggregated]]:
-    """Yield the aggregated way of a member on each pool, with the columns that may beat separate pools there."""
+    """Yield the aggregated option of a member on each pool, with the columns that may beat separate pools there."""
     fleet, member = gathered.fleet, gathered.fleet.members[number]
     beaten: dict[str, Incumbent | None] = {}
     costing = Costing(gathered.count, member.name)
@@ -259,9 +259,9 @@ def grounds(member: Member) -> tuple[Machines, ...]:
 
 
 def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, least: float) -> Incumbent | None:
-    """Return what separate pools of a member do in one pool alone; None where they do not carry the rate there.
+    """Return the incumbent of a member's separate pools on one pool; None where they do not carry the rate there.
 
-    Of a common growth: what all members carry anyway.
+    With a common growth, the rate is what all members carry in any case.
     """
     if aim.goal.timed or (aim.rate is None and not least):
         return None
@@ -270,13 +270,13 @@ def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, least: float
     own = gathered.only(lambda option: option.budgets == {pool})
     programme = own.programme(aim, [number])
     picks = programme.settle(least) if own.options[number] else None
-    if picks is None:  # what carries less than another pool does cannot be best
+    if picks is None:  # an option that carries less than another pool cannot be best
         return None if aim.rate is not None else Incumbent(rate=least, spent=(0.0, 0.0))
     return programme.incumbent(picks)
 
 
 def _alone(option: Option) -> float:
-    """Return what a request alone takes in the quickest instances of an option."""
+    """Return the seconds of a request alone in the quickest instances of an option."""
     return sum(float(side.offers.alone_seconds.min(initial=math.inf)) for side in option.sides)
 
 
@@ -290,6 +290,6 @@ def _quick_enough(option: Option, limit_seconds: float, aim: Aim) -> Option:
 
 
 def _joined(one: Cut, other: Cut) -> Cut:
-    """Return what two counts of rules have cut together, by role."""
+    """Return the sum of two counts of cuts, by role and rule."""
     added = {role: Counter(one.get(role, {})) + Counter(cut) for role, cut in other.items()}
     return one | {role: dict(sorted(cut.items())) for role, cut in added.items()}
