@@ -237,7 +237,7 @@ TYPED = {
     "migrate old.yaml new.yaml": """
         --max-concurrent none → --max-concurrent
         --load-from air → --load-from: 'air' is not peers
-        --load-from storage=fast → --load-from: 'fast' is not a rate
+        --load-from storage=fast → --load-from: 'storage=fast' is not peers, storage=RATE
         --confidence 2 → --confidence
         --traffic theirs → --traffic: 'theirs' is not old, new or both
         --spare-nodes -1 → --spare-nodes
