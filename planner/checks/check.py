@@ -1,4 +1,4 @@
-"""Whether a question's devices, or a fixed deployment, keep the limits, and what is told of it."""
+"""Whether a question's devices, or a fixed deployment, keep the limits, with margins and confidence."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from planner.workload import Trace
 Search = Callable[[Question], Answer]
 
 _SIZED = 0.97
-"""Of a rate, where the most that was found falls so little short of it that it is asked for once more."""
+"""Share of the asked rate from which a plan that carries less leads to a second search, for the asked rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +36,16 @@ class Verdict:
     explanation: str
     margins: tuple[Margin, ...]
     confidence: float | None
-    """That was asked for."""
+    """The asked confidence."""
     held_confidence: float | None
-    """Up to which both latency limits, each on its own, hold; None where a pool cannot keep up."""
+    """Largest confidence at which each latency limit holds; None beyond the saturation of a pool."""
     after_loss: AfterLoss | None
     plan: Plan | None
-    """That the figures are of; None for a manifest, and where there is no plan."""
+    """The plan that is judged; None for a manifest, and where there is no plan."""
     rate_per_second: float | None
-    """That the figures are of; None where there is no plan."""
+    """The rate that is judged; None where there is no plan."""
     played: bool = False
-    """Whether they are of the trace's own requests; else of stationary queues."""
+    """Whether the figures come from the trace's own requests; else from stationary queues."""
 
 
 def check_deployed(
@@ -75,7 +75,7 @@ def check_deployed(
 
 
 def _passed(limits: Limits, margins: tuple[Margin, ...]) -> str:
-    """Name the limits that do not hold."""
+    """Return the limits that do not hold."""
     told = []
     for margin in margins:
         flag = f"--{margin.name} at p{limits.percentile:g}"
@@ -89,16 +89,16 @@ def _passed(limits: Limits, margins: tuple[Margin, ...]) -> str:
 def check_question(question: Question, *, search_plan: Search = search, trace: Trace | None = None) -> Verdict:
     """Return whether the devices of a question keep its limits at its rate, or at any rate where none is asked.
 
-    The plan that carries most on these devices is weighed, whatever the objective; with a confidence the one that
-    carries most when service times are that much longer. With a trace it is the plan that keeps the limits on the
-    trace's own requests at the largest rate, and they are what it is weighed on. Where ``question.survive`` leaves none
-    that carries the rate, the plan without that demand shows by how much it fails.
+    The plan with the largest rate on these devices is judged, whatever the objective; with a confidence, the one with
+    the largest rate at correspondingly longer service times. With a trace it is the plan that keeps the limits on the
+    trace's own requests at the largest rate, and it is judged on these requests. If no plan carries the rate with
+    ``question.survive``, the plan without that demand shows the shortfall.
     """
     asked = question.rate_per_second
     finder = _Finder(search_plan, trace, asked)
     found = finder.most(replace(question, objective="throughput", rate_per_second=None))
     if found.plan and trace is None and asked and not found.carries(asked) and found.carries(_SIZED * asked):
-        sized = replace(question, objective="chips")  # smaller plans may carry a little more than was found
+        sized = replace(question, objective="chips")  # a search for fewest chips may carry a little more
         if has_plan(sized) and (plan := search_plan(sized).best) is not None:
             found = replace(found, plan=plan, rate_per_second=asked)
     if question.survive is not None and not (found.plan and found.carries(asked)):
@@ -111,7 +111,7 @@ def check_question(question: Question, *, search_plan: Search = search, trace: T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Most:
-    """The plan that carries most, and its rate at the asked confidence."""
+    """The plan with the largest rate, and that rate at the asked confidence."""
 
     answer: Answer
     plan: Plan | None
@@ -124,14 +124,14 @@ class _Most:
 
 
 class _Finder(NamedTuple):
-    """How the plan that carries most is found."""
+    """Finds the plan with the largest rate."""
 
     search_plan: Search
     trace: Trace | None
     asked_per_second: float | None = None
 
     def carries(self, question: Question) -> bool:
-        """Whether a question's devices carry its rate; with a trace, whether the first plan does that is found."""
+        """Whether a question's devices carry its rate; with a trace, whether the first plan found does."""
         if self.trace is None:
             return has_plan(replace(question, objective="chips"))
         rate = question.rate_per_second or 0.0
@@ -140,7 +140,7 @@ class _Finder(NamedTuple):
         return asked is not None and held_at(asked, self.trace).keeps
 
     def most(self, question: Question) -> _Most:
-        """Return the plan that carries most; with a trace the one that does on the trace's own requests."""
+        """Return the plan with the largest rate; with a trace, on the trace's own requests."""
         if self.trace is None:
             answer = self.search_plan(question)
             best = answer.best
@@ -150,7 +150,7 @@ class _Finder(NamedTuple):
         if best is None or traced.on_trace is not None:
             most = 0.0 if best is None else best.requests_per_second
             return _Most(answer=traced.answer, plan=best, rate_per_second=most, played=best is not None)
-        # Too short for the most that the plan carries, a trace may still tell of the asked rate.
+        # A trace too short for the plan's largest rate may still suffice for the asked rate.
         played = self.asked_per_second is not None and loads(best, self.trace, self.asked_per_second)
         return _Most(answer=traced.answer, plan=best, rate_per_second=best.requests_per_second, played=played)
 
@@ -170,7 +170,7 @@ def _none(answer: Answer, confidence: float | None) -> Verdict:
 
 
 def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
-    """Return the verdict on the plan that carries most at the asked rate, or at what it carries where none is asked."""
+    """Return the verdict on the plan with the largest rate, at the asked rate, or at its own where none is asked."""
     plan, carried, confidence = most.plan, most.rate_per_second, question.confidence
     assert plan is not None, "only a plan is weighed"
     deployed = plan_on(plan, finder.trace if most.played else None)
@@ -183,8 +183,8 @@ def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
     margins = (*found.margins, Margin(name="rate", limit=rate, value=carried))
     if margins[-1].holds or (most.played and found.holds):
         return replace(found, margins=margins)
-    # Latencies may hold a little beyond the utilisation that is planned with.
+    # Latency limits may hold a little beyond the utilisation limit.
     told = found.explanation if not carried else too_few(question, carried, finder.carries)
     told = ": ".join([", ".join(told_of(question)), told]) if told_of(question) else told
-    # That latencies would hold past what the pools should run at is no confidence in the rate.
+    # Latency limits that hold beyond the utilisation limit give no confidence in the rate.
     return replace(found, holds=False, margins=margins, binding="devices", explanation=told, held_confidence=None)

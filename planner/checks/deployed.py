@@ -1,7 +1,7 @@
-"""A deployment whose queues can be asked at any rate, with service times longer than predicted, and after losses.
+"""A deployment whose queues are evaluated at any rate, with longer service times than predicted, and after losses.
 
-All service times of a pool times f at a rate R make the queue of the predicted times at the rate f·R, seen through a
-clock that runs f times as slow. So nothing is costed again: latency(R; f) = f · latency(f·R; 1).
+If all service times of a pool are f times the predicted ones, its queue at rate R is the predicted queue at rate f·R
+with a clock slowed by f. So nothing is costed again: latency(R; f) = f · latency(f·R; 1).
 """
 
 import math
@@ -21,7 +21,7 @@ from planner.serving.latency import Latency
 
 
 class Lost(NamedTuple):
-    """Instances of each role that are gone."""
+    """Lost instances of each role."""
 
     prefill: int = 0
     decode: int = 0
@@ -29,20 +29,20 @@ class Lost(NamedTuple):
 
     @property
     def counts(self) -> dict[Role, int]:
-        """Instances that are gone of the roles of a deployment of this shape."""
+        """Lost instances, by the roles of a deployment of this shape."""
         return {"mixed": self.mixed} if self.mixed else {"prefill": self.prefill, "decode": self.decode}
 
 
 class Standing(NamedTuple):
-    """What a deployment, or a pool of it, does at a rate.
+    """Latencies and load of a deployment, or of one of its pools, at a rate.
 
-    None where a pool cannot keep up, and of a pool for what it does not decide.
+    A field is None beyond saturation, and for latencies that a pool does not decide.
     """
 
     ttft: Latency | None = None
     tpot: Latency | None = None
     line: DecodeState | None = None
-    """Who waits for decode, where they may fill prefill."""
+    """Decode state, where requests that wait for decode may fill prefill memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,27 +52,27 @@ class DeployedPool:
     role: Role
     instances: int
     at: Callable[[float, int], Standing]
-    """What one of so many instances does, by its own rate."""
+    """Returns the standing of one of so many instances, given the rate of one."""
     room_prompts: float = math.inf
-    """Whose KV a prefill instance holds."""
+    """Prompts whose KV a prefill instance holds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """The pools of a deployment, and what may go together, by kind of loss."""
+    """The pools of a deployment, and the instances that may be lost together, by kind of loss."""
 
     pools: tuple[DeployedPool, ...]
     losses: dict[Loss, tuple[Lost, ...]]
     deviation: float
-    """Relative standard deviation of the predicted step times, of the pool that is known worst."""
+    """Relative standard deviation of the predicted step times of the least certain pool."""
     asked_at_most: int | None = None
-    """How often it may be asked before that takes long; None where asking is quick."""
+    """Evaluations that take acceptable time; None where an evaluation is quick."""
 
 
 def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5, lost: Lost | None = None) -> Standing:
-    """Return latencies that are not exceeded with that confidence in the predicted service times.
+    """Return the standing at a rate whose latencies are not exceeded with a confidence.
 
-    0.5 takes service times as predicted.
+    Confidence 0.5 takes service times as predicted.
     """
     slow, found, room = times_with(confidence, deployed.deviation), Standing(), math.inf
     for pool in deployed.pools:
@@ -92,7 +92,7 @@ def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5
 
 
 def from_plan(plan: Plan) -> Deployed:
-    """Return a plan as it would be deployed."""
+    """Return a plan as a deployment."""
     if isinstance(plan, AggregatedPlan):
         return _aggregated(plan)
     assert isinstance(plan, DisaggregatedPlan)
@@ -146,5 +146,5 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
 
 
 def standing_of(state: AggregatedState | None) -> Standing:
-    """Return what aggregated instances do in a state."""
+    """Return the state of aggregated instances as a standing."""
     return Standing() if state is None else Standing(ttft=state.ttft, tpot=state.tpot)

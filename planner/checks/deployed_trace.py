@@ -1,9 +1,8 @@
-"""A deployment on a recorded trace: what its own requests meet, at any rate, with longer service and after losses.
+"""A deployment on a trace: latencies of its requests at any rate, with longer service times and after losses.
 
-Instead of asking queues, the trace is played (``planner.serving``), so fast that its mean rate is the one asked for.
-That the clock runs slower when all service times are longer holds for a recorded stream as for a stationary one, so
-``checks.deployed.standing`` asks both alike; each role's figures are of a run in which that role alone has lost
-instances, or is slower.
+Instead of solving queues, the trace is played (``planner.serving``) with its gaps scaled to the asked mean rate. Longer
+service times slow the clock of a trace as they do that of a stationary stream, so ``checks.deployed.standing`` treats
+both alike. The figures of each role come from a run in which only that role has lost instances, or is slower.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,17 +22,17 @@ from planner.serving.separate import SeparatePools, Served
 from planner.workload import Trace
 
 Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPool]
-"""The pools with so many instances left of each role."""
+"""Returns the pools with so many instances left of each role."""
 
 
 def plan_on(plan: Plan, trace: Trace | None) -> Deployed:
-    """Return a plan as it would be deployed, on a trace if there is one."""
+    """Return a plan as a deployment, on a trace if there is one."""
     deployed = from_plan(plan)
     return deployed if trace is None else played(deployed, lambda counts: pools_of(plan, counts), trace)
 
 
 def played(deployed: Deployed, left: Left, trace: Trace) -> Deployed:
-    """Return a deployment on a trace, with what is ``left`` of its pools after losses."""
+    """Return a deployment on a trace; ``left`` gives its pools after losses."""
     whole = {pool.role: pool.instances for pool in deployed.pools}
     known: dict[tuple[object, ...], Served] = {}
     pools = cache(lambda counts: left(dict(counts)))

@@ -1,4 +1,4 @@
-"""What a manifest deploys: its queues at any rate, on a trace, and what its own nodes take with them."""
+"""A manifest as a deployment: its queues at any rate, on a trace, and the instances that each node holds."""
 
 from collections.abc import Mapping
 from statistics import NormalDist
@@ -30,7 +30,7 @@ from planner.workload import Trace, Workload, running_kv_tokens
 
 
 def manifest_on(manifest: Manifest, workload: Workload, trace: Trace | None) -> Deployed:
-    """Return what a manifest deploys, on a trace if there is one that its rules can be played on.
+    """Return a manifest as a deployment, on a trace if there is one on which it can be played.
 
     Raises BadInput as ``from_manifest``.
     """
@@ -48,10 +48,9 @@ def manifest_on(manifest: Manifest, workload: Workload, trace: Trace | None) -> 
 
 
 def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
-    """Return what a manifest deploys, under some traffic.
+    """Return a manifest as a deployment under some traffic.
 
-    Raises BadInput where its roles are not one prefill and one decode pool, or one of aggregated instances, which
-    alone have closed forms.
+    Raises BadInput where its roles are neither one prefill and one decode pool nor one aggregated pool.
     """
     refuse_encode(manifest, "--manifest")
     aggregated = mixed_pool(manifest)
@@ -120,7 +119,7 @@ def _step_deviation(pool: Pool, load: StepLoad) -> float:
 
 
 def _nodes(manifest: Manifest) -> tuple[Lost, ...]:
-    """Return what each node of a manifest takes with it, each combination once."""
+    """Return the instances that the loss of each node takes along, each combination once."""
     gone: dict[tuple[str, int], dict[str, int]] = {}
     for pool in manifest.pools:
         for instance in pool.instances:

@@ -1,4 +1,4 @@
-"""How far a deployment is from its limits: as predicted, with a confidence, after a loss, and over a day."""
+"""Margins of a deployment to its limits: as predicted, with a confidence, after a loss, and over a day."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _MOST_SCORE = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What must hold: each latency limit on its own at ``percentile``, at a rate."""
+    """The limits at a rate; TTFT and TPOT each keep theirs at ``percentile``."""
 
     ttft_seconds: float | None
     tpot_seconds: float | None
@@ -33,13 +33,13 @@ class Limits:
 
     @classmethod
     def of(cls, stated: "Question | ServiceLevels", rate_per_second: float) -> "Limits":
-        """Return the limits of a question, or of what a manifest promises, at a rate."""
+        """Return the limits of a question, or of a manifest's service levels, at a rate."""
         ttft, tpot, level = stated.ttft_seconds, stated.tpot_seconds, stated.percentile
         return cls(ttft_seconds=ttft, tpot_seconds=tpot, percentile=level, rate_per_second=rate_per_second)
 
 
 class Margin(NamedTuple):
-    """A limit beside what is reached; ``value`` None where the pool cannot keep up with the rate."""
+    """A limit and the value reached; ``value`` is None beyond saturation."""
 
     name: Name
     limit: float
@@ -47,7 +47,7 @@ class Margin(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """Room left as a share of the limit, below 0 where it is passed; None where a pool cannot keep up."""
+        """Room left as a share of the limit, negative where it is missed; None beyond saturation."""
         if self.value is None:
             return None
         return self.value / self.limit - 1 if self.name == "rate" else 1 - self.value / self.limit
@@ -59,7 +59,7 @@ class Margin(NamedTuple):
 
 
 class AfterLoss(NamedTuple):
-    """The margins when the worst that may go at once is gone."""
+    """The margins after the worst possible loss."""
 
     loss: Loss
     lost: Lost
@@ -84,11 +84,11 @@ def margins_of(limits: Limits, found: Standing) -> tuple[Margin, ...]:
 
 
 SURE = 0.9
-"""A confidence that the rate of a plan is told with beside the one that it was made for."""
+"""Confidence of the second rate that a plan reports, beside the planned one."""
 
 
 class Sureness(NamedTuple):
-    """With which confidence a plan keeps its limits at its rate, and what its pools carry with ``SURE``."""
+    """Confidence with which a plan keeps its limits at its rate, and the rate with confidence ``SURE``."""
 
     held: float | None
     rate_per_second: float
@@ -96,17 +96,17 @@ class Sureness(NamedTuple):
 
 
 def sureness(plan: Plan) -> Sureness:
-    """Return how sure a plan is, by the intervals of its predicted service times."""
+    """Return the confidence of a plan, from the intervals of its predicted service times."""
     question = plan.question
     limits = Limits.of(question, plan.requests_per_second * (1 + question.headroom))
     return Sureness(held=held_confidence(from_plan(plan), limits), rate_per_second=rate_with(plan, SURE))
 
 
 def held_confidence(deployed: Deployed, limits: Limits) -> float | None:
-    """Return the confidence up to which every latency limit holds, to about 1 %; 0 and 1 beyond 3 deviations.
+    """Return the confidence up to which each latency limit holds, to about 1 %; 0 or 1 beyond 3 deviations.
 
-    The limits are each on their own: that both hold is not more likely than this, and at least twice it less 1. None
-    where that would take too long.
+    Each limit counts on its own. With this confidence p, both hold with a probability between 2 p - 1 and p. None where
+    the computation would take too long.
     """
     if deployed.asked_at_most is not None and deployed.asked_at_most < 2 * (_ROUNDS + 2):
         return None
@@ -127,7 +127,7 @@ def held_confidence(deployed: Deployed, limits: Limits) -> float | None:
 
 
 def worst_loss(deployed: Deployed, limits: Limits, loss: Loss, confidence: float = PREDICTED) -> AfterLoss:
-    """Return the margins after the loss that leaves least room."""
+    """Return the margins after the loss that leaves the least room."""
     found = []
     for lost in deployed.losses[loss]:
         margins = margins_of(limits, standing(deployed, limits.rate_per_second, confidence, lost))
@@ -136,14 +136,14 @@ def worst_loss(deployed: Deployed, limits: Limits, loss: Loss, confidence: float
 
 
 def room_of(margin: Margin) -> float:
-    """Return the room of a margin, the least where a pool cannot keep up."""
+    """Return the share of a margin; minus infinity beyond saturation."""
     return -math.inf if margin.share is None else margin.share
 
 
 def over_windows(
     deployed: Deployed, limits: Limits, day: Sequence[Window], confidence: float | None
 ) -> list[tuple[Window, tuple[Margin, ...]]]:
-    """Return the margins that each window of a day leaves a deployment, at the asked confidence; none at no rate."""
+    """Return the margins of a deployment by window of a day, at the asked confidence; none where nothing arrives."""
     known: dict[float, tuple[Margin, ...]] = {0.0: ()}
     for rate in {window.rate_per_second for window in day} - known.keys():
         known[rate] = margins_of(limits, standing(deployed, rate, confidence or PREDICTED))

@@ -1,8 +1,8 @@
-"""A plan on the trace that it was made for: what its own requests meet, and how fast it may be played.
+"""A plan on its trace: latencies of the trace's requests, and the largest rate within the limits.
 
-The search plays a candidate of one role as if the other took no time (``checks.traced``). Here both pools of the chosen
-plan take the requests as they came (``planner.serving``), played so fast that their mean rate is the plan's, and the
-limits are checked on them.
+The search plays a candidate of one role as if the other took no time (``checks.traced``). Here the trace is played
+through both pools of the chosen plan (``planner.serving``), with gaps scaled to the plan's rate, and the limits are
+checked.
 """
 
 from collections.abc import Mapping
@@ -28,26 +28,26 @@ from planner.serving.separate import SeparatePools, Served, prefill_pool, within
 from planner.workload import Trace, Traffic
 
 MOST_PLAYED = 600_000
-"""Requests that are played in all while the largest rate is looked for."""
+"""Most requests played in the search for the largest rate."""
 _FILLED = 3.0
-"""Times the requests under way that a trace must have to load a plan at all."""
+"""Least number of requests of a trace that loads a plan, over the requests in the system."""
 _STEPS = 7
 _BEYOND = 2.0
-"""Times the plan's rate up to which is looked."""
+"""Upper end of the search for the largest rate, over the plan's rate."""
 
 
 class OnTrace(NamedTuple):
-    """What a plan does with a trace; latencies are of all its requests."""
+    """Results of a plan on a trace; latencies are those of all its requests."""
 
     factor: float
-    """How much faster than it came the trace is played for the plan's rate."""
+    """Plan's rate over the trace's own rate."""
     recorded: Served
     attainment: float
     """Share of requests that keep both limits."""
     keeps: bool
     """Whether both limits hold at the question's percentile, each on its own."""
     most_per_second: float | None
-    """Largest rate found at which they hold, up to twice the plan's; None where none was found."""
+    """Largest rate found within both limits, up to twice the plan's; None where none was found."""
 
     def at(self, name: str, percentile: float) -> float | None:
         """Seconds of ``ttft`` or ``tpot`` at a percentile of the requests; None where no answer has a second token."""
@@ -57,24 +57,24 @@ class OnTrace(NamedTuple):
 
 
 def at_rate(trace: Trace, rate_per_second: float) -> Trace:
-    """Return a trace that is played so fast that its mean rate is that."""
+    """Return a trace with its gaps scaled to a mean rate."""
     own = Traffic.from_trace(trace).rate_per_second
     return replace(trace, arrival_seconds=np.asarray(trace.arrival_seconds) * (own / rate_per_second))
 
 
 def loads(plan: Plan, trace: Trace, rate_per_second: float) -> bool:
-    """Whether a trace has requests enough to load a plan's pools for a while at a rate.
+    """Whether a trace has enough requests to load a plan's pools at a rate.
 
-    Requests stay about as long as at the plan's own rate.
+    The time of a request is taken as that at the plan's own rate.
     """
     return bool(np.size(trace.arrival_seconds) >= _FILLED * rate_per_second * plan.e2e_mean_seconds)
 
 
 def on_trace(plan: Plan, trace: Trace) -> OnTrace:
-    """Return what a plan does with a trace that is played at its rate, and up to which rate the limits hold.
+    """Return the results of a plan on a trace at its rate, and the largest rate within the limits.
 
-    That rate is found by bisection, within a few per cent; each rate told was played and keeps the limits. A long trace
-    is played fewer times.
+    That rate is found by bisection to a few per cent; it was played and keeps the limits. A long trace is played fewer
+    times.
     """
     question, pools, planned = plan.question, pools_of(plan), plan.requests_per_second
 
@@ -91,7 +91,7 @@ def on_trace(plan: Plan, trace: Trace) -> OnTrace:
 
 
 def held_at(plan: Plan, trace: Trace) -> OnTrace:
-    """Return what a plan does with a trace at its rate, which is known to be about the largest at which limits hold."""
+    """Return the results of a plan on a trace at its rate, which is known to be about the largest within the limits."""
     rate = plan.requests_per_second
     recorded = play(pools_of(plan), at_rate(trace, rate))
     keeps = _keeps(recorded, plan.question)
@@ -110,7 +110,7 @@ def _told(question: Question, trace: Trace, rate: float, recorded: Served, most:
 
 
 def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> SeparatePools | AggregatedPool:
-    """Return the pools of a plan as they are played, or with so many instances of its roles instead."""
+    """Return the pools of a plan in the form that is played, with its own or other numbers of instances."""
     if isinstance(plan, AggregatedPlan):
         return _aggregated_of(plan, instances)
     assert isinstance(plan, DisaggregatedPlan), "a plan has one of two shapes"
@@ -150,7 +150,7 @@ def _aggregated_of(plan: AggregatedPlan, instances: Mapping[Role, int] | None) -
 
 
 def late_at(question: Question, recorded: Served) -> tuple[str, ...]:
-    """Return which limits, ``ttft`` and ``tpot``, are passed at the question's percentile."""
+    """Return the limits, ``ttft`` and ``tpot``, that are missed at the question's percentile."""
     known = recorded.tpot_seconds[~np.isnan(recorded.tpot_seconds)]
     late = {
         "ttft": _at(recorded.ttft_seconds, question) > question.ttft_seconds,

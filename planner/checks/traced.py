@@ -1,8 +1,8 @@
-"""The search on a trace's own requests: candidates are played on them, and so is the plan, both roles together.
+"""The search on a trace's own requests: candidates are played on them, then the plan with both roles together.
 
-A candidate of one role is played as if the other took no time. What its plan does as a whole (``checks.on_trace``)
-differs: for throughput it gives the rate, where the limits do not hold at the one that was found; where a rate is
-asked, how many instances of each role there are, in this plan and in the one for stationary traffic.
+A candidate of one role is played as if the other took no time, so the results of the whole plan (``checks.on_trace``)
+differ. For throughput they decide the rate where the limits are missed at the rate found. For an asked rate they decide
+the numbers of instances, in this plan and in the plan for stationary traffic.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ Search = Callable[[Question], Answer]
 
 
 class Traced(NamedTuple):
-    """An answer and what its plan does on the trace; None where the trace does not tell, for it hardly fills it."""
+    """An answer and the results of its plan on the trace; None where the trace is too short to fill the plan."""
 
     answer: Answer
     on_trace: OnTrace | None = None
@@ -40,10 +40,10 @@ class Traced(NamedTuple):
 def search_on_trace(
     question: Question, trace: Trace, search_plan: Search, first: Callable[..., Answer] | None = None
 ) -> Traced:
-    """Return the answer to a question on a trace, or on stationary traffic where the trace hardly fills its plan.
+    """Return the answer to a question on a trace, or on stationary traffic where the trace is too short for its plan.
 
-    ``first`` searches on the trace, and is told for which plans what stands beside them is ``worth`` a search, and that
-    nothing is to stand ``beside`` a plan that is one of two.
+    ``first`` searches on the trace. Its argument ``worth`` says for which plans additions such as runners-up are worth
+    a search; with ``beside`` False there are none, for a plan that is one of two.
     """
 
     def filled(plan: Plan) -> bool:
@@ -74,12 +74,12 @@ def search_on_trace(
 
 
 def together(plan: Plan, trace: Trace) -> Plan:
-    """Return the plan with as few instances as keep its limits on a trace, both roles played together.
+    """Return the plan with the fewest instances that keep its limits on a trace, both roles played together.
 
-    Decode meets requests as prefill lets them go, less bursty than they came, so that it may need fewer instances than
-    alone, or more where prefill lets many go at once. Instances of the role that helps more are added as long as the
-    devices hold them, then those that are not needed are taken away, of the larger ones first. The plan stays as it is
-    where no such numbers keep the limits, and a role where its number is given; all of it where a loss is survived.
+    Prefill smooths bursts, so decode may need fewer instances than alone; it may need more where many prompts end at
+    once. Instances of the role that helps more are added while devices remain; then surplus instances are removed,
+    those of the larger role first. The plan is unchanged if no such numbers keep the limits or if a loss must be
+    survived, and so is a role with a given number.
     """
     question = plan.question
     if not isinstance(plan, DisaggregatedPlan) or question.survive is not None:
@@ -122,10 +122,10 @@ def together(plan: Plan, trace: Trace) -> Plan:
 
 
 def least_chips(plan: Plan, trace: Trace, known: Bound) -> Bound | None:
-    """Return the fewest chips of separate pools for a plan's rate on a trace; None for other shapes and objectives.
+    """Return a lower bound on the chips of separate pools for a plan's rate; None for other shapes and objectives.
 
-    Prefill by its queues on the trace, for nothing of decode makes a first token later; decode by what full batches
-    carry, whatever it meets: alone it would meet requests burstier than prefill lets them go.
+    Prefill is bounded by its queue on the trace, as decode never delays a first token. Decode is bounded by full
+    batches: alone on the trace it would have burstier arrivals than behind prefill.
     """
     question = plan.question
     if question.shape != "disaggregated" or known.objective != "chips":

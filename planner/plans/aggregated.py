@@ -1,4 +1,4 @@
-"""Plans of aggregated instances: each takes prompts and answers them, so that there is one pool and no transfer."""
+"""Plans of aggregated instances: one pool that does prefill and decode, without KV transfer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,16 +20,16 @@ from planner.serving.latency import Latency
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatedPool(PlannedPool):
-    """Aggregated instances at the planned rate; ``prediction`` is of their mean step there."""
+    """Aggregated instances at the planned rate; ``prediction`` is that of the mean step at that rate."""
 
     role: ClassVar[Role] = "mixed"
     candidate: AggregatedCandidate
     state: AggregatedState
-    """Its latencies are those of requests, from their arrival at encode instances where there are some."""
+    """State at the planned rate; latencies begin at the arrival at encode instances, if there are any."""
 
     @cached_property
     def prediction(self) -> Prediction:
-        """Every operator of the mean step, with and without prompts by their share."""
+        """Every operator of the mean step, averaged over steps with and without prompts."""
         return aggregated_prediction(self.question, self.candidate, self.state)
 
     @cached_property
@@ -55,7 +55,7 @@ class AggregatedPlan(Plan):
 
     @property
     def binding_limit(self) -> str:
-        """The latency limit with least room, behind it the devices; or the rate."""
+        """The latency limit with least room and the devices, or the asked rate."""
         question = self.question
         if question.sized_for is not None:
             return "rate"
@@ -76,7 +76,7 @@ class AggregatedPlan(Plan):
         )
 
     def behind(self, encode: EncodePool, requests: Leaving) -> "AggregatedPlan":
-        """Return the plan behind an encode pool, its instances played on what leaves there."""
+        """Return the plan behind an encode pool, its instances played on the requests that leave that pool."""
         pool, stream = self.mixed, requests.stream
         server = AggregatedServer(self.question, pool.candidate)
         seen = aggregated_outcome(replace(server.pool, instances=pool.instances), stream)
@@ -90,7 +90,7 @@ class AggregatedPlan(Plan):
         return replace(self, encode=encode, mixed=replace(pool, state=state), ttft=state.ttft, tpot=state.tpot)
 
     def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "AggregatedPlan | None"]:
-        """Return what the pool does under a question, by the rate; None where it cannot keep up, or by M/M/1."""
+        """Return the pool's plan under a question as a function of the rate; None beyond saturation."""
         if question.queueing == "mixserve":
             return lambda _: None
         pool = self.mixed
@@ -111,11 +111,11 @@ def limit_of(plan: AggregatedPlan) -> str:
 
 
 NEAR = 0.95
-"""Share of a limit from which it is said to bind; below, the instances are saturated within both."""
+"""Share of a limit from which it counts as binding; below it for both limits, saturation binds."""
 
 
 def told_limits(plan: AggregatedPlan) -> str:
-    """Say how much of each limit is used."""
+    """Return a phrase with the used share of each limit."""
     question, level = plan.question, plan.question.percentile
     pairs = (("TTFT", plan.ttft, question.ttft_seconds), ("TPOT", plan.tpot, question.tpot_seconds))
     return " and ".join(
@@ -126,7 +126,7 @@ def told_limits(plan: AggregatedPlan) -> str:
 def make_aggregated(
     question: Question, server: AggregatedServer, instances: int, capacity_of_each: float, rate_per_second: float
 ) -> AggregatedPlan | None:
-    """Return the plan of so many instances at a rate; None where they cannot keep up."""
+    """Return the plan of so many instances at a rate; None beyond saturation."""
     state = server.state(rate_per_second / instances, instances)
     if state is None:
         return None
@@ -150,10 +150,10 @@ def make_aggregated(
 
 
 def aggregated_prediction(question: Question, candidate: AggregatedCandidate, state: AggregatedState) -> Prediction:
-    """Every operator of a mean step with as many requests open as there are at the planned rate.
+    """Every operator of a mean step with the mean number of open requests at the planned rate.
 
-    TPOT and its interval are the plan's own: in a closed loop ranks compute prompts together, in an open stream one
-    after the other, so that more steps are long.
+    TPOT and its interval are the plan's own: in a closed loop ranks compute prompts at the same time, in an open stream
+    one after another, so that more steps are long.
     """
     workload = question.workload
     found = predict(

@@ -52,9 +52,9 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
     of at least a node starts at a node; smaller ones share nodes (``instances.alignment``).
 
     Args:
-        plan: what ``search.search`` found.
-        question_answers: what was asked, as it shall stand under ``made_by``.
-        places: first device of every instance, by role, where other models stand on the same machines.
+        plan: the plan of ``search.search``.
+        question_answers: the question, as it appears under ``made_by``.
+        places: first device of every instance, by role, where other models share the machines.
     """
     question = plan.question
     names, specs = _clusters(plan)
@@ -93,9 +93,9 @@ def _engine(engine: str) -> Engine:
 
 
 def _clusters(plan: Plan) -> tuple[dict[str, str], dict[str, HardwareSpec]]:
-    """Return the cluster of every role and the spec of every cluster.
+    """Return the cluster name of every role and the spec of every cluster.
 
-    A cluster has its spec's name, with the role behind it where another spec has that name.
+    A cluster has the name of its spec, followed by the role where another spec has that name.
     """
     names: dict[str, str] = {}
     specs: dict[str, HardwareSpec] = {}
@@ -107,7 +107,7 @@ def _clusters(plan: Plan) -> tuple[dict[str, str], dict[str, HardwareSpec]]:
 
 
 def _places(plan: Plan, names: Mapping[str, str]) -> Places:
-    """Return the first device of every instance of a plan that has its machines for itself."""
+    """Return the first device of every instance of a plan that shares its machines with no other."""
     found: Places = {}
     for name in dict.fromkeys(names.values()):
         own = [(role, pool) for role, pool in reversed(plan.pools()) if names[role] == name]
@@ -167,7 +167,7 @@ def stated_workload(question: Question, requests_per_second: float) -> ManifestW
 
 
 def _prompt_kinds(traffic: Workload) -> PromptKinds | None:
-    """Return the prompts of a histogram, a trace or a gamma distribution; of a log-normal one moments tell all."""
+    """Return the prompt kinds of a histogram, trace or gamma distribution; moments determine a log-normal one."""
     if traffic.prompts is None and (traffic.input_tokens.shape == "lognormal" or not traffic.input_tokens.squared_cv):
         return None
     kinds = prompts_of(traffic)
@@ -196,11 +196,11 @@ def _answer_kinds(traffic: Workload) -> AnswerKinds | None:
 
 
 def _routing(plan: Plan) -> Routing:
-    """Return the policies that the queues of the plan assume.
+    """Return the routing policies that the queues of the plan assume.
 
-    Of elastic passes, the instance with least work is often the one whose pass has just begun: it would keep a request
-    waiting longest. In turn, requests come evenly and meet a pass half way on average. Aggregated instances give them
-    to their ranks as their engine does, and fill steps in its order.
+    With elastic passes the least loaded instance is often the one whose pass has just begun, where a request waits
+    longest. Dealt in turn, requests arrive evenly and wait half a pass on average. Aggregated instances deal requests
+    to ranks, and order steps, as their engine does.
     """
     if isinstance(plan, AggregatedPlan):
         rule = engine_rule(plan.question.engine)
@@ -230,7 +230,7 @@ def _kv_transfer(plan: DisaggregatedPlan) -> KvTransfer:
 
 
 def _embedding_transfer(plan: Plan) -> EmbeddingTransfer | None:
-    """Return how embeddings go from encode instances to what follows, over the plane of KV."""
+    """Return the transfer of embeddings from encode instances to the next role, over the KV plane."""
     if plan.encode is None:
         return None
     rate, latency = kv_plane(plan.question)
@@ -243,7 +243,7 @@ def _embedding_transfer(plan: Plan) -> EmbeddingTransfer | None:
 
 
 def _recovery(plan: Plan) -> Recovery:
-    """Return what instances load weights off: pooled host memory over the plane that was asked for, or a store."""
+    """Return the source of weights: pooled host memory over the plane that was asked for, or a store."""
     plane = plan.question.model_cache
     if plane is None:
         return Recovery()
@@ -252,7 +252,7 @@ def _recovery(plan: Plan) -> Recovery:
 
 
 def _caching(plan: Plan) -> CachingPool | None:
-    """Return the pool of prefixes, at the rates that its reads come to, latencies of blocks included."""
+    """Return the prefix cache pool with its effective read rates, latencies of blocks included."""
     pool = plan.question.prefix_pool
     if pool is None:
         return None

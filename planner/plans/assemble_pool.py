@@ -76,10 +76,10 @@ def _degrees(strategy: Strategy) -> Degrees:
 
 
 def step_costs(pool: PlannedPool) -> dict[PhaseName, StepCostModel]:
-    """Return what a step takes in either phase, so that an instance can change its role; a mixed one has one phase.
+    """Return the step costs of both phases, so that an instance can change its role; a mixed one has one phase.
 
-    In the phase that the pool was not planned for the ranks and the experts stay where they are. Prompts draft
-    nothing; running requests have too few tokens per device for staging, whose whole weights serve plain TP as well.
+    The phase that the pool was not planned for keeps ranks and expert places. Prefill has no drafts. Decode has too few
+    tokens per device for staging; the whole weights that staging stores serve plain TP as well.
     """
     planned, costs = pool.candidate.deployment, {}
     if isinstance(pool, EncodePool):
@@ -100,8 +100,8 @@ def step_costs(pool: PlannedPool) -> dict[PhaseName, StepCostModel]:
 def expert_map(deployment: Deployment, seed: int, distribution: LoadDistribution = MIXED) -> ExpertMap | None:
     """Return slots of every MoE layer for drawn loads: counts by water-filling, positions by longest first.
 
-    The loads of a layer are drawn from the distribution that the balance assumes, for want of measured ones;
-    ``plan place`` makes a map from those. Dedicated shared-expert ranks are the last EP ranks.
+    The loads of a layer are drawn from the distribution that the balance assumes. ``plan place`` makes a map from
+    measured loads. Dedicated shared-expert ranks are the last EP ranks.
     """
     if deployment.model.moe is None:
         return None
@@ -126,7 +126,7 @@ def cache_shape(cache: Cache) -> dict[str, Any]:
 
 
 def _limits(pool: PlannedPool, capacity_tokens: int) -> BatchLimits:
-    """Return the planned batch; for the other phase one prompt per DP group, or the requests whose KV fits."""
+    """Return the planned batch; for the other phase, one prompt per DP group or the requests whose KV fits."""
     strategy, workload = pool.candidate.row.strategy, pool.question.workload
     if isinstance(pool, PrefillPool):
         held = device_cache(pool.candidate.deployment).charged(running_kv_tokens(workload).mean_tokens, 1.0)
@@ -141,7 +141,7 @@ def _limits(pool: PlannedPool, capacity_tokens: int) -> BatchLimits:
 
 
 def _pool_prediction(pool: PlannedPool) -> PoolPrediction:
-    """Return what the planned batch takes on one instance."""
+    """Return the prediction of the planned batch on one instance."""
     prediction = pool.prediction
     return PoolPrediction(
         iteration_seconds=prediction.iteration_seconds,

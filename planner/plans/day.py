@@ -1,4 +1,4 @@
-"""A plan over the day: it is sized for the window with the largest rate, and here is what the others see."""
+"""A plan over the day: sized for the window with the largest rate, and evaluated in every other window."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,26 +11,26 @@ from planner.question import lost_instances
 
 
 class Window(NamedTuple):
-    """A part of the day with one rate; it ends where the next one begins, the last one where the first does."""
+    """A part of the day with one rate. It ends where the next window begins, the last one where the first begins."""
 
     begin_seconds: float
-    """After midnight."""
+    """Seconds after midnight."""
     length_seconds: float
     rate_per_second: float
-    """0 where nothing arrives."""
+    """Requests per second; 0 where nothing arrives."""
 
 
 class Seen(NamedTuple):
-    """What a window sees of a plan: the plan with the same pools at the window's rate, None where nothing arrives."""
+    """The plan with the same pools at a window's rate; None where nothing arrives."""
 
     window: Window
     plan: Plan | None
     needed: dict[Role, int]
-    """Instances of each pool that keep the limits at the window's rate, those that a loss may take included."""
+    """Fewest instances of each pool that keep the limits at the window's rate, spares for a loss included."""
 
 
 def peak_rate(day: Sequence[Window]) -> float:
-    """Return the largest rate of a day in requests per second, which a plan is sized for."""
+    """Return the largest rate of a day in requests per second, for which a plan is sized."""
     return max(window.rate_per_second for window in day)
 
 
@@ -41,10 +41,10 @@ def mean_rate(day: Sequence[Window]) -> float:
 
 
 def over_the_day(plan: Plan, day: Sequence[Window]) -> list[Seen]:
-    """Return what every window sees of a plan that was sized for the peak.
+    """Return a plan that was sized for the peak as it is in every window.
 
-    Each window is solved as if its rate lasted: queues settle within seconds to minutes, windows last longer. What
-    one window leaves waiting is not carried into the next, which is none where the plan keeps its limits.
+    Each window is solved as stationary: queues settle within seconds to minutes, windows last longer. A backlog is not
+    carried into the next window; there is none where the plan keeps its limits.
     """
     at = plan.under(plan.question)
     plans: dict[float, Plan | None] = {0.0: None, plan.requests_per_second: plan}
@@ -56,7 +56,7 @@ def over_the_day(plan: Plan, day: Sequence[Window]) -> list[Seen]:
 
 
 def _needed(plan: Plan, rate_per_second: float) -> dict[Role, int]:
-    """Return the fewest instances of each pool for a rate; none where nothing arrives."""
+    """Return the fewest instances of each pool for a rate; 0 where nothing arrives."""
     if not rate_per_second:
         return {role: 0 for role, _ in plan.pools()}
     loss = plan.question.survive
@@ -71,14 +71,14 @@ def _needed(plan: Plan, rate_per_second: float) -> dict[Role, int]:
 
 
 def switched_devices(fleet: Sequence[tuple[Plan, Sequence[Seen], float]]) -> dict[str, tuple[int, float]]:
-    """Return how many devices of each pool models need at most at once, and when in seconds after midnight.
+    """Return the most devices of each pool that all models need at one time, and that time in seconds after midnight.
 
-    Instances stand as long as a window needs them and give their devices to those of others (CloudMatrix384 section
-    4.4, model switching).
+    Instances run as long as a window needs them, then free their devices for other models (CloudMatrix384 section 4.4,
+    model switching).
 
     Args:
-        fleet: of each model its plan, what the windows see of it (nothing: all instances stand all day), and the
-            seconds ahead of a window in which its instances start and load.
+        fleet: for each model its plan, the plan in its windows (empty: all instances run all day), and the seconds
+            before a window at which its instances start and load.
     """
     begins = {each.window.begin_seconds - ahead for _, seen, ahead in fleet for each in seen}
     moments = {begin % DAY_SECONDS for begin in begins} | {
@@ -98,7 +98,7 @@ def switched_devices(fleet: Sequence[tuple[Plan, Sequence[Seen], float]]) -> dic
 
 
 def _needed_at(seen: Sequence[Seen], seconds: float) -> dict[Role, int]:
-    """Return the instances that a time of the day needs; nothing without windows."""
+    """Return the instances of each pool that are needed at a time of the day; empty without windows."""
     into = [((seconds - each.window.begin_seconds) % DAY_SECONDS, each.needed) for each in seen]
     return min(into, key=lambda found: found[0])[1] if into else {}
 

@@ -1,4 +1,4 @@
-"""Encode instances of a plan: their pool, and the requests that it lets go, as what follows sees them arrive."""
+"""Encode instances of a plan: their pool, and the requests that leave it, as arrivals at the next role."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from planner.serving.streams import Floats, Stream, stationary
 def encode_pool(
     question: Question, encode: tuple[PrefillServer, int, float], rate_per_second: float
 ) -> EncodePool | None:
-    """Return the pool of (server, instances, rate of one) before those of a question; None where it cannot keep up."""
+    """Return the encode pool of (server, instances, rate of one) for a question; None beyond saturation."""
     server, instances, capacity_of_each = encode
     each = rate_per_second / instances
     latency = server.ttft(each, instances)
@@ -36,16 +36,16 @@ def encode_pool(
 
 
 class Leaving(NamedTuple):
-    """Requests in the order in which they leave encode, then, and how long each of them was there, [requests]."""
+    """Requests in the order in which they leave encode, the times at which they leave, and their stays, [requests]."""
 
     stream: Stream
     encode_seconds: Floats
 
 
 def leaving(question: Question, pool: EncodePool, rate_per_second: float) -> Leaving:
-    """Play a pool that requests go to in turn; what ends a pass together leaves together, when embeddings have crossed.
+    """Play an encode pool that requests are dealt to in turn; return its requests as they leave.
 
-    So what follows is played on what leaves here, and both queues in a row.
+    Requests of one pass leave together, once their embeddings have been sent. The next role is played on them.
     """
     server, context = pool.server(question), float(question.model.max_position)
     stream = stationary(question.workload, MANY, most_tokens=context).at_rate(rate_per_second)

@@ -1,7 +1,7 @@
-"""What a manifest is expected to do under some traffic, from the manifest alone.
+"""Expected latencies of a manifest under some traffic, from the manifest alone.
 
-Prompts that are equal and decode have closed forms (``closed_forms``), all else is played, with the step costs
-that the manifest carries. One request at a time needs no queue (``plans.recorded``).
+Prefill of equal prompts and decode have closed forms (``closed_forms``). All else is played, with the step costs of the
+manifest. One request at a time needs no queue (``plans.recorded``).
 """
 
 import math
@@ -44,17 +44,17 @@ QUEUED = "the queues of this traffic with the manifest's step costs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What is expected, None where there is no closed form, and in one clause where it comes from or why not."""
+    """The expected figures, None where there are none, and a clause on their origin or the reason."""
 
     prediction: Prediction | None
     basis: str
 
 
 def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -> Expectation:
-    """Return what a manifest is expected to do with an open stream of requests.
+    """Return the expected figures of a manifest under an open stream of requests.
 
-    The plan's own figures where the traffic is the planned one, otherwise both queues anew with the manifest's step
-    costs; no prediction where an instance cannot keep up or roles are not one prefill and one decode pool.
+    They are the plan's own for the planned traffic; otherwise both queues are solved with the manifest's step costs.
+    There are none beyond saturation, or where the roles are not one prefill and one decode pool.
     """
     planned = manifest.workload
     if workload == workload_of(planned) and requests_per_second == planned.requests_per_second:
@@ -63,7 +63,7 @@ def expect(manifest: Manifest, workload: Workload, requests_per_second: float) -
 
 
 def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -> Expectation:
-    """Return the same of both queues, whatever the plan itself states."""
+    """Return the expected figures from the queues, whatever the plan itself states."""
     encode = pool_encode(manifest, workload, requests_per_second)
     if encode is None:
         return Expectation(prediction=None, basis="the encode pool cannot keep up with this rate")
@@ -134,7 +134,7 @@ def aggregated_prediction(
 
 
 def workload_of(planned: ManifestWorkload) -> Workload:
-    """Return the traffic that stands in a manifest."""
+    """Return the workload stated in a manifest."""
     prompts, answers, shape = planned.prompt_kinds, planned.answer_kinds, planned.sessions
     return Workload(
         input_tokens=Lengths(mean=planned.input_tokens, squared_cv=planned.input_cv2),
@@ -148,7 +148,7 @@ def workload_of(planned: ManifestWorkload) -> Workload:
 
 
 def sessions_of(shape: SessionShape) -> Sessions:
-    """Return the sessions that stand in a manifest."""
+    """Return the sessions stated in a manifest."""
     return Sessions(
         turns=shape.turns,
         new_tokens=Lengths(mean=shape.new_tokens, squared_cv=shape.new_cv2),
@@ -159,7 +159,7 @@ def sessions_of(shape: SessionShape) -> Sessions:
 
 
 def mixed_pool(manifest: Manifest) -> Pool | None:
-    """Return the one pool of aggregated instances; None where there is another one than that and one of encode."""
+    """Return the pool of aggregated instances; None where there are pools other than it and an encode pool."""
     pools = language_pools(manifest)
     return pools[0] if [pool.role for pool in pools] == ["mixed"] else None
 
@@ -172,9 +172,9 @@ def language_pools(manifest: Manifest) -> list[Pool]:
 def pool_encode(
     manifest: Manifest, workload: Workload, requests_per_second: float
 ) -> Callable[[Latency], Latency] | None:
-    """Return what encode instances make of a latency from there on: the sum with theirs, as if they were independent.
+    """Return a function that adds the encode latency to the latency behind encode, as independent variables.
 
-    It stays as it is without such instances; None where they cannot keep up.
+    Without encode instances it changes nothing; None where they are beyond saturation.
     """
     pool, crossing = next((pool for pool in manifest.pools if pool.role == "encode"), None), manifest.embedding_transfer
     if pool is None or crossing is None:
@@ -191,7 +191,7 @@ def pool_encode(
 def pool_mixed(
     manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
 ) -> AggregatedState | None:
-    """State of one of so many aggregated instances, at its rate; None where it cannot keep up."""
+    """State of one of so many aggregated instances, at its rate; None beyond saturation."""
     every = instances if manifest.routing.prefill == "round_robin" else 1
     context, cost = manifest.model.spec.max_position, pool.step_costs["mixed"].to_step_cost()
     times = aggregated_times(cost, workload, group_budget(pool), context, pool.microbatches)
@@ -200,7 +200,7 @@ def pool_mixed(
 
 
 def pool_pair(manifest: Manifest) -> tuple[Pool, Pool] | str:
-    """Return the prefill and the decode pool, or why there is no such pair."""
+    """Return the prefill and the decode pool, or the reason why there is no such pair."""
     pools = language_pools(manifest)
     roles = sorted(pool.role for pool in pools)
     if roles != ["decode", "prefill"]:
@@ -262,8 +262,8 @@ def attainment(latency: Latency, limit_seconds: float | None) -> float:
 def busy_share(iteration_seconds: Floats, iterations: float, rate_per_second: float) -> float:
     """Return the share of time in which at least one request runs: 1 - pi(0) of ``closed_forms.birth_death``.
 
-    Args: ``iteration_seconds`` [requests] with 1.. running; the rate is that of one instance. Beyond the most
-    that run, requests wait: a geometric tail.
+    Args: ``iteration_seconds`` with 1, 2, ... running requests, [requests]; the rate of one instance. Requests beyond
+    the batch slots wait: a geometric tail.
     """
     running = np.arange(1.0, iteration_seconds.size + 1)
     ratios = rate_per_second * iterations * iteration_seconds / running
@@ -278,9 +278,9 @@ def busy_share(iteration_seconds: Floats, iterations: float, rate_per_second: fl
 def pool_ttft(
     manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
 ) -> Latency | None:
-    """TTFT of one of so many prefill instances, at its rate; None where it cannot keep up.
+    """TTFT of one of so many prefill instances, at its rate; None beyond saturation.
 
-    In closed form, policies other than in turn count as random; else they are played as that of least load.
+    Policies other than dealing in turn count as random in closed forms, and as least load where they are played.
     """
     dealing, budget = _prefill_dealing(pool, workload), group_budget(pool)
     if has_closed_form(workload, _chunks(workload, budget)):
@@ -306,7 +306,7 @@ def _gap_squared_cv(manifest: Manifest, workload: Workload, instances: int) -> f
 
 
 def pool_passes(pool: Pool, workload: Workload) -> Passes:
-    """Return the pass times of a prefill pool's instance with prompts of mean length."""
+    """Return the pass times of an instance of a prefill pool with prompts of mean length."""
     prompt, budget = workload.input_tokens.mean, group_budget(pool)
     most = max(int(budget / prompt * (1 + 1e-9)), 1) * pool.degrees.attention_dp
     return mean_passes(_prefill_dealing(pool, workload), most, _chunks(workload, budget))
@@ -324,7 +324,7 @@ def _chunks(workload: Workload, budget_tokens: int) -> int:
 def pool_links(
     manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload, requests_per_second: float
 ) -> LinkState | None:
-    """Return what KV takes from the prefill to the decode pool; None where the links cannot keep up."""
+    """Return the state of the KV links from prefill to decode; None beyond their saturation."""
     prefill, decode = pools
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
     decoding = decoding_of(decode, workload)
@@ -340,12 +340,12 @@ def pool_links(
 
 
 def room_prompts(prefill: Pool, workload: Workload) -> float:
-    """Return the prompts of mean length whose KV one prefill instance holds."""
+    """Return the number of mean prompts whose KV one prefill instance holds."""
     return prefill.degrees.attention_dp * prefill.kv.capacity_tokens_per_rank // workload.input_tokens.mean
 
 
 def decoding_of(pool: Pool, workload: Workload) -> Decoding:
-    """Return what an iteration of a decode pool's instance costs under a workload."""
+    """Return the iteration cost and queue of an instance of a decode pool under a workload."""
     return Decoding(
         cost=pool.step_costs["decode"].to_step_cost(),
         workload=workload,
@@ -358,14 +358,14 @@ def decoding_of(pool: Pool, workload: Workload) -> Decoding:
 
 
 def filled_alike(manifest: Manifest, instances: int) -> int:
-    """Return how many of so many decode instances are filled alike: all, or each by itself where they take turns."""
+    """Return how many decode instances share one balanced queue: all, or 1 where requests are dealt in turn."""
     return 1 if manifest.routing.decode == "round_robin" else instances
 
 
 def pool_decode(
     pool: Pool, workload: Workload, rate_per_second: float, transfer_seconds: float, instances: int = 1
 ) -> tuple[DecodeState, float] | None:
-    """State and busy share of one of so many decode instances filled alike, at its rate; None if it cannot keep up."""
+    """State and busy share of one of so many balanced decode instances, at its rate; None beyond saturation."""
     if not workload.decodes:
         return DecodeState.idle(rate_per_second), 0.0
     decoding = decoding_of(pool, workload)
@@ -376,7 +376,7 @@ def pool_decode(
 
 
 def planned_rate(manifest: Manifest) -> float:
-    """Return the rate that the plan was made for; BadInput where the manifest states none."""
+    """Return the planned rate of a manifest. Raises BadInput where it states none."""
     rate = manifest.workload.requests_per_second
     if rate is None:
         raise BadInput("--rate: the manifest's workload states no requests_per_second; give a rate or a concurrency")

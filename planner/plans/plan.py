@@ -1,4 +1,4 @@
-"""A plan at its operating point: its pools, their instances, and what they do together."""
+"""A plan at its operating point: its pools, their instances, and their latencies, cost and power together."""
 
 import math
 from abc import ABC, abstractmethod
@@ -35,13 +35,13 @@ class Plan(ABC):
     ttft: Latency
     tpot: Latency
     transfer_seconds: float = 0.0
-    """To bring a prompt's KV from one pool to the other."""
+    """Mean seconds to send a prompt's KV from prefill to decode."""
     played: Played | None = None
-    """What latencies were read off where an instance was played."""
+    """Sample and intervals of the latencies, where an instance was played."""
     crowded_share: float = 0.0
-    """Of prompts that wait for a pass because those that wait for decode hold the KV of prefill."""
+    """Share of prompts that wait for a pass because prompts that wait for decode fill the KV memory of prefill."""
     encode: EncodePool | None = None
-    """What encodes pictures before prefill; None where that or aggregated instances do."""
+    """Encode instances before prefill; None where prefill or aggregated instances encode pictures."""
 
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pools with their roles, in the order in which a request passes them."""
@@ -58,17 +58,17 @@ class Plan(ABC):
 
     @property
     def excess(self) -> float:
-        """TPOT at the percentile over its limit, which transfers may bring beyond it."""
+        """TPOT at the percentile over its limit; KV transfers may bring it above 1."""
         return self.tpot.at(self.question.percentile) / self.question.tpot_seconds
 
     @property
     @abstractmethod
     def binding_limit(self) -> str:
-        """What stops the plan from doing more."""
+        """The limit that keeps the plan from a higher rate."""
 
     @property
     def encode_text(self) -> str:
-        """What encode instances carry, in a sentence; nothing where there are none."""
+        """A sentence on the rate of encode instances; empty where there are none."""
         pool = self.encode
         if pool is None:
             return ""
@@ -84,9 +84,9 @@ class Plan(ABC):
         """The binding limit in one sentence, with its numbers."""
 
     def under(self, question: Question, share: float = 1.0) -> Callable[[float], "Plan | None"]:
-        """Return what the pools do under a question, by the rate; None where they cannot keep up.
+        """Return the plan of the same pools under a question as a function of the rate; None beyond saturation.
 
-        What they carry was found at ``share`` times the rates of the question.
+        The known capacities of the pools are ``share`` times those under the question.
         """
         pool = self.encode
         if pool is None:
@@ -101,21 +101,21 @@ class Plan(ABC):
         return at
 
     def encoded(self, server: PrefillServer, instances: int, capacity_of_each: float) -> "Plan | None":
-        """Return the plan behind so many encode instances; None where these cannot keep up with its rate."""
+        """Return the plan behind so many encode instances; None where its rate is beyond their saturation."""
         pool = encode_pool(self.question, (server, instances, capacity_of_each), self.requests_per_second)
         return None if pool is None else self.behind(pool, leaving(self.question, pool, self.requests_per_second))
 
     @abstractmethod
     def behind(self, encode: EncodePool, requests: Leaving) -> "Plan":
-        """Return the plan behind an encode pool, its latencies those of requests that leave there, from arrival on."""
+        """Return the plan behind an encode pool, with latencies from the arrival at encode on."""
 
     @abstractmethod
     def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "Plan | None"]:
-        """Return the same of the pools that run the language model alone."""
+        """Return ``under`` for the pools that run the language model."""
 
     @property
     def answering(self) -> PlannedPool:
-        """The pool that puts out the tokens after the first."""
+        """The pool that generates the tokens after the first."""
         return self.pools()[-1][1]
 
     @property
@@ -130,12 +130,12 @@ class Plan(ABC):
 
     @property
     def occupied(self) -> list[tuple[Machines, int]]:
-        """The devices of all instances by kind of machines."""
+        """Devices of all instances, by machine."""
         return occupied(pool for _, pool in self.pools())
 
     @property
     def nodes(self) -> int:
-        """Nodes that the instances occupy when they fill node after node."""
+        """Nodes that the instances occupy, filled node by node."""
         return sum(machines.nodes_of(devices) for machines, devices in self.occupied)
 
     @property
@@ -164,12 +164,12 @@ class Plan(ABC):
 
     @property
     def power_watts(self) -> float | None:
-        """Power of all chips with their share of host, network and cooling; None where a pool's machine states none."""
+        """Power of all chips with host, network and cooling; None where a pool's machine states none."""
         return self._of_chips(lambda hardware: hardware.power_watts_per_chip)
 
     @property
     def chip_power_watts(self) -> float | None:
-        """Power of the chips alone, as they are designed for; None where a pool's machine states none."""
+        """Design power of the chips alone; None where a pool's machine states none."""
         return self._of_chips(lambda hardware: hardware.chip_power_watts)
 
     def _of_chips(self, figure: Callable[[HardwareSpec], Sourced | None]) -> float | None:
@@ -196,7 +196,7 @@ class Plan(ABC):
 
 
 def occupied(pools: Iterable[PlannedPool]) -> list[tuple[Machines, int]]:
-    """Return the devices that pools take of each kind of machines."""
+    """Return the devices that pools take, by machine."""
     used: dict[str, tuple[Machines, int]] = {}
     for pool in pools:
         _, devices = used.get(pool.machines.budget, (pool.machines, 0))
@@ -205,13 +205,13 @@ def occupied(pools: Iterable[PlannedPool]) -> list[tuple[Machines, int]]:
 
 
 def paid_devices(machines: Machines, devices: int) -> int:
-    """Return the devices that are paid for: those of whole nodes, or where less than a node is at hand those in use."""
+    """Return the devices that are paid for: whole nodes, or those in use where less than a node is available."""
     whole_nodes = machines.devices >= machines.devices_per_node
     return machines.nodes_of(devices) * machines.devices_per_node if whole_nodes else devices
 
 
 def cost_of(pools: Iterable[PlannedPool]) -> float | None:
-    """Return the price in USD per hour of what is paid for pools; None where a chip has no price."""
+    """Return the price of the paid devices of pools in USD per hour; None where a chip has no price."""
     taken = occupied(pools)
     if any(machines.hardware.price_usd_per_chip_hour is None for machines, _ in taken):
         return None
@@ -220,12 +220,12 @@ def cost_of(pools: Iterable[PlannedPool]) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DisaggregatedPlan(Plan):
-    """Prefill and decode pools, prompts' KV sent from one to the other."""
+    """A prefill pool and a decode pool, with KV transfer between them."""
 
     prefill: PrefillPool
     decode: DecodePool
     links: LinkState
-    """What prompts' KV takes on its way, with its waiting."""
+    """Transfer and waiting times of the KV links."""
 
     def language_pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pools with their roles, prefill first."""
@@ -233,7 +233,7 @@ class DisaggregatedPlan(Plan):
 
     @property
     def binding_limit(self) -> str:
-        """The tighter pool's limit, behind it the devices; or the rate."""
+        """The limit of the tighter pool and the devices, or the asked rate."""
         question, prefill, decode = self.question, self.prefill, self.decode
         if question.sized_for is not None:
             return "rate"
@@ -248,7 +248,7 @@ class DisaggregatedPlan(Plan):
 
     @property
     def explanation(self) -> str:
-        """What either pool carries, and why not more."""
+        """Sentences on the rate of each pool and its limit."""
         prefill, decode, links, binding = self.prefill, self.decode, self.links, self.binding_limit
         if binding.endswith("kv_links"):
             carried = links.most_per_second
@@ -274,7 +274,7 @@ class DisaggregatedPlan(Plan):
 
     @property
     def excess(self) -> float:
-        """The larger of TPOT over its limit and, where prompts find prefill full, TTFT over its."""
+        """TPOT over its limit or, where that is larger and prefill memory fills up, TTFT over its limit."""
         question, tpot = self.question, super().excess
         return (
             max(tpot, self.ttft.at(question.percentile) / question.ttft_seconds)
@@ -284,11 +284,11 @@ class DisaggregatedPlan(Plan):
 
     @cached_property
     def e2e(self) -> Latency:
-        """TTFT and what decode takes."""
+        """Sum of TTFT and the time in decode."""
         return end_to_end(self.ttft, self.decode.state, self.question.workload.output_tokens.mean - 1)
 
     def behind(self, encode: EncodePool, requests: Leaving) -> "DisaggregatedPlan":
-        """Return the plan behind an encode pool; where prompts find prefill full, as if waits were independent."""
+        """Return the plan behind an encode pool; where prefill memory fills up, waits count as independent."""
         if self.crowded_share:
             return replace(self, encode=encode, ttft=independent_sum(encode.latency, self.ttft))
         pool, stream = (
@@ -299,7 +299,7 @@ class DisaggregatedPlan(Plan):
         return replace(self, encode=encode, ttft=Latency.from_samples(took[stream.counting]))
 
     def resized(self, prefill: int, decode: int) -> "DisaggregatedPlan | None":
-        """Return so many instances at the plan's rate, known to carry it; None where they cannot keep up."""
+        """Return the plan with other numbers of instances, which must carry its rate; None beyond saturation."""
         rate, (first, second) = self.requests_per_second, self._served(self.question)
         return make_plan(
             self.question,
@@ -310,14 +310,14 @@ class DisaggregatedPlan(Plan):
         )
 
     def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "DisaggregatedPlan | None"]:
-        """Return what the pools do under a question, by the rate; None where they cannot keep up."""
+        """Return the plan of both pools under a question as a function of the rate; None beyond saturation."""
         pools = self._served(question, share)
         return lambda rate: make_plan(question, *pools, rate, saturated=self.prefill.saturated)
 
     def _served(
         self, question: Question, share: float = 1.0
     ) -> tuple[tuple[PrefillServer, int, float], tuple[DecodeServer, int, float]]:
-        """Return (server, instances, what one of them carries over ``share``) of both pools under a question."""
+        """Return (server, instances, capacity of one over ``share``) of both pools under a question."""
         prefill, decode = self.prefill, self.decode
         decoder = DecodeServer(question, decode.candidate, self.transfer_seconds)
         return (
@@ -327,9 +327,9 @@ class DisaggregatedPlan(Plan):
 
 
 def end_to_end(ttft: Latency, decode: DecodeState, tokens_after_first: float) -> Latency:
-    """Time from scheduled arrival to the last token: TTFT and decode are about independent.
+    """Time from scheduled arrival to the last token, with TTFT and decode as independent variables.
 
-    Not TPOT times a mean length: long answers spread it, and short ones have the long TPOT.
+    It is not TPOT times the mean length: answers differ in length, and short answers have the longest TPOT.
     """
     return independent_sum(ttft, decode.span) if tokens_after_first > 0 else ttft
 
@@ -342,9 +342,9 @@ def make_plan(
     *,
     saturated: bool | None = None,
 ) -> DisaggregatedPlan | None:
-    """Return the plan of (server, instances, rate of one instance) per role at a rate; None where it cannot keep up.
+    """Return the plan of (server, instances, rate of one instance) per role at a rate; None beyond saturation.
 
-    ``saturated`` where it is known whether prefill carries the most of saturation that is planned with.
+    ``saturated``: whether prefill is at its utilisation limit, where known.
     """
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     ttft = first.ttft(rate_per_second / first_count, first_count)
@@ -393,7 +393,7 @@ def make_plan(
 def _links(
     question: Question, prefill: tuple[PrefillServer, int], decode: tuple[DecodeServer, int], rate_per_second: float
 ) -> LinkState | None:
-    """Return what KV takes from one pool of (server, instances) to the other; None where the links cannot keep up."""
+    """Return the state of the KV links between pools of (server, instances); None beyond their saturation."""
     (first, first_count), (second, second_count) = prefill, decode
     strategies = first.candidate.row.strategy, second.candidate.row.strategy
     links = links_of(
@@ -404,17 +404,14 @@ def _links(
 
 
 def in_time(plan: Plan | None) -> Plan | None:
-    """Return a plan, at a smaller rate where its transfers or full prefill make it late; None where that is no help."""
+    """Return a plan, at a lower rate where KV transfers or full prefill memory make it late; None if none helps."""
     if plan is None or plan.excess <= 1:
         return plan
     return slowed_down(plan) if plan.question.goal.maximised else None
 
 
 def slowed_down(late: Plan) -> Plan | None:
-    """Return a plan that transfers or full prefill make late at the largest rate at which they do not.
-
-    None where none helps.
-    """
+    """Return a plan that transfers or full prefill make late at its largest rate in time; None if there is none."""
     at = cache(late.under(late.question))
 
     def excess(rate_per_second: float) -> float:

@@ -1,4 +1,4 @@
-"""Pools of a plan: instances of one kind at the planned rate, every operator of their full step, and what they hold."""
+"""Pools of a plan: identical instances at the planned rate, the operators of their full step, and their memory."""
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from planner.workload import running_kv_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedPool:
-    """Instances of one kind at the planned rate; ``prediction`` is of a full step."""
+    """Identical instances at the planned rate; ``prediction`` is that of a full step."""
 
     role: ClassVar[Role]
 
@@ -33,7 +33,7 @@ class PlannedPool:
 
     @property
     def drafts(self) -> int:
-        """Tokens that are drafted per iteration; none by prefill."""
+        """Drafted tokens per iteration; 0 for prefill."""
         return self.candidate.drafts
 
     @cached_property
@@ -43,7 +43,7 @@ class PlannedPool:
 
     @cached_property
     def memory(self) -> Memory:
-        """Bytes per device with all that a full instance holds."""
+        """Bytes per device of a full instance."""
         raise NotImplementedError
 
     @property
@@ -59,17 +59,17 @@ class PlannedPool:
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillPool(PlannedPool):
-    """Prefill instances at the planned rate; ``prediction`` is of a full pass."""
+    """Prefill instances at the planned rate; ``prediction`` is that of a full pass."""
 
     role: ClassVar[Role] = "prefill"
     candidate: PrefillCandidate
     times: TableArrays | None = field(default=None, repr=False, compare=False)
-    """The seconds of its passes that it was found with; of its own budget where none are kept."""
+    """Pass times from the search; None: those of the pool's own budget."""
     saturated: bool = False
-    """Whether it carries the most of saturation that is planned with: TTFT would allow more."""
+    """Whether the utilisation limit binds, not TTFT."""
 
     def server(self, question: Question) -> PrefillServer:
-        """Return one of the instances with its queue under a question."""
+        """Return the server of one instance under a question."""
         alike = question.workload is self.question.workload
         return PrefillServer(behind(question), self.candidate, known_times=self.times if alike else None)
 
@@ -92,20 +92,20 @@ class PrefillPool(PlannedPool):
 
 @dataclass(frozen=True, kw_only=True)
 class EncodePool(PrefillPool):
-    """Encode instances at the planned rate; ``prediction`` is of a full pass, its tokens are those of pictures."""
+    """Encode instances at the planned rate; ``prediction`` is that of a full pass of picture tokens."""
 
     role: ClassVar[Role] = "encode"
     latency: Latency
-    """From arrival until the embeddings of a request's pictures are with prefill."""
+    """Time from arrival until the embeddings of a request's pictures have reached prefill."""
 
     def server(self, question: Question) -> PrefillServer:
-        """Return one of the instances with its queue under the question of the plan that it is part of."""
+        """Return the server of one instance under the question of its plan."""
         return PrefillServer(before(question), self.candidate)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodePool(PlannedPool):
-    """Decode instances at the planned rate; ``prediction`` is of the full batch."""
+    """Decode instances at the planned rate; ``prediction`` is that of the full batch."""
 
     role: ClassVar[Role] = "decode"
     candidate: DecodeCandidate
@@ -123,7 +123,7 @@ class DecodePool(PlannedPool):
 
 
 def asked_of(question: Question, role: Role, row: Row) -> Configuration:
-    """Return what every prediction of a role's row is asked; what is its own replaces defaults."""
+    """Return the arguments that every prediction of a role's row shares."""
     machines = machines_of(question, role)
     return Configuration(
         model=question.model,
@@ -142,7 +142,7 @@ def asked_of(question: Question, role: Role, row: Row) -> Configuration:
 
 
 def answering(question: Question, role: Role, row: Row, drafts: int) -> Configuration:
-    """Return the same of a role that answers: its drafts, and the engine's own time per step."""
+    """Return the arguments of ``asked_of`` for a role that decodes, with its drafts and the engine's time per step."""
     return replace(
         asked_of(question, role, row),
         drafts=drafts,

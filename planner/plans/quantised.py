@@ -1,7 +1,7 @@
-"""What a question leaves to choose: engines, number formats, where pictures are encoded. Each alternative is searched.
+"""Alternatives of a question: engines, number formats, where pictures are encoded. Each alternative is searched.
 
-Roles share a KV cache, so they share its format; weights are each role's own, for prefill and decode instances are
-launched apart. Aggregated instances are both roles and load one checkpoint.
+Roles share the format of the KV cache, which they exchange. Prefill and decode may have different weight formats, as
+they are launched separately. An aggregated instance loads one checkpoint.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from planner.question import Encode, Formats, Question
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tried:
-    """What an engine in a format came to: its plan, or which limit binds; and what each rule cut, by role."""
+    """Result of an engine in a format: its plan or the binding limit, and the numbers cut by role and rule."""
 
     engine: str
     formats: Formats
@@ -31,16 +31,16 @@ class Tried:
     binding_limit: str
     cut: dict[Role, dict[str, int]]
     encode: Encode | None = None
-    """Where pictures are encoded; None where there are none."""
+    """Where pictures are encoded; None without pictures."""
 
     @property
     def told(self) -> str:
-        """Its name, such as ``int8 weights, bf16 KV cache``."""
+        """Name of the alternative, such as ``int8 weights, bf16 KV cache``."""
         return format_text(self.formats) + (f", encode {self.encode}" if self.encode else "")
 
 
 def format_text(formats: Formats) -> str:
-    """Name weights and KV cache; of both roles where their weights differ.
+    """Return the name of the formats of weights and KV cache; of both roles where their weights differ.
 
     >>> format_text(Formats(prefill="int8", decode="fp8", kv="bf16"))
     'prefill int8, decode fp8 weights, bf16 KV cache'
@@ -56,7 +56,7 @@ def own_formats(question: Question) -> Formats:
 
 
 def in_format(question: Question, formats: Formats) -> Question:
-    """Return the question with one format, and none to choose from."""
+    """Return the question in one format, without alternatives."""
     prefill = replace(question.prefill, weights=formats.prefill)
     decode = prefill if question.decode == question.prefill else question.decode
     decode = decode if decode.weights == formats.decode else replace(decode, weights=formats.decode)
@@ -64,16 +64,16 @@ def in_format(question: Question, formats: Formats) -> Question:
 
 
 def as_planned(question: Question, plan: Plan) -> Question:
-    """Return the question with the engine and in the formats of a plan for it, and nothing to choose from."""
+    """Return the question with the engine and formats of a plan, without alternatives."""
     own = replace(question, engine=plan.question.engine, engines=(), encode=plan.question.encode)
     return in_format(own, own_formats(plan.question))
 
 
 def alternatives(question: Question) -> list[Question]:
-    """Return the question with each of its engines in each of its formats; itself where there is nothing to choose.
+    """Return the question with each of its engines in each of its formats; itself where it has no alternatives.
 
-    Pictures are encoded in each way that the engine has, where that is to be chosen, too. Aggregated instances alone
-    leave the formats that both roles share.
+    Where the way to encode pictures is open, each way that the engine supports is an alternative. If only aggregated
+    instances are allowed, both roles have the same weight format.
     """
     asked = question.formats
     if question.shape == "aggregated" and question.prefill.budget == question.decode.budget:
@@ -85,7 +85,7 @@ def alternatives(question: Question) -> list[Question]:
 
 
 def _encoding(question: Question) -> list[Question]:
-    """Return the question with each way to encode pictures that is to be chosen from and its engine has."""
+    """Return the question with each allowed way to encode pictures that its engine supports."""
     if question.encode != "auto":
         return [question]
     fused, separate = (replace(question, encode=way) for way in ("fused", "separate"))
@@ -101,13 +101,13 @@ def _draftable(question: Question) -> Question:
 
 
 def needs_of(question: Question) -> Needs:
-    """Return what an engine must have to be a choice for the question."""
+    """Return the features that an engine must support for the question."""
     machines = tuple({part.hardware.name: part.hardware for part in (question.prefill, question.decode)}.values())
     return Needs(machines, question.model.architecture, drafts=0 not in question.drafts)
 
 
 def check_some(question: Question, check: Callable[[Question], None]) -> None:
-    """Raise BadInput where the check of every alternative does: what the first one says."""
+    """Raise the BadInput of the first alternative if the check of every alternative raises one."""
     refused = []
     for each in alternatives(question):
         try:
@@ -120,13 +120,13 @@ def check_some(question: Question, check: Callable[[Question], None]) -> None:
 def combinations(weights: tuple[Sequence[Dtype], Sequence[Dtype]], caches: Sequence[KvDtype]) -> tuple[Formats, ...]:
     """Return every combination of the weights asked for prefill and decode and the formats of the cache.
 
-    Those of one checkpoint come first, for of equal ones the first is taken.
+    Combinations with one checkpoint come first, so that they win ties.
     """
     pairs = sorted(product(*weights), key=lambda pair: pair[0] != pair[1])
     return tuple(Formats(prefill=own, decode=other, kv=kv) for own, other in pairs for kv in caches)
 
 
 def usual_weights(hardware: HardwareSpec, native: Dtype) -> list[Dtype]:
-    """Return the formats that a device multiplies, and the one that the model ships where it can be stored."""
+    """Return the formats that a device multiplies, and the model's native format where the device can store it."""
     found = list(multiplied(hardware))
     return found if native in found or native not in storable(hardware) else [*found, native]

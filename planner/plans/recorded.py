@@ -1,6 +1,6 @@
-"""What a manifest is expected to do with requests that are known one by one: its pools, played.
+"""Expected latencies of a manifest for individual requests, by playing its pools.
 
-Those of a trace come at their own times; of a closed loop of one, each when the one before it has left.
+Requests of a trace arrive at their own times; in a closed loop of one, each arrives when the one before has left.
 """
 
 from dataclasses import replace
@@ -18,18 +18,18 @@ from planner.serving.streams import stationary
 from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 
 _ALONE = 2_500
-"""Requests of a closed loop of one that are played: their lengths and accepted drafts are spread evenly."""
+"""Played requests of a closed loop of one; their lengths and accepted drafts are stratified."""
 _FAR_SECONDS = 1e6
-"""Between requests that surely never meet, to see how far apart they need to be."""
+"""A gap at which requests never meet, from which the needed gap is measured."""
 
 
 def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:
-    """Return what a manifest is expected to do with the requests of a trace, from an empty system until it is empty.
+    """Return the expected figures of a manifest for the requests of a trace, from an empty system until it is empty.
 
-    A finite stream always has an answer: past saturation it is the backlog that the window builds up. Reuse is what
-    stands in the trace. Collaborative routing counts as to the least load.
+    A finite stream always has an answer: beyond saturation it includes the backlog. Reuse is that of the trace.
+    Collaborative routing counts as least load.
 
-    Args: requests that arrive before ``warmup_seconds`` load the system and are not counted.
+    Args: ``warmup_seconds``: requests that arrive earlier load the system but do not count.
 
     Raises:
         BadInput: a trace that ``Traffic.from_trace`` refuses, or a warm-up that leaves nothing of it.
@@ -50,9 +50,9 @@ def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.
 
 
 def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
-    """Return what is expected of one request at a time: a closed loop of one, on instances of either shape.
+    """Return the expected figures for one request at a time: a closed loop of one, on instances of either shape.
 
-    Requests are played so far apart that none waits, not for a step either that an engine began too many.
+    Requests are played so far apart that none waits, not even for a surplus step of the engine.
     """
     aggregated, pair = mixed_pool(manifest), pool_pair(manifest)
     if aggregated is not None:
@@ -81,7 +81,7 @@ def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
 
 
 def pools_on(manifest: Manifest, workload: Workload) -> SeparatePools | AggregatedPool | str:
-    """Return the pools of a manifest as they are played, or why they cannot be played."""
+    """Return the pools of a manifest in the form that is played, or the reason why they cannot be played."""
     aggregated = mixed_pool(manifest)
     if aggregated is not None:
         kv = running_kv_tokens(workload).mean_tokens
@@ -92,7 +92,7 @@ def pools_on(manifest: Manifest, workload: Workload) -> SeparatePools | Aggregat
 
 
 def unlike_steps(manifest: Manifest) -> str | None:
-    """Return why a trace is not played with a manifest's routing; None where it is."""
+    """Return the reason why a trace cannot be played with a manifest's routing; None where it can."""
     if manifest.routing.decode_reservation != "whole":
         return "a trace is played with KV reserved for whole answers"
     return None
@@ -101,7 +101,7 @@ def unlike_steps(manifest: Manifest) -> str | None:
 def _prediction(recorded: Served, arrival: Array, limits: ServiceLevels, warmup_seconds: float) -> Prediction:
     """Return the figures in the keys of a simulation's result; attainment is joint, request by request.
 
-    Latencies are of the requests that arrive from the end of the warm-up on, rates of what completes from then on.
+    Latencies are those of requests that arrive after the warm-up; rates count requests that complete after it.
     """
     counted = arrival >= warmup_seconds
     ttft, tpot, e2e = (

@@ -1,4 +1,4 @@
-"""The queues of a plan's pools: what other numbers of its instances carry; and how far its times may be off."""
+"""The queues of a plan's pools: capacities of other numbers of instances, and the uncertainty of service times."""
 
 import math
 from statistics import NormalDist
@@ -13,7 +13,7 @@ from planner.question import Question
 
 
 def server_of(plan: Plan, pool: PlannedPool, question: Question) -> PrefillServer | DecodeServer | AggregatedServer:
-    """Return one of a pool's instances with its queue under a question."""
+    """Return the server of one of a pool's instances under a question."""
     if isinstance(pool, PrefillPool):
         return pool.server(question)
     if isinstance(pool, DecodePool):
@@ -25,14 +25,14 @@ def server_of(plan: Plan, pool: PlannedPool, question: Question) -> PrefillServe
 def spare_instances(plan: Plan, pool: PlannedPool) -> int:
     """Return the instances of a pool beyond those that carry the plan's rate within the limits.
 
-    Of fewer instances each carries no more, for arrivals that are dealt to fewer are less even: so what a proportion
-    leaves is a bound, and the queue of the others decides.
+    Fewer instances carry no more each, as arrivals dealt to fewer are less even. So the proportional number of spares
+    is an upper bound, and the queue of the remaining instances decides.
     """
     return pool.instances - needed_instances(plan, pool, plan.requests_per_second)
 
 
 def needed_instances(plan: Plan, pool: PlannedPool, rate_per_second: float) -> int:
-    """Return the fewest instances of a pool, of those that it has, that carry a rate within the limits."""
+    """Return the fewest of a pool's instances that carry a rate within the limits."""
     least = math.ceil(rate_per_second / (pool.capacity_per_second / pool.instances) * (1 - 1e-9))
     server = server_of(plan, pool, plan.question)
     for count in range(max(least, 1), pool.instances):
@@ -42,20 +42,20 @@ def needed_instances(plan: Plan, pool: PlannedPool, rate_per_second: float) -> i
 
 
 PREDICTED = 0.5
-"""Confidence in figures as predicted: the service times may as well be longer as shorter."""
+"""Confidence in the predicted figures: service times are as likely longer as shorter."""
 
 
 def times_with(confidence: float, deviation: float) -> float:
-    """Return how many times as long as predicted the service times are that a confidence does not exceed.
+    """Return the factor on predicted service times that real ones do not exceed with a confidence.
 
-    They are normal with that relative deviation, and never below a twentieth of the prediction. Those of all pools are
-    longer together, as those of the pool that is known worst.
+    Service times are normal with the relative ``deviation``, and at least a twentieth of the prediction. Those of all
+    pools vary together, with the deviation of the least certain pool.
     """
     return max(1 + NormalDist().inv_cdf(confidence) * deviation, 0.05)
 
 
 def deviation_of(plan: Plan) -> float:
-    """Return the relative standard deviation of the predicted times, of the pool that is known worst."""
+    """Return the relative standard deviation of the predicted times of the least certain pool."""
     return max(_deviation(pool.prediction) for _, pool in plan.pools())
 
 

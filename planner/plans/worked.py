@@ -1,7 +1,7 @@
 """Where a step's time goes as arithmetic: every leading term with its numbers plugged in.
 
-In the manner of the JAX scaling book (Austin et al., How to Scale Your Model, 2025, chapter 1): amount over rate gives
-the least time; beside it stands what is predicted, with start-up, unfilled tiles, shared cores and waiting in it.
+As in the JAX scaling book (Austin et al., How to Scale Your Model, 2025, chapter 1), amount over rate gives the least
+time. Beside it stands the predicted time, which includes start-up, unfilled tiles, shared cores and waiting.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ _TOLD = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worked:
-    """One operator of a step: ``count`` times ``amount`` over ``rate``, and what it takes."""
+    """One operator of a step: ``count`` times ``amount`` over ``rate``, and its predicted seconds."""
 
     name: str
     bound: str
@@ -42,18 +42,18 @@ class Worked:
     """FLOP or bytes of one launch, by what binds; None for waiting and other rows without an amount."""
     unit: str
     rate_per_second: float | None
-    """What the kernel or the link reaches."""
+    """Rate that the kernel or the link reaches."""
     least_seconds: float | None
     """count · amount / rate."""
     seconds: float
     exposed_seconds: float
     share: float
-    """Of the step."""
+    """Share of the step."""
     told: str
 
 
 class PoolTerms(NamedTuple):
-    """A pool's step: its leading terms, what the rest takes, and how its time divides by what binds."""
+    """A pool's step: its leading terms, the time of the others, and shares of time by what binds."""
 
     role: str
     step_seconds: float
@@ -66,7 +66,7 @@ class PoolTerms(NamedTuple):
 
     @property
     def step(self) -> str:
-        """Which step this is of: aggregated instances have full ones only where they are saturated."""
+        """Name of the step; aggregated instances have full steps only at saturation."""
         return "mean step at the plan's load" if self.role == "mixed" else "full step"
 
 
@@ -125,7 +125,7 @@ def _worked(row: Operator, term: Term | None, step: float) -> Worked:
 
 
 def _amount(row: Operator, term: Term | None) -> tuple[float | None, float | None]:
-    """Amount of one launch and the rate that it is moved or computed at; None where nothing is."""
+    """Amount of one launch and the rate at which it is moved or computed; None where there is neither."""
     if term is None or not row.count:
         return None, None
     if isinstance(term, CommunicationTerm):
@@ -169,7 +169,7 @@ def _decode_lines(plan: Plan, pool: DecodePool) -> tuple[str, ...]:
 
 
 def link_line(links: LinkState) -> str:
-    """Return what crosses from prefill to decode as arithmetic."""
+    """Return the KV transfer from prefill to decode as arithmetic."""
     busy = " and ".join(f"{share:.1%} of {role}'s" for role, share in links.utilisation.items())
     return (
         f"KV transfer: {format_bytes(links.sent_bytes)} a prompt / ({links.width} x "
@@ -179,7 +179,7 @@ def link_line(links: LinkState) -> str:
 
 
 def _mixed_lines(plan: Plan, pool: AggregatedPool) -> tuple[str, ...]:
-    """Little's law of a rank: what runs, over how long it runs."""
+    """Return Little's law of a rank: running requests over their time in decode."""
     candidate, state, question = pool.candidate, pool.state, plan.question
     ranks = candidate.row.strategy.attention_groups
     accepted = tokens_per_iteration(candidate.drafts, question.acceptance)
@@ -200,7 +200,7 @@ def _mixed_lines(plan: Plan, pool: AggregatedPool) -> tuple[str, ...]:
 
 
 def expert_devices_lines(pool: PlannedPool) -> list[str]:
-    """Return what a device holds that runs experts alone; nothing where attention and experts share their devices."""
+    """Return the memory of a device that runs only experts; nothing where attention and experts share devices."""
     held = pool.prediction.expert_memory
     if held is None:
         return []
@@ -214,7 +214,7 @@ def expert_devices_lines(pool: PlannedPool) -> list[str]:
 
 
 def _room_line(pool: PlannedPool, batch: int) -> str:
-    """Return how many requests a DP rank's memory holds."""
+    """Return the number of requests that a DP rank's memory holds, as arithmetic."""
     held = pool.memory
     kinds = ("capacity", "reserve", "weights", "buffers", "activations")
     capacity, *taken = (float(getattr(held, kind)) for kind in kinds)
@@ -229,7 +229,7 @@ def _room_line(pool: PlannedPool, batch: int) -> str:
 
 
 def short_form(plan: Plan) -> list[str]:
-    """Return each pool's rate as arithmetic in a sentence, and what its full step is made of."""
+    """Return a sentence per pool with its rate as arithmetic and the parts of its full step."""
     told = []
     for pool in worked_plan(plan):
         bounds = ", ".join(f"{share:.0%} {bound}" for bound, share in pool.by_bound.items())

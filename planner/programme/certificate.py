@@ -1,4 +1,4 @@
-"""The certificate of a choice: of one model every pair of columns; of several all columns as one integer programme.
+"""The certificate of a choice: for one model, every pair of columns; for several, one integer programme.
 
 The integer programme, every constraint named:
 
@@ -7,17 +7,17 @@ The integer programme, every constraint named:
     sum over columns of a role of a way of x = w             one_<model> <role> way <k>, where roles must agree
     sum over ways of w + a = 1                               way_<model>
     a = sum over columns of aggregated instances of x        such a column fills both roles
-    f <= sum of rate / asked rate x                          rate_<model> <role>, with those of aggregated instances
+    f <= sum of rate / asked rate x                          rate_<model> <role>, aggregated columns included
     sum over columns of a pool of devices x <= budget        devices_<pool>
     sum over columns of a pool of room x <= budget           nodes_<pool>
-    the same of one model <= devices of a node n             nodes_<model> <pool>, where no two models share a node
+    sum over columns of a model of room x <= node size n     nodes_<model> <pool>, where no two models share a node
     sum over models of n <= nodes                            whole_nodes_<pool>
-    f >= 1 where chips or cost are made small                asked_rate
+    f >= 1 where chips or cost are minimised                 asked_rate
     x, w binary, n whole
 
-c instances behind a router carry more than c times one under a latency limit, so a count is a column with its own rate
-and not a multiplier: what so many instances carry within the service levels after the loss that their model must
-survive. The room of a column is its devices with those that node-aligned instances leave unusable.
+Under a latency limit c instances behind a router carry more than c times one. So each number of instances is a column
+with its own rate: what they carry within the limits after the loss that their model must survive. The room of a column
+is its devices and those that node-aligned instances leave unusable.
 """
 
 from collections import defaultdict
@@ -34,9 +34,9 @@ ROLES = ("prefill", "decode")
 
 
 def solve(programme: Programme, least_rate: float) -> float | None:
-    """Return the best value of the objective, proven; None where nothing fits. One thread and a fixed seed.
+    """Return the proven optimum of the objective; None where nothing fits. One thread and a fixed seed.
 
-    Of columns that carry ``least_rate``: whatever holds a slower one carries less than is reached.
+    Only columns that carry ``least_rate`` are considered: a choice with a slower one carries less than is reached.
 
     Raises Fault where the solver stops without an answer.
     """
@@ -44,7 +44,7 @@ def solve(programme: Programme, least_rate: float) -> float | None:
         found = [_of_way(programme, way, least_rate * (1 - RELATIVE)) for way in programme.ways[0]]
         fitting = [value for value in found if value is not None]
         return programme.aim.goal.best_bound(fitting) if fitting else None
-    import pulp  # takes as long to import as a question takes to search
+    import pulp  # its import takes as long as a search
 
     built = _Built(pulp, programme, least_rate)
     status = built.problem.solve(pulp.HiGHS(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, random_seed=0))
@@ -58,10 +58,10 @@ def solve(programme: Programme, least_rate: float) -> float | None:
 
 
 def _of_way(programme: Programme, way: Way, least: float) -> float | None:
-    """Return the best value of one way of a model; None where its columns do not fit.
+    """Return the optimum of one way of a model; None where its columns do not fit.
 
-    Columns that no other matches rise in rate and room: the first of each side is the cheapest that carries enough, and
-    the largest rate has every column of the first side beside the largest of the second that fits with it.
+    Columns that are not dominated rise in rate and room. So the first of each side is the cheapest that carries enough,
+    and for the largest rate each column of the first side is paired with the largest of the second that fits.
     """
     aim, steps = programme.aim, programme.steps
     pools = [side.machines.budget for side in way]
@@ -71,10 +71,10 @@ def _of_way(programme: Programme, way: Way, least: float) -> float | None:
         return None
     rooms = [side.room[own] for side, own in zip(way, columns, strict=True)]
     rates = [side.rate[own] for side, own in zip(way, columns, strict=True)]
-    if way[0].role == "encode":  # on the pool of what follows: a column of each is as one of both
+    if way[0].role == "encode":  # on the pool of the next role: pairs of their columns count as columns
         room, rate = _both((rooms[0], rates[0]), (rooms[1], rates[1]), most[pools[0]])
         way, pools, rooms, rates = way[1:], pools[1:], [room, *rooms[2:]], [rate, *rates[2:]]
-    beside = np.full(rooms[0].size, rooms[-1].size) - 1  # of the last side the column beside each of the first
+    beside = np.full(rooms[0].size, rooms[-1].size) - 1  # column of the last side for each column of the first
     if len(way) > 1 and pools[0] == pools[1]:
         beside = np.searchsorted(rooms[1], most[pools[0]] - rooms[0], side="right") - 1
     fitting = np.flatnonzero(beside >= 0)
@@ -86,7 +86,7 @@ def _of_way(programme: Programme, way: Way, least: float) -> float | None:
 
 
 def _both(one: tuple[Ints, Floats], other: tuple[Ints, Floats], most: int) -> tuple[Ints, Floats]:
-    """Return room and rate of pairs of columns on a pool of so many devices, rising in both."""
+    """Return room and rate of pairs of columns on a pool of ``most`` devices, rising in both."""
     room, rate = (one[0][:, None] + other[0]).ravel(), np.minimum(one[1][:, None], other[1]).ravel()
     order = np.lexsort((-rate, room))
     room, rate = room[order], rate[order]
@@ -96,7 +96,7 @@ def _both(one: tuple[Ints, Floats], other: tuple[Ints, Floats], most: int) -> tu
 
 
 class _Built:
-    """The programme as PuLP has it."""
+    """The integer programme in PuLP."""
 
     def __init__(self, pulp: Any, asked: Programme, least_rate: float) -> None:
         self.pulp, self.asked = pulp, asked
@@ -121,9 +121,9 @@ class _Built:
         self._add_pools()
 
     def _add_model(self, name: str, ways: tuple[Way, ...]) -> None:
-        """Add the columns of a model, one of each role or one that fills both, and that they carry what all carry.
+        """Add the columns of a model (one per role, or one for both) and its rate constraint.
 
-        Models and pools are numbered in names: what a solver makes of two may be one.
+        Names hold numbers of models and pools, because a solver may map two names to one.
         """
         before = len(self.taken)
         carried: list[Any] = []
@@ -138,7 +138,7 @@ class _Built:
             self.owned[side.machines.budget, name].append(int(side.room[column]) * pick)
 
     def _add_separate(self, name: str, ways: list[Way], filling: list[Any]) -> dict[str, list[Any]]:
-        """Add separate pools beside columns that fill both roles; return what the columns of each role carry."""
+        """Add separate pools beside columns that fill both roles; return the rate terms of each role."""
         alternatives = [list({id(side): side for side in role}.values()) for role in zip(*ways, strict=True)]
         carried: dict[str, list[Any]] = {role: [] for role in ROLES}
         if len(ways) < len(alternatives[0]) * len(alternatives[1]):
@@ -150,7 +150,7 @@ class _Built:
         return carried
 
     def _add_coupled(self, name: str, ways: list[Way], filling: list[Any], carried: dict[str, list[Any]]) -> None:
-        """Add ways whose roles must agree, such as in attention TP where the engine wants that."""
+        """Add ways whose roles must agree, such as in attention TP where the engine requires it."""
         taken = []
         for number, way in enumerate(ways):
             own = self._binary(f"way_{number}_{name}")
@@ -160,7 +160,7 @@ class _Built:
         self.problem += self.pulp.lpSum([*taken, *filling]) == 1, f"way_{name}"
 
     def _columns(self, side: Side, terms: list[Any]) -> list[Any]:
-        """Return a variable for each column of a side; ``terms`` get what they carry."""
+        """Return a variable for each column of a side; append their rates to ``terms``."""
         found = []
         for column in self.chosen[id(side)]:
             pick = self._binary(f"pick_{len(self.taken) + 1}")
@@ -173,7 +173,7 @@ class _Built:
         return self.new(name, cat=self.pulp.LpBinary)
 
     def _add_pools(self) -> None:
-        """Add what the pools hold, that no two models share a node where they must not, and the objective."""
+        """Add the budgets of the pools, whole nodes per model where required, and the objective."""
         aim = self.asked.aim
         for number, (pool, devices) in enumerate(sorted(aim.devices.items())):
             mine = [(side, column, pick) for side, column, pick in self.taken if side.machines.budget == pool]

@@ -1,8 +1,8 @@
-"""Columns whose rate is solved only when it matters: a bound first, the queue where the bound is not enough.
+"""Columns with lazily solved rates: an upper bound first, the queue only where the bound does not decide.
 
-A column is so many instances of one kind (an offer) in one role. Until its queue is solved its rate is a bound
-that no queue passes; ``programme.programme`` asks for the queues of what it would choose. So it is with the mean time
-of a request, where that is what is made small: it is bounded by what a request takes at least (``instances.least``).
+A column is a number of instances of one offer in one role. Until its queue is solved its rate is an upper bound;
+``programme.programme`` solves the queues of columns that it would choose. With the latency objective the mean time of a
+request likewise starts as a lower bound (``instances.least``).
 """
 
 from dataclasses import replace
@@ -19,21 +19,21 @@ from planner.question import Loss, Machines, lost_of_sizes
 
 Rates = Literal["bound", "guess", "tried", "exact"]
 RELATIVE = 1e-9
-"""Rates nearer than this are one."""
+"""Relative difference below which rates are equal."""
 BELOW = 1e-6
-"""By how much a column that does not carry a rate is counted below it."""
+"""Relative distance below a rate to which a column that does not carry the rate is bounded."""
 
 
 class Timed(Protocol):
-    """A kind of instance that knows how long requests take."""
+    """A server that returns the mean time of a request."""
 
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
-        """Mean seconds of a request in so many instances at their rate; infinite where a limit is missed."""
+        """Mean seconds of a request in a pool of so many instances at its rate; infinite where a limit is missed."""
         ...
 
 
 class Side:
-    """All columns of one role as arrays, [columns]: devices, and rates in units of what the role has to carry."""
+    """All columns of one role as arrays, [columns]: devices, and rates in units of the role's asked rate."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class Side:
         allowed: range | None = None,
         model: str = "",
     ) -> None:
-        """Make a column of every offer and count that the devices hold; rates are in units of ``unit_per_second``.
+        """Make a column for each offer and number of instances that the devices hold.
 
-        ``allowed`` are the numbers of instances that there may be; ``model`` names the model of a fleet that they
-        serve.
+        Rates are in units of ``unit_per_second``; ``allowed`` are the numbers of instances that a plan may have;
+        ``model`` is the name of the model in a fleet.
         """
         self.role, self.machines, self.offers, self.unit = role, machines, offers, unit_per_second
         self.model, self.survive = model, survive
@@ -65,7 +65,7 @@ class Side:
         self.instances: Ints = self.left + lost[self.offer]
         self.devices: Ints = self.instances * sizes[self.offer]
         self.room: Ints = occupied_devices(machines, sizes[self.offer], self.instances)
-        self._rising: Ints = np.argsort(self.room, kind="stable")  # columns of one room stand together
+        self._rising: Ints = np.argsort(self.room, kind="stable")  # columns of equal room are adjacent
         steps = np.diff(self.room[self._rising], prepend=-1) > 0
         self._size_starts: Ints = np.flatnonzero(steps)
         self._size_of: Ints = np.cumsum(steps) - 1
@@ -75,20 +75,20 @@ class Side:
         self.guess: Floats = self.left * guesses[self.offer]
         self.exact = np.zeros(self.offer.size, dtype=bool)
         self.timed = np.zeros(self.offer.size, dtype=bool)
-        self._tried = np.zeros(sizes.size, dtype=bool)  # kinds of which a column is solved
+        self._tried = np.zeros(sizes.size, dtype=bool)  # offers with a solved column
         self._quick = False
         self.queues_solved = 0
         self.allowed = allowed
         self.beyond_grid = False
         self._servers: dict[int, Server] = {}
         self._carried: dict[int, float] = {}
-        """Rates that columns are known to carry."""
+        """Largest rate that a column is known to carry, by column."""
         self._stairs: dict[tuple[int, float, Rates], Ints] = {}
-        """Staircases of the present rates, by what was asked."""
+        """Staircases of the current rates, by arguments."""
 
     @property
     def size(self) -> int:
-        """Columns."""
+        """Number of columns."""
         return int(self.offer.size)
 
     @property
@@ -101,11 +101,11 @@ class Side:
         return Side(self.role, self.machines, offers, self.survive, self.unit, self.allowed, self.model)
 
     def without_spares(self) -> "Side":
-        """Return the columns as they are where no loss has to be survived."""
+        """Return the columns without the demand to survive a loss."""
         return Side(self.role, self.machines, self.offers, None, self.unit, self.allowed, self.model)
 
     def with_more(self, offers: Offers) -> "Side":
-        """Return the columns with those of further offers behind them; what is solved stays."""
+        """Return the columns followed by those of further offers; solved rates are kept."""
         joined = Offers.joined([self.offers, offers])
         wider = self.of(replace(joined, build=cache(joined.build)))
         for mine, theirs in ((wider.rate, self.rate), (wider.guess, self.guess), (wider.exact, self.exact)):
@@ -122,11 +122,11 @@ class Side:
         return self._servers[offer]
 
     def chosen(self, column: int, rate_per_second: float | None = None) -> object:
-        """Return the queue of a column as the plan runs it: as carries most, or is quickest at a rate."""
+        """Return the server of a column as planned: with the largest capacity, or quickest at a rate."""
         return self.server(int(self.offer[column])).at(int(self.left[column]), rate_per_second)
 
     def solve(self, column: int, wanted: float) -> bool:
-        """Solve a column's queue where it carries ``wanted``; otherwise bound it below that. Whether it does."""
+        """Solve a column's queue if it carries ``wanted``, else bound it below; return whether it carries that."""
         offer, left = int(self.offer[column]), int(self.left[column])
         server = self.server(offer)
         self.queues_solved += 1
@@ -140,14 +140,14 @@ class Side:
             return float(self.rate[column]) >= wanted
         if wanted > 0 and not self.carries(column, wanted):
             return False
-        # The bound is right for the queue; the root finder's last digits may pass it.
+        # The bound holds for the queue; the root finder's last digits may exceed it.
         self.rate[column] = min(server.pool_capacity(left) / self.unit, float(self.rate[column]))
         self._learn(offer, left, float(self.rate[column]))
         self.exact[column], self.guess[column], self._tried[offer] = True, self.rate[column], True
         return True
 
     def carries(self, column: int, wanted: float) -> bool:
-        """Whether a column carries ``wanted``; otherwise it is bounded below that."""
+        """Return whether a column carries ``wanted``; if not, bound it below."""
         offer, left = int(self.offer[column]), int(self.left[column])
         if self.exact[column]:
             return float(self.rate[column]) >= wanted
@@ -164,14 +164,14 @@ class Side:
         return False
 
     def widest(self, column: int, most_room: float) -> int:
-        """Return the column with most instances of the same kind within so much room, or the column itself."""
+        """Return the column with the most instances of the same offer within ``most_room``, or the column itself."""
         alike = slice(column, int(np.searchsorted(self.offer, self.offer[column], side="right")))
         return max(column + int(np.searchsorted(self.room[alike], most_room, side="right")) - 1, column)
 
     def _learn(self, offer: int, left: int, rate: float) -> None:
-        """Guess that other numbers of a kind's instances carry as much each as ``left`` do, or no more than guessed.
+        """Set guesses of an offer's other columns from the rate per instance of ``left`` instances, if it is lower.
 
-        Fewer of them carry no more each, for arrivals that are dealt to fewer in turn are less even: that bounds them.
+        Columns with fewer instances are also bounded by it: arrivals dealt to fewer instances are less even.
         """
         same = (self.offer == offer) & ~self.exact
         each = rate / left
@@ -180,12 +180,12 @@ class Side:
         self.rate[fewer] = np.minimum(self.left[fewer] * each, self.rate[fewer])
 
     def rate_of_each(self, column: int) -> float:
-        """Requests per second of one of the column's instances, of those that remain after a loss."""
+        """Requests per second of one of the column's instances that remain after a loss."""
         return float(self.rate[column]) * self.unit / int(self.left[column])
 
     @cached_property
     def seconds(self) -> Floats:
-        """What a request takes at the unit's rate, solved where ``timed``, else at least; infinite without capacity."""
+        """Seconds of a request at the asked rate: solved where ``timed``, else a lower bound; infinite if too slow."""
         assert self.offers.least is not None, "gathered for an objective that times requests"
         able = np.flatnonzero(self.rate >= 1 - RELATIVE)
         found = np.full(self.size, np.inf)
@@ -193,7 +193,7 @@ class Side:
         return found
 
     def time(self, column: int) -> float:
-        """Find how long requests take in a column at the unit's rate, and return it."""
+        """Solve and return the mean seconds of a request in a column at the asked rate."""
         kind: Timed = self.server(int(self.offer[column]))  # type: ignore[assignment]
         found = kind.mean_seconds(int(self.left[column]), self.unit)
         self.queues_solved += 1
@@ -201,24 +201,24 @@ class Side:
         return float(self.seconds[column])
 
     def quickest(self, most_devices: int) -> Ints:
-        """Return the columns that none with as little room beats: falling seconds with rising room."""
+        """Return the columns that no other dominates: seconds fall as room rises."""
         order = self._rising[self.room[self._rising] <= most_devices]
         seconds = self.seconds[order]
         before = np.minimum.accumulate(np.concatenate([[np.inf], seconds[:-1]]))
         return np.asarray(order[seconds < before * (1 - RELATIVE)], dtype=np.int64)
 
     def rates(self, by: Rates) -> Floats:
-        """Return bounds, guesses, those of kinds with a solved column, or what is solved; 0 elsewhere; [columns]."""
+        """Return bounds, guesses, guesses of offers with a solved column, or solved rates, else 0; [columns]."""
         if by == "guess":
             return self.guess
-        if by == "tried":  # queues of one instance alone are solved at once
+        if by == "tried":  # queues of independent instances are solved at once
             return self.guess if self._quick else np.where(self._tried[self.offer], self.guess, 0.0)
         return np.where(self.exact, self.rate, 0.0) if by == "exact" else self.rate
 
     def staircase(self, most_devices: int, least_rate: float, by: Rates = "bound") -> Ints:
-        """Return the columns that no other matches in as little room: falling rate with falling devices."""
+        """Return the columns that no other dominates: rate falls with room."""
         asked = most_devices, least_rate, by
-        if asked not in self._stairs:  # mostly one side alone has changed since it was asked last
+        if asked not in self._stairs:  # mostly only one side has changed since the last call
             self._stairs[asked] = self._staircase(*asked)
         return self._stairs[asked]
 
@@ -230,7 +230,7 @@ class Side:
         best = np.maximum.reduceat(able, self._size_starts)  # [sizes]
         passed = np.concatenate([[0.0], np.maximum.accumulate(best)[:-1]])
         wanted = np.where(best > passed * (1 + RELATIVE), best, np.inf)
-        places = np.flatnonzero(able == wanted[self._size_of])  # of one size those with the best rate alone
+        places = np.flatnonzero(able == wanted[self._size_of])  # only the best rates of each size
         order = places[np.lexsort((~self.exact[self._rising[places]], self._size_of[places]))]
         first = np.diff(self._size_of[order], prepend=-1) > 0
         return np.asarray(self._rising[order[first]], dtype=np.int64)

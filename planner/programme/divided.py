@@ -1,7 +1,7 @@
-"""Devices of one pool divided among what stands on it: what all of it takes least together with so many devices.
+"""Division of a pool's devices among the sides on it, such that the sum of their amounts (times) is least.
 
-What two things take together with d devices is the least sum over all ways to divide d, a convolution of what each of
-them takes by its devices; more things are added one by one.
+The least sum of two sides with d devices is the minimum over all divisions of d, a min-plus convolution of their curves
+over devices; further sides are added one by one.
 
 Ref: R. Bellman, Dynamic Programming, Princeton University Press, 1957, chapter I (allocation of a resource).
 """
@@ -16,7 +16,7 @@ from ground.arrays import Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """What something takes at best by the devices that it gets, [points]: rising devices, falling amounts."""
+    """The least amount by devices, [points]: devices rise, amounts fall."""
 
     devices: Ints
     amount: Floats
@@ -25,7 +25,7 @@ class Curve:
 
     @classmethod
     def of(cls, devices: Ints, amount: Floats, choice: Ints) -> Self:
-        """Return the curve of alternatives in any order, [alternatives] and [alternatives, things]."""
+        """Return the curve of alternatives in any order: [alternatives], choices [alternatives, sides]."""
         order = np.lexsort((amount, devices))
         before = np.minimum.accumulate(np.append(np.inf, amount[order]))[:-1]
         kept = order[amount[order] < before]
@@ -33,11 +33,11 @@ class Curve:
 
     @property
     def least(self) -> float:
-        """What it takes with all the devices that it may get; infinite where they are too few."""
+        """Amount with all devices; infinite where they are too few."""
         return float(self.amount[-1]) if self.amount.size else float("inf")
 
     def beside(self, other: "Curve", most_devices: int) -> "Curve":
-        """Return what both take together with up to so many devices."""
+        """Return the curve of both together, up to so many devices."""
         devices = self.devices[:, None] + other.devices
         first, second = np.nonzero(devices <= most_devices)
         return Curve.of(
@@ -47,9 +47,9 @@ class Curve:
         )
 
     def in_steps(self, step: int) -> "Curve":
-        """Return the same where devices are only given in multiples of ``step``."""
+        """Return the curve restricted to multiples of ``step`` devices."""
         return self if step == 1 else Curve.of(-(-self.devices // step) * step, self.amount, self.choice)
 
 
 NOTHING = Curve(np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros((1, 0), dtype=np.int64))
-"""Nothing stands there, and takes nothing."""
+"""The curve of no side: amount 0 with 0 devices."""

@@ -1,13 +1,14 @@
-"""The best columns of one model or of several at once, over bounds, and again, until every column of it is solved.
+"""The best columns of one or several models: optimised over bounds, again and again, until all chosen ones are solved.
 
-A *way* of a model is a side for each of its roles, each side on one pool: prefill here and decode there, or both here;
-or the one side of aggregated instances, which fill both roles. A *route* is a way of every model. Along a route each
-side's smallest column that carries a rate is best, for all devices of a pool are alike; so a rate needs one look at
-every side, and all routes are compared as arrays. What fits at a rate fits at every smaller one: the largest rate is
-found by bisection. Where time is made small, the devices are divided along every route (``programme.routes``).
+A *way* of a model is a side for each of its roles, each side on one pool: prefill and decode on different pools or on
+the same one; or the single side of aggregated instances, which fill both roles. A *route* is a way of every model. All
+devices of a pool are equal, so along a route the smallest column of each side that carries a rate is best. A rate
+therefore needs one look-up per side, and all routes are compared as arrays. A choice that fits at a rate fits at every
+smaller one, so the largest rate is found by bisection. With the latency objective devices are divided along every route
+(``programme.routes``).
 
-What is chosen in the end is the best over all columns, for those that were never solved were counted at no less than
-they carry, or at no more than they take.
+The final choice is optimal over all columns, because unsolved ones were counted at upper bounds of their rates, or at
+lower bounds of their times.
 """
 
 import math
@@ -31,33 +32,33 @@ Way = tuple[Side, ...]
 """A side of each role of a model, or one of aggregated instances."""
 
 MOST_ROUTES = 2_000_000
-"""Routes that are compared; more models on more pools take longer than anyone waits."""
+"""Most routes that are compared; more would take too long."""
 
 
 class Pick(NamedTuple):
-    """What a model gets: the number of its way, and a column of each of its sides."""
+    """The choice for a model: the index of its way, and a column of each side."""
 
     way: int
     columns: tuple[int, ...]
 
 
 Picks = tuple[Pick, ...]
-"""One of each model."""
+"""One pick per model."""
 
 
 @dataclass(frozen=True)
 class Programme:
-    """Every way of every model, [models][ways], and what is to be best within which budgets."""
+    """Every way of every model, [models][ways], with the objective and the budgets."""
 
     ways: tuple[tuple[Way, ...], ...]
     aim: Aim
     whole_nodes: bool = False
-    """Whether no two models may share a node: each takes whole ones of every pool."""
+    """Whether no two models may share a node, so that each takes whole nodes."""
     shares: tuple[float, ...] = (1.0,)
-    """Of all requests, by model: what each weighs in their mean time."""
+    """Share of all requests, by model: its weight in the mean time."""
 
     def __post_init__(self) -> None:
-        """Refuse more routes than are compared."""
+        """Raise BadInput for more than ``MOST_ROUTES`` routes."""
         if self.routes > MOST_ROUTES:
             raise BadInput(
                 f"{self.routes:.0f} ways to spread these models over the pools are more than the {MOST_ROUTES} that "
@@ -66,7 +67,7 @@ class Programme:
 
     @property
     def routes(self) -> float:
-        """How many there are."""
+        """Number of routes."""
         return float(np.prod([float(len(own)) for own in self.ways]))
 
     @cached_property
@@ -76,7 +77,7 @@ class Programme:
 
     @cached_property
     def steps(self) -> dict[str, int]:
-        """Devices of each pool in whose multiples a model takes them: those of a node, or single ones."""
+        """Devices by pool in whose multiples a model takes them: a node's, or 1."""
         sizes = {side.machines.budget: side.machines.devices_per_node for side in self.sides}
         return {pool: sizes.get(pool, 1) if self.whole_nodes else 1 for pool in self.aim.devices}
 
@@ -89,27 +90,27 @@ class Programme:
         )
 
     def carried(self, picks: Picks, by: Rates = "bound") -> float:
-        """Share of every asked rate that a choice carries: that of its slowest side."""
+        """Share of the asked rates that a choice carries, that of its slowest side."""
         return min(float(side.rates(by)[column]) for side, column in self.picked(picks))
 
     def seconds(self, picks: Picks) -> float:
-        """Mean time of all requests in a choice, by what is known of its columns."""
+        """Mean time of all requests in a choice, by the current times of its columns."""
         return sum(
             share * sum(float(side.seconds[column]) for side, column in zip(own[pick.way], pick.columns, strict=True))
             for share, own, pick in zip(self.shares, self.ways, picks, strict=True)
         )
 
     def incumbent(self, picks: Picks) -> Incumbent:
-        """Return what a choice does."""
+        """Return a choice as incumbent: its rate and what it takes."""
         spent = np.zeros(2)
         for side, column in self.picked(picks):
             spent += int(side.room[column]) * np.array(side.machines.per_device(self.aim.goal))
         return Incumbent(rate=self.carried(picks), spent=(float(spent[0]), float(spent[1])))
 
     def best(self, least_rate: float = 0.0, by: Rates = "bound") -> Picks | None:
-        """Return the best columns at their present bounds, guesses or solved rates; None where none fit.
+        """Return the best columns at their current bounds, guesses or solved rates; None where none fit.
 
-        Of equal ones those that are best in what the objective leaves open: see ``Objective.per_device``.
+        Ties are broken by ``Objective.per_device``.
         """
         aim = self.aim
         if aim.goal.timed:
@@ -142,7 +143,7 @@ class Programme:
 
     @cached_property
     def _held(self) -> tuple[Floats, Floats]:
-        """Devices of each pool in whole steps, and the steps."""
+        """Devices of each pool in whole steps, and the size of a step."""
         counts, steps = np.array([self._steps(pool) for pool in self._pools], dtype=np.float64).T
         return counts * steps, steps
 
@@ -175,7 +176,7 @@ class Programme:
         )
 
     def _of_one_model(self, stairs: Mapping[int, "_Stairs"], rate: float) -> Picks | None:
-        """Return the same of a single model, whose few ways need no arrays."""
+        """Return ``_smallest`` for a single model, whose few ways need no arrays."""
         held = [self._steps(pool) for pool in self._pools]
         best: tuple[float, float, int] | None = None
         for number, way in enumerate(self.ways[0]):
@@ -192,14 +193,14 @@ class Programme:
         return (Pick(best[2], tuple(int(own.columns[own.place(rate)]) for own in chosen)),)
 
     def _steps(self, pool: str) -> tuple[int, int]:
-        """Return how many steps a pool has, and the devices of one."""
+        """Return the number of steps of a pool, and the devices of one step."""
         return self.aim.devices[pool] // self.steps[pool], self.steps[pool]
 
     def likely(self) -> Picks | None:
-        """Return the best choice by guesses, its queues solved; None where nothing fits. Good, not proven.
+        """Return the best choice by guesses, with solved queues; None where nothing fits. Good, not proven.
 
-        Of kinds that are solved already it is known well what other numbers of them carry: these come first, for the
-        more is known the less it takes to tell that others carry less.
+        Offers with a solved column come first: their other columns are well estimated, and a good incumbent prunes
+        more.
         """
         if self.aim.goal.timed:
             return self.settle()
@@ -210,15 +211,15 @@ class Programme:
                 choice = self.best(0.0, "guess")
             if choice is None or solve_open(self.picked(choice), self.aim.rate or known):
                 return choice
-            # What carries no more than a choice that is solved already need not be solved in full.
+            # A choice that carries no more than the incumbent need not be solved in full.
             known = self._exactly(known)
 
     def settle(self, least_rate: float = 0.0) -> Picks | None:
-        """Return the best choice of all, its queues solved; None where nothing fits.
+        """Return the best choice of all, with solved queues; None where nothing fits.
 
-        Bounds are only ever solved where they hold the best choice, and only as far as tells whether it beats what was
-        solved before; that begins with what is likely best, or with ``least_rate`` where that much is known to be
-        carried otherwise.
+        A queue is solved only if the best choice at current bounds needs it, and only until it is known whether that
+        choice beats the incumbent. The first incumbent is the likely best choice, or ``least_rate`` where something
+        else carries that.
         """
         if self.aim.goal.timed:
             while (choice := self.best()) is not None and not time_open(self.picked(choice)):
@@ -236,11 +237,11 @@ class Programme:
             known = self._exactly(known)
 
     def _short(self, choice: Picks, wanted: float) -> bool:
-        """Whether a kind of the choice carries too little with the most instances that could better what is known.
+        """Whether an offer of the choice carries too little even with the most instances that could beat the incumbent.
 
-        Then fewer do, too (``Side.carries``), so that one look tells of all numbers of instances of one model. The
-        others take least where they just carry what is wanted; where something is made small, what is known is the
-        best of the solved columns.
+        Then fewer instances carry too little as well (``Side.carries``), so one queue prunes all its columns. The other
+        sides take least where they just carry ``wanted``; for chips and cost the incumbent is the best of the solved
+        columns.
         """
         if wanted <= 0 or len(self.ways) > 1:
             return False
@@ -261,10 +262,10 @@ class Programme:
         return False
 
     def sufficient(self) -> Picks | None:
-        """Return columns that carry the asked rate, the first that are found; None where none is likely to.
+        """Return the first columns found that carry the asked rate; None where none is likely to.
 
-        The best guess comes first, for it most likely carries enough. How much columns carry is solved of those only
-        that carry the rate: a search tells rates up to a root's tolerance short of that, and has to come to the same.
+        The best guess comes first, as it most likely carries enough. Capacities are solved only of columns that carry
+        the rate, because a search accepts rates up to a root's tolerance below it and must agree.
         """
         rate = (self.aim.rate or 0.0) * (1 - RELATIVE)
         most = replace(self, aim=replace(self.aim, objective="throughput"))
@@ -277,7 +278,7 @@ class Programme:
         return choice
 
     def carries_any(self) -> bool:
-        """Whether some choice carries anything: the least part of the upper bound on all that is told from nothing."""
+        """Whether some choice carries the least rate that is told from none, a part of the upper bound."""
         first = self.best()
         least = self.carried(first) * LEAST_PART if first is not None else 0.0
         while least > 0 and (choice := self.best(least)) is not None:
@@ -286,25 +287,25 @@ class Programme:
         return False
 
     def _exactly(self, known: float) -> float:
-        """Return the most that solved columns carry; ``known`` where none carry more or where it is not sought."""
+        """Return the largest rate of solved columns; ``known`` where none carry more, or for other objectives."""
         best = self.best(known, "exact") if self.aim.goal.maximised else None
         return known if best is None else max(known, self.carried(best))
 
 
 class _Stairs:
-    """Columns of a side of rising rate and rising devices, and what its devices count."""
+    """Columns of a side with rising rate and room, and the weights of its devices in the objective."""
 
     def __init__(self, side: Side, columns: Ints, by: Rates, aim: Aim) -> None:
         self.columns, self.rates, self.room = columns, side.rates(by)[columns], side.room[columns]
         self.pool, self.per_device = side.machines.budget, side.machines.per_device(aim.goal)
 
     def place(self, rate: float) -> int:
-        """Return where the smallest column stands that carries a rate; past the end where none does."""
+        """Return the index of the smallest column that carries a rate; past the end where none does."""
         return int(self.rates.searchsorted(rate))
 
 
 def _taken(way: Way, stairs: Mapping[int, _Stairs], rate: float, pools: Sequence[str]) -> list[float] | None:
-    """Return what a way takes at a rate: (objective, tie-break, room of each pool); None where a side is too slow."""
+    """Return (objective, tie-break, room of each pool) of a way at a rate; None where a side is too slow."""
     found = [0.0] * (2 + len(pools))
     for side in way:
         own = stairs[id(side)]
@@ -319,27 +320,27 @@ def _taken(way: Way, stairs: Mapping[int, _Stairs], rate: float, pools: Sequence
 
 
 def _cheapest(spent: Floats) -> Ints:
-    """Return the order of routes by what is made small, then by the tie-break."""
+    """Return the order of routes by objective, then by tie-break."""
     first, second = spent.round(9).T
     return np.lexsort((second, first))
 
 
 def _least_spent(used: Floats, spent: Floats) -> Ints:
-    """Return of routes that take the same of every pool the cheapest: whatever the other models take, it stays so."""
+    """Return the cheapest of the routes with equal room in every pool; the other models cannot change that order."""
     order = _cheapest(spent)
     _, first = np.unique(used[order], axis=0, return_index=True)
     return np.asarray(order[np.sort(first)], dtype=np.int64)
 
 
 def opened(chosen: Iterable[tuple[Side, int]]) -> list[tuple[Side, int]]:
-    """Return what of chosen columns is not solved."""
+    """Return the chosen columns that are not solved."""
     return [(side, column) for side, column in chosen if not side.exact[column]]
 
 
 def solve_open(chosen: Iterable[tuple[Side, int]], wanted: float) -> bool:
-    """Solve what of chosen columns is not solved, until one does not carry ``wanted``; whether nothing was open.
+    """Solve the unsolved chosen columns until one does not carry ``wanted``; return whether none was unsolved.
 
-    What is solved for all numbers of instances at once, and quickly, comes first.
+    Offers whose columns are all solved at once, and quickly, come first.
     """
     left = sorted(opened(chosen), key=lambda each: not each[0].server(int(each[0].offer[each[1]])).independent)
     for side, column in left:
@@ -349,7 +350,7 @@ def solve_open(chosen: Iterable[tuple[Side, int]], wanted: float) -> bool:
 
 
 def time_open(chosen: Iterable[tuple[Side, int]]) -> bool:
-    """Time what of chosen columns is not timed, until one misses a limit; whether nothing was open."""
+    """Time the untimed chosen columns until one misses a limit; return whether none was untimed."""
     left = [(side, column) for side, column in chosen if not side.timed[column]]
     for side, column in left:
         if np.isinf(side.time(column)):

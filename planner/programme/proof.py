@@ -1,4 +1,4 @@
-"""What is proven of a choice: a bound over all columns of all ways, and what was left out under which bound."""
+"""The proven bound of a choice over all columns of all ways, and the alternatives pruned under a bound."""
 
 import math
 from collections.abc import Sequence
@@ -38,21 +38,21 @@ class Bound:
 
     @property
     def goal(self) -> Objective:
-        """What it is a bound of."""
+        """The objective that is bounded."""
         return OBJECTIVES[self.objective]
 
     def of_plan(self, value: float) -> "Bound":
-        """Return the bound of a plan that reaches another value, or a better one than was proven of its columns."""
+        """Return the bound beside a plan's own value; a value better than the bound becomes the bound."""
         best = self.goal.best_bound([self.value, value])
         return replace(self, value=best, gap=abs(best - value) / abs(value) if value else abs(best - value))
 
 
 def proven(programme: Programme, picks: Picks, models: Sequence[str], left_out: Sequence[Pruned]) -> Bound:
-    """Prove a choice over all columns of all routes, bounds standing for queues that were not solved.
+    """Prove a choice over all columns of all routes, with upper bounds for queues that were not solved.
 
-    Where time is made small the choice is the bound: it is the best of all routes by what their columns take at least.
+    With the latency objective the choice is the bound: it is the best of all routes by lower bounds of their times.
 
-    Raises Fault where the programme's optimum is not what the choice reaches.
+    Raises Fault where the programme's optimum differs from the choice's value.
     """
     goal, sides = programme.aim.goal, programme.sides
     if goal.timed:
@@ -63,7 +63,7 @@ def proven(programme: Programme, picks: Picks, models: Sequence[str], left_out: 
         known = programme.incumbent(picks)
         reached = known.rate if goal.maximised else known.spent[0]
         pruned = [each for side in sides for each in _small_columns(side, known.rate)]
-        # Whatever holds a column slower than the choice carries less: the programme's optimum stays.
+        # A choice with a slower column carries less, so leaving such columns out keeps the optimum.
         least = known.rate if goal.maximised else programme.aim.rate or 0.0
         value = solve(programme, least)
     if value is None:
@@ -84,7 +84,7 @@ def proven(programme: Programme, picks: Picks, models: Sequence[str], left_out: 
 def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -> Bound | None:
     """Return the bound of the best of several engines or number formats that were each proven.
 
-    They share columns, and so the queues that were solved; the others' pruned are none of its own.
+    They share columns and solved queues; pruned alternatives of the others are not listed.
     """
     if best is None or len(parts) < 2:
         return best
@@ -99,7 +99,7 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
 
 
 def covers(programme: Programme, models: Sequence[str]) -> str:
-    """Say what the bound is a bound of."""
+    """Return a phrase that names the space that the bound covers."""
     sides, goal = programme.sides, programme.aim.goal
     single = [side for side in sides if side.role == "mixed"]
     encoders = [side for side in sides if side.role == "encode"]
@@ -157,21 +157,21 @@ def _covers_aggregated(sides: Sequence[Side], *, timed: bool) -> str:
 
 
 def never_costed(model: str, rows: int, rate_per_second: float) -> list[Pruned]:
-    """Say how many decode rows beyond the grid were not costed in full, and the bound under which."""
+    """Return the decode rows beyond the grid that were not costed in full, with their bound."""
     what = "decode rows beyond the grid, by split into attention and expert nodes, domains, layout and MTP depth"
     why = "beside prefill for that rate their steps miss the TPOT limit with what they have to run"
     return _counted(f"{model}: {what}" if model else what, rows, rate_per_second, "requests/s", why)
 
 
 def never_queued(model: str, rows: int, rate_per_second: float, goal: Objective) -> list[Pruned]:
-    """Say how many aggregated instances no queue was solved for, and the rate that they do not reach."""
+    """Return the aggregated instances whose queues were not solved, with the rate that they do not reach."""
     fewer = "" if goal.maximised or goal.timed else ", or not on fewer devices than separate pools take there"
     why = f"no number of running requests whose mean step keeps the TPOT limit brings a pool to that rate{fewer}"
     return _counted(_aggregated(model), rows, rate_per_second, "requests/s", why)
 
 
 def late_alone(model: str, rows: int, seconds: float) -> list[Pruned]:
-    """Say how many aggregated instances are too slow with one request to be quickest."""
+    """Return the aggregated instances that are too slow with one request to be quickest."""
     beside = ", all other models at their quickest" if model else ""
     why = f"a request alone takes as long as in what was found before, or longer{beside}"
     return _counted(_aggregated(model), rows, seconds, "s", why)
@@ -188,7 +188,7 @@ def _counted(what: str, number: int, bound: float | None, unit: str, why: str) -
 
 
 def _small_columns(side: Side, reached: float) -> list[Pruned]:
-    """Say how many columns of a side were never solved, and the bound under which."""
+    """Return the columns of a side that were never solved, with their bound."""
     left = ~side.exact
     small = left & (side.rate < reached)
     large = left & ~small
@@ -213,7 +213,7 @@ def _small_columns(side: Side, reached: float) -> list[Pruned]:
 
 
 def _slow_columns(side: Side) -> list[Pruned]:
-    """Say how many columns of a side were never timed, and under which bound."""
+    """Return the columns of a side that were never timed, with their bound."""
     alone, left = side.role == "mixed", ~side.timed
     slow, weak = left & np.isfinite(side.seconds), left & ~np.isfinite(side.seconds)
     return [

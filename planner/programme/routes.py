@@ -1,9 +1,9 @@
-"""The columns with which requests take least from arrival to last token, on average over all models.
+"""The columns with the least mean time from arrival to last token over all models.
 
-A model weighs as much as its share of all requests. Along a route (a way of every model, ``programme.programme``) the
-devices of each pool are divided among the sides that stand on it (``programme.divided``), and pools share nothing.
-Columns begin with what a request takes at least (``instances.least``) and only rise as they are timed, and so does what
-a route takes: routes wait in a heap by what they took when last looked at.
+A model is weighted by its share of all requests. Along a route (a way of every model, ``programme.programme``) the
+devices of each pool are divided among its sides (``programme.divided``), and pools are independent. The time of a
+column begins as a lower bound (``instances.least``) and rises when it is timed, and so does the time of a route. Routes
+therefore wait in a heap, sorted by their last known time.
 """
 
 import heapq
@@ -16,19 +16,19 @@ from planner.programme.divided import NOTHING, Curve
 from planner.programme.programme import Pick, Picks, Programme, Way
 
 MOST_ROUTES = 20_000
-"""Routes that are looked at; each takes about a tenth of a millisecond."""
+"""Most routes; each takes about a tenth of a millisecond."""
 
 Group = tuple[int, ...]
-"""Sides of one model on one pool, by their numbers."""
+"""Indices of the sides of one model on one pool."""
 Route = tuple[int, ...]
-"""The number of the way of each model."""
+"""Index of the way of each model."""
 
 
 class Routes:
-    """Every route with what it takes at least, by what is known of its columns."""
+    """Every route with a lower bound of its mean time, from the current times of its columns."""
 
     def __init__(self, programme: Programme) -> None:
-        """Put every route in the heap. Raises BadInput for more than are looked at."""
+        """Put every route in the heap. Raises BadInput for more than ``MOST_ROUTES``."""
         if programme.routes > MOST_ROUTES:
             raise BadInput(
                 f"{programme.routes:.0f} ways to spread these models over the pools are more than the {MOST_ROUTES} "
@@ -50,7 +50,7 @@ class Routes:
         heapq.heapify(self._waiting)
 
     def best(self) -> Picks | None:
-        """Return the columns that are quickest by what is known of them; None where none fit."""
+        """Return the quickest columns by their current times; None where none fit."""
         while self._waiting:
             _, route = heapq.heappop(self._waiting)
             seconds = self._seconds(route)
@@ -60,7 +60,7 @@ class Routes:
         return None
 
     def _by_pool(self, way: Way) -> dict[str, Group]:
-        """Return the sides of a way by the pool on which they stand."""
+        """Return the sides of a way, by pool."""
         found: dict[str, Group] = {}
         for side in way:
             budget = side.machines.budget
@@ -68,17 +68,17 @@ class Routes:
         return found
 
     def _on_pools(self, route: Route) -> Iterator[tuple[str, tuple[Group, ...]]]:
-        """Yield the pools of a route, and what stands on each."""
+        """Yield the pools of a route with the sides on each."""
         ways = [own[way] for own, way in zip(self._groups, route, strict=True)]
         for pool in sorted({pool for way in ways for pool in way}):
             yield pool, tuple(way[pool] for way in ways if pool in way)
 
     def _seconds(self, route: Route) -> float:
-        """Return what a request takes at least on a route; infinite where it does not fit."""
+        """Return the lower bound of the mean time on a route; infinite where it does not fit."""
         return sum(self._curve(pool, groups).least for pool, groups in self._on_pools(route))
 
     def _picks(self, route: Route) -> Picks:
-        """Return the column of each side with which a route takes least."""
+        """Return the column of each side that gives a route its least time."""
         columns: dict[int, int] = {}
         for pool, groups in self._on_pools(route):
             choice = self._curve(pool, groups).choice[-1].tolist()
@@ -89,7 +89,7 @@ class Routes:
         )
 
     def _curve(self, pool: str, groups: tuple[Group, ...]) -> Curve:
-        """Return what the sides of some models on a pool take together; that of all but the last is shared."""
+        """Return the curve of the sides of some models on a pool; curves of all but the last model are shared."""
         state = tuple(int(self._sides[number].timed.sum()) for group in groups for number in group)
         known = self._curves.get((pool, groups))
         if known is None or known[0] != state:
@@ -106,7 +106,7 @@ class Routes:
         return known[1]
 
     def _alone(self, number: int, most: int) -> Curve:
-        """Return what one side takes, as much of the mean as its model's requests are of all."""
+        """Return the curve of one side, weighted by its model's share of requests."""
         side = self._sides[number]
         columns = side.quickest(most)
         return Curve.of(side.room[columns], side.seconds[columns] * self._weight[id(side)], columns[:, None])
