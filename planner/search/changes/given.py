@@ -1,4 +1,4 @@
-"""What is given of roles' instances where a question has no plan: what does not fit, and what a plan would have."""
+"""Given strategies and batches of a question without a plan: what does not fit, and values that have a plan."""
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -16,12 +16,12 @@ from planner.search.answer import Change
 from planner.search.search import search
 
 _LONG_SECONDS = 1e9
-"""A limit that is none."""
+"""A latency limit that never binds."""
 _IN_PASSES = ("batch", "tokens")
 
 
 def unheld(question: Question) -> tuple[str, str] | None:
-    """Return (binding limit, sentence) where memory does not hold the batch or the tokens that are given."""
+    """Return (binding limit, sentence) where memory does not hold the given batch or tokens."""
     for role, pin in question.pins:
         for field in _IN_PASSES:
             if getattr(pin, field) is None or _held(question, role) or not _held(_without(question, field), role):
@@ -34,7 +34,7 @@ def unheld(question: Question) -> tuple[str, str] | None:
 
 
 def _held(question: Question, role: Role) -> bool:
-    """Whether an instance of a role fits, however late."""
+    """Whether an instance of a role fits in memory, whatever its latency."""
     loose, rows = replace(question, ttft_seconds=_LONG_SECONDS, tpot_seconds=_LONG_SECONDS), role_rows(question, role)
     if role == "mixed":
         return any(holding(loose, group).size for group in groups(loose, role, rows, min(question.drafts)))
@@ -43,12 +43,12 @@ def _held(question: Question, role: Role) -> bool:
 
 
 def _without(question: Question, field: str) -> Question:
-    """Return the question with one thing that is given of roles left to the search."""
+    """Return the question with one given field left to the search."""
     return replace(question, pins=tuple((role, replace(pin, **{field: None})) for role, pin in question.pins))
 
 
 def eased(question: Question) -> Iterator[Change]:
-    """Yield what the best plan would have in place of each thing that is given, the others kept; each is solved."""
+    """Yield, for each given field, the value of the best plan without it, the others kept; each is solved."""
     for field in fields(Pin):
         if all(getattr(pin, field.name) is None for _, pin in question.pins):
             continue
@@ -59,7 +59,7 @@ def eased(question: Question) -> Iterator[Change]:
 
 
 def _as_in(plan: Plan, question: Question, field: str) -> tuple[str, str]:
-    """Return the flag that gives a field, and what it would be in a plan."""
+    """Return the flag of a field, and its value in a plan."""
     given = {role for role, pin in question.pins if getattr(pin, field) is not None}
     pins = tuple((pool.role, Pin(**{field: _value(pool, field)})) for _, pool in plan.pools() if pool.role in given)
     ((flag, text),) = replace(question, pins=pins).given.items() or (("shape", plan.pools()[0][0]),)

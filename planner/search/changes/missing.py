@@ -1,4 +1,4 @@
-"""What keeps a question from any plan at all: what a role, or an aggregated instance, lacks, and what would help."""
+"""Why a role, or aggregated instances, have no candidate at all, and what would help."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from planner.search.shapes import needed_rates, not_aggregated
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 
 TRIED = 12
-"""Kinds of aggregated instances, the most likely first, that are solved before a limit is taken to be out of reach."""
+"""Aggregated candidates, the most likely first, that are solved before a limit counts as out of reach."""
 
 
 def missing(question: Question, prefill: bool) -> tuple[str, str]:
@@ -70,7 +70,7 @@ def encode_part(question: Question) -> str:
 
 
 def fastest(question: Question, ttft: bool) -> float:
-    """Return the least TTFT, or TPOT, of any instance with nothing else to do; 0 where none fits."""
+    """Return the least TTFT, or TPOT, of any idle instance; 0 where none fits."""
     if question.shape == "aggregated":
         return (fastest_alone(question) or (0.0, 0.0))[0 if ttft else 1]
     return (fastest_ttft(question) if ttft else fastest_tpot(question)) or 0.0
@@ -82,7 +82,7 @@ def role_of(prefill: bool) -> Role:
 
 
 def fitting_sizes(question: Question, prefill: bool) -> list[int]:
-    """Devices of every row of the role that holds its least load: a prompt in its smallest parts, or one request."""
+    """Devices of every row of the role that holds the least load: a prompt in the smallest chunks, or one request."""
     role, workload = role_of(prefill), question.workload
     sizes: list[int] = []
     for group in groups(question, role, role_rows(question, role), 0 if prefill else min(question.drafts)):
@@ -97,7 +97,7 @@ def fitting_sizes(question: Question, prefill: bool) -> list[int]:
 
 
 def memory_sentence(question: Question, role: Role, smallest: int | None) -> str:
-    """Say by how much the model does not fit and the smallest number of devices that would hold it."""
+    """Return a sentence with the missing memory and the smallest number of devices that would hold the model."""
     machines = machines_of(question, role)
     device = machines.hardware.device
     room = device.memory_bytes.value - device.reserve_bytes.value
@@ -134,12 +134,12 @@ def memory_sentence(question: Question, role: Role, smallest: int | None) -> str
 
 
 def smallest_devices(question: Question, machines: Machines, prefill: bool) -> int | None:
-    """Return the devices of the smallest instance of the role that fits; pools are doubled until there is one."""
+    """Return the devices of the smallest instance of the role that fits, on pools doubled until one does."""
     return smallest_of(question, machines, lambda larger: fitting_sizes(larger, prefill))
 
 
 def smallest_of(question: Question, machines: Machines, sizes_of: Callable[[Question], list[int]]) -> int | None:
-    """Return the least of the sizes on pools that are doubled until there is one."""
+    """Return the least size on pools that are doubled until there is one."""
     devices = machines.devices
     while devices <= 64 * max(machines.devices, machines.devices_per_node):
         devices *= 2
@@ -150,7 +150,7 @@ def smallest_of(question: Question, machines: Machines, sizes_of: Callable[[Ques
 
 
 def smallest_plan(question: Question) -> float:
-    """Devices of the smallest aggregated instance that fits, or of one of each role; infinite where none does."""
+    """Devices of the smallest aggregated instance that fits, or of one instance per role; infinite where none fits."""
     if not_aggregated(question) is None:
         sizes = [smallest_of(question, question.decode, mixed_sizes)]
     else:
@@ -179,7 +179,7 @@ def fastest_tpot(question: Question) -> float | None:
 
 
 def fastest_ttft(question: Question) -> float | None:
-    """Shortest time of one prompt alone, whole or in parts, on any prefill instance that fits."""
+    """Shortest time of one prompt alone, whole or in chunks, on any prefill instance that fits."""
     best = math.inf
     for group in groups(question, "prefill", role_rows(question, "prefill"), 0):
         cost = balanced_cost(group.deployment, question.balance)
@@ -192,13 +192,13 @@ def fastest_ttft(question: Question) -> float | None:
 
 
 def unsurvivable(question: Question) -> str:
-    """Say that instances fit, but not as many as must be left after a loss."""
+    """Return a sentence that instances fit, but too few remain after a loss."""
     held = f" on {counted(question.prefill.devices, 'device')}" if question.one_pool else ""
     return f"--survive: losing one {question.survive or 'instance'} would leave no instance of a role{held}"
 
 
 def most_devices(question: Question) -> float:
-    """Devices of both roles that can be had: no more than a supernode has, any number of machines sold by the node."""
+    """Most devices of both roles: those of a supernode, or any number where machines are sold by the node."""
     specs = {machines.hardware.name: machines.hardware for machines in (question.prefill, question.decode)}
     if any(spec.sold_by_node for spec in specs.values()):
         return math.inf
@@ -208,8 +208,8 @@ def most_devices(question: Question) -> float:
 def missing_anyhow(question: Question, prefill: bool) -> tuple[str, str]:
     """Return (binding limit, sentence) where separate pools lack a role and aggregated instances carry nothing.
 
-    It is about what separate pools lack, but where aggregated instances alone are asked for or where memory lacks, of
-    which they need least.
+    The sentence is about separate pools, unless only aggregated instances are asked for or memory lacks, of which
+    aggregated instances need least.
     """
     if question.shape == "aggregated":
         return missing_aggregated(question)
@@ -258,7 +258,7 @@ def fastest_alone(question: Question) -> tuple[float, float] | None:
 
 
 def carries(question: Question) -> bool:
-    """Whether some aggregated instance that the devices hold carries any rate within the limits."""
+    """Whether some aggregated instance that fits carries any rate within the limits."""
     aim = Aim(devices={question.decode.budget: question.decode.devices}, objective="throughput")
     needed = needed_rates(question, aim, None)
     offers, _ = aggregated_offers(question, role_rows(question, "mixed"), Count(), needed)

@@ -1,4 +1,4 @@
-"""What lies near a plan: a size less and a size more, narrower instances, and fewer of them; each is solved."""
+"""Neighbours of a plan: one size less, one size more, narrower instances, fewer failure domains; each is solved."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,38 +12,38 @@ from planner.search.sure import rate_with
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Near:
-    """A question beside the one that was answered, and its best plan; None where it has none."""
+    """A neighbouring question and its best plan; None where it has none."""
 
     name: str
     flag: str
     less: bool
-    """Whether it has a unit less of machines."""
+    """Whether the neighbour has one unit of machines less."""
     plan: Plan | None
 
     @property
     def requests_per_second(self) -> float:
-        """What is carried within the limits."""
+        """Rate within the limits."""
         return 0.0 if self.plan is None else self.plan.requests_per_second
 
 
 def headroom_of(plan: Plan) -> float:
-    """Return by which share the rate of a plan may rise until its pools, as they are, miss a limit."""
+    """Return the relative rise of the rate at which a plan's pools first miss a limit."""
     return rate_with(plan, plan.question.confidence or 0.5) / plan.requests_per_second - 1
 
 
 def sizes_of(near: Iterable[Near]) -> dict[Size, float]:
-    """Return what other sizes carry at most."""
+    """Return the largest rates of other sizes."""
     sized = [(one.plan, one) for one in near if one.flag.startswith("--devices")]
     return {size_of(plan.question): one.requests_per_second for plan, one in sized if plan is not None}
 
 
 def near_plans(plan: Plan, each: Each = map) -> list[Near]:
-    """Return what lies near a plan; ``each`` maps over the searches in its own way."""
+    """Return the neighbours of a plan; ``each`` maps over the searches, perhaps in several processes."""
     return list(each(_solved, list(_beside(plan))))
 
 
 Beside = tuple[str, str, bool, Question]
-"""Name, flag and ``less`` of what is near, and its question."""
+"""Name, flag, ``less`` and question of a neighbour."""
 
 
 def _solved(asked: Beside) -> Near:
@@ -52,7 +52,7 @@ def _solved(asked: Beside) -> Near:
 
 
 def _beside(plan: Plan) -> Iterator[Beside]:
-    """Yield other sizes for the most that they carry, other instances as it was asked."""
+    """Yield other sizes, for their largest rates, and other instances, for the asked objective."""
     yield from _sizes(plan)
     question, pools = plan.question, plan.pools()
     widest = max(pool.candidate.devices for _, pool in pools)
@@ -69,7 +69,7 @@ def _beside(plan: Plan) -> Iterator[Beside]:
 
 
 def _sizes(plan: Plan) -> Iterator[Beside]:
-    """Yield the question for the largest rate on a unit less and more than a plan takes, of each pool of its own."""
+    """Yield the question for the largest rate on one unit less and one more than the plan takes, for each pool."""
     base = on_plan_devices(plan)
     roles = (("prefill", "decode"),) if base.one_pool else (("prefill",), ("decode",))
     for own in roles:

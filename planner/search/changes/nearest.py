@@ -1,4 +1,4 @@
-"""The nearest change in each direction that gives a question without a plan one; each is verified by solving it."""
+"""The nearest change in each direction that makes an infeasible question feasible; each is verified by solving it."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +23,11 @@ MOST_FACTOR = 32.0
 """Limits are relaxed and lengths shortened by at most this factor."""
 _WITHIN = 1.04
 MOST_TRIED = 16_384
-"""Devices beyond which no larger machine is tried: such a search takes long, and such a question is a slip."""
+"""Most devices that are tried: a larger search takes long, and such a question is probably a slip."""
 FAR = 4.0
-"""Times the largest size, in proportion: rates that lie farther off are not searched for."""
+"""A rate that needs more than so many times the largest size, in proportion, is not searched for."""
 _NEAR_SIZE = 0.01
-"""Of hundreds of nodes, the part to which the least size is known."""
+"""Relative accuracy of the least size among hundreds of nodes."""
 
 
 Direction = Callable[[], Change]
@@ -38,9 +38,9 @@ def nearest_changes(
 ) -> Iterator[Change]:
     """Yield for rate, chips, TTFT, TPOT, lengths and quantisation the nearest change that is feasible.
 
-    Each direction changes nothing else. Values are within 4 % of the least change, rounded towards feasible to what is
-    printed, and solved as printed. The directions need nothing of each other: ``each`` maps over them in its own way.
-    What a refusal has told already is ``known``, and told again as it is.
+    Each direction changes nothing else. Values are within 4 % of the least change, rounded towards feasible to the
+    printed digits, and solved as printed. Directions are independent: ``each`` maps over them, perhaps in several
+    processes. Changes that a refusal has found already are ``known`` and repeated.
     """
     yield from known
     there = {change.direction for change in known}
@@ -68,11 +68,11 @@ def _none(direction: str, flag: str | None, why: str) -> Change:
 
 
 def rate_change(question: Question, most_per_second: float | None, feasible: Try) -> Change:
-    """Return the largest rate that is carried; ``most_per_second`` where it is known."""
+    """Return the change to the largest rate that is carried; ``most_per_second`` where known."""
     most = most_per_second
     if most is None:
         most = most_carried(replace(question, objective="throughput", rate_per_second=None))
-    for part in (1.0, 0.99, 0.97) if most > 0 else ():  # sizing and planning agree within what queues are solved to
+    for part in (1.0, 0.99, 0.97) if most > 0 else ():  # sizing agrees with planning to a tolerance
         rate = rounded_down(most * part)
         changed = replace(question, rate_per_second=rate)
         if feasible(changed):
@@ -82,10 +82,10 @@ def rate_change(question: Question, most_per_second: float | None, feasible: Try
 
 
 def size_change(question: Question, most_per_second: float | None, feasible: Try) -> Change:
-    """Return the fewest devices that there is a plan on, in whole nodes, or in chips of one.
+    """Return the fewest devices with a plan, in whole nodes, or in chips of one node.
 
-    Where each role has its own, both grow alike until there is one, and then each goes back to what it has where that
-    is enough. Sizes are doubled, then halved between; none is told that was not solved.
+    Where each role has its own machines, both grow alike until there is a plan; then each shrinks to its present size
+    where that is enough. Sizes are doubled, then bisected; only a solved size is returned.
     """
     machines, most = (question.prefill, question.decode), most_devices(question)
     largest = min(most, max(MOST_TRIED, 2.0 * question.devices)) / question.devices
@@ -121,7 +121,7 @@ def size_change(question: Question, most_per_second: float | None, feasible: Try
 
 
 def _sized(question: Question, larger: Question, feasible: Try) -> Change:
-    """Return the change to a size that holds."""
+    """Return the change to a feasible size."""
     if not question.one_pool:
         for back in (replace(larger, decode=question.decode), replace(larger, prefill=question.prefill)):
             if feasible(back):
@@ -138,7 +138,7 @@ def _sized(question: Question, larger: Question, feasible: Try) -> Change:
 
 
 def limit_change(question: Question, ttft: bool, feasible: Try) -> Change:
-    """Return the tightest limit on TTFT, or on TPOT, that there is a plan within."""
+    """Return the tightest limit on TTFT, or on TPOT, with a plan."""
     name, (flag, asked) = "TTFT" if ttft else "TPOT", asked_limit(question, ttft)
 
     base = _eased_from(question, ttft)
@@ -155,14 +155,14 @@ def limit_change(question: Question, ttft: bool, feasible: Try) -> Change:
 
 
 def _eased_from(question: Question, ttft: bool) -> float:
-    """Return the limit that is eased: the asked one, or where that is hopeless the least that any engine takes."""
+    """Return the limit that is eased: the asked one, or the least latency of any engine where that is longer."""
     every, (_, asked) = [fastest(each, ttft) for each in alternatives(question)], asked_limit(question, ttft)
     least = min((seconds for seconds in every if seconds), default=0.0)
     return asked if asked * MOST_FACTOR > 2 * least else least
 
 
 def limits_change(question: Question, ttft: bool, feasible: Try) -> Change | None:
-    """Return the limit on TTFT, or on TPOT, that helps with the other one eased too; None where both do not."""
+    """Return the limit on TTFT, or on TPOT, that helps if the other is eased too; None where both do not help."""
     other = asked_limit(question, not ttft)[1]
     eased = with_limit(question, not ttft, _eased_from(question, not ttft) * MOST_FACTOR)
     first = limit_change(eased, ttft, feasible)
@@ -176,7 +176,7 @@ def limits_change(question: Question, ttft: bool, feasible: Try) -> Change | Non
 
 
 def scaled_prompts(workload: Workload, factor: float) -> tuple[tuple[float, float, float], ...] | None:
-    """Return the kinds of prompts with all lengths times ``factor``, of at least a token."""
+    """Return the kinds of prompts with all lengths times ``factor``, at least one token each."""
     if workload.prompts is None:
         return None
     return tuple((max(tokens * factor, 1.0), reused * factor, weight) for tokens, reused, weight in workload.prompts)
@@ -214,9 +214,9 @@ def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
 
 
 def _quantised(question: Question, feasible: Try) -> dict[str, Direction]:
-    """Return smaller weights and a smaller KV cache, where the machines have them; INT4 only to hold weights in.
+    """Return the change to a smaller format of weights and KV cache that the machines have; INT4 for storage only.
 
-    Of formats that the question may choose from already, none is told.
+    Formats that the question may already choose are not returned.
     """
     machines, single = (question.prefill, question.decode), replace(question, formats=())
     usable = set.intersection(*({*multiplied(part.hardware), "int4"} & {*storable(part.hardware)} for part in machines))
@@ -250,8 +250,8 @@ def _with_weights(question: Question, dtype: Dtype) -> Question:
 def _least(holds: Callable[[float], bool], most: float, within: float = _WITHIN) -> float | None:
     """Return the least factor above 1 that holds, within a ratio; None where the largest does not.
 
-    Squares the factor from 10 % on, then bisects on the logarithm; what is returned was tried and holds. The largest is
-    tried first, which saves the others where none holds.
+    Squares the factor from 10 % on, then bisects on the logarithm; the returned factor was tried and holds. The largest
+    is tried first, which saves the others where none holds.
     """
     if not holds(most):
         return None

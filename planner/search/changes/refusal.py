@@ -1,4 +1,4 @@
-"""Why a question has no plan, or a cluster carries no fleet: what binds, and the nearest changes, each solved."""
+"""Why a question or a fleet has no plan: the binding limit, and the nearest changes, each solved."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ from planner.search.ways import Gathered, every_way, gather_fleet
 MOST_FACTOR = 16
 """Pools are enlarged by at most this factor."""
 _BEYOND = 1.05
-"""Of what pools would need in proportion: so much is tried."""
+"""Factor on the size that would suffice in proportion, which is tried first."""
 _MANY_NODES, _MORE_THAN_SHARE = 8, 2.0
 """Pools of so many nodes carry in proportion to their devices, or so many times more: instances fit larger ones better.
 """
@@ -35,11 +35,11 @@ _LATENCY = {"prefill": "ttft", "decode": "tpot"}
 
 
 def refused(separate: Gathered, asked: Question | None = None, most: Choice | Gathered | None = None) -> Answer:
-    """Return the answer without a plan, with the constraint that binds and what would help.
+    """Return the answer without a plan, with the binding constraint and the changes that would help.
 
-    ``separate`` are the members' separate pools, ``most`` what they carry most with, and ``asked`` the question of a
-    single model with all its engines and formats. Where something of the instances is given, what a plan would have
-    in its place is told, too.
+    ``separate`` are the members' separate pools, ``most`` the choice with the largest rate, and ``asked`` the question
+    of a single model with all its engines and formats. For given strategies and batches, the values of a plan without
+    them are returned too.
     """
     most = most or choose(separate, Aim(devices=separate.fleet.devices, objective="throughput"))
     if not separate.fleet.single:
@@ -59,7 +59,7 @@ def refused(separate: Gathered, asked: Question | None = None, most: Choice | Ga
 
 
 def without_words(separate: Gathered) -> Answer:
-    """Return the answer without a plan and with what binds alone."""
+    """Return the answer without a plan, with the binding constraint alone."""
     return _answer(separate, 0.0, limit_of(separate), "", ())
 
 
@@ -102,8 +102,8 @@ def _answer(gathered: Gathered, growth: float, limit: str, told: str, changes: t
 def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
     """Return (binding limit, sentence) where no choice of a member's columns is feasible alone; empty where one is.
 
-    It is what prefill and decode instances lack, or aggregated ones where these alone are asked for or where memory
-    lacks, of which they need least; else a loss, or the devices of both roles together.
+    The limit is what prefill and decode instances lack, or what aggregated instances lack where only they are asked for
+    or memory lacks, of which they need least; else a loss, or the devices of both roles together.
     """
     question, pools = gathered.roles[number]
     if gathered.options[number] and gathered.programme(aim, [number]).settle() is not None:
@@ -123,7 +123,7 @@ def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
 
 
 def _together(question: Question, pools: Pools) -> str:
-    """Say that the smallest instances of both roles do not stand beside each other."""
+    """Return a sentence that the smallest instances of both roles do not fit together."""
     least = {side.role: int(side.room.min()) for side in pools.sides}
     needs = " and ".join(f"{role} at least {count}" for role, count in least.items())
     there = {side.machines.budget: side.machines.devices for side in pools.sides}
@@ -132,7 +132,7 @@ def _together(question: Question, pools: Pools) -> str:
 
 
 def limit_of(separate: Gathered) -> str:
-    """Name what leaves a question without a plan, as ``refused`` does, without what it would take to say more."""
+    """Return the binding limit of a question without a plan, as ``refused`` does, without further searches."""
     (question, pools), aim = separate.roles[0], Aim(devices=separate.fleet.devices, objective="throughput")
     for side in pools.sides:
         if not side.offers:
@@ -146,7 +146,7 @@ def limit_of(separate: Gathered) -> str:
 
 
 def _told(gathered: Gathered, share: float) -> str:
-    """Say what there is, what each model would need of it alone, and how much of the rates fits."""
+    """Return a sentence with the devices, the devices that each model needs alone, and the share of rates that fits."""
     fleet = gathered.fleet
     there = " and ".join(f"{count} devices of {pool}" for pool, count in sorted(fleet.devices.items()))
     needs = []
@@ -175,7 +175,7 @@ def _asked(devices: Mapping[str, int]) -> Aim:
 
 
 def _rates(gathered: Gathered, share: float) -> Iterator[Change]:
-    """Yield the factor on all rates with which they fit, as it is printed."""
+    """Yield the factor on all rates with which they fit, rounded as printed."""
     for part in (1.0, 0.99, 0.97) if share else ():  # sizing and planning agree within what the queues are solved to
         factor = rounded_down(share * part)
         programme = gathered.programme(replace(_asked(gathered.fleet.devices), rate=factor))
@@ -185,9 +185,9 @@ def _rates(gathered: Gathered, share: float) -> Iterator[Change]:
 
 
 def _larger_pools(gathered: Gathered, share: float) -> tuple[str | None, tuple[Change, ...]]:
-    """Return the pools of which more would be enough, None where of none, and the sizes that hold the fleet.
+    """Return the pools that suffice once enlarged, None for none, and the sizes that hold the fleet.
 
-    Args: ``share`` of every rate that is carried now.
+    Args: ``share`` of the rates that is carried now.
     """
     fleet, found = gathered.fleet, []
     for pool in sorted(fleet.devices):
@@ -222,10 +222,10 @@ def _grown(devices: int, per_node: int, factor: float) -> int:
 
 
 def _least_size(gathered: Gathered, pools: list[str], share: float) -> float | None:
-    """Return the least factor on some pools with which the fleet fits, to a node; None up to the largest tried.
+    """Return the least factor on some pools with which the fleet fits, to a node; None where none does.
 
-    Of the columns at hand where their instances do; otherwise larger pools are costed, unless even all pools times that
-    factor would carry far less than is asked.
+    The costed columns are used where they suffice. Otherwise larger pools are costed, unless even all pools times the
+    largest factor would carry far less than is asked.
     """
     fleet, nodes, known = gathered.fleet, _per_node(gathered), gathered
     if any(pool not in nodes for pool in pools):
@@ -262,7 +262,7 @@ def _least_size(gathered: Gathered, pools: list[str], share: float) -> float | N
 
 
 def _with_shared_nodes(gathered: Gathered) -> Iterator[Change]:
-    """Yield that the fleet fits where models share nodes."""
+    """Yield the change that lets models share nodes, if the fleet then fits."""
     fleet = gathered.fleet
     sharing = replace(gathered, fleet=replace(fleet, share_nodes=True))
     if not fleet.share_nodes and sharing.programme(_asked(fleet.devices)).settle(1.0) is not None:
@@ -270,7 +270,7 @@ def _with_shared_nodes(gathered: Gathered) -> Iterator[Change]:
 
 
 def _without_loss(gathered: Gathered) -> Iterator[Change]:
-    """Yield that the fleet fits where no loss has to be survived."""
+    """Yield the change that drops the loss to survive, if the fleet then fits."""
     fleet = gathered.fleet
     if all(member.question.survive is None for member in fleet.members):
         return

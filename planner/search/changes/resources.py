@@ -1,6 +1,6 @@
-"""What one more unit of each resource would buy: the question solved again with a changed machine.
+"""The gain of one more unit of each resource: the question solved again with a changed machine.
 
-The pools keep the devices that the plan took, so that chips beyond it do not hide the change.
+The pools have just the devices of the plan, so that unused chips do not hide the change.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from planner.search.sure import is_plain
 from planner.search.ways import Rows
 
 MORE = 1.1
-"""A unit of a rate or of memory: a tenth of what there is; of chips one node."""
+"""Factor of one unit more: a tenth of compute, bandwidth or memory. A unit of chips is one node."""
 
 Change = Callable[[HardwareSpec], HardwareSpec]
 Each = Callable[..., Iterable[Any]]
@@ -26,15 +26,15 @@ Each = Callable[..., Iterable[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """Something of which there could be more."""
+    """A resource of the machines."""
 
     name: str
     unit: str
     apply: Callable[[Question], Question]
     other_sizes: bool = False
-    """Whether instances may have sizes that they could not have before."""
+    """Whether instances may have new sizes."""
     idle: bool = False
-    """Whether nothing that is planned for uses it: there is nothing to solve again."""
+    """Whether the plan does not use the resource, so that nothing is solved again."""
 
 
 AS_IT_IS = Resource(name="", unit="", apply=lambda question: question)
@@ -46,22 +46,22 @@ NO_SIZES: Mapping[Size, float] = {}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bought:
-    """What a unit more of a resource gives on the devices of the plan."""
+    """Rate with one more unit of a resource on the devices of the plan."""
 
     resource: str
     unit: str
     requests_per_second: float
     gain: float
-    """Relative to the plan's devices as they are."""
+    """Relative gain in rate over the plan's devices as they are."""
 
 
 def bought(
     plan: Plan, resources: Sequence[Resource] | None = None, each: Each = map, sizes: Mapping[Size, float] = NO_SIZES
 ) -> list[Bought]:
-    """Return what each resource buys, most first; every row is solved anew, over the rows that matter.
+    """Return the gain of each resource, largest first; each is solved anew over the rows that matter.
 
-    The rows need nothing of each other: ``each`` maps a function over them in its own way. What other ``sizes`` carry
-    is not solved again, nor what the plan carries if the most was asked for and its pools run at that.
+    Resources are independent: ``each`` maps over them, perhaps in several processes. Known rates of other ``sizes`` are
+    not solved again, nor is the plan's own rate where the largest rate was asked for.
     """
     base, known = on_plan_devices(plan), plan.requests_per_second
     asked = resources_of(base) if resources is None else resources
@@ -86,7 +86,7 @@ def _carried(base: Question, rows: Rows, known_per_second: float, resource: Reso
 
 
 def size_of(question: Question) -> Size:
-    """Return the devices that a question is asked for."""
+    """Return the devices of prefill and of decode in a question."""
     return question.prefill.devices, question.decode.devices
 
 
@@ -140,7 +140,7 @@ def changes_of(spec: HardwareSpec) -> list[tuple[str, Change]]:
 def _on_roles(roles: Sequence[str], change: Change) -> Callable[[Question], Question]:
     def apply(question: Question) -> Question:
         changed: dict[str, Any] = {role: _with_hardware(getattr(question, role), change) for role in roles}
-        if len(changed) == 2:  # one object for both, which tells readers that the machines are alike
+        if len(changed) == 2:  # one object for both roles marks equal machines
             changed["decode"] = replace(changed["decode"], hardware=changed["prefill"].hardware)
         return replace(question, **changed)
 
@@ -171,7 +171,7 @@ def _with_device(spec: HardwareSpec, **fields: Any) -> HardwareSpec:
 
 
 def more_compute(spec: HardwareSpec) -> HardwareSpec:
-    """Return the machine with higher peaks of every dtype; kernels keep the part of the peak that they reach."""
+    """Return the machine with higher peaks of every dtype; kernels keep their efficiencies."""
     peaks = {dtype: _more(peak) for dtype, peak in spec.device.peak_flops_per_second.items()}
     return _with_device(spec, peak_flops_per_second=peaks)
 

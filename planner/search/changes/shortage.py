@@ -1,4 +1,4 @@
-"""Why columns do not carry an asked rate: the constraint in the words of its flag, and the nearest changes, solved."""
+"""Why columns do not carry an asked rate: the constraint, named by its flag, and the nearest changes, solved."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,10 +15,10 @@ from planner.search.gather import Option
 
 
 def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
-    """Return (binding limit, sentence) where the devices carry something, and not the asked rate.
+    """Return (binding limit, sentence) where the devices carry some rate, but less than asked.
 
-    ``survive`` where they carry it as long as nothing is lost; else the pools that carry less, or the devices that
-    both roles share.
+    The limit is ``survive`` where they carry the rate without a loss; else the pools that carry less, or the devices
+    that both roles share.
     """
     question, there = option.question, _there(option.question, most_per_second)
     if question.survive is not None and _programme(question, [side.without_spares() for side in option.sides]).settle():
@@ -37,13 +37,13 @@ def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
 
 
 def helped(answer: Answer, question: Question, most_per_second: float) -> Answer:
-    """Return a refusal with the nearest changes to the question behind its reason, each solved as it is told."""
+    """Return a refusal with the nearest changes after its reason, each solved as printed."""
     changes = tuple(_changes(question, answer.binding_limit, most_per_second))
     return replace(answer, explanation=with_changes(answer.explanation, changes), changes=changes)
 
 
 def short(question: Question, limit: str) -> tuple[str, float]:
-    """Say what the devices of a question with a confidence or headroom carry, and return that as well."""
+    """Return a sentence on the rate of the devices for a question with a confidence or headroom, and that rate."""
     most = most_carried(replace(question, objective="throughput", rate_per_second=None))
     if most > 0 and question.rate_per_second is not None:
         return _there(question, most), most
@@ -51,23 +51,23 @@ def short(question: Question, limit: str) -> tuple[str, float]:
 
 
 def too_few(question: Question, most_per_second: float, carries: Try) -> str:
-    """Return that the devices carry no more than a rate, and the nearest rate and devices that hold.
+    """Return the refusal that the devices carry no more than a rate, with the nearest feasible rate and devices.
 
-    They are those that ``carries`` was true of.
+    ``carries`` was true for both.
     """
     changes = rate_change(question, most_per_second, carries), size_change(question, most_per_second, carries)
     return with_changes(_there(question, most_per_second), changes)
 
 
 def with_changes(told: str, changes: Sequence[Change]) -> str:
-    """Return a reason with the changes that help; where none does, with why not."""
+    """Return a reason followed by the changes that help, or by why none does."""
     helps = [f"{change.flag} {change.value}".strip() for change in changes if change.question is not None]
     nearest = [f"nearest change{'s' if len(helps) > 1 else ''}: {', or '.join(helps)}"] if helps else []
     return "; ".join([told, *nearest, *(change.told for change in changes if change.question is None)])
 
 
 def _changes(question: Question, limit: str, most_per_second: float) -> list[Change]:
-    """Return the nearest changes that bear on what binds."""
+    """Return the nearest changes that bear on the binding limit."""
     feasible = alike()
     if limit in ("ttft", "tpot"):
         found = limit_change(question, limit == "ttft", feasible)
@@ -84,7 +84,7 @@ def _without_loss(question: Question) -> Change:
 
 
 def _programme(question: Question, sides: Sequence[Side], aim: Aim | None = None) -> Programme:
-    """Return the programme of some sides, to carry the asked rate on the fewest chips."""
+    """Return the programme of some sides that carries the asked rate on the fewest chips."""
     devices = {machines.budget: machines.devices for machines in (question.prefill, question.decode)}
     return Programme(((tuple(sides),),), aim or Aim(devices=devices, objective="chips", rate=1.0))
 
@@ -96,7 +96,7 @@ def _there(question: Question, most_per_second: float) -> str:
 
 
 def _alone(question: Question, side: Side) -> float:
-    """Return what a role carries with all devices of its pool."""
+    """Return the rate of a role with all devices of its pool."""
     alone = _programme(
         question, [side], Aim(devices={side.machines.budget: side.machines.devices}, objective="throughput")
     )

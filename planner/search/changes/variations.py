@@ -1,7 +1,7 @@
-"""Questions beside one that was answered: what they carry, without front and proof, and over the rows that matter.
+"""Variations of an answered question: their largest rates, without front and proof, over the rows that matter.
 
-A machine a tenth faster leaves most of the space as hopeless as it was: rows far behind others of their size. Varied
-questions of the same sizes are solved over the leading ones only.
+Rows far behind others of their size stay behind on a machine that is a tenth faster. So variations of the same sizes
+are solved over the leading rows only.
 """
 
 from collections.abc import Callable
@@ -27,13 +27,13 @@ from planner.search.ways import Gathered, Rows, gather_fleet, unpruned, with_apa
 from planner.serving.capacity import STEP
 
 LEADING = 10
-"""Rows of each size of a role, by what they carry at most, that are solved for again."""
+"""Rows of each size of a role with the largest bounds, which are solved again."""
 NEAR = 0.8
 """Part of the best rate that the bound of an aggregated row must reach to be solved for again."""
 
 
 def rows_that_matter(question: Question, known_per_second: float) -> Rows:
-    """Return the rows of each role and size that carry most, where some plan is known to carry so much."""
+    """Return the rows of each role and size with the largest bounds, given the rate of a known plan."""
     separate = gather_fleet(Fleet.of(question))
     aim = aim_of(separate.fleet)
     known = Incumbent(rate=known_per_second / (question.rate_per_second or 1.0), spent=(0.0, 0.0))
@@ -46,7 +46,7 @@ def rows_that_matter(question: Question, known_per_second: float) -> Rows:
 
 
 def _leading_rows(offers: Offers) -> list[Row]:
-    """Return the rows of each size that carry most."""
+    """Return the rows of each size with the largest bounds."""
     kinds = (offers.build(number) for number in offers.leading_of_each_size(LEADING))
     return list(
         dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind, AggregatedKind)))
@@ -54,7 +54,7 @@ def _leading_rows(offers: Offers) -> list[Row]:
 
 
 def _mixed_rows_that_matter(question: Question, separate: Gathered, known: Incumbent) -> list[Row]:
-    """Return the aggregated rows that could come near the best of either shape, those that carry most."""
+    """Return the aggregated rows with the largest bounds that may come near the best of either shape."""
     if not_aggregated(question) is not None:
         return []
     aim, near = aim_of(separate.fleet), replace(known, rate=NEAR * known.rate)
@@ -66,7 +66,7 @@ def _mixed_rows_that_matter(question: Question, separate: Gathered, known: Incum
 
 
 def most_carried(question: Question, rows: Rows | None = None, known_per_second: float = 0.0) -> float:
-    """Return the rate that the best choice of columns carries, over given rows or all; what is known if none does."""
+    """Return the rate of the best choice of columns, over given rows or all; the known rate if none carries more."""
     if not is_plain(question):
         best = search(replace(question, objective="throughput", rate_per_second=None), explain=False, beside=False).best
         return 0.0 if best is None else best.requests_per_second
@@ -80,9 +80,9 @@ def most_carried(question: Question, rows: Rows | None = None, known_per_second:
 
 
 def has_plan(question: Question, costing: Costing | None = None) -> bool:
-    """Whether a question has a plan: any will do, so likely ones are tried before all bounds are refuted.
+    """Whether a question has any plan; likely choices are tried before all bounds are refuted.
 
-    ``costing`` is what is costed of questions like it.
+    ``costing`` keeps the costs of similar questions.
     """
     question = replace(question, objective="throughput" if question.rate_per_second is None else "chips")
     if not is_plain(question):
@@ -92,7 +92,7 @@ def has_plan(question: Question, costing: Costing | None = None) -> bool:
 
 
 def alike() -> Callable[[Question], bool]:
-    """Return ``has_plan`` for questions that differ in little: what is costed of one is not costed again."""
+    """Return ``has_plan`` for similar questions, which share their costs."""
     return partial(has_plan, costing=Costing())
 
 
