@@ -421,11 +421,16 @@ class DecodeServer:
 
     @cached_property
     def single_capacity(self) -> float:
-        """Largest Poisson rate of one instance within the TPOT limit; 0 where there is none."""
+        """Largest Poisson rate of one instance within the TPOT limit; 0 where there is none.
+
+        Where all requests have a single token nobody queues for decode, as ``state`` tells.
+        """
         if self.question.queueing == "mixserve":
             keeps = self.candidate.iteration_seconds <= self.question.tpot_seconds * self.decoding.accepted
             return self.question.most_utilisation * self.candidate.requests_per_second if keeps else 0.0
         question = self.question
+        if not question.workload.decodes:
+            return self.most_per_second
         found = self.queue.capacity(question.tpot_seconds, question.percentile, question.most_utilisation)
         return found.rate_per_second if found else 0.0
 

@@ -73,6 +73,17 @@ def test_capacities_keep_their_limits_and_are_not_far_below(model: str, hardware
             assert over is None or over.tpot.at(99) > question.tpot_seconds * 0.99 or state.utilisation >= 0.975
 
 
+def test_nobody_queues_for_decode_after_a_single_token() -> None:
+    """Where all requests have one token a decode instance carries what it is planned with at most, without a queue."""
+    question = small_question(model="qwen3-8b", hardware="h100", answer=1)
+    assert not question.workload.decodes
+    for candidate in decode_all(question)[:2]:
+        server = DecodeServer(question, candidate, 0.0)
+        state = server.state(server.single_capacity)
+        assert server.single_capacity == server.most_per_second
+        assert state is not None and state.utilisation == 0
+
+
 def test_requests_dealt_to_groups_cost_their_fullest_group() -> None:
     """One request more never makes an iteration shorter, and one request is held by one group."""
     question = small_question(squared_cv=0.5)
