@@ -1,4 +1,4 @@
-"""What each instance of a manifest carries within limits, under some traffic and with some confidence."""
+"""The capacity of each instance of a manifest within limits, under some traffic and with some confidence."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,14 +13,14 @@ from planner.workload import Workload
 
 _CLOSE = 4e-3
 _LEAST = 0.000_001
-"""Of the rate that is looked near, where the search for a larger or smaller one ends."""
+"""Least rate that the search tries, over the first guess."""
 
 
 def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: float = PREDICTED) -> list[float]:
     """Return the requests per second of one instance of each pool, in the order of the manifest.
 
-    Service times are those that are not exceeded with the confidence. What the plan itself states stands where the
-    traffic and the limits are its own and times are taken as predicted, and where a role has several pools.
+    Service times are those that are not exceeded with the confidence. The rates that the plan states are returned for
+    its own traffic and limits at predicted times, and where a role has several pools.
 
     Raises:
         BadInput: a role has several pools and one of them states no rate.
@@ -43,7 +43,7 @@ def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: 
 
 
 def total_carried(manifest: Manifest, each: Sequence[float]) -> float:
-    """Return the requests per second that a whole manifest carries; ``each`` of one instance of each pool."""
+    """Return the requests per second of a whole manifest, given ``each``: those of one instance of each pool."""
     by_role = {"prefill": 0.0, "decode": 0.0, "mixed": 0.0}
     for pool, rate in zip(manifest.pools, each, strict=True):
         by_role[pool.role] += rate * len(pool.instances)
@@ -51,9 +51,9 @@ def total_carried(manifest: Manifest, each: Sequence[float]) -> float:
 
 
 def _most(pool: DeployedPool, limits: Limits, slow: float, near: float) -> float:
-    """Return the largest rate of an instance that keeps the limits of its role where steps take ``slow`` times as long.
+    """Return the largest rate of an instance within the limits of its role, with steps ``slow`` times as long.
 
-    To 0.4 %.
+    The rate is accurate to 0.4 %.
     """
 
     def holds(rate: float) -> bool:
@@ -72,7 +72,7 @@ def _most(pool: DeployedPool, limits: Limits, slow: float, near: float) -> float
 
 
 def largest(holds: Callable[[float], bool], near: float, close: float = _CLOSE) -> float:
-    """Return the largest rate that holds, to 0.4 % or ``close``, 0 where none within a millionth of ``near`` does."""
+    """Return the largest rate that holds, to 0.4 % or ``close``; 0 where not even a millionth of ``near`` holds."""
     low, high = (near, 2 * near) if holds(near) else (near / 2, near)
     while low == near and holds(high) and high < near / _LEAST:
         low, high, near = high, 2 * high, high

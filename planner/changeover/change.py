@@ -1,4 +1,4 @@
-"""The change from one manifest to another: what must stop and start, the cheapest order, and its stages."""
+"""The change from one manifest to another: the instances that stop and start, the cheapest order, and its stages."""
 
 from dataclasses import dataclass, replace
 
@@ -19,27 +19,27 @@ from planner.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Limits of a change: the traffic that goes on meanwhile, and what may be used."""
+    """Conditions of a change: the traffic during the change, and the resources that it may use."""
 
     workload: Workload | None = None
-    """None: the old manifest's."""
+    """Traffic during the change; None: the old manifest's."""
     rate_per_second: float | None = None
     both: bool = False
-    """Whether NEW's own traffic and rate follow once all that comes has started; nothing stops before."""
+    """Whether NEW's own traffic and rate begin once all new instances run; no instance stops before."""
     confidence: float = PREDICTED
     spare_nodes: int = 0
     most_at_once: int | None = None
     terms: Terms | None = None
-    """None: those that NEW states."""
+    """Terms of loading weights; None: those that NEW states."""
     without: frozenset[tuple[str, int]] = frozenset()
-    """Nodes by cluster that are lost, or others': nothing is put on them, and what stands on them is gone."""
+    """Nodes, as (cluster, node), that are lost or reserved: they get no instances, and their instances are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change that was found.
+    """The steps of a change.
 
-    ``stages`` are the manifests before the first step and after each; ``kept`` counts instances that are not touched.
+    ``stages`` are the manifests before the first step and after each; ``kept`` is the number of untouched instances.
     """
 
     order: Order
@@ -52,7 +52,7 @@ class Change:
 
     @property
     def bytes(self) -> float:
-        """Weights that are brought to devices."""
+        """Bytes of weights that are loaded to devices."""
         return sum(move.bytes for move in self.order.moves)
 
 
@@ -61,7 +61,7 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
 
     Raises:
         BadInput: the manifests are of different models or machines, or state too little.
-        Infeasible: instances of both cannot serve beside each other, or nothing leads from one to the other.
+        Infeasible: instances of both cannot serve side by side, or no order of steps is allowed.
     """
     asked = asked or Asked()
     terms = asked.terms or Terms.of(new)
@@ -88,7 +88,7 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
         requests_per_second=rate,
         confidence=asked.confidence,
         seconds=order.seconds,
-        # What a lost instance held begins again, and nearly all of it came within the time that it takes.
+        # Requests of a lost instance begin again; nearly all of them arrived within the time that a request takes.
         below_seconds=order.below_seconds + max(lost, default=0.0),
         attainment_within=max(1 - limits * (1 - levels.percentile / 100), 0.0),
     )
@@ -105,7 +105,7 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
 
 
 def _carries(old: Manifest, new: Manifest, asked: Asked, rate: float) -> tuple[list[float], list[float]]:
-    """Return what an instance of each pool carries, under the same traffic and the old limits."""
+    """Return the rate of an instance of each pool of both manifests, under the same traffic and the old limits."""
     workload, limits = asked.workload or workload_of(old.workload), Limits.of(old.service_levels, rate)
     found = carried(old, workload, limits, asked.confidence)
     if not asked.both:
@@ -117,7 +117,7 @@ def _carries(old: Manifest, new: Manifest, asked: Asked, rate: float) -> tuple[l
 
 
 def _clusters(old: Manifest, new: Manifest, spare: int) -> dict[str, Cluster]:
-    """Return the clusters of both with the nodes at hand, spare ones included."""
+    """Return the clusters of both manifests with the available nodes, spare ones included."""
     found: dict[str, Cluster] = {}
     for cluster_name in dict.fromkeys((*old.clusters, *new.clusters)):
         both = [each.clusters[cluster_name] for each in (old, new) if cluster_name in each.clusters]
@@ -208,7 +208,7 @@ class _Sides:
         return [self._kinds[part.kind] for part in signature.parts]
 
     def carries(self, signatures: list[Signature]) -> tuple[float, float, float]:
-        """Return what lots carry together, by role."""
+        """Return the total rate of lots, by role."""
         total = dict.fromkeys(ROLES, 0.0)
         for signature in signatures:
             for part in signature.parts:
@@ -216,7 +216,7 @@ class _Sides:
         return total["prefill"], total["decode"], total["mixed"]
 
     def roles(self, signatures: list[Signature]) -> tuple[bool, bool, bool]:
-        """Return which roles lots have."""
+        """Return the roles of lots."""
         held = {pool.role for signature in signatures for pool in self._pools(signature)}
         return "prefill" in held, "decode" in held, "mixed" in held
 
@@ -241,7 +241,7 @@ class _Sides:
         )
 
     def in_place(self, i: int, j: int, before: Signature, after: Signature) -> InPlace | None:
-        """Return how a lot becomes another where it stands; None where it is as good as a new one."""
+        """Return how a lot becomes another on its own nodes; None where that saves nothing over a new lot."""
         if (before.cluster, before.nodes) != (after.cluster, after.nodes):
             return None
         places = [[(part.nodes, part.first_device) for part in each.parts] for each in (before, after)]

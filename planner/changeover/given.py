@@ -1,4 +1,4 @@
-"""A deployment that is given, not searched: its candidates, the plan at any rate, and the largest rate it carries."""
+"""A given deployment: its candidates, its plan at any rate, and its largest rate."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -104,7 +104,7 @@ class Side:
 
     @property
     def most_per_second(self) -> float:
-        """Requests per second that no stream of steps of all instances exceeds."""
+        """Upper bound on the requests per second of all instances."""
         candidate = self.prefill() if self.role == "prefill" else self.decode()
         return self.instances * candidate.requests_per_second
 
@@ -120,7 +120,7 @@ class Side:
 
 
 def plan_at(sides: Sequence[Side], rate: float) -> Plan | None:
-    """Return the plan of one side of aggregated instances, or of prefill and decode; None where it cannot keep up."""
+    """Return the plan of one side of aggregated instances, or of prefill and decode; None beyond saturation."""
     question = sides[0].question
     if len(sides) == 1:
         (side,) = sides
@@ -144,7 +144,7 @@ def plan_at(sides: Sequence[Side], rate: float) -> Plan | None:
 
 
 def most_rate(sides: Sequence[Side]) -> tuple[float | None, Plan | None]:
-    """Return the largest rate that keeps the limits, and the plan of the smallest rate that was tried."""
+    """Return the largest rate within the limits, and the plan at the smallest rate that was tried."""
     question = sides[0].question
 
     def keeps(rate: float) -> bool:
@@ -161,7 +161,7 @@ def most_rate(sides: Sequence[Side]) -> tuple[float | None, Plan | None]:
 
 
 def mended_rate(sides: Sequence[Side], most: float | None) -> float | None:
-    """Return the rate after batches were cut to what TPOT allows; None where that is no better."""
+    """Return the largest rate with batches reduced to what TPOT allows; None where it is no larger."""
     timely = [side.sequences if side.role == "prefill" else side.timely_batch() or side.batch for side in sides]
     if all(side.role == "prefill" or batch >= side.batch for side, batch in zip(sides, timely, strict=True)):
         return None

@@ -1,7 +1,7 @@
-"""The instances of a manifest as lots: what shares nodes goes together, and lots that are alike are counted.
+"""The instances of a manifest as lots: instances that share nodes form a lot, and equal lots are counted.
 
-A lot is one instance of whole nodes, or all that stands on nodes which small instances share. Node numbers are names:
-lots of one signature are the same wherever they stand.
+A lot is one instance of whole nodes, or all instances on nodes that small instances share. Lots of one signature are
+interchangeable, on whatever nodes they are.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What tells lots apart: the cluster, how many nodes, and what stands where on them."""
+    """The identity of a lot: the cluster, the number of nodes, and the parts with their positions."""
 
     cluster: str
     nodes: int
@@ -66,7 +66,7 @@ def lots_of(manifest: Manifest, kinds: Sequence[int]) -> list[Lot]:
 
 
 def _together(standing: list[tuple[str, int, Instance]]) -> Iterator[tuple[str, list[tuple[int, Instance]]]]:
-    """Yield those that share nodes, directly or through others."""
+    """Yield the groups of instances that share nodes, directly or through others."""
     groups: list[tuple[str, set[int], list[tuple[int, Instance]]]] = []
     holder: dict[tuple[str, int], int] = {}
     for cluster, kind, instance in standing:

@@ -1,4 +1,4 @@
-"""What it takes to turn one instance into another: bytes of weights, seconds, and where the bytes come from."""
+"""The cost of turning one instance into another: bytes of weights, their source, and seconds."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ SHORTEST_DRAIN_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What moving rests on beside the manifests.
+    """Sources of weights.
 
-    ``storage`` and ``host`` are bytes per second: of the whole store, and of each device from its own host's memory
-    where the weights lie there; None: no weights there. ``peers``: weights may be read off running instances.
+    ``storage`` and ``host`` are bytes per second: of the whole store, and of each device from the memory of its host;
+    None: no weights there. ``peers``: whether weights may be read from running instances.
     """
 
     startup_seconds: float = STARTUP_SECONDS
@@ -31,7 +31,7 @@ class Terms:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Terms":
-        """Return those that a manifest states of its recovery."""
+        """Return the terms that a manifest states for recovery."""
         stated = manifest.recovery
         return cls(
             startup_seconds=stated.startup_seconds,
@@ -42,14 +42,14 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """From one pool's instance to another's on the same devices; ``bytes_per_device`` are weights that it lacks."""
+    """The change of one pool's instance to another's on the same devices; ``bytes_per_device`` are missing weights."""
 
     how: How
     bytes_per_device: float
 
 
 def turn(model: Manifest, before: Pool, after: Pool) -> Turn | None:
-    """Return what an instance lacks to become another one in place; None where it is one already."""
+    """Return the turn of an instance into another one in place; None where both are equal."""
     if same_content(before, after):
         return None
     whole = after.memory_bytes_per_device.weights
@@ -94,7 +94,7 @@ def weight_plane(spec: HardwareSpec, links_busy: float, kv_plane: str | None) ->
 
 
 def drain_seconds(manifest: Manifest, pool: Pool) -> float:
-    """Return how long an instance of a pool takes to finish what it has: the 99th percentile of it, and a tenth."""
+    """Return the seconds to drain an instance of a pool: the 99th percentile of a request's time, and a tenth more."""
     predicted, workload, levels = manifest.predicted, manifest.workload, manifest.service_levels
     if pool.role == "prefill":
         known = predicted.ttft_seconds.p99 if predicted.ttft_seconds else levels.ttft_seconds
@@ -110,7 +110,7 @@ def drain_seconds(manifest: Manifest, pool: Pool) -> float:
 
 
 def check_together(old: Manifest, new: Manifest) -> None:
-    """Raise BadInput or Infeasible where instances of both cannot serve beside each other."""
+    """Raise BadInput or Infeasible where instances of both manifests cannot serve side by side."""
     first, second = old.model, new.model
     if first.sha256 != second.sha256:
         raise BadInput(f"NEW: serves {second.spec.name}, and OLD {first.spec.name}; a change keeps the model's spec")

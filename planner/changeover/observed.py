@@ -1,4 +1,4 @@
-"""What a running system told: rate, lengths, reuse and step times, each with its uncertainty."""
+"""Observations of a running system: rate, lengths, reuse and step times, each with its uncertainty."""
 
 import math
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from planner.workload import Lengths, Workload
 SCORE = 1.96
 """Standard deviations on each side that hold 95 % of a normal estimate."""
 LEAST_REQUESTS = 30
-"""Fewer tell neither lengths nor times."""
+"""Least number of requests from which lengths and times are estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """What a system told in some ``seconds``, 0 for runs without traffic of their own; None where it tells nothing.
+    """Observations over ``seconds``, 0 for runs without traffic of their own; a field without observations is None.
 
     Half widths are those of 95 % intervals.
     """
@@ -31,11 +31,11 @@ class Observed:
     workload: Workload
     rate_per_second: float
     ttft_seconds: float | None = None
-    """At the plan's percentile."""
+    """TTFT at the plan's percentile."""
     tpot_seconds: float | None = None
     mean_tpot_seconds: float | None = None
     step_factor: float | None = None
-    """Measured over predicted step time, where verified runs tell it."""
+    """Measured over predicted step time, from verified runs."""
 
     @property
     def rate_half_width(self) -> float:
@@ -60,12 +60,12 @@ class Observed:
 
     @property
     def times_steps(self) -> bool:
-        """Whether it tells how long steps take."""
+        """Whether step times were observed."""
         return self.step_factor is not None or self.mean_tpot_seconds is not None
 
 
 def of_metrics(since: Scrape, seconds: float, manifest: Manifest, source: str) -> Observed:
-    """Return what counters and histograms of some seconds tell, of whichever engine's names are there."""
+    """Return the observations from counters and histograms over some seconds, under any engine's names."""
     names = next((each for each in _known() if since.histogram(each.ttft) is not None), None)
     if names is None:
         raise BadInput(f"{source}: has no TTFT of vLLM, SGLang or Dynamo's front end; is it their /metrics?")

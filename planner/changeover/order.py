@@ -1,9 +1,9 @@
 """The order of a change: counts of lots that stop and start, and the cheapest way through them.
 
-A state is how many lots of each old signature still run and how many of each new one run already. A step stops some and
-starts others at once; the states are a directed graph without cycles, so one pass in the order of progress finds the
-cheapest path among all of them (Bellman). Cost is, in this order, the time in which limits are not promised, the time
-in all, and the bytes that are loaded.
+A state is the number of lots of each old signature that still run and of each new one that run already. A step stops
+some and starts others at once. The states form a directed acyclic graph, so one pass in the order of progress finds the
+cheapest path (Bellman). Cost is, in this order, the time in which limits may be missed, the total time, and the bytes
+loaded.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from planner.changeover.moving import Terms
 from planner.manifest.migration import How
 
 BELOW_WEIGHT = 1e6
-"""Seconds of a change that one second below the limits counts as: any that are spared are worth the time."""
+"""Weight of a second in which limits may be missed, in seconds of total time: avoiding it always pays."""
 BYTES_WEIGHT = 1e-15
 MOST_STATES = 6_000
 _SLOWEST_CATCH_UP = 0.01
-"""Share of the rate at which what waited is worked off at least: no plan leaves it for ever."""
+"""Least share of the rate at which a backlog is worked off, so that it always ends."""
 _ROUNDING = 0.000_000_001
 ROLES = ("prefill", "decode", "mixed")
 
@@ -32,9 +32,9 @@ class Side:
 
     count: int
     instances: int
-    """Of one lot."""
+    """Instances of one lot."""
     nodes: tuple[int, ...]
-    """Of one lot, by cluster."""
+    """Nodes of one lot, by cluster."""
     devices: int
     carries: tuple[float, float, float]
     """Requests per second of one lot in prefill, decode and mixed."""
@@ -42,14 +42,14 @@ class Side:
     drain_seconds: float = 0.0
     bytes_per_device: float = 0.0
     plane_bytes_per_second: float = inf
-    """Of a device that reads off peers."""
+    """Bytes per second of a device that reads from peers."""
     storage_bytes_per_second: float = inf
-    """Of a device that reads off storage."""
+    """Bytes per second of a device that reads from storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InPlace:
-    """A lot of side ``old`` becomes one of side ``new`` where it stands, in so many seconds, ``carries`` meanwhile."""
+    """The change of a lot of side ``old`` to one of side ``new`` on its nodes; it ``carries`` that rate meanwhile."""
 
     old: int
     new: int
@@ -63,10 +63,9 @@ class InPlace:
 class Task:
     """A change: what stops, what starts, and within which limits.
 
-    ``rate_per_second`` must be carried; ``kept`` is what lots carry that are not touched, with their devices and
-    nodes gone from ``nodes``, those at hand by cluster. ``most_at_once`` instances stop, or start, in one step. With
-    ``start_first`` nothing old may be gone in a state in which not all that is new is there, and lots that are not
-    touched carry ``kept_after`` of the traffic that comes once it is.
+    ``rate_per_second`` must be carried. ``kept`` is the rate of untouched lots; ``nodes`` are the other available
+    nodes, by cluster. At most ``most_at_once`` instances stop, or start, in one step. With ``start_first`` no old lot
+    stops before all new ones run, and untouched lots carry ``kept_after`` of the traffic that begins then.
     """
 
     old: tuple[Side, ...]
@@ -85,7 +84,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """One step: lots that stop, that start, and that change where they stand, by their number in the task."""
+    """One step: lots that stop, lots that start, and lots that change in place, by their index in the task."""
 
     stop: tuple[int, ...]
     start: tuple[int, ...]
@@ -100,7 +99,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """The steps, and bounds: no order of steps of this kind has less time below the limits, or takes less in all."""
+    """The steps, with lower bounds on the time in which limits may be missed and on the total time of any order."""
 
     moves: tuple[Move, ...]
     proven: bool
@@ -109,19 +108,19 @@ class Order:
 
     @property
     def below_seconds(self) -> float:
-        """Time in which limits are not promised."""
+        """Seconds in which limits may be missed."""
         return sum(move.below_seconds for move in self.moves)
 
     @property
     def seconds(self) -> float:
-        """Time in all."""
+        """Total seconds."""
         return sum(move.drain_seconds + move.start_seconds for move in self.moves)
 
 
 def cheapest(task: Task) -> Order | None:
-    """Return the cheapest order of steps; None where no state on the way is allowed.
+    """Return the cheapest order of steps; None where every order passes a state that is not allowed.
 
-    Where states are too many, lots stop and start in bundles; then bounds are those of one step that ignores all.
+    With too many states, lots stop and start in bundles; the bounds are then those of one unconstrained step.
     """
     if not task.old and not task.new:
         return Order(moves=(), proven=True, below_bound_seconds=0.0, seconds_bound=0.0)
@@ -168,7 +167,7 @@ def _matrix(sides: tuple[Side, ...], name: str) -> Ints:
 
 
 def _least_seconds(task: Task) -> float:
-    """Return what every order takes: each signature drains once, and each new one is brought once at the best rate."""
+    """Return a lower bound on the total time: each old signature drains once, each new one loads once at full rate."""
     drain = max((side.drain_seconds for side in task.old), default=0.0)
     at_best = {each.new: each.seconds for each in task.in_place}
     starts = [at_best.get(number, task.terms.startup_seconds) for number in range(len(task.new))]
@@ -190,7 +189,7 @@ class _Steps:
 
     @property
     def cost(self) -> Floats:
-        """Return what each is worth avoiding."""
+        """Return the cost of each step."""
         return BELOW_WEIGHT * self.below + self.drain + self.start + BYTES_WEIGHT * self.bytes
 
 
@@ -198,7 +197,7 @@ SOURCES = ("host", "peers", "storage")
 
 
 class _Graph:
-    """States in the order of progress, and what a step between two of them costs."""
+    """States in the order of progress, and the cost of a step between two of them."""
 
     def __init__(self, task: Task, old: Ints, new: Ints) -> None:
         self.task, self.old, self.new = task, old, new
@@ -239,7 +238,7 @@ class _Graph:
         return path[::-1]
 
     def _rest(self) -> Floats:
-        """Return what is left of every state's way at least: what still runs drains, what is not there yet begins."""
+        """Return a lower bound on the remaining cost of each state: old lots drain, missing new lots start."""
         drain = np.where(self.old > 0, self._drain, 0.0).max(axis=1, initial=0.0)
         quick = {each.new: each.seconds for each in self.task.in_place}
         begins = np.array([quick.get(number, self.task.terms.startup_seconds) for number in range(len(self.task.new))])
@@ -247,7 +246,7 @@ class _Graph:
         return np.asarray(drain + ahead, dtype=np.float64)
 
     def _after(self, state: int, reached: float, least: Floats) -> Ints:
-        """Return the states that one step may lead to and that are not known to be as cheap."""
+        """Return the states that one step may reach more cheaply than known so far."""
         later = np.arange(state + 1, len(self.old))
         stop, start = self.old[state] - self.old[later], self.new[later] - self.new[state]
         touched = np.maximum(stop @ self._instances[0], start @ self._instances[1])
@@ -276,7 +275,7 @@ class _Graph:
         return _Steps(turned, before, drain, begin, below, loaded, source)
 
     def _turned(self, stop: Ints, start: Ints) -> tuple[Ints, Ints]:
-        """Return lots that change in place, as many as can, and those that start apart from them."""
+        """Return the lots that change in place, as many as possible, and the other lots that start."""
         turned = np.zeros((len(stop), len(self.task.in_place)), dtype=np.int64)
         stop, start = stop.copy(), start.copy()
         for number, each in enumerate(self.task.in_place):
@@ -286,7 +285,7 @@ class _Graph:
         return turned, start
 
     def _sources(self, state: int, others: Ints) -> Ints:
-        """Return the devices that serve throughout a step, off which weights may be read."""
+        """Return the devices that serve throughout a step, from which weights may be read."""
         left: Ints = self.old[others] @ self._devices[0] + self.new[state] @ self._devices[1]
         return np.asarray(left + self.task.kept_devices, dtype=np.int64)
 
@@ -309,7 +308,7 @@ class _Graph:
         return seconds, ways.argmin(axis=0), total
 
     def _carried(self, state: int, others: Ints, turned: Ints) -> tuple[Floats, Floats]:
-        """Return the rate within limits while each step lasts, and when it has ended."""
+        """Return the rate within limits during each step, and after it."""
         still, task, whole = self.old[others] @ self._carries[0], self.task, self.new[-1]
         now = (self.new[state] == whole).all() and task.start_first
         kept = np.array(task.kept_after if now else task.kept)
@@ -344,5 +343,5 @@ def still(task: Task) -> Move:
 
 
 def served(carries: Floats) -> Floats:
-    """Return the rate that pools carry together, [..., roles]: prefill and decode in turn, mixed beside them."""
+    """Return the total rate of pools, given [..., roles]: the lesser of prefill and decode, plus mixed."""
     return np.asarray(np.minimum(carries[..., 0], carries[..., 1]) + carries[..., 2])

@@ -1,7 +1,7 @@
-"""One plan for several scenarios, and a policy over windows of time: which layouts when, and whether moving pays.
+"""One plan for several scenarios, and a policy over windows of time: the layouts of each window, moves counted.
 
-Several models share the devices of each window. The layouts of all of them together are a state, an array with an axis
-for each model; what moving costs is a sum over models, so each axis is moved along by itself.
+Several models share the devices of each window. A state is the layouts of all models, an entry of an array with one
+axis per model. The cost of moving is a sum over models, so the minimum over moves is taken axis by axis.
 """
 
 import itertools
@@ -19,41 +19,41 @@ from planner.changeover.robust import Layout, Scenario, at_hand, layouts_of, opt
 from planner.manifest.schema import Manifest, Pool
 
 Joint = tuple[Layout, ...]
-"""A layout of each model."""
+"""One layout per model."""
 MOST_JOINT = 250_000
-"""Layouts of all models together that are weighed; of each model the cheapest ones beyond."""
+"""Most joint layouts; beyond, only the cheapest layouts of each model are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What happens at once: of each model what is asked of it, None where it is not there."""
+    """The scenarios of one window of time, one per model; None where a model has no traffic."""
 
     name: str
     asked: tuple[Scenario | None, ...]
 
     @property
     def here(self) -> list[Scenario]:
-        """What is asked."""
+        """The scenarios with traffic."""
         return [each for each in self.asked if each is not None]
 
     @property
     def least_chips(self) -> float:
-        """Proven for each model by itself."""
+        """Sum of the fewest chips proven for each model alone."""
         return sum(each.least_chips for each in self.here)
 
     @property
     def weight(self) -> float:
-        """What it weighs."""
+        """Weight of the window."""
         return self.here[0].weight
 
     @property
     def hours(self) -> float:
-        """How long it lasts, 0 where that is not said."""
+        """Hours of the window; 0 where not stated."""
         return self.here[0].hours or 0.0
 
     @property
     def devices(self) -> int:
-        """Devices at hand."""
+        """Available devices."""
         return min(at_hand(each.question) for each in self.here)
 
 
@@ -61,8 +61,8 @@ class Window:
 class Space:
     """The layouts that each model may have in windows.
 
-    ``late`` are those that missed a window's limits when they were played, by its number and the model's: they do not
-    serve it, nor does the same option with fewer instances.
+    ``late`` are the layouts that missed a window's limits when played, by window and model. They do not serve that
+    window, nor does the same option with fewer instances.
     """
 
     windows: tuple[Window, ...]
@@ -91,7 +91,7 @@ class Space:
         return found
 
     def joint(self, at: Sequence[int]) -> Joint:
-        """Return the layouts of a place in the array."""
+        """Return the layouts at an index of the array."""
         return tuple(layouts[each] for layouts, each in zip(self.layouts, at, strict=True))
 
     def _along(self, model: int, values: Sequence[float]) -> Floats:
@@ -107,7 +107,7 @@ class Space:
 
 
 def space_of(scenarios: Sequence[Scenario]) -> Space | None:
-    """Return the layouts that models may have in scenarios; None where a model has no plan in any."""
+    """Return the layouts of all models in the scenarios; None where a model has no plan in any scenario."""
     models = list(dict.fromkeys(each.question.model.name for each in scenarios))
     asked = {(each.name, each.question.model.name): each for each in scenarios}
     names = list(dict.fromkeys(each.name for each in scenarios))
@@ -139,7 +139,7 @@ def _cheapest(layouts: tuple[Layout, ...], most: int) -> tuple[Layout, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Robust:
-    """The layouts with fewest chips that hold in a share of the windows; none for that share have fewer."""
+    """The layouts with the fewest chips that hold in a share of the windows, with the proven bound for that share."""
 
     layouts: Joint
     holds: tuple[bool, ...]
@@ -152,10 +152,10 @@ class Robust:
 
 
 def one_plan(space: Space, share: float) -> Robust | None:
-    """Return the one plan for a share of the weight; None where nothing holds in so many.
+    """Return the plan that holds in windows of a share of the weight; None where no plan does.
 
-    The bound: a plan that holds in windows of that weight has the chips of the dearest of them, so no fewer than the
-    dearest of the cheapest ones that make the share up.
+    Bound: such a plan has at least the chips of each of its windows, so at least those of the dearest window among the
+    cheapest ones that make up the share.
     """
     windows, chips = space.windows, space.chips()
     least = share * sum(each.weight for each in windows) * (1 - 1e-9)
@@ -175,33 +175,33 @@ def one_plan(space: Space, share: float) -> Robust | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The layouts of each window, None where none serve it; chip-hours with what moving holds beside them."""
+    """The layouts of each window, None where none serves it; chip-hours, those of moving included."""
 
     layouts: tuple[Joint | None, ...]
     chip_hours: float
     moving_chip_hours: float
     bound_chip_hours: float
-    """Proven for each window, with free moves."""
+    """Proven lower bound: the bound of each window, with free moves."""
     replanned_chip_hours: float
-    """Each window's cheapest layouts, whatever moving between them holds, that counted."""
+    """Chip-hours of each window's cheapest layouts, with moves between them."""
     replanned_moving_chip_hours: float
     peak: Joint | None
-    """The one plan for every window that has one."""
+    """The one plan that serves every window that has a plan."""
     peak_chip_hours: float
 
     @property
     def gap(self) -> float:
-        """How far the policy is above the bound, as a share of it."""
+        """Chip-hours above the bound, over the bound."""
         return self.chip_hours / self.bound_chip_hours - 1 if self.bound_chip_hours else 0.0
 
 
 def policy(space: Space, terms: Terms | None = None) -> Policy:
     """Return the cheapest layouts over windows in their order, moves counted.
 
-    Dynamic programme over windows and joint layouts: chips for the window's hours, and between windows what moving
-    holds: instances that come are loaded before the window begins, those that go are drained after it. A window that
-    nothing serves keeps what the cheapest way has. The bound is clairvoyant, moves free: each window's proven fewest
-    chips, or those of a layout from another window where the search, which sizes batches for one traffic, missed it.
+    Dynamic programme over windows and joint layouts. Its cost is the chip-hours of the windows and, between windows,
+    those of moving: new instances load before a window begins, old ones drain after it ends. A window that nothing
+    serves keeps the layouts before it. The bound has free moves: each window's proven fewest chips, or those of a
+    better layout from another window, as the search sizes batches for one traffic.
     """
     hours, chips = [each.hours for each in space.windows], space.chips()
     moves = [moves_of(layouts, terms) for layouts in space.layouts]
@@ -250,12 +250,12 @@ def policy(space: Space, terms: Terms | None = None) -> Policy:
 
 
 def _place(costs: Floats) -> tuple[int, ...]:
-    """Return where an array is least."""
+    """Return the index of the least entry of an array."""
     return tuple(int(each) for each in np.unravel_index(int(costs.argmin()), costs.shape))
 
 
 def _moved(least: Floats, moves: Floats, axis: int) -> tuple[Floats, Ints]:
-    """Return the least cost after one model has moved from any layout to each, and from which it came."""
+    """Return the least cost after one model has moved from any layout to each, and the layout that it left."""
     front = np.moveaxis(least, axis, -1)
     cost, source = np.empty(front.shape), np.empty(front.shape, dtype=np.int64)
     for to in range(moves.shape[1]):
@@ -266,7 +266,7 @@ def _moved(least: Floats, moves: Floats, axis: int) -> tuple[Floats, Ints]:
 
 
 def _before(at: tuple[int, ...], steps: Sequence[Ints]) -> tuple[int, ...]:
-    """Return the joint layout that one was come from, the model that moved last first."""
+    """Return the joint layout before a move, tracing back the model that moved last first."""
     place = list(at)
     for axis in reversed(range(len(place))):
         place[axis] = int(steps[axis][tuple(place)])
@@ -274,9 +274,9 @@ def _before(at: tuple[int, ...], steps: Sequence[Ints]) -> tuple[int, ...]:
 
 
 def moves_of(layouts: Sequence[Layout], terms: Terms | None = None) -> Floats:
-    """Return the chip-hours that moving from each layout to each other one holds, [layouts, layouts].
+    """Return the chip-hours of moving from each layout to each other one, [layouts, layouts].
 
-    ``terms`` are those that manifests state where there are none.
+    ``terms`` of loading weights; None: those that manifests state.
     """
     options = list({id(layout.option): layout.option for layout in layouts}.values())
     kinds, numbers = kinds_of(*(option.manifest for option in options))
@@ -295,7 +295,7 @@ def moves_of(layouts: Sequence[Layout], terms: Terms | None = None) -> Floats:
 
 
 def _start_seconds(manifest: Manifest, pool: Pool, terms: Terms | None) -> float:
-    """Return how long an instance takes until it serves, its weights off peers or, if quicker, off hosts."""
+    """Return the seconds until an instance serves, with weights from peers or, if quicker, from hosts."""
     known = terms or Terms.of(manifest)
     peers = weight_plane(manifest.clusters[pool.hardware].spec, 0.0, None)[1]
     return known.startup_seconds + pool.memory_bytes_per_device.weights / max(peers, known.host_bytes_per_second or 0.0)

@@ -1,7 +1,7 @@
-"""What may run in several scenarios: layouts, which are counts of instances, and which scenarios each one serves.
+"""Layouts (numbers of instances) that may run in several scenarios, and the scenarios that each one serves.
 
-An option is a manifest whose kinds go together, with what an instance of each carries in each scenario; so it is known
-how many a scenario needs, and layouts are compared by counting (``changeover.policy``).
+An option is a manifest and the rate of an instance of each of its pools in each scenario. So the instances that a
+scenario needs are known, and layouts are compared by counting (``changeover.policy``).
 """
 
 import itertools
@@ -25,11 +25,11 @@ MOST_LAYOUTS = 4_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A question with a rate, what it weighs, and for how long it lasts where it is a window of time.
+    """A question with a rate, its weight, and its hours if it is a window of time.
 
-    Scenarios of one name happen at once, each to a model of its own. ``best`` is the plan with the fewest chips for it
-    alone, None where none keeps the limits; ``least_chips`` is the bound that the search proved. ``relaxed`` says where
-    the question has other limits than were asked for, since nothing keeps those.
+    Scenarios of one name happen at once, each for its own model. ``best`` is the plan with the fewest chips for the
+    scenario alone, None where none keeps the limits; ``least_chips`` is its proven bound. ``relaxed`` says which limits
+    were relaxed because no plan keeps the asked ones.
     """
 
     name: str
@@ -43,9 +43,9 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """Kinds that go together, and of each scenario the instances that it needs, None where it cannot be served.
+    """Pools that go together, and the instances that each scenario needs of them, None where it cannot be served.
 
-    ``own`` are the names of scenarios whose own plan has these kinds, and just the instances that are needed.
+    ``own`` are the names of scenarios whose own plan has these pools and just the needed instances.
     """
 
     manifest: Manifest
@@ -54,13 +54,13 @@ class Option:
 
     @property
     def pools(self) -> list[Pool]:
-        """One pool a kind."""
+        """The pools of the option."""
         return self.manifest.pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Instances of each pool of an option; none at all where a model is not there."""
+    """Instances of each pool of an option; no option where a model does not run."""
 
     option: Option
     counts: tuple[int, ...]
@@ -79,7 +79,7 @@ class Layout:
 
     @property
     def nodes(self) -> int:
-        """Nodes that they take where no other model stands on them."""
+        """Nodes of all instances, not shared with other models."""
         made, found = self.option.manifest, 0
         for name, cluster in made.clusters.items():
             own = zip(self.option.pools, self.counts, strict=True)
@@ -88,25 +88,25 @@ class Layout:
         return found
 
     def within(self, other: "Layout") -> bool:
-        """Whether another one of the same option has as many instances of each pool at least."""
+        """Whether another layout of the same option has at least as many instances of each pool."""
         pairs = zip(self.counts, other.counts, strict=True)
         return self.option is other.option and all(mine <= theirs for mine, theirs in pairs)
 
     def is_own(self, scenario: Scenario) -> bool:
-        """Whether it is the plan that was made for a scenario."""
+        """Whether the layout is the plan that was made for a scenario."""
         best = scenario.best
         return scenario.name in self.option.own and best is not None and self.chips == best.chips
 
     def holds(self, scenario: int) -> bool:
-        """Whether it serves a scenario within its limits."""
+        """Whether the layout serves a scenario within its limits."""
         needs = self.option.needs[scenario]
         return needs is not None and all(have >= need for have, need in zip(self.counts, needs, strict=True))
 
 
 def stood(together: Sequence[tuple[Layout, Question]]) -> list[Manifest]:
-    """Return the manifests of layouts that stand on the same machines at once, no two of them on one node.
+    """Return the manifests of layouts that run on the same machines at once, without shared nodes.
 
-    Each states the traffic and the limits of its question, and what is expected of it then.
+    Each states the traffic and limits of its question and the expected figures.
     """
     first: dict[str, dict[str, list[int]]] = {}
     for cluster in dict.fromkeys(name for layout, _ in together for name in layout.option.manifest.clusters):
@@ -167,7 +167,7 @@ def _stated(layout: Layout, question: Question, firsts: Sequence[Sequence[int]])
 
 
 def options_of(scenarios: Sequence[Scenario]) -> list[Option]:
-    """Return the kinds of every scenario's own best plan with what each needs of them, alike ones once."""
+    """Return the options from every scenario's own best plan, equal ones once."""
     found: list[Option] = []
     seen: list[list[int]] = []
     manifests = [assemble(each.best, {"scenario": each.name}) for each in scenarios if each.best is not None]
@@ -203,12 +203,12 @@ def _needs(manifest: Manifest, scenario: Scenario, own: Manifest | None) -> tupl
 
 
 def at_hand(question: Question) -> int:
-    """Return the devices that a question may use."""
+    """Return the available devices of a question."""
     return sum({side.budget: side.devices for side in (question.prefill, question.decode)}.values())
 
 
 def layouts_of(options: Sequence[Option], most_devices: int) -> list[Layout]:
-    """Return every layout whose counts some scenario needs, of as many devices as there are."""
+    """Return every layout whose counts some scenario needs and whose devices are available."""
     found = []
     for option in options:
         columns = zip(*(need for need in option.needs if need is not None), strict=True)

@@ -1,4 +1,4 @@
-"""Scenarios solved alone: the plan with the fewest chips for each, or of limits as near as one keeps them."""
+"""Scenarios solved alone: the plan with the fewest chips for each, with relaxed limits where none keeps the asked ones."""
 
 from dataclasses import replace
 from functools import partial
@@ -38,9 +38,9 @@ def solved_scenario(
 
 
 def served_nearest(question: Question, rows: Trace | None) -> tuple[Answer, Question, str | None]:
-    """Return the plan with the fewest chips; where none keeps the limits, the one of the nearest, and how near that is.
+    """Return the plan with the fewest chips; where none keeps the limits, that for the nearest limits, and these.
 
-    Of a trace the plan is played on it; where it does not keep its limits, they are what it does.
+    With a trace the plan is played on it; limits that it misses are relaxed to the values reached.
     """
     found = None if rows is None else search_on_trace(question, rows, _search, _search)
     answer, on_trace = (_search(question), None) if found is None else (found.answer, found.on_trace)

@@ -1,4 +1,4 @@
-"""From an order of steps to manifests: which instance stands on which nodes after each step, and how steps are told."""
+"""From an order of steps to manifests: the nodes of each instance after each step, and the description of steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ BEGIN = "stage-00.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """The lots behind a task's numbers: those that stop, signatures that start with the names they want, and kept.
+    """The lots of a task: those that stop, the signatures that start with wanted names, and the untouched ones.
 
-    ``lost`` ones are gone before the first step.
+    ``lost`` lots are gone before the first step.
     """
 
     kinds: Sequence[Pool]
@@ -32,7 +32,7 @@ class Sides:
 
 @dataclass(slots=True)
 class _Floor:
-    """What stands where while the steps are walked."""
+    """The nodes of each lot during the steps."""
 
     sides: Sides
     clusters: Mapping[str, Cluster]
@@ -44,7 +44,7 @@ class _Floor:
     standing: list[list[Lot]] = field(default_factory=list)
 
     def stop(self, side: int) -> Lot:
-        """Take the last lot of a side away, its nodes are free."""
+        """Remove the last lot of a side and free its nodes."""
         lot = self.left[side].pop()
         for name in lot.names:
             del self.running[name]
@@ -52,7 +52,7 @@ class _Floor:
         return lot
 
     def start(self, side: int, nodes: tuple[int, ...] | None) -> list[str]:
-        """Put a lot of a side on nodes, those given or free ones; return the names of its instances."""
+        """Place a lot of a side on given or free nodes; return the names of its instances."""
         signature, lot = self.sides.start[side], self.wanted[side].pop()
         nodes = nodes or self._nodes(signature)
         self.free[signature.cluster] -= set(nodes)
@@ -63,7 +63,7 @@ class _Floor:
         return names
 
     def _nodes(self, signature: Signature) -> tuple[int, ...]:
-        """Return free nodes, of one scope where an instance is priced inside one: the fullest that has enough."""
+        """Return free nodes; for an instance priced inside a scope, of the fullest scope that has enough."""
         free, spec = sorted(self.free[signature.cluster]), self.clusters[signature.cluster].spec
         per_node = int(spec.devices_per_node.value)
         sizes = [int(scope.devices.value) // per_node for scope in spec.scopes if scope.name == "supernode"]
@@ -101,9 +101,8 @@ def stages_of(
 ) -> tuple[Migration, list[Manifest]]:
     """Return the steps, and the manifest before the first one and after each.
 
-    Instances that are not touched keep names and nodes. Between the first and the last stage prompts go to the least
-    load, since instances differ. Nothing is put on nodes that are not there (``without``), and the first step takes
-    away what stands on them.
+    Untouched instances keep names and nodes. Between the first and the last stage prompts go to the least load, as
+    instances differ. Nodes in ``without`` get no instances, and the first step removes the instances on them.
     """
     old, new = both
     floor = _floor(old, sides, clusters, without)
@@ -156,11 +155,11 @@ def _floor(old: Manifest, sides: Sides, clusters: Mapping[str, Cluster], without
 
 
 Started = list[tuple[str, InPlace | None]]
-"""Names that start, with how they change where they stand; None: as new ones."""
+"""Names of instances that start, each with its change in place; None: as a new instance."""
 
 
 def _walk(floor: _Floor, task: Task, move: Move) -> tuple[list[str], Started]:
-    """Carry a step out; return the names that stop, and those that start with how."""
+    """Carry out a step; return the names that stop, and the names that start with their change in place."""
     drained: list[str] = []
     started: Started = []
     stop, start = list(move.stop), list(move.start)
@@ -215,7 +214,7 @@ def _start(floor: _Floor, name: str, turned: InPlace | None, move: Move, task: T
 def _stage(
     head: Manifest, both: tuple[Manifest, Manifest], floor: _Floor, clusters: Mapping[str, Cluster], last: bool
 ) -> Manifest:
-    """Return the manifest of what runs now, under the head of the old one or, in the end, of the new one."""
+    """Return the manifest of the running instances, with the header of the old manifest or, at the end, the new one."""
     pools = []
     for kind, pool in enumerate(floor.sides.kinds):
         own = [instance for number, instance in floor.running.values() if number == kind]
@@ -234,7 +233,7 @@ def _stage(
 
 
 def _transfer(both: Iterable[Manifest], roles: set[str]) -> KvTransfer | None:
-    """Return the slower of the links of both."""
+    """Return the slower of the KV links of both manifests."""
     if "prefill" not in roles:
         return None
     known = [manifest.kv_transfer for manifest in both if manifest.kv_transfer is not None]

@@ -1,4 +1,4 @@
-"""What a manifest carries with the step times that were measured, and the question that asks for a better one."""
+"""The rate of a manifest with measured step times, and the question that asks for a better manifest."""
 
 from dataclasses import replace
 
@@ -13,13 +13,13 @@ from planner.question import Machines, Question
 from planner.workload import Workload
 
 STEP_DEVIATION = 0.1
-"""Of a predicted TPOT, relative, where the plan states no interval: the predictions' own median error is about that."""
+"""Relative standard deviation of a predicted TPOT where the plan states no interval: about the median error."""
 
 
 def carries(manifest: Manifest, workload: Workload, slow: float) -> float:
-    """Return what a manifest carries within its limits with steps ``slow`` times as long as predicted.
+    """Return the rate of a manifest within its limits with steps ``slow`` times as long as predicted.
 
-    All service times times f at a rate R are the predicted ones at the rate f R under limits f times as tight.
+    The queue at rate R with service times f times as long is the predicted queue at f R under limits f times as tight.
     """
     stated = Limits.of(manifest.service_levels, 1.0)
     ttft, tpot = stated.ttft_seconds, stated.tpot_seconds
@@ -28,7 +28,7 @@ def carries(manifest: Manifest, workload: Workload, slow: float) -> float:
 
 
 def step_factor(manifest: Manifest, seen: Observed) -> float:
-    """Return measured over predicted step times: of verified runs, or of the mean TPOT at the rate that is seen."""
+    """Return measured over predicted step times, from verified runs or from the mean TPOT at the observed rate."""
     if seen.step_factor is not None:
         return seen.step_factor
     if seen.mean_tpot_seconds is None:
@@ -40,7 +40,7 @@ def step_factor(manifest: Manifest, seen: Observed) -> float:
 
 
 def step_interval(manifest: Manifest) -> tuple[float, float]:
-    """Return where measured over predicted step times lie with 80 %, by the plan's own deviation."""
+    """Return the 80 % interval of measured over predicted step times, from the plan's own deviation."""
     try:
         deviation = from_manifest(manifest, workload_of(manifest.workload)).deviation
     except BadInput:

@@ -1,8 +1,9 @@
 """`plan verify --next K`: the runs most likely to change the pick among a plan and its runners-up, with their commands.
 
-What a contender would be measured at is ln(value) + N(0, C), C the errors that runs have in common given those known
-(``planner.verification.residuals``). Measuring one moves the estimates of all that are like it; the pick changes where
-another's then lies above. Its chance and the gain that it brings are taken over the measured value's distribution.
+The logarithm of a contender's measured value is ln(value) + N(0, C), C the covariance of errors given the known runs
+(``planner.verification.residuals``). Measuring one contender updates the estimates of all similar ones; the pick
+changes if another estimate is then higher. Probability and gain of a change are taken over the distribution of the
+measured value.
 
 Ref: P. Frazier, W. Powell, S. Dayanik, The Knowledge-Gradient Policy for Correlated Normal Beliefs, INFORMS Journal on
 Computing 21, 2009, Eq. (8) to (13).
@@ -36,7 +37,7 @@ VALUES: dict[str, Callable[[Mapping[str, Any]], float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """A run worth measuring: ``chance`` that it changes the pick, ``gain`` of the objective that it then brings."""
+    """A run worth measuring: ``chance`` that it changes the pick, ``gain`` in the objective if it does."""
 
     layout: str
     picked: bool
@@ -49,8 +50,8 @@ def next_runs(folder: Path, count: int, known: Sequence[tuple[str, Residual]]) -
     """Return the ``count`` runs most likely to change the pick, the likeliest first.
 
     Args:
-        folder: with the plan.json and the manifest.yaml of ``plan search --out``.
-        known: errors of measured runs, with their metric.
+        folder: the folder with plan.json and manifest.yaml of ``plan search --out``.
+        known: errors of measured runs, each with its metric.
 
     Raises:
         BadInput: there is no plan.json, or it has no plan.
@@ -83,7 +84,7 @@ def next_runs(folder: Path, count: int, known: Sequence[tuple[str, Residual]]) -
 
 
 def _read(path: Path) -> tuple[dict[str, str], Mapping[str, Any], list[dict[str, Any]]]:
-    """Return the flags that were typed, the question, and the pick with each other layout of the front at its best."""
+    """Return the typed flags, the question, and the pick followed by the best plan of each other layout."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         question, best = data["question"], data["best"]
@@ -106,7 +107,7 @@ def _layout(plan: Mapping[str, Any]) -> str:
 
 
 def _place(question: Mapping[str, Any], plan: Mapping[str, Any]) -> Residual:
-    """Return where a plan's answering pool stands among measured runs."""
+    """Return the features of a plan's decode or aggregated pool that relate it to measured runs."""
     pool, osl = plan["pools"][-1], float(question["output_tokens"]["mean"])
     residence = plan["ttft_seconds"]["mean"] + plan["tpot_seconds"]["mean"] * osl
     running = plan["requests_per_second"] * residence / pool["instances"]
@@ -119,7 +120,7 @@ def _place(question: Mapping[str, Any], plan: Mapping[str, Any]) -> Residual:
 def _commands(
     typed: Mapping[str, str], question: Mapping[str, Any], plan: Mapping[str, Any], folder: Path, number: int
 ) -> list[str]:
-    """Return what plans the layout (the pick is planned), writes its files, sends its traffic and compares."""
+    """Return the commands that plan the layout (the pick is planned), write its files, send its traffic and compare."""
     where = folder if number == 0 else folder / f"next-{number}"
     engine = str(question["engine"])
     lines = [] if number == 0 else [[*_search(typed, question, plan), "--out", str(where)]]
@@ -132,7 +133,7 @@ def _commands(
 
 
 def _search(typed: Mapping[str, str], question: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]:
-    """Return the command that was typed with what the plan fixes in place of what it chose from."""
+    """Return the typed command with the plan's values in place of the alternatives."""
     pools = {
         key: ",".join(f"{pool['role']}={pool[key]}" for pool in plan["pools"]) for key in ("strategy", "instances")
     }

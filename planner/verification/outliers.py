@@ -1,4 +1,4 @@
-"""What would explain a measured value outside its interval: steps, waiting, memory or the imbalance of experts."""
+"""Possible causes of a measured value outside its interval: steps, waiting, memory or expert imbalance."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ NAMES = {"ttft_seconds": "TTFT", "tpot_seconds": "TPOT", "output_tokens_per_seco
 MOST_TOLD = 20
 SAME_STEP = 0.1
 FULL = 0.9
-"""Share of the KV cache from which requests are said to wait for it: lengths vary around their means."""
+"""Share of the KV cache from which requests probably wait for it, as lengths vary around their means."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Loaded:
 
 
 def outliers(found: Sequence[Verified]) -> list[str]:
-    """Say what would explain runs outside their intervals, the farthest first."""
+    """Return sentences on possible causes of runs outside their intervals, the farthest first."""
     out = [(each, name) for each in found for name, held in each.inside.items() if not held]
     out.sort(key=lambda pair: -abs(math.log(pair[0].run.measured[pair[1]] / pair[0].predicted[pair[1]])))
     return [
@@ -62,7 +62,7 @@ def _rank_load(each: Verified, manifest: Manifest) -> tuple[float, float]:
 
 
 def memory(each: Verified) -> str:
-    """Say whether requests wait for KV, or how little of it an engine must have found for them to."""
+    """Return a sentence on whether requests wait for KV, or on the smaller KV cache that would make them wait."""
     loaded = each.run.configuration
     if not isinstance(loaded, Loaded) or each.run.measured["ttft_seconds"] < each.predicted["ttft_seconds"]:
         return ""
@@ -77,7 +77,7 @@ def memory(each: Verified) -> str:
 
 
 def imbalance(each: Verified, ratio: float) -> str:
-    """Say which load of the busiest expert rank would make a step ``ratio`` times as long, where one does."""
+    """Return a sentence with the busiest expert rank's load that makes a step ``ratio`` times as long, if one does."""
     loaded = each.run.configuration
     assert isinstance(loaded, Loaded), "of a report with its manifest"
     pool = loaded.manifest.pools[-1]

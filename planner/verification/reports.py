@@ -1,4 +1,4 @@
-"""What load generators write, read as one measured run: times in seconds, whatever units the report has.
+"""Reports of load generators, read as measured runs with times in seconds.
 
 Formats as of 2026: vLLM ``bench serve`` and SGLang ``bench_serving`` (milliseconds in the names), AIPerf and GenAI-Perf
 (a unit beside each figure), guidellm (its time_per_output_token counts the first token, so inter-token latency is
@@ -20,7 +20,7 @@ MOST_BENCHMARKS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """One benchmark as a load generator reports it; what it does not say is None."""
+    """One benchmark of a load generator's report; a field that the report lacks is None."""
 
     where: str
     tool: str
@@ -28,7 +28,7 @@ class Report:
     tpot_seconds: float | None = None
     requests: float | None = None
     requests_per_second: float | None = None
-    """At which requests were sent; where the tool does not say it, at which they ended."""
+    """Rate at which requests were sent; where the report lacks it, the rate at which they ended."""
     output_tokens_per_second: float | None = None
     concurrency: float | None = None
     """Requests that were kept open; None where they arrived at a rate."""
@@ -37,7 +37,7 @@ class Report:
 
     @property
     def measured(self) -> dict[str, float]:
-        """The latencies that it states."""
+        """The latencies that the report states."""
         found = {"ttft_seconds": self.ttft_seconds, "tpot_seconds": self.tpot_seconds}
         return {name: value for name, value in found.items() if value}
 
@@ -74,7 +74,7 @@ def _read(row: Any, where: str) -> list[Report]:
 
 
 def at(row: Any, path: str) -> Any:
-    """Return what stands at a dotted path; None where nothing does."""
+    """Return the value at a dotted path; None where there is none."""
     for name in path.split("."):
         row = row.get(name) if isinstance(row, Mapping) else None
     return row
@@ -90,7 +90,7 @@ Read = Callable[[Mapping[str, Any]], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A tool's report: keys by which it is known, where each figure stands, and the key of its benchmarks, if many."""
+    """A tool's report format: identifying keys, the path of each figure, and the key of a list of benchmarks, if any."""
 
     tool: str
     keys: set[str]
@@ -98,22 +98,22 @@ class Format:
     held: str | None = None
 
     def report(self, row: Mapping[str, Any], where: str) -> Report:
-        """Return one benchmark of it."""
+        """Return one benchmark of the report."""
         return Report(where=where, tool=self.tool, **{name: read(row) for name, read in self.figures.items()})
 
 
 def _at(*paths: str, scale: float = 1.0) -> Read:
-    """The first figure that stands at one of the paths."""
+    """Read the first figure found at one of the paths."""
     return lambda row: next((found for path in paths if (found := _figure(at(row, path), scale))), None)
 
 
 def _mean(name: str) -> Read:
-    """A figure with other statistics beside it."""
+    """Read the mean of a figure that is reported with other statistics."""
     return _at(f"{name}.avg", f"{name}.mean")
 
 
 def _timed(*names: str) -> Read:
-    """The same with its unit, in seconds."""
+    """Read a figure with its unit, in seconds."""
 
     def read(row: Mapping[str, Any]) -> float | None:
         for name in names:
@@ -127,7 +127,7 @@ def _timed(*names: str) -> Read:
 
 
 def _each(total: str, count: str) -> Read:
-    """One figure by another."""
+    """Read the quotient of two figures."""
 
     def read(row: Mapping[str, Any]) -> float | None:
         whole, many = _figure(row.get(total)), _figure(row.get(count))
@@ -137,7 +137,7 @@ def _each(total: str, count: str) -> Read:
 
 
 def _aiperf_phase(row: Mapping[str, Any]) -> Any:
-    """What was asked of the load: the measured phase since 1.4 of its schema, whose type says whether at a rate."""
+    """Return the measured phase of the load (schema 1.4 and later), whose type says whether requests come at a rate."""
     phases = at(row, "input_config.phases")
     measured = [phase for phase in phases if at(phase, "kind") == "profiling"] if isinstance(phases, list) else []
     older = at(row, "input_config.loadgen") or at(row, "input_config.perf_analyzer.stimulus")

@@ -40,9 +40,9 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 )
 """Labels that runs share at each level; none: all runs."""
 FREEDOM = 4
-"""Degrees of freedom of what is each run's own; the quantile below is of 4."""
+"""Degrees of freedom of the error of each run alone; the quantile below is for 4."""
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-"""Times that the deviations of levels may be larger than fitted; a scale's odds fall with its fourth power."""
+"""Factors by which the deviations of levels may exceed the fitted ones; their odds fall with the fourth power."""
 _ROUNDS = 15
 FEATURES = ("devices", "concurrency", "prompt_tokens", "output_tokens")
 
@@ -52,18 +52,18 @@ class Deviations:
     """Standard deviations of ln(measured / predicted) of one metric."""
 
     levels: tuple[float, ...]
-    """Of each of ``LEVELS``."""
+    """Standard deviation of each of ``LEVELS``."""
     smooth: float
-    """Of what changes with the configuration within a group."""
+    """Standard deviation of the error that changes smoothly with the configuration within a group."""
     scales: tuple[float, ...]
-    """Of the logarithm of each of ``FEATURES``, over which it changes."""
+    """Length scale of the logarithm of each of ``FEATURES``, over which that error changes."""
     own: float
-    """Scale of what is each run's own."""
+    """Scale of the error of each run alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """One run's place among others, and ln(measured / predicted) where it was measured."""
+    """Labels and features of a run, and ln(measured / predicted) where it was measured."""
 
     labels: Mapping[str, str]
     features: tuple[float, ...]
@@ -73,17 +73,17 @@ class Residual:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a prediction is multiplied by, and between which factors the measured value lies."""
+    """The factor that corrects a prediction, and the interval of measured over predicted value."""
 
     factor: float
     low: float
     high: float
     deviation: float
-    """Of the logarithm."""
+    """Standard deviation of the logarithm."""
 
 
 def covariance(deviations: Deviations, one: Sequence[Residual], other: Sequence[Residual]) -> Floats:
-    """Covariance of the errors of runs without what is each one's own, [one, other]."""
+    """Covariance of the errors that runs share, [one, other]."""
     total = np.zeros((len(one), len(other)))
     for labels, deviation in zip(LEVELS, deviations.levels, strict=True):
         total += deviation**2 * shared(labels, one, other)
@@ -93,7 +93,7 @@ def covariance(deviations: Deviations, one: Sequence[Residual], other: Sequence[
 
 
 def shared(labels: tuple[str, ...], one: Sequence[Residual], other: Sequence[Residual]) -> Floats:
-    """Return which pairs share labels, as 0 and 1."""
+    """Return 1 for pairs of runs that share labels, else 0, [one, other]."""
     keys: dict[tuple[str, ...], int] = {}
     codes = [
         np.array([keys.setdefault(tuple(each.labels.get(name, "") for name in labels), len(keys)) for each in runs])
@@ -103,9 +103,9 @@ def shared(labels: tuple[str, ...], one: Sequence[Residual], other: Sequence[Res
 
 
 def weights(deviations: Deviations, inner: Floats, errors: Floats) -> Floats:
-    """Return what each known error counts for: the less, the farther it lies from what the others make of it.
+    """Return the weight of each known error, smaller the farther it is from its prediction by the others.
 
-    Args: ``inner`` is the covariance of the runs without what is each one's own.
+    Args: ``inner``: covariance of the errors that the runs share.
     """
     found = np.ones(errors.size)
     for _ in range(_ROUNDS):
@@ -116,10 +116,10 @@ def weights(deviations: Deviations, inner: Floats, errors: Floats) -> Floats:
 
 
 def widened(deviations: Deviations, known: Sequence[Residual]) -> Deviations:
-    """Return the deviations with those of the levels as many times larger as make the known errors likeliest.
+    """Return the deviations with those of the levels scaled by the factor that makes the known errors likeliest.
 
-    What runs have in common has a heavy tail, too: a mixture of normals of several scales, the wider the rarer. So runs
-    that agree far from zero (an engine that none was fitted on) are believed, where one alone is taken for an accident.
+    Shared errors have a heavy tail too, a mixture of normals of several scales, the wider the rarer. So several runs
+    that agree far from zero (such as those of a new engine) are believed, while a single one counts as an accident.
     """
     errors = np.array([each.error for each in known])
 
@@ -144,7 +144,7 @@ def quantile(level: float) -> float:
 def expected(
     deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual], level: float = 0.8
 ) -> list[Expected]:
-    """Return what to expect of runs beside those whose errors are known, at a confidence level each."""
+    """Return the corrections and intervals of runs, given runs with known errors, at a confidence level."""
     if not asked:
         return []
     if known:
@@ -166,7 +166,7 @@ def expected(
 
 
 def posterior(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Floats, Floats]:
-    """Return mean [asked] and covariance [asked, asked] of the errors of runs, without what is each one's own."""
+    """Return mean [asked] and covariance [asked, asked] of the shared errors of runs."""
     shared = covariance(deviations, asked, asked)
     if not known:
         return np.zeros(len(asked)), shared
@@ -175,7 +175,7 @@ def posterior(deviations: Deviations, known: Sequence[Residual], asked: Sequence
 
 
 def _learnt(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Floats, Floats]:
-    """Return the covariance of asked with known runs, and what solves the known ones for their errors and for it."""
+    """Return the covariance of asked with known runs, and the known covariance solved for their errors and for it."""
     errors = np.array([each.error for each in known])
     between, inner = covariance(deviations, asked, known), covariance(deviations, known, known)
     inner = inner + deviations.own**2 * np.diag(1 / weights(deviations, inner, errors))
@@ -183,5 +183,5 @@ def _learnt(deviations: Deviations, known: Sequence[Residual], asked: Sequence[R
 
 
 def _variance(deviations: Deviations, count: int) -> Floats:
-    """Variance of any run's error without its own, [count]."""
+    """Variance of the shared error of any run, [count]."""
     return np.full(count, sum(each**2 for each in deviations.levels) + deviations.smooth**2)

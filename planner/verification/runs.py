@@ -24,7 +24,7 @@ from planner.strategy import Strategy, parse_strategy
 METRICS = ("ttft_seconds", "tpot_seconds", "output_tokens_per_second_per_chip")
 NEEDED = ("model", "hardware", "strategy", "isl", "osl")
 SYNONYMS = {"auto": "", "fp4": "nvfp4", "fp8_block": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16", "w8a8": "int8"}
-"""What engines' own flags call number formats; ``auto`` is the default."""
+"""Names of number formats in engines' own flags; ``auto`` is the default."""
 
 SPARE_TOKENS = 1500
 """generator/rule_plugin/benchmark/trtllm.rule of github.com/ai-dynamo/aiconfigurator, of an aggregated worker."""
@@ -32,7 +32,7 @@ SPARE_TOKENS = 1500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One measured run: where it stands, what was run, and what was measured."""
+    """One measured run: its place in the file, its configuration, and its measurements."""
 
     id: str
     where: str
@@ -137,15 +137,15 @@ def _usual_budget(cells: dict[str, str], spread: float, concurrency: float) -> f
 
 
 def _recipe(cells: dict[str, str]) -> bool:
-    """Whether InferenceX's recipes under TensorRT-LLM set the run up, so that what it leaves out is theirs."""
+    """Whether InferenceX's TensorRT-LLM recipes configured the run, so that missing settings are those of the recipe."""
     return "inferencex" in cells.get("source", "").lower() and cells.get("engine", "").strip().lower() == "trtllm"
 
 
 def _waits(cells: dict[str, str], strategy: Strategy) -> tuple[float, float]:
-    """For how many steps prompts wait for more of them, and the share of the budget that ends it, as the row states it.
+    """Return the steps for which prompts wait for more prompts, and the share of the budget that ends the wait.
 
-    The engine's default is not to wait. Recipes of Llama 70B (70b_fp8_h200_trt_slurm.sh and its like) let 1K prompts
-    with answers of 1K wait on fewer than eight GPUs.
+    By default the engine does not wait. Recipes of Llama 70B (such as 70b_fp8_h200_trt_slurm.sh) let 1K prompts with
+    answers of 1K wait on fewer than eight GPUs.
     """
     short = max(_positive(cells, "isl"), _positive(cells, "osl")) <= 1024 and strategy.devices < 8
     waiting = _recipe(cells) and short and cells["model"].strip().lower() == "llama-3.1-70b"
@@ -154,16 +154,16 @@ def _waits(cells: dict[str, str], strategy: Strategy) -> tuple[float, float]:
 
 
 def _usual_balance(cells: dict[str, str], strategy: Strategy) -> float:
-    """For how many steps prompts wait until every DP rank has one, where the row does not state it.
+    """Return the steps for which prompts wait until every DP rank has one, where the row does not state them.
 
-    The engine's default is not to. Recipes (dsr1_fp8_h200_trt_slurm.sh and its like) set enable_balance and
+    By default the engine does not wait. Recipes (such as dsr1_fp8_h200_trt_slurm.sh) set enable_balance and
     timeout_iters 60 wherever attention is DP.
     """
     return 60.0 if _recipe(cells) and strategy.attention_dp > 1 else 0.0
 
 
 def _strategy(text: str, model: ModelSpec) -> Strategy:
-    """The row's strategy; of a dense model what is said about experts means nothing."""
+    """Return the row's strategy; for a dense model its expert degrees are ignored."""
     return parse_strategy(text if model.moe is not None else text.partition(",")[0], moe=model.moe is not None)
 
 

@@ -1,4 +1,4 @@
-"""Measured runs beside their predictions: errors, intervals, and what a table of them says together."""
+"""Measured runs beside their predictions: errors, intervals, and their summary."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -79,7 +79,7 @@ def point(configuration: Configuration) -> dict[str, float]:
 
 
 def place_of(run: Run, configuration: Configuration) -> Residual:
-    """Return where a run stands among others, its error unknown."""
+    """Return the labels and features of a run, without its error."""
     features = run.features or (
         float(configuration.strategy.devices),
         configuration.concurrency,
@@ -98,10 +98,10 @@ def verify_runs(
     """Return every run beside its prediction.
 
     Args:
-        runs: as ``read_runs`` gives them.
-        known: errors of runs measured before (``calibration``), with their metric: predictions learn from them.
-        level: of the intervals.
-        predicted: tells the metrics of a configuration.
+        runs: the runs of ``read_runs``.
+        known: errors of earlier runs (``calibration``), each with its metric, which correct predictions.
+        level: confidence level of the intervals.
+        predicted: returns the metrics of a configuration.
     """
     raw: dict[int, dict[str, float]] = {}
     reasons: dict[int, str] = {}
@@ -142,9 +142,9 @@ def _factors(
 
 
 def calibration(verified: Sequence[Verified]) -> list[tuple[str, Residual]]:
-    """Return the errors of measured runs, by metric: what later predictions of their like learn from.
+    """Return the errors of measured runs, by metric, which correct later predictions of similar runs.
 
-    The runs are to be verified without any calibration.
+    The runs must have been verified without calibration.
     """
     found = []
     for each in verified:
@@ -159,7 +159,7 @@ def calibration(verified: Sequence[Verified]) -> list[tuple[str, Residual]]:
 
 
 def summarise(verified: Sequence[Verified]) -> Summary:
-    """Return the errors of runs together; metrics that none of them has are left out."""
+    """Return the joint errors of runs, without metrics that no run has."""
     rows = [each for each in verified if each.predicted]
     found = {}
     for name in METRICS:
