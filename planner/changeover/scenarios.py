@@ -1,4 +1,4 @@
-"""Scenarios solved alone: the plan with the fewest chips for each, with relaxed limits where none keeps the asked ones."""
+"""Scenarios solved alone: the plan with the fewest chips for each, under the nearest limits that a plan keeps."""
 
 from dataclasses import replace
 from functools import partial

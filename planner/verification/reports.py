@@ -90,7 +90,7 @@ Read = Callable[[Mapping[str, Any]], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A tool's report format: identifying keys, the path of each figure, and the key of a list of benchmarks, if any."""
+    """A tool's report format: identifying keys, the path of each figure, and the key of its benchmarks, if many."""
 
     tool: str
     keys: set[str]

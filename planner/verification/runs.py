@@ -39,14 +39,14 @@ class Run:
     cells: dict[str, str]
     """Every column of the row."""
     measured: dict[str, float]
-    """By metric: those of ``METRICS`` that the row states, or that follow from it."""
+    """Measured values by metric: those of ``METRICS`` that the row states, or that follow from it."""
     configuration: Configuration | None
     reason: str | None = None
-    """Why it cannot be predicted; None where it can."""
+    """Why the run cannot be predicted; None where it can."""
     labels: dict[str, str] = field(default_factory=dict)
-    """What residuals are pooled by: engine, hardware, model, weights, and the engine's version or when it ran."""
+    """Labels by which residuals are pooled: engine, hardware, model, weights, engine version or date."""
     features: tuple[float, ...] = ()
-    """``residuals.FEATURES`` where no configuration says them."""
+    """``residuals.FEATURES`` where the configuration does not give them."""
 
 
 def read_runs(path: Path) -> list[Run]:
@@ -137,7 +137,7 @@ def _usual_budget(cells: dict[str, str], spread: float, concurrency: float) -> f
 
 
 def _recipe(cells: dict[str, str]) -> bool:
-    """Whether InferenceX's TensorRT-LLM recipes configured the run, so that missing settings are those of the recipe."""
+    """Whether InferenceX's TensorRT-LLM recipes configured the run, so that missing settings are the recipes'."""
     return "inferencex" in cells.get("source", "").lower() and cells.get("engine", "").strip().lower() == "trtllm"
 
 
