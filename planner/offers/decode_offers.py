@@ -176,7 +176,8 @@ def _bounded(question: Question, whole: Built, count: Count) -> _Table | None:
         return None
     rows, room, kv = whole.select(held), room[held], running_kv_tokens(question.workload)
     group, cost, spread = rows.group, rows.cost, rows.deviations
-    longest = question.tpot_seconds if batch is None else np.inf  # a given batch need not be full to keep the limit
+    # A given batch need not be full to keep the limit; requests with a single token have none to keep.
+    longest = question.tpot_seconds if batch is None and question.workload.decodes else np.inf
     limit = np.broadcast_to(longest * accepted_tokens(group.deployment, question.acceptance), room.shape)
     usable = sorted(row_microbatches(question, group.rows[0]))
     times = {parts: IterationTime(cost, spread, kv, parts, count) for parts in usable}

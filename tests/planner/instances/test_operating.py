@@ -19,7 +19,7 @@ from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.workload import Lengths, Workload
 from tests.instances import decode_all, prefill_found
-from tests.questions import small_question
+from tests.questions import rate_of, small_question
 
 CASES = [("qwen3-8b", "h100", 0.0), ("qwen3-30b-a3b", "cm384", 0.5), ("deepseek-v2-lite", "h100", 1.0)]
 
@@ -75,13 +75,19 @@ def test_capacities_keep_their_limits_and_are_not_far_below(model: str, hardware
 
 def test_nobody_queues_for_decode_after_a_single_token() -> None:
     """Where all requests have one token a decode instance carries what it is planned with at most, without a queue."""
-    question = small_question(model="qwen3-8b", hardware="h100", answer=1)
+    question = small_question(model="qwen3-8b", hardware="h100", lengths=(1024.0, 1.0))
     assert not question.workload.decodes
     for candidate in decode_all(question)[:2]:
         server = DecodeServer(question, candidate, 0.0)
         state = server.state(server.single_capacity)
         assert server.single_capacity == server.most_per_second
         assert state is not None and state.utilisation == 0
+
+
+def test_a_single_token_has_no_time_per_token_to_keep() -> None:
+    """A TPOT that no instance keeps is no reason to refuse requests of one token, nor to hold fewer of them."""
+    rates = [rate_of(model="qwen3-8b", devices=4, lengths=(1024.0, 1.0), tpot_seconds=tpot) for tpot in (1e-6, 1.0)]
+    assert rates[0] == rates[1] > 0
 
 
 def test_requests_dealt_to_groups_cost_their_fullest_group() -> None:
