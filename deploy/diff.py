@@ -1,4 +1,4 @@
-"""What changes between two deployments, in an operator's words, from the text of their files alone."""
+"""Changes between two deployments, in an operator's words, from the text of their files alone."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What an engine may take of a device's memory, and what that leaves for keys and values: ``planner.engines.memory``.
+"""The share of a device's memory for an engine, and the rest for keys and values: ``planner.engines.memory``.
 
 Ref: vllm/config/cache.py (0.33.0) and sglang srt/arg_groups/memory_hook.py (0.5.23) for what the share counts.
 """

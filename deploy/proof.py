@@ -1,4 +1,4 @@
-"""What proves a deployment once it runs: one request through every role, and a benchmark of the plan's traffic.
+"""Tests of a running deployment: one request through every role, and a benchmark of the plan's traffic.
 
 ``plan verify`` reads what the benchmark writes and sets it beside the manifest's prediction.
 """

@@ -1,4 +1,4 @@
-"""From a manifest to all files of a deployment, counted back before anyone sees them."""
+"""Render a manifest as all files of a deployment, which are read back and compared before they are written."""
 
 import json
 import re

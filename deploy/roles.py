@@ -1,4 +1,4 @@
-"""From a manifest's pools to what each role asks of an engine, in one unit: per attention DP rank."""
+"""The engine settings of each role, from a manifest's pools, in one unit: per attention DP rank."""
 
 import math
 from collections.abc import Sequence
@@ -169,7 +169,7 @@ def _setup(manifest: Manifest, pool: Pool) -> Setup:
 
 
 def _refusal(profile: EngineProfile, pool: Pool, setup: Setup, broken: Broken) -> str:
-    """Say the rule and what the engine can run instead."""
+    """Return a sentence with the broken rule and a layout that the engine can run instead."""
     near = nearest_reachable(profile, setup) if broken.rule not in ("accelerator", "model", "encode-pools") else None
     rather = f"; the nearest that it runs on {setup.strategy.devices} devices is {describe(near)}" if near else ""
     return (

@@ -1,4 +1,4 @@
-"""What spreads requests over instances: the routers of vLLM, SGLang and TensorRT-LLM, xllm-service with etcd, nginx."""
+"""Routers of requests over instances: those of vLLM, SGLang and TensorRT-LLM, xllm-service with etcd, nginx."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def _offset(role: RolePlan, number: int) -> int:
 
 
 def router_of(target: Target, launches: Mapping[str, Launch], address: Address) -> Router | None:
-    """Return what stands in front of the instances, with the address of each; None where a Service does."""
+    """Return the router in front of the instances, with their addresses; None where a Service routes."""
     engine = target.profile.engine
     if engine == "xllm":
         return xllm_service(target, etcd_address(target, address))

@@ -1,4 +1,4 @@
-"""What only the site knows: images, names, storage, selectors, networks; kept apart from the plan."""
+"""Values of the site (images, names, storage, selectors, networks), kept apart from the plan."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal

@@ -24,7 +24,7 @@ _BROKEN: tuple[type[Exception], ...] = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError),
     *(TypeError, ValueError, TokenError, struct.error, zlib.error, LZMAError, zipfile.BadZipFile, tarfile.TarError),
 )
-"""What readers of broken archives, headers and pickles raise."""
+"""Exceptions that readers raise on broken archives, headers and pickles."""
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def unbroken(what: str, *more: type[Exception]) -> Iterator[None]:
 
 
 GZIP = b"\x1f\x8b"
-"""What a file packed by gzip begins with."""
+"""First bytes of a gzip file."""
 _PACKINGS: dict[bytes, Literal["r:gz", "r:bz2", "r:xz", "r:"]] = {
     GZIP: "r:gz",
     b"BZh": "r:bz2",

@@ -1,4 +1,4 @@
-"""What NumPy does dearly, or not at all."""
+"""Array functions that NumPy lacks or does slowly."""
 
 from typing import Any
 
@@ -33,9 +33,9 @@ def percentiles(values: Floats, levels: float | Floats) -> Floats:
 
 
 def placed(counts: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
-    """Return the distinct values of whole numbers from 0 on, ascending, and where each stands among them.
+    """Return the distinct values of non-negative integers, ascending, and the index of each number among them.
 
-    What ``np.unique`` gives with ``return_inverse``, without sorting.
+    Same result as ``np.unique`` with ``return_inverse``, without sorting.
 
     >>> [found.tolist() for found in placed(np.array([8.0, 2.0, 8.0]))]
     [[2.0, 8.0], [1, 0, 1]]

@@ -18,7 +18,7 @@ class PodplanError(Exception):
 
 
 class BadInput(PodplanError):
-    """What the user gave cannot be understood or cannot be: one sentence, exit code 2."""
+    """Invalid input of the user, told in one sentence; exit code 2."""
 
 
 class Infeasible(PodplanError):
@@ -31,7 +31,7 @@ class Fault(PodplanError):
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Begin what is told of bad input with the flag, the file or the place in it that it came from."""
+    """Prefix the message of a BadInput with its source: a flag, a file or a place in it."""
     try:
         yield
     except BadInput as error:

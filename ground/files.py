@@ -135,7 +135,7 @@ def read_text(path: Path, most_bytes: int = SIZE_LIMIT_BYTES) -> str:
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Return what JSON text holds; BadInput naming ``where`` and what is wrong, a key that stands twice included."""
+    """Return the value of JSON text. Raises BadInput naming ``where`` and the fault, such as a duplicate key."""
     try:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
@@ -162,7 +162,7 @@ def read_yaml(path: Path) -> object:
 
 @contextmanager
 def checking(path: Path) -> Iterator[None]:
-    """Say in one sentence what keeps ``path`` from being read, as BadInput."""
+    """Turn errors of reading ``path`` into a BadInput of one sentence."""
     try:
         yield
     except FileNotFoundError:
@@ -280,7 +280,7 @@ def _ends(number: int) -> bool:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say in one sentence what keeps ``path`` from being written, as BadInput."""
+    """Turn errors of writing ``path`` into a BadInput of one sentence."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -288,7 +288,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder and those above it; return those that were not there, outermost first."""
+    """Make a folder and its missing parents; return the folders made, outermost first."""
     absent = [part for part in (folder, *folder.parents) if not os.path.lexists(part)][::-1]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is known of an object for as long as it is the same object."""
+"""Caches by the identity of objects, valid while it is the very same object."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -9,9 +9,9 @@ Value = TypeVar("Value")
 
 
 class Same(Generic[Value]):
-    """A key for what cannot be hashed: equal to another one only if both are of the very same object, which it keeps.
+    """A key for an unhashable object: two keys are equal only if they hold the very same object, which they keep.
 
-    For results that follow from objects that nobody changes, such as catalogue entries.
+    It serves for results that depend on objects that nobody changes, such as catalogue entries.
 
     >>> spec = [1]
     >>> {Same(spec): "known"}.get(Same(spec)), {Same(spec): "known"}.get(Same([1]))

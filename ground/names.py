@@ -1,4 +1,4 @@
-"""What a mistyped name may have meant, and what any name is called as a file."""
+"""Suggestions for mistyped names, and file names for any name."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from itertools import chain, count
 
 LONGEST = 200
-"""Characters of what may be a mistyped name: to compare takes their square."""
+"""Most characters of a name that is compared; the time of a comparison is quadratic in them."""
 
 
 def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 POOL_BLOCK_TOKENS = 128
-"""Of a block of the pool, the smallest that CloudMatrix384 section 4.4 tells (128 to 512)."""
+"""Tokens of a block of the pool, the smallest of CloudMatrix384 section 4.4 (128 to 512)."""
 UNBOUNDED = 1 << 62
 """Blocks of a cache without limit."""
 
@@ -18,16 +18,16 @@ class Found:
     dram_tokens: int = 0
     ssd_tokens: int = 0
     local_tokens: int = 0
-    """In the memory of the instance itself."""
+    """Tokens read from the memory of the instance itself."""
 
     @property
     def tokens(self) -> int:
-        """All of them."""
+        """Cached tokens of all tiers."""
         return self.dram_tokens + self.ssd_tokens + self.local_tokens
 
 
 class PrefixCache:
-    """Blocks by chained identifier: a hit ends at the first block that is nowhere.
+    """Blocks by chained identifier: a hit ends at the first block that is in no tier.
 
     Everything is also written to SSD; DRAM holds what was used last (CloudMatrix384 section 4.4, EMS).
     """
@@ -53,7 +53,7 @@ class PrefixCache:
         return len(self._ssd)
 
     def look_up(self, blocks: Sequence[int], prompt_tokens: int) -> Found:
-        """Return what of a prompt is cached, at most all tokens but one, and mark it as used."""
+        """Return the cached tokens of a prompt, at most all but one, and mark their blocks as used."""
         found = Found()
         for block in blocks:
             if block in self._dram:
@@ -76,7 +76,7 @@ class PrefixCache:
         return self.block_tokens * sum(1 for _ in takewhile(self._dram.__contains__, blocks))
 
     def count(self, found: Found, prompt_tokens: int) -> None:
-        """Count a prompt that is served with what was found of it."""
+        """Count a served prompt and its cached tokens."""
         self.asked_tokens += prompt_tokens
         self.hit_tokens += found.tokens
         self.ssd_hit_tokens += found.ssd_tokens

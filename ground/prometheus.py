@@ -1,4 +1,4 @@
-"""What a Prometheus endpoint serves: the text exposition format, version 0.0.4."""
+"""The text exposition format of Prometheus endpoints, version 0.0.4."""
 
 import re
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ class Scrape:
     edges: Mapping[str, Mapping[float, float]]
 
     def __sub__(self, other: "Scrape") -> "Scrape":
-        """Return what was counted since an earlier scrape; a counter that fell was started anew."""
+        """Return the counts since an earlier scrape; a counter that fell was restarted."""
         values = {name: _since(value, other.values.get(name, 0.0)) for name, value in self.values.items()}
         edges = {
             name: {edge: _since(value, other.edges.get(name, {}).get(edge, 0.0)) for edge, value in own.items()}

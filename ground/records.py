@@ -1,4 +1,4 @@
-"""What catalogues state: records with limits and sources, and how they are made of plain data that is right.
+"""Records of catalogues, with limits and sources, and their construction from valid plain data.
 
 A catalogue's own entries are right, for its tests check them. Files of others are checked with pydantic
 (``ground.validation``), which gives the same and takes 0.13 s: to import it and to build what reads machines and
@@ -55,7 +55,7 @@ Source = Annotated[str, Limits(min_length=LEAST_SOURCE)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """Base of what catalogues state: data classes, which pydantic reads from files (``ground.validation``).
+    """Base of the records of catalogues: data classes, which pydantic reads from files (``ground.validation``).
 
     An unknown key is an error, and so is a number that is none. A field's limits are ``Limits`` in its type; what
     several fields must be together, ``__post_init__`` checks and raises ValueError.

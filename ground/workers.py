@@ -1,4 +1,4 @@
-"""The same work on many items: on the cores of this machine, or on a Dask cluster that outgrows it.
+"""A function mapped over many items, on the cores of this machine or on a Dask cluster.
 
 An ``Executor`` maps a function over items and gives results in their order. ``spread`` is the default; ``executor_of``
 reads ``--workers``.
@@ -29,7 +29,7 @@ DASK = "dask:"
 
 
 class Executor(Protocol):
-    """What maps work over items. Results come in the items' order; what an item raises is raised here."""
+    """Maps a function over items. Results come in the items' order; an exception of an item is raised here."""
 
     def __call__(
         self, work: Callable[[Item], Result], items: Sequence[Item], *, done: "Done" = lambda: None

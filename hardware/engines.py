@@ -49,7 +49,7 @@ class ExpertCurves(NamedTuple):
     median_residual: float
     lent: bool
     shape: Shape
-    """What it was measured for."""
+    """Shape that was measured."""
     tensor: dict[int, NDArray[np.float64]]
     expert: dict[int, NDArray[np.float64]]
 

@@ -68,7 +68,7 @@ def _widens_int4(hardware: HardwareSpec) -> bool:
 
 
 def beside_experts(hardware: HardwareSpec, weights: Dtype, native: Dtype, shipped: Dtype) -> Dtype:
-    """Return the format of what stands beside experts of four bits: as ``shipped`` where the device multiplies that.
+    """Return the format of the other weights beside 4-bit experts: ``shipped`` where the device multiplies it.
 
     Where INT4 experts are multiplied in INT8, a checkpoint that does not ship four bits (``native``) is INT8 beside
     them (ModelSlim's W4A8 of DeepSeek-V3.2: attention, dense layers and shared experts).

@@ -1,4 +1,4 @@
-"""What an entry could state and does not, and what stands in for it."""
+"""Missing fields of a machine's entry, and the values that replace them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

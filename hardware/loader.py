@@ -188,7 +188,7 @@ def _scaled_exchange(fit: Data, own: list[Data], base: list[Data]) -> Data:
 
 
 def _noted(fit: Data, ratios: list[float]) -> Data:
-    """Return a fit whose note says by how much its rates were multiplied."""
+    """Return a fit with a note of the factor on its rates."""
     told = ", ".join(f"{ratio:.3g}" for ratio in dict.fromkeys(ratios))
     if told == "1":
         return fit
@@ -275,7 +275,7 @@ def hardware_names() -> tuple[str, ...]:
 
 @cache
 def hardware_aliases() -> dict[str, str]:
-    """Return which entry each alias stands for; the line of each entry that states its aliases is all that is read."""
+    """Return the entry of each alias; only the aliases line of each entry is read."""
     stated = {path.stem: _ALIASES.search(path.read_text(encoding="utf-8")) for path in CATALOG.glob("*.yaml")}
     texts = {name: found[1].split(",") if found else [] for name, found in stated.items()}
     return {alias.strip(" \"'"): name for name, own in texts.items() for alias in own if alias.strip()}

@@ -1,4 +1,4 @@
-"""What a machine is: devices, scopes, planes, and how well its kernels and libraries do.
+"""A machine: devices, scopes, planes, and the efficiency of its kernels and libraries.
 
 A *device* is what a rank runs on (one GPU, one Ascend die); a *chip* is what is bought.
 All bandwidths are one way and per device, all values SI. Peak and efficiency are separate
@@ -234,13 +234,13 @@ class Plane(Stated):
 
     @property
     def reached_bytes_per_second(self) -> float:
-        """What large transfers reach, one way, per device."""
+        """Bytes per second per device, one way, that large transfers reach."""
         return self.bandwidth_bytes_per_second.value * self.efficiency.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams(Stated):
-    """How two microbatches share one device.
+    """Shares of one device for two overlapping microbatches.
 
     ``attention_experts``: stream 0 attention, stream 1 gate, exchange and experts; the matrix cores
     are partitioned between them in steps of 1/``partitions`` (CloudMatrix384 section 4.2.3).

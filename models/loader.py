@@ -1,4 +1,4 @@
-"""From a name or a path to a ModelSpec."""
+"""Load a ModelSpec by name or path."""
 
 import os
 from functools import cache
@@ -48,7 +48,7 @@ def _names() -> tuple[str, ...]:
 
 
 def _catalogue_name(name: str) -> str | None:
-    """Return the entry that ``name``, in lower case, stands for; an alias costs reading all entries."""
+    """Return the catalogue entry of ``name``, in lower case; for an alias all entries are read."""
     return name if name in _names() else _aliases().get(name)
 
 

@@ -1,4 +1,4 @@
-"""How many parameters a model has, from its dimensions."""
+"""The number of parameters of a model, from its dimensions."""
 
 from typing import NamedTuple
 

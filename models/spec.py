@@ -1,4 +1,4 @@
-"""What a model is, as far as its cost goes: dimensions, never weights."""
+"""The dimensions of a model that determine its cost; no weights."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal

@@ -1,4 +1,4 @@
-"""What pictures become in the vision encoder of a multimodal model: patches, and tokens of the prompt."""
+"""Patches and prompt tokens of pictures in the vision encoder of a multimodal model."""
 
 import math
 from typing import Literal, NamedTuple
@@ -7,7 +7,7 @@ from models.spec import VisionTower
 
 
 class Pictures(NamedTuple):
-    """What the pictures of one request are: ``segments`` sets of patches that attend to each other, all alike."""
+    """The pictures of one request: ``segments`` equal sets of patches that attend to each other."""
 
     tower: VisionTower
     segments: int

@@ -1,4 +1,4 @@
-"""What starts one role: programme, flags, environment and files, apart from where it runs."""
+"""The launch of one role: programme, flags, environment and files, whatever the platform."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ ImagePart = Literal["nvidia", "a2", "a3", "router"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where files come from: engine and version, the podplan that made them, and the manifest that they follow."""
+    """Origin of the files: engine and version, the version of podplan, and the manifest."""
 
     engine: str
     title: str
@@ -58,7 +58,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is rendered for what: engine, kind of files, site, all roles, and where that comes from."""
+    """The input of rendering: engine, platform, site, all roles, and the origin."""
 
     profile: EngineProfile
     kind: PlatformKind
@@ -78,7 +78,7 @@ class Target:
         return self.profile.deployment.images[part].value
 
     def memory(self, role: RolePlan) -> Memory:
-        """What a role's engine may take of a device's memory."""
+        """Memory settings of a role's engine."""
         return memory_of(self.profile, role)
 
     def role(self, kind: str) -> RolePlan | None:
@@ -87,11 +87,11 @@ class Target:
 
     @property
     def model_path(self) -> str:
-        """Where the weights are on every node."""
+        """Path of the weights on every node."""
         return self.site.model_path or f"/models/{self.name_of_model}"
 
     def weights_path(self, role: RolePlan) -> str:
-        """Where a role's weights are on its nodes: in a folder named by their format where roles differ in it."""
+        """Path of a role's weights on its nodes; a folder named by their format where formats differ by role."""
         several = len({other.weights_dtype for other in self.roles}) > 1
         return f"{self.model_path}/{role.weights_dtype}" if several else self.model_path
 
@@ -113,7 +113,7 @@ class Target:
         return round((ttft or DEFAULT_TTFT_SECONDS) / MILLI), round((tpot or DEFAULT_TPOT_SECONDS) / MILLI)
 
     def draft_model_path(self, role: RolePlan) -> str:
-        """Where xLLM's exported draft model is."""
+        """Path of xLLM's exported draft model."""
         return self.site.draft_model_path or f"{self.weights_path(role)}/mtp"
 
     def http_port(self, role: RolePlan) -> int:

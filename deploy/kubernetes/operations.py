@@ -1,4 +1,4 @@
-"""What keeps a deployment in order: disruption budgets, network policies, metrics, a dashboard, an autoscaler."""
+"""Operations of a deployment: disruption budgets, network policies, metrics, a dashboard, an autoscaler."""
 
 import json
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ from deploy.templates import Object, filled
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "ascend": "huawei.com/Ascend910"}
 CHANNEL = "nvlink"
-"""Of IMEX, through which pods share memory over the NVLink of several nodes."""
+"""Name of the IMEX channel, through which pods share memory over the NVLink of several nodes."""
 STARTUP_PERIOD_SECONDS = 20
 STARTUP_TRIES = STARTUP_SECONDS // STARTUP_PERIOD_SECONDS
 

@@ -13,7 +13,7 @@ LOCKED: Object = {
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-"""The security context of what stands beside the engines."""
+"""The security context of the containers beside the engines."""
 
 
 def metadata(target: Target, name: str, extra: Mapping[str, str] | None = None) -> Object:

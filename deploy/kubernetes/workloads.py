@@ -1,4 +1,4 @@
-"""What runs the nodes of a role: a LeaderWorkerSet, StatefulSets or Volcano Jobs, all of the same pod.
+"""Workloads for the nodes of a role: a LeaderWorkerSet, StatefulSets or Volcano Jobs, all of the same pod.
 
 LeaderWorkerSet v1: one set per role, ``size`` nodes per instance, ``replicas`` instances. StatefulSets: one per
 instance, for a set is one rendezvous group, with a headless service each. Volcano: a Job per instance, started as a

@@ -12,7 +12,7 @@ from ground.files import parse_yaml
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What one instance of a role was rendered as; None where the engine has no such setting."""
+    """Degrees and limits of one rendered instance of a role; None where the engine has no such setting."""
 
     devices: int
     ranks: int

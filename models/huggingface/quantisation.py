@@ -1,4 +1,4 @@
-"""In which type a checkpoint stores its weights."""
+"""The number format in which a checkpoint stores its weights."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -66,7 +66,7 @@ def quantised(settings: Mapping[str, object]) -> Native | None:
 
 
 def known(table: Mapping[object, Native], word: object) -> Native | None:
-    """Return what a word stands for; a list or an object, which a hostile file may hold, stands for nothing."""
+    """Return the table's entry for a word; None for a list or an object, which a hostile file may hold."""
     return table.get(word) if isinstance(word, str) else None
 
 
