@@ -20,7 +20,7 @@ SYMMETRIC_ROOM_GIBIBYTES = 1  # NVSHMEM's own, beside DeepEP's buffer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """``fraction`` is what the engine is told; the rest is bytes of one device.
+    """``fraction`` is the engine's memory setting; the other fields are bytes of one device.
 
     ``requests`` are those of a DP rank whose planned share of the cache fits: the planned ones, or fewer.
     """
@@ -77,7 +77,7 @@ def symmetric_gibibytes(engine: str, role: RolePlan) -> int:
 
 
 def memory_of(profile: EngineProfile, role: RolePlan) -> Memory:
-    """Return what an engine is told and what that leaves: its own share, or more where the planned cache needs it.
+    """Return an engine's memory: its default share, or more where the planned cache needs it, and the rest.
 
     Infeasible where no request of the longest length fits.
     """

@@ -11,9 +11,9 @@ from typing import Literal, NamedTuple, Protocol
 ObjectiveName = Literal["throughput", "chips", "cost", "latency"]
 Pair = tuple[float, float]
 SLACK = 1e-6
-"""Part by which a bound may lie below what is known and not be told apart from it."""
+"""Relative distance within which a bound and the incumbent count as equal."""
 LEAST_PART = 1e-3
-"""Of an upper bound on a rate: smaller rates are not told apart from none."""
+"""Part of an upper bound on a rate below which rates count as none."""
 
 
 class Compared(Protocol):
@@ -35,7 +35,7 @@ class Objective(NamedTuple):
     key: Callable[[Compared], Pair]
     unit: str
     maximised: bool = False
-    """The rate that is carried is made large; otherwise the asked rate is carried, and something made small."""
+    """Whether the rate is maximised; otherwise the asked rate is carried and ``key`` minimised."""
     priced: bool = False
     """Devices count by their price, which every machine must state."""
     timed: bool = False

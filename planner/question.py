@@ -108,11 +108,11 @@ class PrefixPool:
     """Pooled host memory that keeps prefixes, and SSD behind it, which keeps all that memory does."""
 
     plane: str
-    """Of the prefill machines, over which they read it."""
+    """Network plane of the prefill machines over which they read the pool."""
     capacity_bytes: float
     ssd_bytes: float = 0.0
     ssd_share: float = 0.0
-    """Of the tokens that are found, those that memory no longer has."""
+    """Share of the found tokens that are read from SSD, not from memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class Pin:
     batch: int | None = None
     """Requests of a DP rank, all microbatches together."""
     tokens: int | None = None
-    """Of a prefill pass per device, reused ones included; of an aggregated step per DP rank."""
+    """Tokens of a prefill pass per device, reused ones included; of an aggregated step per DP rank."""
     redundant: int | None = None
     shared: Shared | None = None
 
@@ -168,11 +168,11 @@ class Question:
     confidence: float | None = None
     """In the predicted service times, with which every limit must hold; as predicted without."""
     headroom: float = 0.0
-    """By how much the rate may rise and all limits still hold."""
+    """Relative rise of the rate at which all limits must still hold."""
     shape: Shape = "auto"
     encode: Encode = "fused"
     encode_share: float = 0.0
-    """Of the TTFT limit, what encode instances may take; 0: there are none (``instances.encoding``)."""
+    """Share of the TTFT limit for encode instances; 0: no encode instances (``instances.encoding``)."""
     model_cache: str | None = None
     """Plane over which prefill and decode load weights off pooled host memory; None: they come from an object store."""
     prefix_pool: PrefixPool | None = None

@@ -113,17 +113,17 @@ class _Cursor:
 
     @property
     def token(self) -> _Token:
-        """The token at hand, an empty one at the end."""
+        """The current token, an empty one at the end."""
         return self._tokens[self._next] if self._next < len(self._tokens) else _Token("", len(self.source.text))
 
     def take(self) -> _Token:
-        """Return the token at hand and step over it."""
+        """Return the current token and step over it."""
         token = self.token
         self._next += 1
         return token
 
     def accept(self, *texts: str) -> bool:
-        """Step over the token at hand if it is one of ``texts``, case aside."""
+        """Step over the current token if it is one of ``texts``, case aside."""
         found = self.token.text.lower() in texts
         self._next += found
         return found

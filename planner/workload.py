@@ -27,7 +27,7 @@ class Lengths:
     squared_cv: float = 0.0
     """Squared coefficient of variation: variance over squared mean."""
     shape: LengthShape = "lognormal"
-    """Of the distribution with these moments, where more than moments count."""
+    """Shape of the distribution with these moments, where more than moments count."""
 
     def __post_init__(self) -> None:
         if not 0 < self.mean < np.inf:
@@ -81,9 +81,9 @@ class Workload:
     trace: "Trace | None" = field(default=None, repr=False)
     """The requests themselves, which are played as they came instead of a stationary stream; only gaps are scaled."""
     beams: int = 1
-    """Of a request (beam search): each takes a token of every iteration, and room for its own answer."""
+    """Beams of a request (beam search); each takes a token of every iteration and KV for its own answer."""
     pictures: Pictures | None = None
-    """Of every request; their tokens are part of the prompt."""
+    """Pictures of every request; their tokens are part of the prompt."""
     encoding: Encoding = "fused"
     """What the instances that take these requests do with their pictures."""
 

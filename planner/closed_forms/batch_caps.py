@@ -20,9 +20,9 @@ class Batches(Iterating):
     full_seconds: Floats
     """[requests], of an iteration where so many are the cap."""
     limit_seconds: float
-    """Of TPOT."""
+    """TPOT limit."""
     most_utilisation: float
-    """Of what a full instance finishes, the most that is planned with."""
+    """Utilisation limit: largest planned rate over that of a full instance."""
 
     @property
     def full_per_second(self) -> Floats:

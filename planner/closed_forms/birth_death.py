@@ -83,10 +83,10 @@ class Iterating:
     iteration_seconds: Floats
     """[requests], with 1, 2, ... running up to the largest batch; not falling."""
     iterations: Lengths
-    """Of a request."""
+    """Iterations of a request."""
     tokens_per_iteration: float
     tokens_squared_cv: float = 0.0
-    """Of the tokens of an iteration: drafts are accepted or not."""
+    """Squared CV of the tokens of an iteration, as drafts are accepted or not."""
     transfer_seconds: float
     joining_iterations: float = 0.0
 
@@ -131,7 +131,7 @@ class DecodeQueue:
     joining_iterations: float = 0.0
 
     def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
-        """Return its state under Poisson arrivals; None where a full instance cannot keep up.
+        """Return the state under Poisson arrivals; None beyond saturation.
 
             pi(n) / pi(n-1) = rate * I * tau(min(n, most)) / min(n, most)
 
@@ -341,7 +341,7 @@ class Crowding(NamedTuple):
     """Who finds prefill full, and for how long it stays so."""
 
     share: float
-    """Of prompts."""
+    """Share of prompts."""
     seconds: float
     """Mean of those; exponential, as what of the line is longer than the room."""
 

@@ -191,7 +191,7 @@ def _as_normal(means: Floats, dispersion: float, cells: int) -> Floats:
 
 
 _CELLS = 256
-"""Of the lattice."""
+"""Cells of the lattice."""
 _MOST_QUEUED = 256
 """Prompts that wait beyond a full pass."""
 _USUAL, _LONGEST, _HORIZON = 40, 320, 4096
@@ -215,7 +215,7 @@ class Lattice:
     seconds: Floats
     """[sizes + 1]: durations of passes that take all, by how many that is; last full ones."""
     width_seconds: float
-    """Of a cell of time."""
+    """Seconds of a cell."""
 
     @property
     def prompts_per_cell(self) -> float:

@@ -342,10 +342,10 @@ CHECKS: tuple[Check, ...] = (
 )
 LAYOUT_CHECKS: tuple[Check, ...] = (_dedicated, _redundancy, _microbatches, _drafts, _cache)
 STRATEGY_CHECKS = tuple(check for check in CHECKS if check not in LAYOUT_CHECKS)
-"""Those that read the degrees alone: what they cut is cut with every layout of its experts."""
+"""Checks that read the degrees alone, so that they cut a strategy with every expert layout."""
 ROLE_CHECKS: tuple[Check, ...] = (_kernels,)
 SHARED_CHECKS = tuple(check for check in STRATEGY_CHECKS if check not in ROLE_CHECKS)
-"""Of these, without pipeline stages, those that say the same of every role."""
+"""Strategy checks with the same result for every role, without pipeline stages."""
 
 
 def broken_pair(profile: EngineProfile, prefill: Setup, decode: Setup) -> Broken | None:

@@ -49,7 +49,7 @@ class ExpertMode(NamedTuple):
     architectures: list[str] | None = None
     """``model_type`` that have it; None: all MoE models."""
     roles: list[RoleName] | None = None
-    """Of instances that have it; None: all."""
+    """Roles of instances that have the feature; None: all."""
     note: str | None = None
 
     def serves(self, role: RoleName, architecture: str) -> bool:
@@ -261,10 +261,10 @@ class Orchestrator(NamedTuple):
     api: str
     sources: dict[str, str]
     engines: Fact[dict[str, str]]
-    """By engine its version in this release; empty: any."""
+    """Version of each engine in this release; empty: any."""
     accelerators: Fact[list[Accelerator]]
     injected_flags: Fact[list[str]]
     """Flags that it adds to the engine's command, never to be emitted."""
     images: dict[str, Fact[str]] = {}
     metrics: Fact[Metrics] | None = None
-    """Of its front end."""
+    """Metrics of the front end."""

@@ -179,7 +179,7 @@ class AggregatedServer:
     question: Question
     candidate: AggregatedCandidate
     like: "AggregatedServer | None" = None
-    """The same instance with another budget."""
+    """An equal instance with another budget, whose step table is shared."""
 
     @property
     def independent(self) -> bool:

@@ -350,7 +350,7 @@ class Bounds:
         return self._parts(load, shape)[0]
 
     def _parts(self, load: StepLoad, shape: tuple[int, ...]) -> tuple[Floats, Floats]:
-        """Return the same, and what of it the last pipeline stage takes beyond its layers."""
+        """Return the seconds, and the part that the last pipeline stage takes beyond its layers."""
         found = [evaluate(self.cost, load, n) for n in self.microbatches]
         self.count.evaluated += len(found) * int(np.prod(shape))
         seconds, heads = (

@@ -27,9 +27,9 @@ Loads = Callable[[int], Floats]
 """Popularity of every expert in the n-th stretch of a drift, [layers, experts]."""
 MOST_CHANGES = 500
 _GAIN = 1e-6
-"""Of the busiest rank, below which a map is the same but for rounding."""
+"""Relative gain of the busiest rank below which two maps count as equal."""
 _LEAST_SHARE = 1e-9
-"""Of the busiest expert's tokens, that an expert without any counts as: it has to stand somewhere."""
+"""Load of an expert without tokens, over the busiest expert's: each expert needs a slot."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -174,6 +174,6 @@ def _floor(problem: Problem) -> Floats:
 
 
 def _in_order(slots: Ints, problem: Problem) -> Ints:
-    """The same map with the experts of every rank in rising order."""
+    """Return the map with the experts of every rank in rising order."""
     held = slots.reshape(problem.layers, problem.ranks, -1)
     return np.sort(held, axis=2).reshape(problem.layers, -1)

@@ -30,7 +30,7 @@ class Timed:
     slots: Ints
     seconds: Floats
     balanced_tokens: Floats
-    """Of the map that balances tokens."""
+    """Seconds of the map that balances tokens."""
     eplb: Floats
 
 

@@ -156,14 +156,14 @@ def _aiperf_concurrency(row: Mapping[str, Any]) -> float | None:
 
 
 def _guidellm_concurrency(row: Mapping[str, Any]) -> float | None:
-    """At a rate, requests that are open are a result."""
+    """Return the mean concurrency; None for a load at a rate, where concurrency is a result."""
     if at(row, "config.strategy.type_") in ("constant", "poisson"):
         return None
     return _at("metrics.request_concurrency.successful.mean")(row)
 
 
 def _serving_concurrency(row: Mapping[str, Any]) -> float | None:
-    """Beside a rate it bounds what is open: a closed loop only where so many were."""
+    """Return the concurrency; with a rate it is only a bound, unless so many requests were open."""
     most, peak = _at("max_concurrency")(row), _at("max_concurrent_requests")(row)
     return None if most and _at("request_rate")(row) and not (peak and peak >= most) else most
 

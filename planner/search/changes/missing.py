@@ -51,7 +51,7 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
 
 
 def late_in_encode(question: Question) -> str:
-    """Say by how much encode instances pass their part of the TTFT limit with nothing else to do; nothing if not."""
+    """Return a sentence on idle encode instances that miss their part of the TTFT limit; empty if they keep it."""
     share, limit = question.encode_share, question.ttft_seconds
     alone = encode_seconds(question) if share else 0.0
     if alone <= share * limit:
@@ -64,7 +64,7 @@ def late_in_encode(question: Question) -> str:
 
 
 def encode_part(question: Question) -> str:
-    """Say what of a TTFT limit encode instances have, after a sentence on what follows them; else nothing."""
+    """Return a sentence with the part of the TTFT limit for encode instances; empty without them."""
     share = question.encode_share
     return f", and encode instances have {share:.0%} of the limit before it" if share else ""
 
