@@ -1,4 +1,4 @@
-"""Placements after the first: for the experts' seconds, for less traffic between nodes, near the map that runs now."""
+"""Further placements: for the experts' seconds, for less traffic between nodes, or near the current map."""
 
 from dataclasses import dataclass, replace
 
@@ -15,7 +15,7 @@ from planner.placement.traffic import leaving_share, pay_for_leaving, trade_off_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapChange:
-    """The current map's imbalance [layers], and experts to be loaded for the new one [layers]."""
+    """Imbalance of the current map, and experts to load for the new one, each [layers]."""
 
     current: NDArray[np.float64]
     loads: NDArray[np.int64]
@@ -32,7 +32,7 @@ class LeavingTokens:
 
 
 def time_experts(problem: Problem, asked: Configuration, placed: Placement, *, search: bool) -> tuple[Placement, Timed]:
-    """Return the placement, where ``search`` asks for it the one with the least seconds, and the experts' seconds."""
+    """Return the placement (with ``search``, the one with the least seconds found) and the experts' seconds."""
     deployment = expert_layouts(replace(asked, redundant=problem.redundant, shared="local"))[0]
     rows = asked.tokens if asked.phase == "prefill" else asked.batch
     timed = place_for_seconds(problem, deployment, rows * problem.ranks, placed.slots, search=search)
@@ -40,7 +40,7 @@ def time_experts(problem: Problem, asked: Configuration, placed: Placement, *, s
 
 
 def _moved(problem: Problem, placed: Placement, slots: NDArray[np.int64], method: str | None = None) -> Placement:
-    """Return a placement with other slots; what bounds it is the bound that was, or less where it is better."""
+    """Return a placement with other slots; its bound is the old one, or its own value where that is lower."""
     reached = measure(problem, slots)
     bound = placed.lower_bound.clip(max=reached)
     return replace(placed, slots=slots, imbalance=reached, lower_bound=bound, method=method or placed.method)
@@ -49,7 +49,7 @@ def _moved(problem: Problem, placed: Placement, slots: NDArray[np.int64], method
 def moved_little(
     problem: Problem, placed: Placement, current: NDArray[np.int64], most: int | None
 ) -> tuple[Placement, MapChange]:
-    """Return the placement that keeps experts where they are as far as it can, with ``most`` loads of a layer."""
+    """Return the placement that keeps most experts in place, with at most ``most`` loads per layer."""
     before = measure(problem, current)
     slots = renumbered(current, placed.slots, problem)
     unlimited = loaded = moves(current, slots, problem.ranks).sum(axis=1)
@@ -68,7 +68,7 @@ def moved_little(
 
 
 def weigh_traffic(problem: Problem, placed: Placement, weight: float) -> tuple[Placement, LeavingTokens]:
-    """Return the map with the least imbalance + weight x leaving share, of the one given and those on the way."""
+    """Return the map with the least imbalance + weight x leaving share among the given one and those on the way."""
     kept = replace(problem, keep_groups=True)
     slots = pay_for_leaving(kept, weight)
     ours, usual = (measure(problem, rows) + weight * leaving_share(problem, rows) for rows in (slots, placed.slots))

@@ -21,11 +21,11 @@ class Bounds:
     """Bounds on the busiest rank, [rows] each, in the unit of the loads."""
 
     mean: Floats
-    """All load over all ranks."""
+    """Total load over the number of ranks."""
     water_level: Floats
-    """Load of the heaviest replica when counts minimise it: it stands on some rank."""
+    """Load of the heaviest replica when counts minimise it; some rank holds that replica."""
     filler: Floats
-    """The heaviest replica and the lightest company that its rank's other slots can have."""
+    """Load of the heaviest replica and of the lightest replicas that can fill the other slots of its rank."""
 
     @property
     def best(self) -> Floats:

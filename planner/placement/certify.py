@@ -18,7 +18,7 @@ _ROUNDS = ((GOAL, 3_000, GOAL), (0.01, 8_000, GOAL / 4), (0.01, 16_000, GOAL / 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certified:
-    """A placement with its best bounds, and what proves them where more than arithmetic does: layer -> certificate."""
+    """A placement with its best bounds, and the certificates of layers whose bound needs one: layer -> certificate."""
 
     placement: Placement
     certificates: dict[int, Certificate]
@@ -54,7 +54,7 @@ def certify(problem: Problem, placed: Placement) -> Certified:
 
 
 def _search_longer(problem: Problem, placed: Placement, rows: Ints, steps: int, seed: int) -> None:
-    """Search the maps of ``rows`` on in place."""
+    """Continue the search of the maps of ``rows``, in place."""
     loads = problem.mean_loads[rows]
     floor = placed.lower_bound[rows] * loads.sum(axis=1) / problem.ranks
     held = placed.slots[rows].reshape(len(rows), problem.ranks, -1)

@@ -11,12 +11,12 @@ from planner.placement.methods import lower_bound, place
 from planner.placement.problem import Problem
 
 _WORTH = 0.02
-"""Less of an iteration is not worth the copies: it is below what predictions are good for."""
+"""Least share of an iteration that is worth the copies; smaller gains are below the accuracy of predictions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """What a configuration takes with a number of redundant experts, by the cost model."""
+    """Time and memory of a configuration with a number of redundant experts, by the cost model."""
 
     seconds: float
     """TPOT of decode, TTFT of prefill."""
@@ -40,7 +40,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Balanced against the layout that engines start from, both without a replica more than needed."""
+    """A balanced map against the engines' initial layout, both with the fewest replicas."""
 
     unbalanced: Effect
     balanced: Effect
@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def worth_it(self) -> bool:
-        """Whether it saves more than predictions are good for, and fits."""
+        """Whether the balanced map fits and saves more than the accuracy of predictions."""
         return self.balanced.fits and self.saves >= _WORTH
 
 
@@ -92,7 +92,7 @@ def curve(
 
 
 def effect_of(asked: Configuration, redundant: int, balance: Balance) -> Effect:
-    """Return what the cost model says of a configuration with so many redundant experts."""
+    """Return time and memory of a configuration with so many redundant experts, by the cost model."""
     found = predict(replace(asked, redundant=redundant, shared="local", balance=balance))
     seconds = found.ttft_seconds if asked.phase == "prefill" else found.tpot_seconds
     assert seconds is not None, "decode has a TPOT and prefill a TTFT"

@@ -57,7 +57,7 @@ class Changing:
         return self.loads(0 if self.drift_seconds is None else int(seconds / self.drift_seconds))
 
     def drifts(self) -> list[float]:
-        """Return when it changes."""
+        """Return the times at which the popularity changes."""
         step = self.drift_seconds
         return [] if step is None else [k * step for k in range(1, int(self.last_seconds / step) + 1)]
 
@@ -69,7 +69,7 @@ class Changing:
 
 @dataclass(frozen=True, kw_only=True)
 class Rebalanced:
-    """What a run plays: busiest expert rank over the mean by role, from the begin and from later times on."""
+    """Imbalance (busiest expert rank over the mean) by role, at the begin of a run and from later times on."""
 
     balance: dict[str, float]
     changes: tuple[tuple[float, dict[str, float]], ...]

@@ -1,4 +1,4 @@
-"""What a placement does on slices that it did not see, beside EPLB."""
+"""Imbalance of a placement on unseen time slices, beside EPLB."""
 
 from dataclasses import dataclass, replace
 from typing import Literal

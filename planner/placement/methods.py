@@ -40,7 +40,7 @@ class Placement:
 
     @property
     def proven(self) -> Bools:
-        """Layers whose map no other can better."""
+        """Whether the map of each layer is proven optimal, [layers]."""
         return np.asarray(self.imbalance <= self.lower_bound * (1 + 1e-9))
 
     @property

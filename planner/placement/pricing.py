@@ -40,7 +40,7 @@ class Replicas:
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """The greatest worth of a rank with each replica on it, and what it takes to name the others on it."""
+    """The greatest worth of a rank with each replica on it, and the choices that recover its other replicas."""
 
     worth: Floats  # [replicas]
     rest: Ints  # [replicas] grid load that the other slots use

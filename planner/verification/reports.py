@@ -149,7 +149,7 @@ def _aiperf_rate(row: Mapping[str, Any]) -> float | None:
 
 
 def _aiperf_concurrency(row: Mapping[str, Any]) -> float | None:
-    """Beside a rate it bounds what is open."""
+    """Return the concurrency; None for a load at a rate, where it is only a bound."""
     phase = _aiperf_phase(row)
     paced = at(phase, "type") not in (None, "concurrency") or _at("rate", "request_rate")(phase)
     return None if paced else _at("concurrency")(phase)

@@ -64,7 +64,7 @@ def late_in_encode(question: Question) -> str:
 
 
 def encode_part(question: Question) -> str:
-    """Return a sentence with the part of the TTFT limit for encode instances; empty without them."""
+    """Return a clause with the part of the TTFT limit for encode instances; empty without them."""
     share = question.encode_share
     return f", and encode instances have {share:.0%} of the limit before it" if share else ""
 
