@@ -107,7 +107,8 @@ def show_first(
     if plan.devices == plan.chips:
         del counts["device"]
     size = ", ".join(counted(count, thing) for thing, count in counts.items())
-    limits = f"TTFT {format_duration(question.ttft_seconds)} and TPOT {format_duration(question.tpot_seconds)}"
+    tpot = f" and TPOT {format_duration(question.tpot_seconds)}" if question.workload.decodes else ""
+    limits = f"TTFT {format_duration(question.ttft_seconds)}{tpot}"
     does = [
         f"{requests_text(plan.requests_per_second)} within {limits} at p{question.percentile:g}"
         if job is None

@@ -159,6 +159,13 @@ def test_an_aggregated_answer_to_a_trace_is_what_the_runtime_plays(
         assert played["predicted"][name]["mean"] == pytest.approx(told[name]["mean"], rel=0.01)
 
 
+def test_no_limit_is_told_that_does_not_apply(capsys: pytest.CaptureFixture[str]) -> None:
+    """Requests with a single token have no TPOT."""
+    assert main.main([*SMALL, "--osl", "1", "--rate", "5/s"]) == ExitCode.DONE
+    (does,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Does"))
+    assert "5 requests/s within TTFT 2 s at p99" in does
+
+
 def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
     """One screen: pools, latencies against limits, what binds, what is assumed, the bound."""
     assert main.main(SMALL) == ExitCode.DONE
