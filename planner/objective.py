@@ -17,7 +17,7 @@ LEAST_PART = 1e-3
 
 
 class Compared(Protocol):
-    """What an objective looks at, of a plan or of a choice of columns."""
+    """The figures of a plan, or of a choice of columns, that an objective compares."""
 
     @property
     def requests_per_second(self) -> float: ...  # noqa: D102

@@ -1,4 +1,4 @@
-"""What is asked: model, machines, traffic, service levels, objective."""
+"""A question: model, machines, traffic, service levels, objective."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -117,7 +117,7 @@ class PrefixPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """What is fixed of a role's instances; None leaves it to the search."""
+    """Pinned fields of a role's instances; a field that is None is left to the search."""
 
     strategy: Strategy | None = None
     instances: int | None = None
@@ -151,7 +151,7 @@ class Question:
     drafts: tuple[int, ...] = (0,)
     acceptance: Acceptance = 0.7
     driven: Host = DRIVEN
-    """How hosts drive the devices."""
+    """Model of host time per step."""
     balance: Balance = Balance(kind="measured")
     microbatches: tuple[int, ...] = (1, 2)
     redundant: int | None = None
@@ -182,7 +182,7 @@ class Question:
     """Devices of an instance at most, all of which a fault of one takes with it."""
 
     def pin(self, role: Role) -> Pin:
-        """What is fixed of a role; the redundancy and the shared ranks of all roles where it has none of its own."""
+        """Return the pinned fields of a role; redundancy and shared ranks default to those given for all roles."""
         own = dict(self.pins).get(role, FREE)
         return replace(
             own,
@@ -192,7 +192,7 @@ class Question:
 
     @property
     def given(self) -> dict[str, str]:
-        """What is fixed of roles, by flag, as it would be typed."""
+        """Return the pinned fields of all roles, by flag, as typed."""
         moe = self.model.moe is not None
         found: dict[str, str] = {}
         for role, pin in self.pins:
@@ -218,7 +218,7 @@ class Question:
 
     @property
     def goal(self) -> Objective:
-        """What is to be best."""
+        """The objective."""
         return OBJECTIVES[self.objective]
 
     @property

@@ -51,7 +51,7 @@ class Sessions(NamedTuple):
 
     turns: int
     new_tokens: Lengths
-    """What a prompt has behind all that was said before."""
+    """New tokens of a prompt, after the conversation so far."""
     think_seconds: float = 0.0
     """Mean pause between an answer and the next turn."""
     branches: int = 1
@@ -77,7 +77,7 @@ class Workload:
     answers: tuple[tuple[float, float], ...] | None = None
     """Kinds of answers as (tokens, weight), as a histogram has them; queues take their moments."""
     sessions: Sessions | None = None
-    """What the prompts are of, where they follow each other; their kinds and reuse stand above."""
+    """Shape of sessions, where prompts follow each other; their kinds and reuse are the fields above."""
     trace: "Trace | None" = field(default=None, repr=False)
     """The requests themselves, which are played as they came instead of a stationary stream; only gaps are scaled."""
     beams: int = 1

@@ -84,7 +84,7 @@ class _Occupancies:
         return np.asarray(((1 - waiting) * within / self._total[:, None] + waiting * late) @ likely)
 
     def _within(self, longest: Floats) -> Floats:
-        """What iterations of at most so long see, [caps, levels]."""
+        """Share of requests with iterations of at most so long, [caps, levels]."""
         caps, seconds = self.caps[:, None], self.batches.iteration_seconds
         places = np.minimum(np.searchsorted(seconds, longest, side="right"), caps)  # states that are in time
         masses = np.cumsum(self.seen)[np.minimum(places, caps - 1)] + np.where(places == caps, self.own[:, None], 0.0)

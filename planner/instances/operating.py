@@ -393,10 +393,7 @@ class DecodeServer:
         return self.decoding.ranks * self.decoding.slots
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of a pool of so many instances: a multiple of one, as random routing keeps arrivals Poisson.
-
-        On a trace the pool is played.
-        """
+        """Largest rate of a pool of so many instances: a multiple of one (Poisson arrivals), or played on a trace."""
         if self.player is not None:
             found = self.player.capacity(self.most_per_second, instances, _LIKELY * self.most_per_second)
             return 0.0 if found is None else instances * found.rate_per_second
@@ -421,10 +418,7 @@ class DecodeServer:
 
     @cached_property
     def single_capacity(self) -> float:
-        """Largest Poisson rate of one instance within the TPOT limit; 0 where there is none.
-
-        Where all requests have a single token nobody queues for decode, as ``state`` tells.
-        """
+        """Largest Poisson rate of one instance within the TPOT limit; 0 for none. One-token answers need no decode."""
         if self.question.queueing == "mixserve":
             keeps = self.candidate.iteration_seconds <= self.question.tpot_seconds * self.decoding.accepted
             return self.question.most_utilisation * self.candidate.requests_per_second if keeps else 0.0

@@ -294,7 +294,7 @@ class DrivenInstance:
 
     @property
     def ranks(self) -> NDArray[Any]:
-        """What each rank holds, by the names of ``batch_loop.RANK``, [ranks]; iterations under way count as ended."""
+        """State of each rank, fields of ``batch_loop.RANK``, [ranks]; iterations under way count as ended."""
         found: NDArray[Any] = self._ranks[self._instances.heads[0].acting]
         if self._rule.stages == 1:
             return found
