@@ -62,11 +62,6 @@ def group_rules(degrees: Degrees) -> list[GroupRule]:
     ]
 
 
-def layers_per_stage(layers: int, stages: int) -> list[int]:
-    """Return layer counts per pipeline stage; the first stages take what does not divide."""
-    return [layers // stages + (stage < layers % stages) for stage in range(stages)]
-
-
 def shard_rules(
     model: ModelSpec, degrees: Degrees, weights: Dtype, role: str, beside: Dtype = "bf16"
 ) -> list[ShardRule]:

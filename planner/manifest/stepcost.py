@@ -367,6 +367,11 @@ def stage_layers(cost: StepCost) -> tuple[Number, Number]:
     return math.ceil(own) / layers, math.floor(own) / layers
 
 
+def layers_per_stage(layers: int, stages: int) -> list[int]:
+    """Return layer counts per pipeline stage; the first stages take what does not divide."""
+    return [layers // stages + (stage < layers % stages) for stage in range(stages)]
+
+
 def layer_count(cost: StepCost, stage: Stage) -> int:
     """How often a term of ``stage`` runs per microbatch in the main model."""
     if stage == "attention":

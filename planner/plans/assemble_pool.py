@@ -13,7 +13,7 @@ from planner.costs.latency import balanced_cost
 from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
 from planner.manifest.costs import StepCostModel
 from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance, ShardRule
-from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
+from planner.manifest.ranks import group_rules, rank_table, shard_rules
 from planner.manifest.schema import (
     BatchLimits,
     Drafts,
@@ -23,6 +23,7 @@ from planner.manifest.schema import (
     Pool,
     PoolPrediction,
 )
+from planner.manifest.stepcost import layers_per_stage
 from planner.plans.aggregated import AggregatedPool
 from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
 from planner.strategy import Strategy, format_strategy

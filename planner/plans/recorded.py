@@ -10,17 +10,17 @@ import numpy as np
 from ground.errors import BadInput
 from planner.manifest.schema import Manifest, Prediction, Role, ServiceLevels, Statistics
 from planner.plans.expectation import Expectation, mixed_pool, pool_pair
-from planner.serving.aggregated import AggregatedPool
-from planner.serving.deployed import aggregated_pool, play, play_stream, separate_pools
+from planner.serving.aggregated import AggregatedPool, play_closed
+from planner.serving.deployed import aggregated_pool, play, separate_pools
 from planner.serving.latency import Array
-from planner.serving.separate import SeparatePools, Served, within
+from planner.serving.separate import SeparatePools, Served, play_separate, served, within
 from planner.serving.streams import stationary
 from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 
 _ALONE = 2_500
 """Played requests of a closed loop of one; their lengths and accepted drafts are stratified."""
 _FAR_SECONDS = 1e6
-"""A gap at which requests never meet, from which the needed gap is measured."""
+"""A gap at which requests never meet."""
 
 
 def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:
@@ -52,32 +52,40 @@ def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.
 def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
     """Return the expected figures for one request at a time: a closed loop of one, on instances of either shape.
 
-    Requests are played so far apart that none waits, not even for a surplus step of the engine.
+    An aggregated instance whose engine schedules ahead runs a surplus step, for which the next request waits. Separate
+    pools have none: their requests are played so far apart that they never meet.
     """
     aggregated, pair = mixed_pool(manifest), pool_pair(manifest)
+    stream = stationary(workload, _ALONE, most_tokens=float(manifest.model.spec.max_position))
     if aggregated is not None:
-        pools: SeparatePools | AggregatedPool = aggregated_pool(manifest, aggregated)
+        pool = aggregated_pool(manifest, aggregated)
+        played = play_closed(pool, stream, 1)
+        sent, left = played.arrival_seconds, played.left_seconds
+        busy = min(played.busy_seconds, float(left.max()))  # the last surplus step ends after the last answer
+        own: dict[Role, tuple[float, int]] = {"mixed": (busy, pool.instances)}
+        found = served(replace(stream, arrival_seconds=sent), played.first_token_seconds, left, own)
     elif isinstance(pair, str):
         return Expectation(prediction=None, basis=pair)
     else:
-        pools = separate_pools(manifest, pair)
-    stream = stationary(workload, _ALONE, most_tokens=float(manifest.model.spec.max_position))
-    far = play_stream(pools, replace(stream, arrival_seconds=_FAR_SECONDS * np.arange(_ALONE, dtype=np.float64)))
-    apart = 2 * far.e2e_seconds.max() * np.arange(_ALONE, dtype=np.float64)
-    found = play_stream(pools, replace(stream, arrival_seconds=apart))
-    ends, links = np.cumsum(found.e2e_seconds), found.link_utilisation
-    idle = found.end_seconds / float(ends[-1])
+        pools, places = separate_pools(manifest, pair), np.arange(_ALONE, dtype=np.float64)
+        far = play_separate(pools, replace(stream, arrival_seconds=_FAR_SECONDS * places))
+        apart = 2 * far.e2e_seconds.max() * places  # smaller numbers keep more digits of what a request takes
+        found = _end_to_end(play_separate(pools, replace(stream, arrival_seconds=apart)))
+        sent = np.cumsum(found.e2e_seconds) - found.e2e_seconds
+    return Expectation(
+        prediction=_prediction(found, sent, manifest.service_levels, 0.0), basis="single requests, one by one"
+    )
+
+
+def _end_to_end(found: Served) -> Served:
+    """Return requests that never meet with the gaps between them left out: each arrives when the one before leaves."""
+    end = float(found.e2e_seconds.sum())
 
     def shares(of: dict[Role, float]) -> dict[Role, float]:
-        return {role: min(share * idle, 1.0) for role, share in of.items()}
+        return {role: min(share * found.end_seconds / end, 1.0) for role, share in of.items()}
 
-    served = replace(
-        found, end_seconds=float(ends[-1]), busy=shares(found.busy), link_utilisation=shares(links) if links else None
-    )
-    return Expectation(
-        prediction=_prediction(served, ends - found.e2e_seconds, manifest.service_levels, 0.0),
-        basis="single requests, one by one",
-    )
+    links = found.link_utilisation
+    return replace(found, end_seconds=end, busy=shares(found.busy), link_utilisation=shares(links) if links else None)
 
 
 def pools_on(manifest: Manifest, workload: Workload) -> SeparatePools | AggregatedPool | str:

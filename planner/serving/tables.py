@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ground.arrays import distinct
 from planner.loops.arrays import TableArrays
-from planner.manifest.ranks import layers_per_stage
-from planner.manifest.stepcost import evaluate
+from planner.manifest.stepcost import evaluate, layers_per_stage
 from planner.manifest.terms import Number, StepCost, StepLoad
 
 Floats = NDArray[np.float64]
@@ -159,7 +158,7 @@ class _Seconds:
         load = StepLoad(**dict(zip(_LOAD, columns, strict=True)))
         if self.loads.stages == 1:
             return np.zeros(running.shape)
-        return np.broadcast_to(np.asarray(evaluate(self.cost, load, 1).head_seconds), running.shape)
+        return np.full(running.shape, evaluate(self.cost, load, 1).head_seconds)  # a view would be compiled for anew
 
     def _usual(self, running: Floats) -> tuple[Floats, Floats]:
         """Return the usual cached tokens of a rank, and the step in them over which their slope is taken."""

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from planner.manifest.checks import check_manifest
 from planner.manifest.layout import Degrees
-from planner.manifest.ranks import group_rules, layers_per_stage, rank_table, shard_rules
+from planner.manifest.ranks import group_rules, rank_table, shard_rules
+from planner.manifest.stepcost import layers_per_stage
 from tests.manifests import manifest, small_model
 
 

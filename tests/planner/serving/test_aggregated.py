@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.loops import admission_loop, aggregated_loop
-from planner.manifest.ranks import layers_per_stage
+from planner.manifest.stepcost import layers_per_stage
 from planner.serving.aggregated import AggregatedPool, play_aggregated, play_closed
 from planner.serving.aggregated_run import AggregatedRun, DrivenInstance
 from planner.serving.rules import Estimate, SchedulingRule
