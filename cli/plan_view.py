@@ -299,7 +299,7 @@ def interval_text(plan: Plan) -> str:
     what = {
         "encode": "a full encode pass",
         "prefill": "a full prefill pass",
-        "decode": "TPOT at the full batch",
+        "decode": f"{step} at the full batch",
         "mixed": f"{step} at the plan's load",
     }
     known = [(what[pool.role], pool.prediction.interval) for _, pool in reversed(plan.pools())]
