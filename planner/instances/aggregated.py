@@ -5,6 +5,7 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.candidates import BUDGETS, MOST_BATCH, AggregatedCandidate
@@ -19,7 +20,7 @@ from planner.serving.latency import Latency
 from planner.serving.played import FEW, MANY, Player
 from planner.serving.played import Played as Sample
 from planner.serving.rules import engine_rule
-from planner.serving.streams import Floats, Ints, Stream, longest_prompt
+from planner.serving.streams import Stream, longest_prompt
 from planner.serving.tables import Loads, step_table
 from planner.workload import Workload, running_kv_tokens
 

@@ -32,7 +32,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.arrays import percentiles
+from ground.arrays import Floats, percentiles
 from planner.instances.candidates import Count
 from planner.instances.least import BATCHES, Least
 from planner.manifest.stacks import taken
@@ -40,8 +40,6 @@ from planner.manifest.stepcost import evaluate, stage_layers
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.serving.streams import stationary
 from planner.workload import Workload
-
-Floats = NDArray[np.float64]
 
 _ROUNDS = 6
 """Rounds of false position for the running requests at which steps reach the limit; the upper end is the bound."""

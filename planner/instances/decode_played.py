@@ -9,13 +9,14 @@ from functools import lru_cache
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from planner.closed_forms.birth_death import DecodeState
 from planner.manifest.drafts import Acceptance, drawn_iterations
 from planner.serving.capacity import Limits, Outcome, Play
 from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_decode
 from planner.serving.latency import Latency
 from planner.serving.played import Player
-from planner.serving.streams import Floats, Ints, Stream, traced
+from planner.serving.streams import Stream, traced
 from planner.workload import Trace, Workload
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
+from ground.arrays import Ints
 from planner.closed_forms.bulk_lattice import Passes
 from planner.costs.cache import Cache, model_cache
 from planner.costs.deployment import Deployment
@@ -24,7 +25,7 @@ from planner.manifest.terms import Number
 from planner.question import Question
 from planner.serving.latency import Array
 from planner.serving.prompts import prompts_of
-from planner.serving.streams import Ints, stationary
+from planner.serving.streams import stationary
 from planner.strategy import Strategy
 from planner.workload import Workload
 

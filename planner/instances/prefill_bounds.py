@@ -4,16 +4,14 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
 from planner.serving.played import MANY
 from planner.serving.streams import stationary
 from planner.workload import Workload
-
-Floats = NDArray[np.float64]
 
 
 def varied(question: Question) -> bool:

@@ -7,8 +7,8 @@ take turns (``turns_loop``), and each turn is one step.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from planner.loops.admission_loop import deal, fill, hold, lacking
 from planner.loops.arrays import TableArrays
 from planner.loops.batch_loop import (
@@ -33,8 +33,6 @@ from planner.loops.batch_loop import (
 from planner.loops.compiled import njit, outermost
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, loaded_seconds, reached
 from planner.loops.turns_loop import acting, any_launched, next_batch, pass_stages
-
-Floats = NDArray[np.float64]
 
 IN_TURN, LEAST_LOAD = 0, 1
 _NEVER = 1 << 60

@@ -7,12 +7,10 @@ step visits each of them.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.loops.compiled import njit
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 Records = np.recarray[Any, Any]
 """Records beside each other: loops read several fields of a request or a rank at once."""
 

@@ -3,14 +3,11 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.loops.arrays import TableArrays
 from planner.loops.compiled import njit, outermost
 from planner.loops.tables_loop import alone_seconds, lasting, reached
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 LEAST_KV, LEAST_REQUESTS, IN_TURN = 0, 1, 2
 _NOBODY = -1

@@ -6,8 +6,8 @@ iterations that were added up, halt or give up the step that runs, take a reques
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Ints
 from planner.loops.admission_loop import lacking
 from planner.loops.aggregated_loop import add, advance, count_steps, leaving, resolve
 from planner.loops.arrays import TableArrays
@@ -26,8 +26,6 @@ from planner.loops.batch_loop import (
 from planner.loops.compiled import called, njit, outermost
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, reached
 from planner.loops.turns_loop import acting, any_launched
-
-Ints = NDArray[np.int64]
 
 
 @outermost

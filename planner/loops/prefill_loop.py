@@ -3,16 +3,14 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.loops.arrays import TableArrays
 from planner.loops.compiled import njit, outermost
 from planner.loops.tables_loop import keep_worth_loading, pass_seconds
 
 __all__ = ["IN_TURN", "LEAST_LOAD", "Instances", "Prompts", "count_late", "keep_worth_loading", "play"]
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 IN_TURN, LEAST_LOAD = 0, 1
 _NOBODY = -1

@@ -5,6 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from planner.loops.arrays import TableArrays
 from planner.loops.compiled import njit, outermost
 
@@ -23,7 +24,6 @@ __all__ = [
     "step_seconds",
 ]
 
-Floats = NDArray[np.float64]
 
 LEAST_SECONDS = 1e-9
 """Of a step: what is read off a table of an odd cost may fall below nothing."""

@@ -5,13 +5,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ground.arrays import Floats
 from planner.instances.encoding import embedding_seconds
 from planner.instances.operating import PrefillServer
 from planner.plans.pools import EncodePool
 from planner.question import Question
 from planner.serving.played import MANY
 from planner.serving.prefill import play_prefill
-from planner.serving.streams import Floats, Stream, stationary
+from planner.serving.streams import Stream, stationary
 
 
 def encode_pool(

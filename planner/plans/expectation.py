@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from ground.errors import BadInput
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
@@ -36,8 +36,6 @@ from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.workload import Lengths, Sessions, Workload
-
-Floats = NDArray[np.float64]
 
 QUEUED = "the queues of this traffic with the manifest's step costs"
 

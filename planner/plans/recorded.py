@@ -11,9 +11,9 @@ from ground.errors import BadInput
 from planner.manifest.schema import Manifest, Prediction, Role, ServiceLevels, Statistics
 from planner.plans.expectation import Expectation, mixed_pool, pool_pair
 from planner.serving.aggregated import AggregatedPool, play_closed
-from planner.serving.deployed import aggregated_pool, play, separate_pools
+from planner.serving.deployed import aggregated_pool, aggregated_served, play, separate_pools
 from planner.serving.latency import Array
-from planner.serving.separate import SeparatePools, Served, play_separate, served, within
+from planner.serving.separate import SeparatePools, Served, play_separate, within
 from planner.serving.streams import stationary
 from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 
@@ -60,10 +60,7 @@ def expect_alone(manifest: Manifest, workload: Workload) -> Expectation:
     if aggregated is not None:
         pool = aggregated_pool(manifest, aggregated)
         played = play_closed(pool, stream, 1)
-        sent, left = played.arrival_seconds, played.left_seconds
-        busy = min(played.busy_seconds, float(left.max()))  # the last surplus step ends after the last answer
-        own: dict[Role, tuple[float, int]] = {"mixed": (busy, pool.instances)}
-        found = served(replace(stream, arrival_seconds=sent), played.first_token_seconds, left, own)
+        found, sent = aggregated_served(pool, played, stream), played.arrival_seconds
     elif isinstance(pair, str):
         return Expectation(prediction=None, basis=pair)
     else:

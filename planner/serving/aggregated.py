@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from ground.identity import Kept, Same
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import Acceptance, drawn_iterations
 from planner.serving.prefill import Policy
 from planner.serving.rules import REFERENCE_RULE, SchedulingRule
-from planner.serving.streams import Floats, Ints, Stream, parts_of
+from planner.serving.streams import Stream, parts_of
 
 if TYPE_CHECKING:
     from planner.loops.batch_loop import Instances, Records, Rule

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.serving.aggregated import AggregatedPool, instances_of, requests_of, rule_of
-from planner.serving.streams import Floats, Ints, Stream
+from planner.serving.streams import Stream
 
 if TYPE_CHECKING:
     from planner.loops.batch_loop import Instances, Records, Rule

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ground.arrays import Floats
 from planner.manifest.terms import StepCost, StepLoad
 from planner.serving.aggregated import AggregatedPool, Played, play_closed
 from planner.serving.rules import REFERENCE_RULE, SchedulingRule
-from planner.serving.streams import Floats, Stream
+from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
 
 WAVES = 10

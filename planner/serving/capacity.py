@@ -12,9 +12,10 @@ from statistics import NormalDist
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from planner.objective import LEAST_PART
 from planner.serving.latency import Latency
-from planner.serving.streams import PARTS, Floats, Ints, Stream
+from planner.serving.streams import PARTS, Stream
 
 _AIM, _BEYOND = 0.995, 1.02
 """Part of the limit at which root finding aims; part of the upper rate at which latency is taken as infinite."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from planner.loops.arrays import TableArrays, joined, kept
 from planner.manifest.drafts import Acceptance, drawn_iterations
-from planner.serving.streams import Floats, Ints
 
 if TYPE_CHECKING:
     pass

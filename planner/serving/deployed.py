@@ -1,20 +1,22 @@
 """The pools of a manifest in the form that is played, and how they serve a trace."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ground.arrays import Floats
 from planner.loops.arrays import TableArrays
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
-from planner.serving.aggregated import AggregatedPool, play_aggregated
+from planner.serving.aggregated import AggregatedPool, Played, play_aggregated
 from planner.serving.decode import DecodePool
 from planner.serving.prefill import PrefillPool
 from planner.serving.rules import manifest_rule
 from planner.serving.separate import SeparatePools, Served, iteration_times, play_separate, prefill_pool, served
-from planner.serving.streams import Floats, Stream
+from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
 from planner.workload import Trace
 
@@ -140,16 +142,18 @@ def play(pools: SeparatePools | AggregatedPool, trace: Trace) -> Served:
     may decide a minute. So its requests are played through passes, links and iterations, or through the steps of
     aggregated instances. Only the duration of a pass, transfer, iteration or step comes from a model.
     """
-    return play_stream(pools, Stream.from_trace(trace))
-
-
-def play_stream(pools: SeparatePools | AggregatedPool, stream: Stream) -> Served:
-    """Play every request of a stream; return their times."""
+    stream = Stream.from_trace(trace)
     if isinstance(pools, SeparatePools):
         return play_separate(pools, stream)
-    played = play_aggregated(pools, stream)
-    own = played.busy_seconds, pools.instances
-    return served(stream, played.first_token_seconds, played.left_seconds, {"mixed": own})
+    return aggregated_served(pools, play_aggregated(pools, stream), stream)
+
+
+def aggregated_served(pool: AggregatedPool, played: Played, stream: Stream) -> Served:
+    """Return the times of requests that aggregated instances played."""
+    # A surplus step may end after the last answer.
+    busy = min(played.busy_seconds, pool.instances * float(played.left_seconds.max()))
+    sent = replace(stream, arrival_seconds=played.arrival_seconds)
+    return served(sent, played.first_token_seconds, played.left_seconds, {"mixed": (busy, pool.instances)})
 
 
 def _prefill(manifest: "Manifest", pool: "Pool", cost: StepCost) -> PrefillPool:

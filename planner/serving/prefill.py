@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from ground.arrays import Floats, Ints
 from planner.loops.arrays import TableArrays, joined, kept
-from planner.serving.streams import Floats, Ints, Stream, parts_of
+from planner.serving.streams import Stream, parts_of
 
 if TYPE_CHECKING:
     from planner.loops import prefill_loop as loop_types

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost
 from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_decode
 from planner.serving.prefill import Policy, Prefilled, PrefillPool, play_prefill
-from planner.serving.streams import Floats, Ints, Stream
+from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
 
 if TYPE_CHECKING:

@@ -18,10 +18,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ground.arrays import Floats, Ints
 from planner.workload import Lengths, Trace, Traffic, Workload
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 SHARE_OF_HITS = 0.95
 """Reused share of a prompt that hits the cache where only the mean is known (Mooncake's conversation trace: many

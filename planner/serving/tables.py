@@ -9,14 +9,11 @@ Evaluating a step cost takes tens of microseconds for one load, and a fraction o
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ground.arrays import distinct
+from ground.arrays import Floats, distinct
 from planner.loops.arrays import TableArrays
 from planner.manifest.stepcost import evaluate, layers_per_stage
 from planner.manifest.terms import Number, StepCost, StepLoad
-
-Floats = NDArray[np.float64]
 
 _SHARES, _LENGTHS, _PREFIXES = 4, 5, (0.0, 1.0, 2.0, 4.0, 16.0)
 _TOKENS, _TOKENS_OF_SEVERAL = 32, 20
