@@ -7,7 +7,6 @@ published; ``excluded.csv`` what it cannot, with the reason.
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from statistics import correlation, fmean, median
 from typing import Any, Literal, Self, get_args
@@ -16,9 +15,8 @@ from ground.errors import BadInput, Fault
 from ground.files import csv_table, read_text
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware
-from hardware.spec import Dtype, HardwareSpec
+from hardware.spec import Dtype
 from models.loader import load_model
-from models.spec import ModelSpec
 from planner.balance.imbalance import parse_balance
 from planner.costs.deployment import Phase, Shared, default_weights
 from planner.costs.predict import Configuration, Prediction, predict
@@ -281,7 +279,7 @@ def _case(row: dict[str, str], where: str) -> Case:
 
 
 def _configuration(row: dict[str, str]) -> Configuration:
-    model, hardware = _model(row["model"]), _machine(row["hardware"])
+    model, hardware = load_model(row["model"]), load_hardware(row["hardware"])
     shared: Shared = "auto"
     if row["shared_experts"]:
         kind, _, ranks = row["shared_experts"].partition("=")
@@ -316,17 +314,6 @@ def _configuration(row: dict[str, str]) -> Configuration:
         host=host_costs(row["system"] or None),
         acceptance=_number(row["mtp_acceptance"], 0.7),
     )
-
-
-@cache
-def _model(name: str) -> ModelSpec:
-    """Read a model once for all its cases."""
-    return load_model(name)
-
-
-@cache
-def _machine(name: str) -> HardwareSpec:
-    return load_hardware(name)
 
 
 def _number(cell: str, default: float) -> float:

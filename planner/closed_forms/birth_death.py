@@ -45,16 +45,14 @@ class DecodeState:
     """A decode instance at one arrival rate, over time and over requests."""
 
     rate_per_second: float
-    mean_requests: float
+    mean_requests: float = 0.0
     """Running, on average over time."""
-    utilisation: float
+    utilisation: float = 0.0
     """Rate over the rate at which a full instance finishes requests."""
-    waiting_probability: float
+    waiting_probability: float = 0.0
     """Share of requests that find the instance full."""
-    mean_wait_seconds: float
+    mean_wait_seconds: float = 0.0
     """For admission, over all requests."""
-    residence_seconds: float
-    """Mean time in decode, without waiting and transfer."""
     tpot: Latency
     """(transfer + wait + residence) / tokens after the first, of each request."""
     span: Latency
@@ -64,16 +62,7 @@ class DecodeState:
     def idle(cls, rate_per_second: float) -> Self:
         """Return an instance whose requests end with the token that prefill gives, and are never its own."""
         none = Latency.from_samples(np.zeros(0))
-        return cls(
-            rate_per_second=rate_per_second,
-            mean_requests=0.0,
-            utilisation=0.0,
-            waiting_probability=0.0,
-            mean_wait_seconds=0.0,
-            residence_seconds=0.0,
-            tpot=none,
-            span=none,
-        )
+        return cls(rate_per_second=rate_per_second, tpot=none, span=none)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +88,6 @@ class Iterating:
     def finished_per_second(self) -> Floats:
         """Requests finished per second with 1, 2, ... running: n / (I tau(n)); [requests]."""
         return np.asarray(self.running / (self.iterations.mean * self.iteration_seconds))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Server(Iterating):
-    """Instances that are filled alike; requests are those of all of them."""
-
-    instances: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,45 +131,43 @@ class DecodeQueue:
             BadInput: a rate not above 0 or no room for one request.
         """
         alike = max(min(instances, _MOST_TOGETHER // max(self.most_requests, 1)), 1)
-        return _state(self._tabulated(alike), rate_per_second * alike)
+        return _state(self._tabulated(alike), rate_per_second * alike, alike)
 
-    def capacity(self, limit_seconds: float, percentile: float, most_utilisation: float = 0.98) -> DecodeState | None:
-        """Return the state at the largest rate at which TPOT at ``percentile`` keeps the limit; None where none does.
+    def capacity(self, limit_seconds: float, percentile: float, most_utilisation: float = 0.98) -> float | None:
+        """Return the largest rate at which TPOT at ``percentile`` keeps the limit; None where none does.
 
         At most ``most_utilisation`` of what a full instance finishes. The largest of ``serving.capacity.on_grid``.
 
         Raises:
             BadInput: no room for one request.
         """
-        server = self._tabulated()
-        found: dict[float, DecodeState | None] = {}
+        table = self._tabulated()
 
         def seconds(rate: float) -> float:
-            state = found[rate] = found[rate] if rate in found else _state(server, rate)
+            state = _state(table, rate)
             return state.tpot.at(percentile) if state else math.inf
 
-        rate = largest_rate(seconds, limit_seconds, most_utilisation * float(server.finished_per_second[-1]))
-        return None if rate is None else found[rate]
+        return largest_rate(seconds, limit_seconds, most_utilisation * float(table.finished_per_second[-1]))
 
-    def _tabulated(self, instances: int = 1) -> _Server:
+    def _tabulated(self, instances: int = 1) -> Iterating:
         most = self.most_requests
         if most < 1:
             raise BadInput(f"A decode instance with room for {most} requests must have room for at least 1.")
         nodes = distinct(np.round(np.geomspace(1, most, _TABLE_NODES)))
         seconds = np.asarray(self.iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
         each = np.arange(1.0, most * instances + 1) / instances
-        return _Server(
+        return Iterating(
             iteration_seconds=np.interp(each, nodes, np.maximum.accumulate(seconds)),
             iterations=self.iterations_per_request,
             tokens_per_iteration=self.tokens_per_iteration,
             tokens_squared_cv=self.tokens_squared_cv,
             transfer_seconds=self.transfer_seconds,
             joining_iterations=self.joining_iterations,
-            instances=instances,
         )
 
 
-def _state(server: _Server, rate: float) -> DecodeState | None:
+def _state(server: Iterating, rate: float, instances: int = 1) -> DecodeState | None:
+    """Return the state of one of so many instances that are filled alike; the rate and requests are those of all."""
     if rate <= 0:
         raise BadInput(f"An arrival rate of {rate:g} requests per second must be above 0.")
     finished = server.finished_per_second
@@ -207,12 +187,11 @@ def _state(server: _Server, rate: float) -> DecodeState | None:
     known = server.transfer_seconds + mean_wait + joining + residence if server.iterations.squared_cv else None
     tokens, spans, masses = _requests(server, rate, occupancy[1:], waiting)
     return DecodeState(
-        rate_per_second=rate / server.instances,
-        mean_requests=mean_requests / server.instances,
+        rate_per_second=rate / instances,
+        mean_requests=mean_requests / instances,
         utilisation=utilisation,
         waiting_probability=waiting,
         mean_wait_seconds=mean_wait,
-        residence_seconds=residence,
         tpot=_ordered(spans / tokens, masses),
         span=_ordered(spans, masses, known),
     )
@@ -243,7 +222,7 @@ def residence_variance(elasticity: Floats, residence: Floats, squared_cv: float)
     return np.asarray(forgetting * (fixed + (1 - fixed) * min(squared_cv, 1.0)), dtype=np.float64)
 
 
-def _requests(server: _Server, rate: float, occupancy: Floats, waiting: float) -> tuple[Floats, Floats, Floats]:
+def _requests(server: Iterating, rate: float, occupancy: Floats, waiting: float) -> tuple[Floats, Floats, Floats]:
     """Requests as point masses: tokens, seconds of transfer, wait and iterations, mass.
 
     Iteration times are shrunk to their mean as far as a residence averages them; iterations see the occupancy weighted
@@ -320,7 +299,7 @@ def _normal_levels() -> tuple[Floats, Floats]:
     return shares, -np.diff(heights) / shares
 
 
-def _wait_scale(server: _Server, rate: float) -> float:
+def _wait_scale(server: Iterating, rate: float) -> float:
     """Mean wait of a request that waits, in seconds: a full instance is c servers of equal speed, (1 + c^2)/2 of M/M/c.
 
     Ref: Allen and Cunneen, as tests/planner/closed_forms/waits.py has it.

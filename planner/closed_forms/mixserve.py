@@ -250,9 +250,6 @@ def full_batch_state(
         rate_per_second=rate_per_second,
         mean_requests=rate_per_second * residence,
         utilisation=rate_per_second / finished,
-        waiting_probability=0.0,
-        mean_wait_seconds=0.0,
-        residence_seconds=residence,
         tpot=_always(seconds / accepted),
         span=_always(transfer_seconds + residence),
     )

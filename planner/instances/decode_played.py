@@ -79,7 +79,6 @@ class PlayedDecode(Player):
             utilisation=rate_per_second / self.full_per_second,
             waiting_probability=float((waits > 1e-9).mean()),
             mean_wait_seconds=float(np.maximum(waits, 0.0).mean()),
-            residence_seconds=float(residence.mean()),
             tpot=Latency.from_samples(span / sent.answer_tokens),
             span=Latency.from_samples(span),
         )

@@ -425,8 +425,7 @@ class DecodeServer:
         question = self.question
         if not question.workload.decodes:
             return self.most_per_second
-        found = self.queue.capacity(question.tpot_seconds, question.percentile, question.most_utilisation)
-        return found.rate_per_second if found else 0.0
+        return self.queue.capacity(question.tpot_seconds, question.percentile, question.most_utilisation) or 0.0
 
     def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
         """Occupancy and TPOT of one of so many instances at its rate; None beyond saturation.

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from itertools import zip_longest
 
 import numpy as np
 
@@ -12,18 +12,12 @@ from ground.errors import BadInput
 from ground.records import Stated
 from ground.validation import plain
 from planner.manifest.costs import EXPERT_VARIABLES, REACH_VARIABLES, TERM_GROUPS, StepCostModel
-from planner.manifest.layout import RANK_COLUMNS, GroupRule
+from planner.manifest.layout import RANK_COLUMNS
 from planner.manifest.loads import check_expert_map
+from planner.manifest.ranks import group_rules, rank_table
 from planner.manifest.schema import Manifest, ManifestWorkload, Pool, PromptKinds
 
-COLUMN = {name: index for index, name in enumerate(RANK_COLUMNS)}
-GROUP_KEYS = {
-    "tp": ("pp", "domain", "dp"),
-    "dp": ("pp", "domain", "tp"),
-    "ep": ("pp", "moe_tp"),
-    "moe_tp": ("pp", "ep"),
-    "pp": ("domain", "tp", "dp", "ep", "moe_tp"),
-}
+PLACE = [RANK_COLUMNS.index(name) for name in ("node", "device")]
 
 
 def spec_hash(spec: Stated) -> str:
@@ -49,7 +43,7 @@ def check_manifest(manifest: Manifest) -> None:
         table = np.array(pool.rank_table.rows, dtype=np.int64)
         per_node = int(manifest.clusters[pool.hardware].spec.devices_per_node.value)
         _check_rows(pool, table, per_node, f"{path}.rank_table.rows")
-        _check_groups(pool, table, f"{path}.groups")
+        _check_groups(pool, f"{path}.groups")
         _check_instances(manifest, pool, table, path, used, names)
         _check_experts(manifest, pool, f"{path}.expert_map")
         _check_shards(pool, f"{path}.weight_shards")
@@ -124,14 +118,11 @@ def _layers(manifest: Manifest, pool: Pool, path: str) -> int:
 
 
 def _check_rows(pool: Pool, table: Ints, per_node: int, path: str) -> None:
-    """Each rank stands once, on its own device, with its own coordinates in the range of the degrees."""
-    count = pool.devices_per_instance
+    """Each rank stands once, on its own device, with the coordinates that the degrees give it."""
+    expected = np.array(rank_table(pool.degrees, per_node).rows, dtype=np.int64)
+    count, (node, device) = len(expected), table[:, PLACE].T
     if len(table) != count:
         raise BadInput(f"{path}: has {len(table)} rows, must have one for each of {count} ranks")
-    wrong = np.flatnonzero(table[:, 0] != np.arange(count))
-    if wrong.size:
-        raise BadInput(f"{path}[{wrong[0]}][0]: rank {table[wrong[0], 0]} must be {wrong[0]}; rows stand in rank order")
-    node, device = table[:, COLUMN["node"]], table[:, COLUMN["device"]]
     outside = np.flatnonzero((node < 0) | (node >= count) | (device < 0) | (device >= per_node))
     if outside.size:
         row = outside[0]
@@ -139,38 +130,12 @@ def _check_rows(pool: Pool, table: Ints, per_node: int, path: str) -> None:
     twice = _repeated(node * per_node + device)
     if twice is not None:
         raise BadInput(f"{path}[{twice}]: rank {twice} stands on a device that an earlier rank has")
-    _check_coordinates(pool, table, path)
-
-
-def _check_coordinates(pool: Pool, table: Ints, path: str) -> None:
-    """Attention and expert coordinates are those of the degrees, each once; -1 only where a rank has none."""
-    degrees = pool.degrees
-    limits = {
-        "pp": (0, degrees.pp),
-        "domain": (-1 if degrees.domains else 0, max(degrees.domains, 1)),
-        "tp": (-1 if degrees.domains else 0, degrees.attention_tp),
-        "dp": (-1 if degrees.domains else 0, degrees.attention_dp),
-        "ep": (-1, degrees.moe_ep),
-        "moe_tp": (-1, degrees.moe_tp),
-    }
-    for name, (least, end) in limits.items():
-        column = table[:, COLUMN[name]]
-        outside = np.flatnonzero((column < least) | (column >= end))
-        if outside.size:
-            row = outside[0]
-            raise BadInput(f"{path}[{row}][{COLUMN[name]}]: {name} {column[row]} must be from {least} to {end - 1}")
-    for label, names in (("attention", ("pp", "domain", "dp", "tp")), ("expert", ("pp", "ep", "moe_tp"))):
-        keys = table[:, [COLUMN[name] for name in names]]
-        held = np.flatnonzero((keys >= 0).all(axis=1))
-        partly = np.flatnonzero((keys[:, -1] >= 0) != (keys >= 0).all(axis=1))
-        if partly.size:
-            raise BadInput(f"{path}[{partly[0]}]: has some {label} coordinates {names} and lacks others")
-        twice = _repeated(np.unique(keys[held], axis=0, return_inverse=True)[1].reshape(-1))
-        if twice is not None:
-            raise BadInput(f"{path}[{held[twice]}]: an earlier rank has the same {label} coordinates {names}")
-        expected = math.prod(limits[name][1] for name in names)
-        if held.size not in (0, expected):
-            raise BadInput(f"{path}: {held.size} ranks have {label} coordinates {names}, must be {expected} by degrees")
+    expected[:, PLACE] = table[:, PLACE]
+    wrong = np.argwhere(table != expected)
+    if wrong.size:
+        row, column = wrong[0]
+        name, right = RANK_COLUMNS[column], expected[row, column]
+        raise BadInput(f"{path}[{row}][{column}]: {name} {table[row, column]} must be {right} as degrees say")
 
 
 def _repeated(values: Ints) -> int | None:
@@ -181,33 +146,12 @@ def _repeated(values: Ints) -> int | None:
     return int(again[0]) if again.size else None
 
 
-def _check_groups(pool: Pool, table: Ints, path: str) -> None:
-    """The groups of each kind are exactly the ranks that share the other coordinates."""
-    count = len(table)
-    given: dict[str, list[tuple[int, GroupRule]]] = {}
-    for index, rule in enumerate(pool.groups):
-        most = max(rule.starts) + (rule.size - 1) * rule.stride
-        if most >= count or rule.size * len(rule.starts) > count:
-            raise BadInput(f"{path}[{index}]: names rank {most} or ranks twice, of {count} ranks")
-        given.setdefault(rule.kind, []).append((index, rule))
-    for kind, keys in GROUP_KEYS.items():
-        rules = given.get(kind, [])
-        found = sorted(tuple(group) for _, rule in rules for group in rule.groups())
-        if found != sorted(_expected_groups(table, kind, keys)):
-            where = f"{path}[{rules[0][0]}]" if rules else path
-            raise BadInput(f"{where}: the {kind} groups must be those ranks that share {', '.join(keys)} in rank_table")
-
-
-def _expected_groups(table: Ints, kind: str, keys: tuple[str, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the ranks of each group of more than one, ordered by the coordinate of the kind."""
-    held = table[table[:, COLUMN[kind]] >= 0]
-    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    columns = [COLUMN[key] for key in keys]
-    for row in held.tolist():
-        groups.setdefault(tuple(row[c] for c in columns), []).append((row[COLUMN[kind]], row[0]))
-    for members in groups.values():
-        if len(members) > 1:
-            yield tuple(rank for _, rank in sorted(members))
+def _check_groups(pool: Pool, path: str) -> None:
+    """The groups of each kind are those of the degrees."""
+    for index, (given, right) in enumerate(zip_longest(pool.groups, group_rules(pool.degrees))):
+        if given != right:
+            groups = f"must be {right.model_dump()}" if right else "must not be there"
+            raise BadInput(f"{path}[{index}]: {groups} as degrees say")
 
 
 def _check_instances(
@@ -216,7 +160,8 @@ def _check_instances(
     """Instances lie in the cluster and share no device."""
     cluster = manifest.clusters[pool.hardware]
     per_node = int(cluster.spec.devices_per_node.value)
-    linear = table[:, COLUMN["node"]] * per_node + table[:, COLUMN["device"]]
+    node, device = table[:, PLACE].T
+    linear = node * per_node + device
     for index, instance in enumerate(pool.instances):
         where = f"{path}.instances[{index}]"
         if instance.name in names:

@@ -4,8 +4,6 @@ All hold for maps with equally many slots on every rank, tokens of an expert spl
 filler bound, no expert twice on a rank. Rows are layers, or nodes of layers; loads may have any unit.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from ground.arrays import Bools, Floats
@@ -16,28 +14,15 @@ _MARGIN = 1e-9
 _HALVINGS = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
-    """Bounds on the busiest rank, [rows] each, in the unit of the loads."""
+def simple_bounds(loads: Floats, ranks: int, slots: int) -> Floats:
+    """Return the greatest bound on the busiest of ``ranks`` ranks with ``slots`` slots in all, [rows].
 
-    mean: Floats
-    """Total load over the number of ranks."""
-    water_level: Floats
-    """Load of the heaviest replica when counts minimise it; some rank holds that replica."""
-    filler: Floats
-    """Load of the heaviest replica and of the lightest replicas that can fill the other slots of its rank."""
+    Of the mean rank, the water level (some rank holds the heaviest replica, as light as counts can make it), and the
+    filler: that replica with the lightest ones that can fill the other slots of its rank.
 
-    @property
-    def best(self) -> Floats:
-        """The greatest of them."""
-        return np.maximum(np.maximum(self.mean, self.water_level), self.filler)
-
-
-def simple_bounds(loads: Floats, ranks: int, slots: int) -> Bounds:
-    """Return the bounds of every row of ``loads`` [rows, experts] on ``ranks`` ranks with ``slots`` slots in all."""
-    mean = loads.sum(axis=1) / ranks
-    level = water_level(loads, slots, ranks)
-    return Bounds(mean=mean, water_level=level, filler=_filler_bound(loads, ranks, slots, np.maximum(mean, level)))
+    Args: ``loads`` [rows, experts].
+    """
+    return _filler_bound(loads, ranks, slots, np.maximum(loads.sum(axis=1) / ranks, water_level(loads, slots, ranks)))
 
 
 def water_level(loads: Floats, slots: int, ranks: int) -> Floats:

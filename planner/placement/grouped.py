@@ -7,38 +7,70 @@ the group-constrained bound. The search is optimistic: it takes the assignment t
 nodes, puts what they reached in place of their bounds, and repeats until the best assignment is one that was placed.
 """
 
-from math import comb
+from functools import lru_cache
+from itertools import combinations
+from math import factorial
 
 import numpy as np
 
-from ground.arrays import Bools, Floats, Ints
+from ground.arrays import Floats, Ints
 from planner.balance.counts import longest_first_rows, water_filling
 from planner.placement.bounds import simple_bounds
 from planner.placement.eplb import balanced_packs
 from planner.placement.improve import SETTLED, search_jointly, settle
-from planner.placement.partition import best_partition, group_sets
 from planner.placement.problem import Problem
 from planner.placement.rows import BOLD
 
-_MOST_SETS = 2_000
-_MOST_GROUPS = 16
+_MOST_PARTITIONS = 10_000
 _ROUNDS = 12
 _STEPS = 400
+_SHARPNESS = 16
+"""Among partitions with the least maximum, the one with the least sum of this power of the sets' costs is taken."""
+
+
+@lru_cache(maxsize=32)
+def group_sets(groups: int, each: int) -> tuple[Ints, Ints]:
+    """Return every set of ``each`` out of ``groups`` groups, [sets, each], and every partition into sets.
+
+    Partitions are [partitions, groups / each] indices of sets; the set with the lowest group left out comes next.
+    """
+    sets = list(combinations(range(groups), each))
+    partitions: list[tuple[tuple[int, ...], frozenset[int]]] = [((), frozenset())]
+    for _ in range(groups // each):
+        partitions = [
+            ((*taken, index), placed | set(members))
+            for taken, placed in partitions
+            for index, members in enumerate(sets)
+            if members[0] == min(set(range(groups)) - placed) and placed.isdisjoint(members)
+        ]
+    return np.array(sets), np.array([taken for taken, _ in partitions])
+
+
+def best_partition(costs: Floats, partitions: Ints) -> tuple[Ints, Floats]:
+    """Return the sets of the partition with the least maximum cost, [rows, sets taken], and that maximum, [rows].
+
+    Args: ``costs`` from 0, [rows, sets].
+    """
+    scale = costs.max(axis=1, keepdims=True)
+    powers = (costs / np.where(scale > 0, scale, 1.0)) ** _SHARPNESS
+    taken = partitions[powers[:, partitions].sum(axis=2).argmin(axis=1)]
+    return taken, costs[:, partitions].max(axis=2).min(axis=1)
 
 
 def group_bound(problem: Problem) -> Floats:
     """Bound on the busiest rank of every map that keeps groups on nodes, [layers], in the unit of the loads."""
     each = problem.groups // problem.nodes
     if _many(problem):
-        return simple_bounds(problem.mean_loads, problem.ranks, problem.slots).best
-    sets = np.array(group_sets(problem.groups, each))
-    return best_partition(_set_bounds(problem, sets), problem.groups, each)[1]
+        return simple_bounds(problem.mean_loads, problem.ranks, problem.slots)
+    sets, partitions = group_sets(problem.groups, each)
+    return best_partition(_set_bounds(problem, sets), partitions)[1]
 
 
 def _many(problem: Problem) -> bool:
-    """Whether the assignments are too many for the dynamic programme."""
-    each = problem.groups // problem.nodes
-    return problem.groups > _MOST_GROUPS or comb(problem.groups, each) > _MOST_SETS
+    """Whether the partitions are too many to be tried one by one."""
+    each = factorial(problem.groups // problem.nodes)
+    alike = int(each**problem.nodes) * factorial(problem.nodes)
+    return factorial(problem.groups) > _MOST_PARTITIONS * alike
 
 
 def keep_groups(problem: Problem) -> Ints:
@@ -46,9 +78,9 @@ def keep_groups(problem: Problem) -> Ints:
     each = problem.groups // problem.nodes
     if _many(problem):
         return _packed_groups(problem)
-    sets = np.array(group_sets(problem.groups, each))
+    sets, partitions = group_sets(problem.groups, each)
     costs = _set_bounds(problem, sets)
-    taken, bound = best_partition(costs, problem.groups, each)
+    taken, bound = best_partition(costs, partitions)
     held = np.zeros((*costs.shape, problem.slots // problem.nodes), dtype=np.int64)
     placed = np.zeros(costs.shape, dtype=bool)
     layers = np.arange(problem.layers)
@@ -62,14 +94,10 @@ def keep_groups(problem: Problem) -> Ints:
         placed[layer, index] = True
         # What was reached stands for the bound, so an assignment that was placed is left only for a better one.
         costs = np.where(costs <= bound[:, None] * (1 + SETTLED), np.minimum(costs, bound[:, None]), costs)
-        taken, _ = best_partition(costs, problem.groups, each)
-    taken = _best_placed(costs, placed, problem.groups, each)
+        taken, _ = best_partition(costs, partitions)
+    # The best one into sets that were placed; the first partition is always one.
+    taken, _ = best_partition(np.where(placed, costs, 1000 * costs.max() + 1.0), partitions)
     return held[layers[:, None], taken].reshape(problem.layers, -1)
-
-
-def _best_placed(costs: Floats, placed: Bools, groups: int, each: int) -> Ints:
-    """The best partition into sets that were placed, [layers, sets]; the first one placed is always one."""
-    return best_partition(np.where(placed, costs, 1000 * costs.max() + 1.0), groups, each)[0]
 
 
 def _set_bounds(problem: Problem, sets: Ints) -> Floats:
@@ -77,7 +105,7 @@ def _set_bounds(problem: Problem, sets: Ints) -> Floats:
     by_group = problem.mean_loads.reshape(problem.layers, problem.groups, -1)
     rows = by_group[:, sets].reshape(problem.layers * len(sets), -1)
     bounds = simple_bounds(rows, problem.ranks // problem.nodes, problem.slots // problem.nodes)
-    return bounds.best.reshape(problem.layers, -1)
+    return bounds.reshape(problem.layers, -1)
 
 
 def _place_nodes(problem: Problem, layer: Ints, members: Ints, floor: Floats) -> tuple[Ints, Floats]:
@@ -103,6 +131,6 @@ def _packed_groups(problem: Problem) -> Ints:
     group_loads = loads.reshape(problem.layers, problem.groups, -1).sum(axis=2)
     members = np.stack([balanced_packs(row, problem.nodes) for row in group_loads])
     layer = np.repeat(np.arange(problem.layers), problem.nodes)
-    bound = simple_bounds(loads, problem.ranks, problem.slots).best
+    bound = simple_bounds(loads, problem.ranks, problem.slots)
     held, _ = _place_nodes(problem, layer, members.reshape(len(layer), -1), bound[layer])
     return held.reshape(problem.layers, -1)

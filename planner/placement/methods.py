@@ -164,13 +164,13 @@ def lower_bound(problem: Problem) -> Floats:
     """
     if problem.sliced:
         each = [simple_bounds(loads, problem.ranks, problem.slots) for loads in np.moveaxis(problem.loads, 2, 0)]
-        return np.asarray(sum(bounds.best for bounds in each) / sum(bounds.mean for bounds in each))
+        return np.asarray(sum(each) / (problem.loads.sum(axis=(1, 2)) / problem.ranks))
     mean = problem.mean_loads.sum(axis=1) / problem.ranks
     return np.asarray((group_bound(problem) if problem.keep_groups else _floor(problem)) / mean)
 
 
 def _floor(problem: Problem) -> Floats:
-    return simple_bounds(problem.mean_loads, problem.ranks, problem.slots).best
+    return simple_bounds(problem.mean_loads, problem.ranks, problem.slots)
 
 
 def _in_order(slots: Ints, problem: Problem) -> Ints:

@@ -10,16 +10,13 @@ Ref: xDeepServe (arXiv 2508.02520) section 4.3, least KV; CloudMatrix384 (arXiv 
 """
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from ground.arrays import Floats, Ints
 from planner.loops.arrays import TableArrays, joined, kept
 from planner.manifest.drafts import Acceptance, drawn_iterations
-
-if TYPE_CHECKING:
-    pass
 
 RankPolicy = Literal["least_kv", "least_requests", "round_robin"]
 

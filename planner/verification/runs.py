@@ -11,7 +11,7 @@ from ground.files import csv_table, read_text
 from ground.units import number_of, parse_rate
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware
-from hardware.spec import Dtype, HardwareSpec
+from hardware.spec import Dtype
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.balance.imbalance import Balance
@@ -86,11 +86,14 @@ def _with_throughput(known: dict[str, float], run: Configuration) -> dict[str, f
     return known | {METRICS[2]: run.concurrency * run.output_tokens / residence / chips}
 
 
+_model, _machine = cache(load_model), cache(load_hardware)
+
+
 def _configuration(cells: dict[str, str]) -> Configuration:
     for name in NEEDED:
         if not cells.get(name, "").strip():
             raise BadInput(f"{name} is empty; it is needed")
-    model, hardware = _model(cells["model"]), _machine(cells["hardware"])
+    model, hardware = _model(cells["model"].strip()), _machine(cells["hardware"].strip())
     engine = _engine(cells)
     spread = float(_number(cells, "length_spread", 0.0))
     if not 0 <= spread < 1:
@@ -206,13 +209,3 @@ def _number(cells: dict[str, str], name: str, default: float) -> float:
     if math.isnan(value):
         raise BadInput(f"{name} {text[:40]!r} is not a number")
     return value
-
-
-@cache
-def _model(name: str) -> ModelSpec:
-    return load_model(name.strip())
-
-
-@cache
-def _machine(name: str) -> HardwareSpec:
-    return load_hardware(name.strip())

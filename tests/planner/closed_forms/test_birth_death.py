@@ -77,7 +77,7 @@ def test_constant_iterations_are_mmc():
     state = _state(6 / 5, 0.01, 0.0, 8, 1.0)
     assert state.mean_wait_seconds == pytest.approx(allen_cunneen_wait(8, 6 / 5, 5.0, 1.0, 1.0))
     assert state.mean_requests == pytest.approx(6.0)
-    assert state.residence_seconds == pytest.approx(5.0)
+    assert state.mean_requests / state.rate_per_second == pytest.approx(5.0)
     assert state.utilisation == pytest.approx(0.75)
 
 
@@ -114,26 +114,27 @@ def test_more_load_never_helps(most, utilisation, squared_cv):
     assert high.tpot.p99 >= low.tpot.p99 * 0.99
 
 
-def _capacity(limit, most=512):
+def _queue(most):
     return DecodeQueue(
         iterations_per_request=Lengths(mean=ITERATIONS),
         iteration_seconds=lambda n: 0.02 + 0.0001 * n,
         most_requests=most,
-    ).capacity(limit, 99)
+    )
 
 
 def test_capacity_keeps_its_limit_tightly():
     """50 ms at p99 leaves the mean occupancy a little below the 300 requests at which an iteration takes 50 ms."""
-    found = _capacity(0.05)
+    queue = _queue(512)
+    found = queue.state(queue.capacity(0.05, 99))
     assert 0.0495 < found.tpot.p99 <= 0.05
     assert 240 < found.mean_requests < 300
 
 
 def test_capacity_is_bounded_by_room_or_by_nothing():
     """With room for 64 the instance fills before the limit binds; below one iteration no rate will do."""
-    room = _capacity(0.5, most=64)
-    assert room.rate_per_second == pytest.approx(0.98 * 64 / (ITERATIONS * 0.0264))
-    assert _capacity(0.0200) is None
+    queue = _queue(64)
+    assert queue.capacity(0.5, 99) == pytest.approx(0.98 * 64 / (ITERATIONS * 0.0264))
+    assert queue.capacity(0.0200, 99) is None
 
 
 def test_instances_that_cannot_be():

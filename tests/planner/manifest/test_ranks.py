@@ -7,10 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.manifest.checks import check_manifest
-from planner.manifest.layout import Degrees
+from planner.manifest.layout import RANK_COLUMNS, Degrees
 from planner.manifest.ranks import group_rules, rank_table, shard_rules
 from planner.manifest.stepcost import layers_per_stage
 from tests.manifests import manifest, small_model
+
+GROUPS = {
+    "tp": ("pp", "domain", "dp"),
+    "dp": ("pp", "domain", "tp"),
+    "ep": ("pp", "moe_tp"),
+    "moe_tp": ("pp", "ep"),
+    "pp": ("domain", "tp", "dp", "ep", "moe_tp"),
+}
 
 
 def test_rank_table_of_mixserve_example() -> None:
@@ -33,8 +41,16 @@ def test_groups_of_a_hybrid_strategy() -> None:
 @settings(max_examples=15, deadline=None)
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2]), st.sampled_from([0, 2]))
 def test_rules_agree_with_the_rank_table(tp: int, moe_tp: int, pp: int, domains: int) -> None:
-    """Groups by rule are those that the check derives from coordinates, for any degrees."""
+    """The groups of a kind are the ranks that share the other coordinates, for any degrees."""
     degrees = Degrees(attention_tp=tp, attention_dp=8 // tp, moe_tp=moe_tp, moe_ep=8 // moe_tp, pp=pp, domains=domains)
+    rows = [dict(zip(RANK_COLUMNS, row, strict=True)) for row in rank_table(degrees, 8).rows]
+    rules = {rule.kind: sorted(list(group) for group in rule.groups()) for rule in group_rules(degrees)}
+    for kind, others in GROUPS.items():
+        found: dict[tuple[int, ...], list[int]] = {}
+        for row in rows:
+            if row[kind] >= 0:
+                found.setdefault(tuple(row[name] for name in others), []).append(row["rank"])
+        assert rules.get(kind, []) == sorted(group for group in found.values() if len(group) > 1)
     check_manifest(manifest(decode_degrees=degrees))
 
 

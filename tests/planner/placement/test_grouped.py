@@ -8,9 +8,8 @@ import pytest
 from ground.errors import BadInput
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from planner.placement.eplb import eplb
-from planner.placement.grouped import group_bound, keep_groups
+from planner.placement.grouped import best_partition, group_bound, group_sets, keep_groups
 from planner.placement.methods import place
-from planner.placement.partition import best_partition, group_sets
 from planner.placement.problem import Problem
 from tests.expert_loads import power_law
 
@@ -25,9 +24,9 @@ def test_the_best_partition_is_the_best_of_all():
     """Against all 105 ways to put 8 groups into pairs, and all 10 ways to put 6 into triples."""
     rng = np.random.default_rng(3)
     for groups, each in ((8, 2), (6, 3)):
-        sets = group_sets(groups, each)
+        sets, partitions = group_sets(groups, each)
         costs = rng.random((20, len(sets)))
-        taken, peak = best_partition(costs, groups, each)
+        taken, peak = best_partition(costs, partitions)
         every = [
             chosen
             for chosen in itertools.combinations(range(len(sets)), groups // each)

@@ -93,7 +93,7 @@ def test_end_to_end_follows_the_lengths() -> None:
     decode, joined = state.span, (127 + 0.5) / 127  # half an iteration passes before the first begins
 
     assert decode.mean == pytest.approx(
-        plan.transfer_seconds + state.mean_wait_seconds + joined * state.residence_seconds
+        plan.transfer_seconds + state.mean_wait_seconds + joined * state.mean_requests / state.rate_per_second
     )
     assert decode.p50 == pytest.approx(math.sqrt(0.5) * decode.mean, rel=0.05)
     assert decode.p99 == pytest.approx(4.907 * decode.mean, rel=0.1)
