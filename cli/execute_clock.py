@@ -77,7 +77,7 @@ def closed_form(hardware: HardwareSpec, timing: Timing) -> tuple[str, float]:
     if timing.operation == "pairwise all-to-all":
         return "MixServe Eq. (3)", float(mixserve.eq3_all_to_all(size, n, _pair(line)))
     if timing.operation == "direct all-to-all":
-        return "MixServe Eq. (1)", float(mixserve.eq1_all_gather(size, n, _at_once(line, n)))
+        return "MixServe Eq. (1)", float(mixserve.eq1_round(size, n, _at_once(line, n)))
     return _hybrid(timing)
 
 

@@ -10,19 +10,13 @@ class ParameterCount(NamedTuple):
 
     ``total`` and ``active`` are of the main model: norms, biases and draft layers are left out, as
     model cards do. ``active`` is what one token is multiplied with: the LM head counts, the input
-    embedding (a look-up) does not. Tied, ``embedding`` and ``lm_head`` are one table, once in ``total``.
+    embedding (a look-up) does not. Each is one ``table``; tied, they are the same one, once in ``total``.
     """
 
     total: int
     active: int
-    embedding: int
-    lm_head: int
-    attention_per_layer: int
-    linear_attention_per_layer: int
-    dense_ffn_per_layer: int
+    table: int
     routed_expert: int
-    shared_experts_per_layer: int
-    gate_per_layer: int
     mtp_layer: int
 
 
@@ -53,14 +47,8 @@ def count_parameters(spec: ModelSpec) -> ParameterCount:
     return ParameterCount(
         total=tables + every_token + spec.moe_layers * experts * expert,
         active=table + every_token + spec.moe_layers * experts_per_token * expert,
-        embedding=table,
-        lm_head=table,
-        attention_per_layer=attention,
-        linear_attention_per_layer=linear,
-        dense_ffn_per_layer=dense,
+        table=table,
         routed_expert=expert,
-        shared_experts_per_layer=shared,
-        gate_per_layer=gate,
         mtp_layer=attention + ffn_of_last_layer + 2 * hidden * hidden if spec.mtp_layers else 0,
     )
 

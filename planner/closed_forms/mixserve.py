@@ -85,24 +85,19 @@ def port_line(latency_seconds: float, bandwidth_bytes_per_second: float, d: int,
     return line(latency_seconds, bandwidth_bytes_per_second / max(d - 1, 1), element_bytes)
 
 
-def eq1_reduce_scatter(size: Number, d: Number, over: Line = ELEMENTS) -> Number:
-    """Cost of a reduce-scatter of a tensor of ``size`` elements over d ranks: size/d, one round (Eq. (1))."""
-    return _over_pairs(over.alpha_seconds + over.beta_seconds_per_element * size / d, d)
-
-
-def eq1_all_gather(size: Number, d: Number, over: Line = ELEMENTS) -> Number:
-    """Cost of an all-gather into a tensor of ``size`` elements over d ranks: size/d, one round (Eq. (1))."""
-    return _over_pairs(over.alpha_seconds + over.beta_seconds_per_element * size / d, d)
+def eq1_round(size: Number, d: Number, over: Line = ELEMENTS) -> Number:
+    """Cost of a reduce-scatter or an all-gather of ``size`` elements over d ranks: size/d, one round (Eq. (1))."""
+    return _plain(np.where(np.asarray(d) > 1, point_to_point(size / d, over), 0.0))
 
 
 def eq2_all_reduce(size: Number, d: Number, over: Line = ELEMENTS) -> Number:
     """Cost of an all-reduce: RS + AG (Eq. (2)), 2·size/d with its argument size/d read as one rank's shard."""
-    return eq1_reduce_scatter(size, d, over) + eq1_all_gather(size, d, over)
+    return 2 * eq1_round(size, d, over)
 
 
 def eq3_all_to_all(size: Number, d: Number, over: Line = ELEMENTS) -> Number:
     """Cost of a pairwise all-to-all of the ``size`` elements that each rank holds: (size/d)·(d - 1) (Eq. (3))."""
-    return (over.alpha_seconds + over.beta_seconds_per_element * size / d) * (d - 1)
+    return point_to_point(size / d, over) * (d - 1)
 
 
 def point_to_point(size: Number, over: Line = ELEMENTS) -> Number:
@@ -144,7 +139,7 @@ def eq13_hybrid(shape: Shape, n_proc: Number, n_node: Number, links: Links = COU
     read as one rank's shard: bshk/n_proc elements per pair.
     """
     reduced = eq2_all_reduce(shape.bsh, n_proc, links.intra)
-    gathered = eq1_all_gather(shape.bshk, n_proc, links.intra)
+    gathered = eq1_round(shape.bshk, n_proc, links.intra)
     return reduced + gathered + 2 * eq3_all_to_all(shape.bshk / n_proc, n_node, links.inter)
 
 
@@ -176,7 +171,7 @@ def fused_combine(shape: Shape, n_proc: Number, n_node: Number, links: Links = C
     """
     inter, intra = _rounds(shape, n_proc, n_node, links)
     exchange = intra + (n_node - 1) * np.maximum(inter, intra)
-    return _plain(exchange + eq1_all_gather(shape.bsh, n_proc, links.intra))
+    return _plain(exchange + eq1_round(shape.bsh, n_proc, links.intra))
 
 
 def sequential_dispatch(shape: Shape, n_proc: Number, n_node: Number, links: Links = COUNTED) -> Number:
@@ -188,18 +183,13 @@ def sequential_dispatch(shape: Shape, n_proc: Number, n_node: Number, links: Lin
 def sequential_combine(shape: Shape, n_proc: Number, n_node: Number, links: Links = COUNTED) -> Number:
     """The rounds of ``fused_combine`` one after another: reduce-scatters, A2A, then the all-gather."""
     inter, intra = _rounds(shape, n_proc, n_node, links)
-    return n_node * intra + (n_node - 1) * inter + eq1_all_gather(shape.bsh, n_proc, links.intra)
+    return n_node * intra + (n_node - 1) * inter + eq1_round(shape.bsh, n_proc, links.intra)
 
 
 def _rounds(shape: Shape, n_proc: Number, n_node: Number, links: Links) -> tuple[Number, Number]:
     """One inter-node send and one intra-node collective of what goes to one node."""
     inter = point_to_point(shape.bshk / (n_proc * n_node), links.inter)
-    return inter, eq1_all_gather(shape.bshk / n_node, n_proc, links.intra)
-
-
-def _over_pairs(cost: Number, d: Number) -> Number:
-    """Return ``cost`` where there is a pair, 0 over a single rank."""
-    return _plain(np.where(np.asarray(d) > 1, cost, 0.0))
+    return inter, eq1_round(shape.bshk / n_node, n_proc, links.intra)
 
 
 def _plain(value: ArrayLike) -> Number:

@@ -31,10 +31,9 @@ _NPZ_NAMES = ("loads", "counts", "logical_count", "tokens_per_expert")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFile:
-    """Loads as a file has them: [layers, experts] or [layers, experts, slices], and how to tell the slices apart."""
+    """Loads as a file has them: [layers, experts] or [layers, experts, slices]."""
 
     loads: Floats
-    slice_names: tuple[str, ...] = ()
     dense_layers: int = 0
     """Leading layers without load that were left out (SGLang counts model layers)."""
 
@@ -169,9 +168,7 @@ def _keyed_rows(header: list[str], rows: list[tuple[str, list[str]]], path: Path
     if absent.size:
         layer, name = list(numbers)[absent[0][0]], list(slices)[absent[0][1]]
         raise BadInput(f"{path}: layer {layer} has no row for {name}; every slice needs every layer")
-    if len(slices) == 1:
-        return LoadFile(loads=loads[:, :, 0])
-    return LoadFile(loads=loads, slice_names=tuple(slices))
+    return LoadFile(loads=loads[:, :, 0] if len(slices) == 1 else loads)
 
 
 def _layer_order(text: str) -> tuple[int, str]:

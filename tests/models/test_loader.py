@@ -110,12 +110,6 @@ def test_an_unknown_name_is_bad_input(given: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_mistyped_name_suggests_names() -> None:
-    """A near miss names what may have been meant."""
-    with pytest.raises(BadInput, match=r"did you mean deepseek-r1"):
-        load_model("deepsek-r1")
-
-
 def test_a_file_that_is_not_there() -> None:
     """A path that looks like a file is not answered with model names."""
     with pytest.raises(BadInput, match=r"model 'models/config\.jsn\.json': there is no such file"):

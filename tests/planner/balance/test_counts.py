@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.balance.counts import check_redundancy, replica_counts
+from planner.balance.counts import check_redundancy, longest_first, replica_counts
+from planner.manifest.loads import check_expert_map
 
 
 @settings(max_examples=30, deadline=None)
@@ -51,3 +52,10 @@ def test_replica_counts_refuses_slots_that_no_counts_fill():
     """Fewer slots than experts, or more than the cap allows, is bad input."""
     with pytest.raises(BadInput, match="--redundant-experts 9"):
         replica_counts(np.ones(4), 13, 3)
+
+
+def test_longest_first_makes_room_when_only_one_rank_is_open():
+    """A replica whose last open rank has the expert already moves another expert out of its way."""
+    loads = np.array([100.0, 3.0, 2.0, 1.0, 0.5])
+    held = longest_first(loads, np.array([1, 1, 1, 1, 2]), 2)
+    check_expert_map(held.reshape(1, -1), 5, 2)

@@ -173,11 +173,3 @@ def test_spare_nodes_keep_the_limits() -> None:
     assert tight is not None
     assert roomy is not None
     assert tight.below_seconds >= 0.0 == roomy.below_seconds
-
-
-def test_nothing_to_do_is_no_step() -> None:
-    """A change between equal manifests has no moves."""
-    task = replace(random_task(0), old=(), new=(), in_place=(), kept=(9.0, 9.0, 0.0), kept_roles=(True, True, False))
-    found = cheapest(task)
-    assert found is not None
-    assert found.moves == ()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.closed_forms.birth_death import Crowding, DecodeQueue, residence_variance
+from planner.closed_forms.birth_death import Crowding, DecodeQueue
 from planner.serving.latency import Latency
 from planner.workload import Lengths
 from tests.planner.closed_forms.waits import allen_cunneen_wait
@@ -79,14 +79,6 @@ def test_constant_iterations_are_mmc():
     assert state.mean_requests == pytest.approx(6.0)
     assert state.mean_requests / state.rate_per_second == pytest.approx(5.0)
     assert state.utilisation == pytest.approx(0.75)
-
-
-def test_residence_variance_of_independent_requests():
-    """Without slope: 2/e for exponential, 2/3 for fixed lengths; one for a request that ends at once."""
-    flat = np.array(0.0)
-    assert residence_variance(flat, np.array(1.0), 1.0) == pytest.approx(2 / np.e)
-    assert residence_variance(flat, np.array(1.0), 0.0) == pytest.approx(2 / 3)
-    assert residence_variance(flat, np.array(0.001), 1.0) == pytest.approx(1.0, abs=0.001)
 
 
 def test_transfer_and_accepted_tokens_enter_tpot():

@@ -101,25 +101,11 @@ def test_caps_that_are_hardly_reached_change_hardly_anything(utilisation):
     assert max(tails) < 1.02 * min(tails)
 
 
-def test_masses_are_a_distribution():
-    """Positive, summing to one, of the mean that is told, and no sojourn shorter than a pass of one prompt."""
-    seconds, masses, mean = sojourn(_passes(4), 0.5, 0.2)
-    assert masses.sum() == pytest.approx(1)
-    assert masses.min() >= 0
-    assert seconds[masses > 1e-9].min() >= _seconds(1) - 1e-9
-    assert seconds @ masses == pytest.approx(mean, rel=0.01)
-
-
 def test_passes_that_leap_near_saturation_are_solved():
     """Groups of eight, next to no fixed part: what a pass brings hardly falls short of the largest one."""
     passes = Passes.tabulated(lambda prompts: 0.1 + np.ceil(prompts / 8) * 8, 200)
     _, masses, _ = sojourn(passes, 0.98 * passes.saturation_per_second, 1 / 64)
     assert masses.sum() == pytest.approx(1)
-
-
-def test_hardly_any_arrivals_wait_for_nobody():
-    """One prompt in ten thousand passes, dealt in turn to many: its sojourn is a pass of one."""
-    assert sojourn(_passes(1), 1e-4 / _seconds(1), 1 / 36)[2] == pytest.approx(_seconds(1), rel=1e-3)
 
 
 def test_thinning():
@@ -171,21 +157,6 @@ def test_what_is_left_out_is_negligible(most, fixed, utilisation, squared_cv):
     assert walk._tail() is not None
     assert quick[:-1] == pytest.approx(whole[: quick.size - 1], abs=3e-9)
     assert quick[-1] == pytest.approx(whole[quick.size - 1 :].sum(), abs=5e-8)
-
-
-@pytest.mark.parametrize(("most", "fixed", "utilisation", "squared_cv"), CHAINS)
-def test_one_pass_on_nothing_has_changed(most, fixed, utilisation, squared_cv):
-    """The distribution follows on itself, pass by pass as told: brute force over places and counts."""
-    walk, chain = _walk(most, fixed, utilisation, squared_cv)
-    fine, sizes, cells = chain.lattice.fine, chain.lattice.sizes, chain.lattice.cells
-    settled = _whole(walk)
-    come = walk.brought - np.append(walk.brought[:, 1:], np.zeros((sizes, 1)), axis=1)
-    after = np.zeros(cells)
-    for waiting in range(fine, cells):
-        taken = min(waiting // fine, sizes)
-        for number, chance in enumerate(come[taken - 1]):
-            after[min(max(waiting - fine * taken + number, fine), cells - 1)] += settled[waiting] * chance
-    assert after == pytest.approx(settled, abs=1e-9)
 
 
 def test_a_least_that_is_not_negligible_is_noticed():

@@ -15,7 +15,6 @@ from planner.serving.latency import Latency, independent_sum
 from planner.serving.streams import gamma_quantiles
 from tests.planner.closed_forms.waits import (
     allen_cunneen_wait,
-    erlang_c,
     kingman_wait,
     pollaczek_khinchine_wait,
 )
@@ -35,18 +34,6 @@ def test_single_memoryless_server_by_four_roads():
         eq7_waiting(0.5, 1.0),
     )
     assert waits == pytest.approx((1.0,) * 4)
-
-
-def test_erlang_c_of_two_servers():
-    """C(2, a) = a^2 / (2 + a): a = 1 gives 1/3 (Kleinrock, Queueing Systems I, section 3.5)."""
-    assert erlang_c(2, 1.0) == pytest.approx(1 / 3)
-
-
-def test_unstable_queues_wait_for_ever():
-    """At or above saturation a wait is infinite and everyone waits."""
-    assert math.isinf(kingman_wait(1.0, 1.0, 1.0, 0.0))
-    assert math.isinf(allen_cunneen_wait(2, 2.0, 1.0, 1.0, 1.0))
-    assert erlang_c(2, 3.0) == 1.0
 
 
 @pytest.mark.parametrize("squared_cv", [0.1, 1.0, 3.0])
@@ -73,21 +60,6 @@ def test_percentile_that_cannot_be(percentile):
     latency = Latency.from_masses(np.array([1.0, 2.0]), np.array([0.5, 0.5]))
     with pytest.raises(BadInput, match="--percentile"):
         latency.at(percentile)
-
-
-@pytest.mark.parametrize("limit", [1.001, 1.5, 4.0, 40.0])
-def test_largest_rate_of_mm1(limit):
-    """1/(1 - rho) <= limit at rho = 1 - 1/limit: the largest rate on the grid that keeps it, in few calls."""
-    calls = []
-
-    def seconds(rate):
-        calls.append(rate)
-        return 1 / (1 - rate)
-
-    rate = largest_rate(seconds, limit, 0.98)
-    assert len(calls) <= 11
-    assert seconds(rate) <= limit
-    assert rate == 0.98 or seconds(on_grid(rate, 1)) > limit
 
 
 @settings(max_examples=200, deadline=None)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from models.parameters import count_parameters
+from models.parameters import attention_parameters, count_parameters
 from planner.costs.cache import device_cache, model_cache
 from planner.costs.deployment import StrategyArray
 from planner.costs.memory import (
@@ -58,7 +58,7 @@ def test_expert_parallel_weights_sum_to_the_parameters():
     count = count_parameters(deployment.model)
     everywhere = count.total - 58 * 256 * count.routed_expert
     # Gate and tables are BF16.
-    extra = 58 * R1_GATE + count.embedding + count.lm_head
+    extra = 58 * R1_GATE + 2 * count.table
     expected = 32 * (everywhere + extra) + 58 * 288 * count.routed_expert
     assert 32 * weight_bytes(deployment) == pytest.approx(expected, rel=1e-9)
 
@@ -67,7 +67,7 @@ def test_tensor_parallel_mla_repeats_its_down_projections():
     """TP8 holds W_q_a, W_kv_a and the gate eight times."""
     deployment = instance("deepseek-r1", "h800", "prefill", "fp8", attention_tp=8, moe_tp=8)
     count = count_parameters(deployment.model)
-    once = count.total + 58 * R1_GATE + count.embedding + count.lm_head
+    once = count.total + 58 * R1_GATE + 2 * count.table
     repeated = 7 * (61 * 7168 * 2112 + 58 * 2 * R1_GATE)
     assert 8 * weight_bytes(deployment) == pytest.approx(once + repeated, rel=1e-9)
 
@@ -76,8 +76,8 @@ def test_fullest_stage_carries_what_does_not_divide():
     """61 layers over 4 stages: 16 MoE layers and one table; FP8."""
     deployment = instance("deepseek-r1", "h800", "prefill", "fp8", pp=4)
     count = count_parameters(deployment.model)
-    layer = count.attention_per_layer + 256 * count.routed_expert + count.shared_experts_per_layer + 2 * R1_GATE
-    assert weight_bytes(deployment) == pytest.approx(16 * layer + 2 * count.embedding)
+    layer = attention_parameters(deployment.model.attention, 7168) + 257 * R1_EXPERT + 2 * R1_GATE
+    assert weight_bytes(deployment) == pytest.approx(16 * layer + 2 * count.table)
     assert device_cache(deployment).token_bytes == 16 * 576 * 2
 
 

@@ -70,7 +70,7 @@ def test_prefill_flops_are_twice_the_active_parameters(model: str, weights: str,
     deployment, tokens = instance(model, "h200", "prefill", weights), 1000
     count = count_parameters(deployment.model)
     rows = broken_down(even_cost(deployment), prompt(1000.0), 1)
-    expected = 2 * tokens * (count.active - count.lm_head) + 2 * count.lm_head
+    expected = 2 * tokens * (count.active - count.table) + 2 * count.table
     expected += tokens * (tokens + 1) // 2 * flops_per_pair
     assert sum(row.flops for row in rows) == pytest.approx(expected, rel=1e-9)
 

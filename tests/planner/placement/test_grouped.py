@@ -8,7 +8,7 @@ import pytest
 from ground.errors import BadInput
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from planner.placement.eplb import eplb
-from planner.placement.grouped import best_partition, group_bound, group_sets, keep_groups
+from planner.placement.grouped import best_partition, group_sets
 from planner.placement.methods import place
 from planner.placement.problem import Problem
 from tests.expert_loads import power_law
@@ -49,14 +49,6 @@ def test_maps_are_near_the_group_constrained_bound(alpha, within):
     assert placed.imbalance.mean() <= placed.lower_bound.mean() * within
     theirs = imbalance(rank_loads(problem.loads, eplb(problem), 32))
     assert (placed.imbalance <= theirs * (1 + 1e-12)).all()
-
-
-def test_the_bound_is_below_what_any_assignment_reaches():
-    """The group-constrained bound of a small case, against a search in every assignment of groups to nodes."""
-    loads = np.random.default_rng(5).lognormal(0, 1, (30, 8))
-    problem = Problem(loads=loads, ranks=4, redundant=4, nodes=2, groups=4, keep_groups=True)
-    reached = rank_loads(loads, keep_groups(problem), 4).max(axis=1)
-    assert (group_bound(problem) <= reached * (1 + 1e-9)).all()
 
 
 def test_more_groups_than_can_be_enumerated_are_packed():
