@@ -2,11 +2,15 @@
 
 An attention object computes for the heads of one rank. What is cached per token stands in a row: for MLA one latent
 and one rotary key whatever the heads, for GQA the keys and values of the rank's KV heads.
+
+Shapes: T tokens, h hidden size, R requests of q query tokens, S cached positions. ``down`` makes of normed tokens
+[T, h] what queries are made of, [T, ·], and the rows to cache, [T, width]. ``prefill`` returns the heads' outputs
+[T, heads · v] of prompts that stand one behind the other; ``decode`` those of running requests, [R·q, heads · v], from
+a cache [R, S, width] at positions [R, q].
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -16,23 +20,6 @@ from runtime.execute.kernels import linear, rms_norm, rotate, softmax
 
 Parts = dict[str, Floats]
 """A rank's parts of a layer's attention tensors, by the last words of their names."""
-
-
-class Attention(Protocol):
-    """What a layer needs of attention; T tokens, R requests of q query tokens, S cached positions."""
-
-    @property
-    def width(self) -> int:
-        """Cached elements per token."""
-
-    def down(self, x: Floats, positions: Ints) -> tuple[Floats, Floats]:
-        """Return what queries are made of, [T, ·], and the rows to cache, [T, width], of normed tokens x [T, h]."""
-
-    def prefill(self, query: Floats, rows: Floats, positions: Ints, lengths: Sequence[int]) -> Floats:
-        """Return the heads' outputs [T, heads · v] of prompts that stand one behind the other."""
-
-    def decode(self, query: Floats, cache: Floats, positions: Ints) -> Floats:
-        """Return the heads' outputs [R·q, heads · v]; cache is [R, S, width], positions [R, q]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +142,9 @@ class GroupedAttention:
         scores = np.einsum("rqhd,rshd->rqhs", q, keys) / np.sqrt(self.spec.head_dim)
         out: Floats = np.einsum("rqhs,rshd->rqhd", _masked(scores, positions), values)
         return out.reshape(requests * queries, self.heads * self.spec.head_dim)
+
+
+Attention = LatentAttention | GroupedAttention
 
 
 def causal(q: Floats, k: Floats, v: Floats, lengths: Sequence[int]) -> Floats:

@@ -10,7 +10,7 @@ from ground.arrays import Ints
 from ground.errors import Fault
 from planner.manifest.schema import Manifest
 from runtime.execute.reference import Forward, forward
-from runtime.execute.run import Heard, Said, Settings, World, build_world, heard, joined, make_ranks, program_of
+from runtime.execute.run import Heard, Rank, Said, Settings, World, build_world, heard, joined, make_ranks, run_ranks
 from runtime.execute.sweep import Swept, merged, sweep, swept_instances
 from runtime.execute.transport import Loop
 
@@ -140,7 +140,7 @@ def execute(
     world = build_world(manifest, settings or Settings())
     loop = make_loop(len(world.ranks)) if make_loop else Loop()
     ranks = make_ranks(world, loop, loop.local(world.ranks))
-    loop.run({number: program_of(rank) for number, rank in ranks.items()})
+    run_ranks(loop, ranks, Rank.whole)
     traffic = {number: rank.worker.traffic for number, rank in ranks.items()}
     parts = loop.gathered((heard(ranks), sweeps(world, loop, traffic)))
     if parts is None:
@@ -184,6 +184,3 @@ def groups_with_four(world: World) -> int:
         len({len(world.prompts[request]) for request in world.requests_of(group, world.decode_of)}) >= 4
         for group in world.decode.layout.dp_groups()
     )
-
-
-__all__ = ["TOLERANCE", "Compared", "Report", "compare", "execute", "sweeps"]

@@ -72,29 +72,34 @@ def added(parts: Sequence[Floats]) -> Floats:
     return total
 
 
+async def _exchanged(group: Comm, parts: Sequence[Any]) -> list[Any]:
+    """Return part ``index`` of every rank; all parts leave at once, each rank starting with its neighbour."""
+    n, index = group.size, group.index
+    for step in range(1, n):
+        group.send((index + step) % n, parts[(index + step) % n])
+    got = [parts[index]] * n
+    for step in range(1, n):
+        got[(index - step) % n] = await group.receive((index - step) % n)
+    return got
+
+
+async def direct_all_to_all(group: Comm, parts: Sequence[Any]) -> list[Any]:
+    """Return part ``index`` of every rank."""
+    start, got = group.endpoint.now, await _exchanged(group, parts)
+    group.done("all-to-all", start, parts)
+    return got
+
+
 async def reduce_scatter(group: Comm, parts: Sequence[Floats]) -> Floats:
-    """Return the sum over ranks of their ``parts[index]``; part i of every rank goes to rank i at once."""
-    start = group.endpoint.now
-    for step in range(1, group.size):
-        to = (group.index + step) % group.size
-        group.send(to, parts[to])
-    got: list[Floats] = [parts[group.index]] * group.size
-    for step in range(1, group.size):
-        source = (group.index - step) % group.size
-        got[source] = await group.receive(source)
+    """Return the sum over ranks of their ``parts[index]``."""
+    start, got = group.endpoint.now, await _exchanged(group, parts)
     group.done("reduce-scatter", start, parts)
     return added(got)
 
 
 async def all_gather(group: Comm, mine: Any) -> list[Any]:
-    """Return what every rank has, in rank order; each sends its own to all at once."""
-    start = group.endpoint.now
-    for step in range(1, group.size):
-        group.send((group.index + step) % group.size, mine)
-    got = [mine] * group.size
-    for step in range(1, group.size):
-        source = (group.index - step) % group.size
-        got[source] = await group.receive(source)
+    """Return what every rank has, in rank order."""
+    start, got = group.endpoint.now, await _exchanged(group, [mine] * group.size)
     group.done("all-gather", start, mine)
     return got
 
@@ -150,18 +155,6 @@ async def pairwise_all_to_all(group: Comm, parts: Sequence[Any]) -> list[Any]:
     for step in range(1, n):
         group.send((index + step) % n, parts[(index + step) % n])
         got[(index - step) % n] = await group.receive((index - step) % n)
-    return got
-
-
-async def direct_all_to_all(group: Comm, parts: Sequence[Any]) -> list[Any]:
-    """Return part ``index`` of every rank; all parts leave at once, each rank starting with its neighbour."""
-    n, index, start = group.size, group.index, group.endpoint.now
-    for step in range(1, n):
-        group.send((index + step) % n, parts[(index + step) % n])
-    got = [parts[index]] * n
-    for step in range(1, n):
-        got[(index - step) % n] = await group.receive((index - step) % n)
-    group.done("all-to-all", start, parts)
     return got
 
 

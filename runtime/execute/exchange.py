@@ -90,9 +90,9 @@ class Window:
 
 @dataclass(slots=True)
 class DirectExchange:
-    """Dispatch and combine between all ranks of an EP group; ``group`` is in the order of the EP ranks."""
+    """Dispatch and combine between all ranks of an EP group; ``world`` is in the order of the EP ranks."""
 
-    group: Comm
+    world: Comm
     int8: bool
     traffic: Ints
     windows: dict[tuple[int, int], tuple[Window, Window]] = field(default_factory=dict)
@@ -100,21 +100,21 @@ class DirectExchange:
     async def run(self, x: Floats, copies: Copies, compute: Compute) -> Floats:
         """Send each copy to its EP rank, compute what arrives, send it back by the metadata that came with it."""
         sent = self._messages(packed(x, self.int8), copies)
-        label, start = self.group.label, self.group.endpoint.now
-        self.group.label = f"{label}, dispatch"
-        arrived = await sparse_all_to_all(self.group, sent)
-        self.group.done("dispatch", start, list(sent.values()))
+        label, start = self.world.label, self.world.endpoint.now
+        self.world.label = f"{label}, dispatch"
+        arrived = await sparse_all_to_all(self.world, sent)
+        self.world.done("dispatch", start, list(sent.values()))
         into, back = self._windows(arrived, sent, x.shape[1])
         sources = sorted(arrived)
         rows = [into.write(source, arrived[source].rows.unpacked()) for source in sources]
         out = np.zeros((0, x.shape[1]))
         if sources:
             out = await compute(np.concatenate(rows), np.concatenate([arrived[source].slot for source in sources]))
-        self.group.label = f"{label}, combine"
-        start = self.group.endpoint.now
+        self.world.label = f"{label}, combine"
+        start = self.world.endpoint.now
         replies = await self._return(arrived, sources, out, list(sent))
-        self.group.done("combine", start, out)
-        self.group.label = label
+        self.world.done("combine", start, out)
+        self.world.label = label
         outputs = np.zeros((len(copies.token), x.shape[1]))
         for source, reply in replies.items():
             outputs[reply.place] = back.write(source, reply.rows)
@@ -138,14 +138,14 @@ class DirectExchange:
         size = 1 << max(most - 1, 0).bit_length()
         key = (size, width)
         if key not in self.windows:
-            self.windows[key] = Window(self.group.size, size, width), Window(self.group.size, size, width)
+            self.windows[key] = Window(self.world.size, size, width), Window(self.world.size, size, width)
         return self.windows[key]
 
     async def _return(
         self, arrived: dict[int, Message], sources: list[int], out: Floats, asked: list[int]
     ) -> dict[int, Reply]:
         """Send outputs back; whoever sent something knows that it gets an answer, so no counts are exchanged."""
-        index, n = self.group.index, self.group.size
+        index, n = self.world.index, self.world.size
         ends = np.cumsum([0, *(len(arrived[source].slot) for source in sources)])
         mine = {
             source: Reply(out[a:b], arrived[source].place)
@@ -153,8 +153,8 @@ class DirectExchange:
         }
         for source in sorted(sources, key=lambda source: (source - index) % n):
             if source != index:
-                self.group.send(source, mine[source])
-        return {to: mine[to] if to == index else await self.group.receive(to) for to in asked}
+                self.world.send(source, mine[source])
+        return {to: mine[to] if to == index else await self.world.receive(to) for to in asked}
 
 
 @dataclass(slots=True)

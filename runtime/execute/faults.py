@@ -6,6 +6,7 @@ would have had.
 """
 
 import re
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,18 +20,7 @@ from runtime.execute.check import Compared, compare
 from runtime.execute.layout import Layout
 from runtime.execute.partition import Setup, check_coverage
 from runtime.execute.passes import Running
-from runtime.execute.run import (
-    Heard,
-    Rank,
-    Settings,
-    World,
-    beginning_of,
-    build_world,
-    heard,
-    iteration_of,
-    joined,
-    make_ranks,
-)
+from runtime.execute.run import Heard, Rank, Settings, World, build_world, heard, joined, make_ranks, run_ranks
 from runtime.execute.transport import Loop, Stuck
 
 Recovery = Literal["shrink", "rollback"]
@@ -80,7 +70,7 @@ def execute_with_drop(manifest: Manifest, settings: Settings, drop: Drop) -> Rec
             f"{settings.iterations - 1}"
         )
     ranks = make_ranks(world, loop)
-    loop.run({number: beginning_of(rank) for number, rank in ranks.items()})
+    run_ranks(loop, ranks, Rank.begin)
     for iteration in range(drop.iteration):
         iterate(loop, ranks, iteration)
     victim = world.decode.layout.base + drop.rank
@@ -99,12 +89,13 @@ def execute_with_drop(manifest: Manifest, settings: Settings, drop: Drop) -> Rec
 
 def iterate(loop: Loop, ranks: dict[int, Rank], iteration: int) -> None:
     """Run one iteration on all ranks."""
-    loop.run({number: iteration_of(rank, iteration) for number, rank in ranks.items()})
+    run_ranks(loop, ranks, lambda rank: rank.iterate(iteration))
 
 
 def _without(loop: Loop, ranks: dict[int, Rank], victim: int, iteration: int) -> str:
     """Try an iteration without a rank, and roll every group back to where it was; return what the others noticed."""
-    before = {number: _snapshot(rank.running) for number, rank in ranks.items() if rank.running is not None}
+    # Cache rows past their positions are written anew, so they need no copy.
+    before = {number: deepcopy(rank.running) for number, rank in ranks.items() if rank.running is not None}
     others = {number: rank for number, rank in ranks.items() if number != victim}
     try:
         iterate(loop, others, iteration)
@@ -115,18 +106,6 @@ def _without(loop: Loop, ranks: dict[int, Rank], victim: int, iteration: int) ->
     for number, saved in before.items():
         ranks[number].running = saved
     return noticed
-
-
-def _snapshot(running: Running) -> Running:
-    """Return the requests as they are now; cache rows past their positions are written anew, so they need no copy."""
-    return Running(
-        list(running.requests),
-        running.ids.copy(),
-        running.starts.copy(),
-        {request: list(said) for request, said in running.said.items()},
-        {request: dict(drafted) for request, drafted in running.drafted.items()},
-        {request: list(tokens) for request, tokens in running.tokens.items()},
-    )
 
 
 def shrink_instance(
@@ -150,7 +129,7 @@ def shrink_instance(
     prefill_of = [world.prefill_of[request] for request in moved]
     again = World(world.prefill, smaller, world.mapping, world.settings, prompts, prefill_of, homes)
     fresh = make_ranks(again, loop)
-    loop.run({number: beginning_of(rank) for number, rank in fresh.items()})
+    run_ranks(loop, fresh, Rank.begin)
     after: dict[int, Rank] = {number: rank for number, rank in ranks.items() if rank.setup is world.prefill}
     logs = heard({number: ranks[number] for number in (decode.layout.base + rank for rank in lost)})
     for number, old in enumerate(survivors):

@@ -87,24 +87,13 @@ def _sources(prefill: Setup, wanted: tuple[int, int], named: int) -> Iterator[tu
             raise AssertionError("coverage was checked, so some rank holds every KV head")
 
 
-def columns(setup: Setup, rows: Floats, held: tuple[int, int], low: int, high: int) -> Floats:
-    """Return the columns of cached rows [n, width] that belong to KV heads ``low`` to ``high`` of those ``held``."""
+def hauled(setup: Setup, rows: Floats, held: tuple[int, int], haul: Haul) -> Floats:
+    """Return the part of cached rows [n, width], with KV heads ``held``, that a haul moves; it shares their memory."""
     spec = setup.small.spec.attention
     if isinstance(spec, MLA):
         return rows
     heads = rows.reshape(len(rows), 2, held[1] - held[0], spec.head_dim)
-    return heads[:, :, low - held[0] : high - held[0]].reshape(len(rows), -1)
-
-
-def put_columns(setup: Setup, rows: Floats, held: tuple[int, int], haul: Haul, values: Floats) -> None:
-    """Write what a haul brought into cached rows."""
-    spec = setup.small.spec.attention
-    if isinstance(spec, MLA):
-        rows[...] = values
-        return
-    heads = rows.reshape(len(rows), 2, held[1] - held[0], spec.head_dim)
-    count = haul.high - haul.low
-    heads[:, :, haul.low - held[0] : haul.high - held[0]] = values.reshape(len(rows), 2, count, spec.head_dim)
+    return heads[:, :, haul.low - held[0] : haul.high - held[0]]
 
 
 def send_cache(worker: Worker, moves: list[Haul], request: int, row: int, length: int) -> None:
@@ -113,8 +102,7 @@ def send_cache(worker: Worker, moves: list[Haul], request: int, row: int, length
     for haul in moves:
         if haul.source == worker.endpoint.rank:
             payload = [
-                columns(worker.setup, worker.cache[layer][row, :length], held, haul.low, haul.high).copy()
-                for layer in haul.layers
+                hauled(worker.setup, worker.cache[layer][row, :length], held, haul).copy() for layer in haul.layers
             ]
             worker.endpoint.send(haul.target, ("kv", request, haul.low), payload, f"KV of request {request}")
 
@@ -127,7 +115,7 @@ async def receive_cache(worker: Worker, moves: list[Haul], request: int, row: in
             channel, label = ("kv", request, haul.low), f"KV of request {request}"
             payload = await worker.endpoint.receive(haul.source, channel, label)
             for layer, values in zip(haul.layers, payload, strict=True):
-                put_columns(worker.setup, worker.cache[layer][row, :length], held, haul, values)
+                hauled(worker.setup, worker.cache[layer][row, :length], held, haul)[...] = values
 
 
 def send_first(endpoint: Endpoint, targets: list[int], request: int, said: Prefilled) -> None:

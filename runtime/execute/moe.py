@@ -16,7 +16,6 @@ from runtime.execute.batch import Batch
 from runtime.execute.collectives import Comm, all_gather, all_reduce, all_reduce_max, cut, reduce_scatter
 from runtime.execute.exchange import DirectExchange, LaneExchange, Reply, Rows, packed
 from runtime.execute.kernels import Routes, linear, row_peaks, silu
-from runtime.execute.layout import Lanes
 from runtime.execute.placement import SHARED, Copies
 from runtime.execute.reference import gate
 from runtime.execute.worker import Worker
@@ -137,7 +136,7 @@ async def exchanged(worker: Worker, layer: int, x: Floats, routes: Routes, batch
     c = 0 if worker.staged else worker.place.tp
     mine = np.arange(lanes.subset(c), len(x), lanes.subsets)
     copies = setup.tables[layer].copies(routes.experts[mine], routes.weights[mine], turns(worker, len(mine)))
-    exchange = exchange_of(worker, batch)
+    exchange = exchange_of(worker, batch.microbatch, f"{batch.label}, experts")
 
     async def compute(rows: Floats, slots: Ints) -> Floats:
         return await expert_outputs(worker, layer, rows, slots, batch.microbatch)
@@ -178,51 +177,55 @@ async def _regathered(worker: Worker, own: Floats, tokens: int, batch: Batch, la
     return out
 
 
-def exchange_of(worker: Worker, batch: Batch) -> DirectExchange | LaneExchange:
+def exchange_of(worker: Worker, microbatch: int, label: str) -> DirectExchange | LaneExchange:
     """Return the rank's exchange of a microbatch, made once: its buffers stay."""
-    key = ("exchange", batch.microbatch)
-    exchange: DirectExchange | LaneExchange | None = worker.kept.get(key)
+    exchange = worker.exchanges.get(microbatch)
     if exchange is None:
-        exchange = worker.kept[key] = _new_exchange(worker, batch)
-    group = exchange.group if isinstance(exchange, DirectExchange) else exchange.world
-    group.label = f"{batch.label}, experts"
+        exchange = worker.exchanges[microbatch] = _new_exchange(worker, microbatch)
+    exchange.world.label = label
     return exchange
 
 
-def _new_exchange(worker: Worker, batch: Batch) -> DirectExchange | LaneExchange:
-    setup, layout, lanes = worker.setup, worker.setup.layout, worker.setup.lanes
-    int8, stage = setup.int8_messages, worker.place.pp
-    if lanes.m == 1:
-        return DirectExchange(worker.comm("ep", batch.microbatch, ""), int8, worker.traffic)
-    world = worker.comm("stage", batch.microbatch, "")
+def _new_exchange(worker: Worker, microbatch: int) -> DirectExchange | LaneExchange:
+    """Return the exchange with the EP ranks; in a disaggregated instance these have it among themselves."""
+    setup, layout, m = worker.setup, worker.setup.layout, worker.setup.lanes.m
+    if m == 1:
+        return DirectExchange(worker.comm("ep", microbatch, ""), setup.int8_messages, worker.traffic)
+    world = worker.comm("experts" if layout.disaggregated else "stage", microbatch, "")
     index = {rank: number for number, rank in enumerate(world.ranks)}
-    units = [(dp, c) for dp in range(setup.layout.pool.degrees.attention_dp) for c in range(_units_of(worker, lanes))]
-
-    def sender(dp: int, c: int, lane: int) -> int:
-        return index[layout.attention_rank(stage, 0, dp, c if worker.staged else lanes.sender(c, lane))]
-
-    senders = [[sender(dp, c, lane) for lane in range(lanes.m)] for dp, c in units]
     experts = [
-        [index[layout.expert_rank(stage, ep, lane)] for lane in range(lanes.m)]
+        [index[layout.expert_rank(worker.place.pp, ep, lane)] for lane in range(m)]
         for ep in range(layout.pool.degrees.moe_ep)
     ]
-    own = (worker.place.dp, worker.place.tp if worker.staged else lanes.subset(worker.place.tp))
+    senders, unit = ([[number] * m for number in index.values()], world.index)
+    if not layout.disaggregated:
+        senders, unit = _attention_units(worker, index)
     return LaneExchange(
         world=world,
-        inner=worker.comm("moe_tp", batch.microbatch, ""),
+        inner=worker.comm("moe_tp", microbatch, ""),
         senders=senders,
         experts=experts,
-        unit=units.index(own),
+        unit=unit,
         ep=worker.place.ep,
-        lanes=lanes,
-        int8=int8,
+        lanes=setup.lanes,
+        int8=setup.int8_messages,
         fused=True,
         traffic=worker.traffic,
     )
 
 
-def _units_of(worker: Worker, lanes: Lanes) -> int:
-    return worker.setup.layout.pool.degrees.attention_tp if worker.staged else lanes.subsets
+def _attention_units(worker: Worker, index: dict[int, int]) -> tuple[list[list[int]], int]:
+    """Return who sends which lane of every part of an attention group's tokens, and the part that is this rank's."""
+    layout, lanes, place = worker.setup.layout, worker.setup.lanes, worker.place
+    degrees = layout.pool.degrees
+    count = degrees.attention_tp if worker.staged else lanes.subsets
+    units = [(dp, c) for dp in range(degrees.attention_dp) for c in range(count)]
+
+    def sender(dp: int, c: int, lane: int) -> int:
+        return index[layout.attention_rank(place.pp, 0, dp, c if worker.staged else lanes.sender(c, lane))]
+
+    senders = [[sender(dp, c, lane) for lane in range(lanes.m)] for dp, c in units]
+    return senders, units.index((place.dp, place.tp if worker.staged else lanes.subset(place.tp)))
 
 
 async def disaggregated(worker: Worker, layer: int, x: Floats, routes: Routes, batch: Batch) -> Floats:

@@ -8,10 +8,8 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from runtime.execute.batch import Batch, decode_batch, prompts_batch
 from runtime.execute.collectives import parts_of
-from runtime.execute.exchange import DirectExchange, LaneExchange
 from runtime.execute.kernels import rms_norm
-from runtime.execute.layout import Lanes
-from runtime.execute.moe import expert_outputs, handed_back, moe, taken_over
+from runtime.execute.moe import exchange_of, expert_outputs, handed_back, moe, taken_over
 from runtime.execute.worker import Worker
 
 
@@ -200,42 +198,9 @@ async def experts_pass(worker: Worker, parts: int, label: str) -> None:
 async def serve(worker: Worker, layer: int, domain: int, number: int, label: str) -> None:
     """Take over a domain's copies, exchange them among the experts, hand the outputs back."""
     taken = await taken_over(worker, domain, number, f"{label}, domain {domain}")
-    exchange = _between_experts(worker, number)
-    group = exchange.group if isinstance(exchange, DirectExchange) else exchange.world
-    group.label = f"{label}, domain {domain}, experts"
+    exchange = exchange_of(worker, number, f"{label}, domain {domain}, experts")
 
     async def compute(rows: Floats, slots: Ints) -> Floats:
         return await expert_outputs(worker, layer, rows, slots, number)
 
     handed_back(worker, taken, await exchange.run(taken.x, taken.copies, compute), number, label)
-
-
-def _between_experts(worker: Worker, number: int) -> DirectExchange | LaneExchange:
-    """Return the exchange among the expert ranks; their sends are the trampolines' and count for no attention rank."""
-    key = ("experts", number)
-    exchange: DirectExchange | LaneExchange | None = worker.kept.get(key)
-    if exchange is None:
-        exchange = worker.kept[key] = _made_between_experts(worker, number)
-    return exchange
-
-
-def _made_between_experts(worker: Worker, number: int) -> DirectExchange | LaneExchange:
-    setup, layout = worker.setup, worker.setup.layout
-    degrees, int8 = layout.pool.degrees, setup.int8_messages
-    if degrees.moe_tp == 1:
-        return DirectExchange(worker.comm("ep", number, ""), int8, worker.traffic)
-    ranks = layout.experts_of(0)
-    world = worker.comm("experts", number, "")
-    m = degrees.moe_tp
-    return LaneExchange(
-        world=world,
-        inner=worker.comm("moe_tp", number, ""),
-        senders=[[index] * m for index in range(len(ranks))],
-        experts=[list(range(ep * m, ep * m + m)) for ep in range(degrees.moe_ep)],
-        unit=world.index,
-        ep=worker.place.ep,
-        lanes=Lanes(1, m),
-        int8=int8,
-        fused=True,
-        traffic=worker.traffic,
-    )

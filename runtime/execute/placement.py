@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from ground.errors import BadInput
 from planner.manifest.layout import ExpertMap
 
 SHARED = -1
@@ -38,25 +37,12 @@ class ExpertTable:
 
     def __post_init__(self) -> None:
         """Index slots by expert."""
-        live = np.flatnonzero(self.rank_of >= 0)
-        self.counts = np.bincount(self.expert_of[live], minlength=int(self.expert_of.max()) + 1)
-        lost = np.flatnonzero(self.counts == 0)
-        if lost.size:
-            raise BadInput(f"expert {lost[0]} has no replica on a rank that is left")
+        self.counts = np.bincount(self.expert_of)
         self.replicas = np.zeros((len(self.counts), int(self.counts.max())), dtype=np.int64)
         seen = np.zeros(len(self.counts), dtype=np.int64)
-        for slot in live.tolist():
-            expert = self.expert_of[slot]
+        for slot, expert in enumerate(self.expert_of.tolist()):
             self.replicas[expert, seen[expert]] = slot
             seen[expert] += 1
-
-    def without(self, lost: set[int]) -> "ExpertTable":
-        """Return the table that the replicas on surviving EP ranks make; BadInput where an expert has none left."""
-        rank_of = np.where(np.isin(self.rank_of, list(lost)), -1, self.rank_of)
-        shared = np.array([rank for rank in self.shared_ranks.tolist() if rank not in lost], dtype=np.int64)
-        if len(self.shared_ranks) and not len(shared):
-            raise BadInput("the shared expert has no copy on a rank that is left")
-        return ExpertTable(self.expert_of, rank_of, shared)
 
     def copies(self, experts: Ints, weights: Floats, turn: Ints) -> Copies:
         """Return where k experts per token [T, k] are, and the dedicated shared expert's copy beside them.

@@ -1,6 +1,6 @@
 """The whole run: prompts through prefill, caches over, N decode iterations, as every rank's program."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -243,19 +243,9 @@ def make_ranks(world: World, loop: Loop, ranks: list[int] | None = None) -> dict
     return made
 
 
-def program_of(rank: Rank) -> Callable[[Endpoint], Program]:
-    """Return the program of a rank from prompt to last token."""
-    return lambda _: rank.whole()
-
-
-def beginning_of(rank: Rank) -> Callable[[Endpoint], Program]:
-    """Return the program of a rank up to requests that are ready to decode."""
-    return lambda _: rank.begin()
-
-
-def iteration_of(rank: Rank, iteration: int) -> Callable[[Endpoint], Program]:
-    """Return the program of a rank for one decode iteration."""
-    return lambda _: rank.iterate(iteration)
+def run_ranks(loop: Loop, ranks: Mapping[int, Rank], work: Callable[[Rank], Program]) -> None:
+    """Run a phase, such as ``Rank.begin``, on every rank."""
+    loop.run({number: lambda _, rank=rank: work(rank) for number, rank in ranks.items()})  # type: ignore[misc]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import stage_sum
 from planner.manifest.terms import CommunicationTerm, Stage, StepLoad, timings, variables
 from runtime.execute.clock import Clock, Span, Transfer, Way, Wire
-from runtime.execute.run import Settings, World, beginning_of, build_world, iteration_of, make_ranks
+from runtime.execute.run import Rank, Settings, World, build_world, make_ranks, run_ranks
 from runtime.execute.timing import machine_of
 from runtime.execute.transport import Loop
 
@@ -54,9 +54,9 @@ class Iteration:
 def clocked_iteration(manifest: Manifest, settings: Settings) -> Iteration:
     """Prefill without a clock, then run one decode iteration on it and keep what happened on the first ranks."""
     world = build_world(manifest, settings)
-    ranks = make_ranks(world, Loop())
-    first = next(iter(ranks.values())).worker.endpoint.loop
-    first.run({number: beginning_of(rank) for number, rank in ranks.items()})
+    first = Loop()
+    ranks = make_ranks(world, first)
+    run_ranks(first, ranks, Rank.begin)
     pool, base = world.decode.layout.pool, world.decode.layout.base
     machine = machine_of(manifest, pool)
 
@@ -70,7 +70,7 @@ def clocked_iteration(manifest: Manifest, settings: Settings) -> Iteration:
     for number in own:
         ranks[number].worker.endpoint.loop = loop
         ranks[number].worker.compute_seconds = compute_seconds(manifest, pool)
-    loop.run({number: iteration_of(ranks[number], 0) for number in own})
+    run_ranks(loop, {number: ranks[number] for number in own}, lambda rank: rank.iterate(0))
     end = max((span.end for span in clock.spans), default=0.0)
     layers = len(world.decode.small.layers) + world.decode.drafts
     return Iteration(end, layers, summed(clock.spans), clock.spans, clock.transfers)

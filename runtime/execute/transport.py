@@ -55,36 +55,36 @@ class LinkTimes(Protocol):
         """Keep that ``rank`` spent a span of time in an operation."""
 
 
+class _Request:
+    """What a task yields to the loop, and is resumed with an answer to."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator["_Request", Any, Any]:
+        return (yield self)
+
+
 @dataclass(slots=True)
-class _Wait:
-    """What a task yields: a message that it needs."""
+class _Wait(_Request):
+    """A message that the task needs."""
 
     key: Key
     label: str
 
-    def __await__(self) -> Generator["_Wait", Any, Any]:
-        return (yield self)
-
 
 @dataclass(slots=True)
-class _Fork:
-    """What a task yields: programs to run beside each other until all are done."""
+class _Fork(_Request):
+    """Programs to run beside each other until all are done."""
 
     programs: Sequence[Program]
 
-    def __await__(self) -> Generator["_Fork", Any, Any]:
-        return (yield self)
-
 
 @dataclass(slots=True)
-class _Compute:
-    """What a task yields: work of its device."""
+class _Compute(_Request):
+    """Work of the task's device."""
 
     seconds: float
     label: str
-
-    def __await__(self) -> Generator["_Compute", Any, Any]:
-        return (yield self)
 
 
 @dataclass(slots=True, eq=False)

@@ -21,8 +21,8 @@ from runtime.execute.transport import Endpoint
 @dataclass(slots=True)
 class Worker:
     """A rank of an instance; ``cache`` is [requests, positions, width] per layer, ``traffic`` [EP ranks] counts the
-    copies that it sent to each, ``kept`` holds what is made once. ``compute_seconds`` per layer and kind of work occupy
-    the device where there is a clock.
+    copies that it sent to each, ``exchanges`` are its own by microbatch. ``compute_seconds`` per layer and kind of work
+    occupy the device where there is a clock.
 
     Residual states are whole on every rank of a TP group; under staged SP-TP-SP a rank has its share of the tokens
     outside attention proper (CloudMatrix384 section 4.3.1).
@@ -32,7 +32,7 @@ class Worker:
     endpoint: Endpoint
     place: Place = field(init=False)
     cache: dict[int, Floats] = field(default_factory=dict)
-    kept: dict[Any, Any] = field(default_factory=dict)
+    exchanges: dict[int, Any] = field(default_factory=dict)
     traffic: Ints = field(init=False)
     compute_seconds: dict[str, float] = field(default_factory=dict)
     _comms: dict[Any, Comm] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ground.arrays import Floats, Ints
-from ground.errors import BadInput, Fault
+from ground.errors import Fault
 from runtime.execute.collectives import comm
 from runtime.execute.exchange import DirectExchange, Window
 from runtime.execute.kernels import quantise
@@ -36,15 +36,6 @@ def test_dedicated_ranks_share_the_shared_expert() -> None:
     assert copies.slot[3:].tolist() == [SHARED] * 3
     assert copies.ep[3:].tolist() == [2, 3, 2]
     assert copies.weight.tolist() == [0.5] * 3 + [1.0] * 3
-
-
-def test_lost_ranks_leave_their_replicas() -> None:
-    """Shrinking keeps every expert that has another replica, and refuses where one has none."""
-    full = table([0, 1, 1, 0], 2)
-    left = full.without({0})
-    assert 0 not in left.rank_of and left.counts.tolist() == [1, 1]
-    with pytest.raises(BadInput, match="expert 0 has no replica"):
-        table([0, 1, 1, 2], 2).without({0})
 
 
 def test_a_buffer_section_holds_what_was_reserved() -> None:
