@@ -2,21 +2,19 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
 from planner.serving.aggregated import AggregatedPool
 from planner.serving.aggregated_run import DrivenInstance
 from runtime.simulate.device import Devices, Shared
-from runtime.simulate.engine import COMPLETION, generator
+from runtime.simulate.engine import COMPLETION
 from runtime.simulate.request import DECODE, TRANSFER, Request
-from runtime.simulate.steps import IterationCounts, checked_seconds
+from runtime.simulate.steps import checked_seconds
 
 if TYPE_CHECKING:
     from runtime.simulate.prefill import PrefillInstance
@@ -42,10 +40,7 @@ class DecodeInstance:
         self._shared, self._engine, self._placement = shared, shared.engine, shared.placement
         self.ranks = pool.degrees.attention_groups
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
-        mode = "expected" if shared.expected_drafts else "sampled"
-        self._counts = IterationCounts(pool.mtp, mode, generator(shared.seed, f"drafts {name}"))  # type: ignore[arg-type]
-        cost, balance = pool.step_costs[self.phase].to_step_cost(), shared.balance.get(pool.role)
-        self.cost = cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
+        self._counts, self.cost = shared.counts(pool, name), shared.cost(pool, self.phase)
         self.timer = shared.timer(self.cost, pool, self.phase)
         self._here: dict[int, Request] = {}
         self.devices = Devices()
@@ -59,9 +54,8 @@ class DecodeInstance:
         self._starting = False
         self._epoch, self._last_begins = 0, 0.0
         self._overflows = shared.manifest.routing.decode_reservation != "whole"
-        limit = shared.manifest.service_levels.tpot_seconds
-        tokens = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
-        self._most_seconds = None if limit is None else limit * tokens
+        self.stall_seconds = shared.most_seconds(pool)
+        """Longest pass that running requests may wait for: an iteration at the TPOT limit, for short answers."""
         self.up = True
         self.resumes_seconds = 0.0
         self._evens, self._evens_at = shared.manifest.routing.ranks == "even", 0.0
@@ -194,7 +188,7 @@ class DecodeInstance:
         self.devices.free(self)
         for request in gone:
             self._run.release(request.record)
-            self._release(request)
+            self._placement.release(request)
             self._shared.ledger.complete(request, self._engine.now_seconds)
         if gone:
             self._placement.admit()
@@ -210,9 +204,6 @@ class DecodeInstance:
             figures = {"requests": float(step.running), "iterations": float(step.iterations)}
             seconds = step.end_seconds - step.start_seconds
             self._shared.span(self.name, self.phase, step.start_seconds, seconds, figures)
-
-    def _release(self, request: Request) -> None:
-        self._placement.release(request)
 
     def _make_room(self) -> None:
         """Send the last requests of ranks back whose KV outgrew the cache; they are computed anew."""
@@ -248,7 +239,7 @@ class DecodeInstance:
             generated = self._run.answered(request.record) - 1
             self._run.take_out(request.record)
             del self._here[request.record]
-        self._release(request)
+        self._placement.release(request)
         return generated
 
     def evict(self, request: Request) -> None:
@@ -259,11 +250,11 @@ class DecodeInstance:
 
     def admits(self, request: Request) -> bool:
         """Whether one more request keeps iterations within the TPOT limit, or the policy does not ask."""
-        if self._shared.manifest.routing.offline != "slo" or self._most_seconds is None:
+        if self._shared.manifest.routing.offline != "slo" or self.stall_seconds == math.inf:
             return True
         (kv, sequences), joining = self._most_held(), len(self._joining) + 1
         kv += request.prompt + request.left
-        return self.timer.iteration_seconds(self.total + joining, sequences + joining, kv) <= self._most_seconds
+        return self.timer.iteration_seconds(self.total + joining, sequences + joining, kv) <= self.stall_seconds
 
     def busy_seconds_until(self, now: float) -> float:
         """Seconds of steps up to a time that is not before the last event."""
@@ -282,32 +273,25 @@ class DecodeInstance:
 
     def over_limit(self, guard: float) -> bool:
         """Whether an iteration with what runs now takes more than a share of the TPOT limit's."""
-        return self._most_seconds is not None and self._seconds() > guard * self._most_seconds
+        return self._seconds() > guard * self.stall_seconds
 
     def could_take(self, more: float, guard: float) -> bool:
         """Whether so many more requests find slots, and iterations keep a share of the TPOT limit."""
         total = self.total + more
         if total > guard * self.ranks * self.pool.limits.requests_per_dp_rank:
             return False
-        if self._most_seconds is None or not self._here:
-            return True
-        return self._seconds(total / self.total) <= guard * self._most_seconds
+        return not self._here or self._seconds(total / self.total) <= guard * self.stall_seconds
 
     def spare(self, guard: float) -> float:
         """Return the share of time that iterations leave to prompts while they keep a share of the TPOT limit."""
-        if self._most_seconds is None:
+        if self.stall_seconds == math.inf:
             return 0.5
-        return max(1.0 - self._seconds() / (guard * self._most_seconds), 0.0)
+        return max(1.0 - self._seconds() / (guard * self.stall_seconds), 0.0)
 
     @property
     def reserved_tokens(self) -> int:
         """KV that is set aside on all ranks."""
         return sum(self._placement.reserved[self.first_rank : self.first_rank + self.ranks])
-
-    @property
-    def stall_seconds(self) -> float:
-        """Longest pass that running requests may wait for: an iteration at the TPOT limit, for short answers."""
-        return math.inf if self._most_seconds is None else self._most_seconds
 
     def pause(self, seconds: float) -> None:
         """Give up the iteration that runs and do nothing for so many seconds."""

@@ -1,18 +1,20 @@
 """The devices of one instance, which do one thing at a time, and what all parts of a run share."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 from ground.prefix_cache import PrefixCache
+from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.schema import Manifest, PhaseName, Pool
 from planner.manifest.terms import StepCost
 from planner.serving.deployed import step_times
-from runtime.simulate.engine import Engine
+from runtime.simulate.engine import Engine, generator
 from runtime.simulate.ledger import Ledger
 from runtime.simulate.placement import Placement
-from runtime.simulate.steps import StepTimer
+from runtime.simulate.steps import IterationCounts, StepTimer, balanced
 
 Span = Callable[[str, str, float, float, dict[str, float]], None]
 """Called with instance, name, start and duration of a step and figures about it."""
@@ -80,6 +82,19 @@ class Shared:
     """Whether requests are sent when others leave: in a closed loop, or as turns of sessions."""
     span: Span | None = None
     _timers: list[tuple[StepCost, Pool, PhaseName, StepTimer]] = field(default_factory=list)
+
+    def cost(self, pool: Pool, phase: PhaseName) -> StepCost:
+        """Return the step cost of a pool's instances in this run."""
+        return balanced(pool.step_costs[phase].to_step_cost(), self.balance.get(pool.role))
+
+    def counts(self, pool: Pool, name: str) -> IterationCounts:
+        """Return what draws the iterations of answers on an instance."""
+        return IterationCounts(pool.mtp, self.expected_drafts, generator(self.seed, f"drafts {name}"))
+
+    def most_seconds(self, pool: Pool) -> float:
+        """Return how long a step of a pool may take within the TPOT limit; infinity without one."""
+        limit = self.manifest.service_levels.tpot_seconds
+        return math.inf if limit is None else limit * tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
 
     def timer(self, cost: StepCost, pool: Pool, phase: PhaseName) -> StepTimer:
         """Return how long an instance's steps of a phase take at a step cost; instances that are alike share one."""

@@ -8,14 +8,12 @@ ten times as slow; step times are read off the same cost, here off one table.
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
-from planner.manifest.schema import Manifest, Pool
+from planner.manifest.schema import Manifest
 from planner.manifest.terms import StepCost
 from planner.serving.aggregated_run import AggregatedRun
 from planner.serving.decode import DecodeRequests, DecodeRun, Gone
@@ -28,7 +26,7 @@ from runtime.simulate.metrics import Ran, SimulationResult, result_of
 from runtime.simulate.observe import Observer
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.placement import TOO_LONG
-from runtime.simulate.steps import IterationCounts
+from runtime.simulate.steps import IterationCounts, balanced
 from runtime.simulate.workload import Requests
 
 FEWEST_DIRECT = 2_000
@@ -87,10 +85,13 @@ class _Direct:
         self, manifest: Manifest, options: SimulationOptions, ledger: Ledger, observer: Observer | None
     ) -> None:
         self._options, self._ledger, self._observer, self._pools = options, ledger, observer, tuple(manifest.pools)
-        self._costs: dict[str, StepCost] = {pool.role: _cost(pool, options) for pool in self._pools}
+        self._costs: dict[str, StepCost] = {
+            pool.role: balanced(pool.step_costs[pool.phase].to_step_cost(), options.balance.get(pool.role))
+            for pool in self._pools
+        }
         self._answering = next(pool for pool in self._pools if pool.role != "prefill")
-        counts: Literal["sampled", "expected"] = "expected" if options.mtp == "expected" else "sampled"
-        self._iterations = IterationCounts(self._answering.mtp, counts, generator(options.seed, "drafts"))
+        drawn = generator(options.seed, "drafts")
+        self._iterations = IterationCounts(self._answering.mtp, options.mtp == "expected", drawn)
         self._alive = Alive()
         self._busy: list[dict[str, float]] = []
         self._samples: list[tuple[float, float, float, float]] = []  # seconds, KV, slots, fullest rank over the mean
@@ -309,12 +310,6 @@ def _stream(part: Requests) -> Stream:
         reused_tokens=np.where(under_way, part.input_tokens - 1, part.reused_tokens),
         answer_tokens=part.output_tokens,
     )
-
-
-def _cost(pool: Pool, options: SimulationOptions) -> StepCost:
-    cost = pool.step_costs[pool.phase].to_step_cost()
-    balance = options.balance.get(pool.role)
-    return cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
 
 
 _PIECE = 2048

@@ -110,8 +110,8 @@ class Ledger:
             (
                 request.number,
                 request.arrival,
-                request.started,
-                request.first_token,
+                request.started if request.started >= 0 else np.nan,
+                request.first_token if request.first_token >= 0 else np.nan,
                 seconds,
                 request.inputs,
                 request.outputs + request.begun,
@@ -130,23 +130,8 @@ class Ledger:
         """Take what ended lately into the statistics."""
         if not self._rows:
             return
-        columns = np.array(self._rows, dtype=np.float64).T
+        outcomes = Outcomes(*(np.array(column) for column in zip(*self._rows, strict=True)))
         self._rows = []
-        number, arrival, started, first, end, inputs, outputs, reused, offline, completed, retries = columns
-        whole = np.int64
-        outcomes = Outcomes(
-            number.astype(whole),
-            arrival,
-            np.where(started >= 0, started, np.nan),
-            np.where(first >= 0, first, np.nan),
-            end,
-            inputs.astype(whole),
-            outputs.astype(whole),
-            reused.astype(whole),
-            offline > 0,
-            completed > 0,
-            retries.astype(whole),
-        )
         self._count(outcomes)
         if self.on_outcomes:
             self.on_outcomes(outcomes)

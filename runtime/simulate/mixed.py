@@ -6,20 +6,18 @@ A step is formed, and requests are let in and preempted, by the rule of the mani
 
 import math
 from collections import deque
-from dataclasses import replace
 
-from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
 from planner.serving.aggregated_run import DrivenInstance
 from planner.serving.deployed import aggregated_pool
 from runtime.simulate.decode import EVEN_EVERY_SECONDS, UNEVEN_SHARE
 from runtime.simulate.device import Shared
-from runtime.simulate.engine import COMPLETION, generator
+from runtime.simulate.engine import COMPLETION
 from runtime.simulate.placement import TOO_LONG, in_blocks
 from runtime.simulate.prefixes import Prefixes
 from runtime.simulate.request import DECODE, PREFILL, Request
-from runtime.simulate.steps import IterationCounts, StepTimer
+from runtime.simulate.steps import StepTimer
 
 
 class MixedInstance:
@@ -31,22 +29,17 @@ class MixedInstance:
         self.name, self.pool, self._shared, self._engine = name, pool, shared, shared.engine
         self.ranks = pool.degrees.attention_groups
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
-        mode = "expected" if shared.expected_drafts else "sampled"
-        self._counts = IterationCounts(pool.mtp, mode, generator(shared.seed, f"drafts {name}"))  # type: ignore[arg-type]
-        cost, balance = pool.step_costs["mixed"].to_step_cost(), shared.balance.get(pool.role)
-        self.cost = cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
+        self._counts, self.cost = shared.counts(pool, name), shared.cost(pool, self.phase)
         self._timer: StepTimer = shared.timer(self.cost, pool, self.phase)
         self._prefixes = Prefixes(shared, pool)
         self._evens, self._evens_at = shared.manifest.routing.ranks == "even", 0.0
-        limit = shared.manifest.service_levels.tpot_seconds
-        tokens = tokens_per_iteration(pool.mtp.drafts, pool.mtp.acceptance)
-        self._most_seconds = math.inf if limit is None else limit * tokens
+        self._most_seconds = shared.most_seconds(pool)
         self.offline: deque[Request] = deque()
         self._here: dict[int, Request] = {}
         self._offline_prompts = 0
         self.accepts = self.up = True
         self.waiting_tokens = self._epoch = self._past_steps = 0
-        self._past_busy = self._resumes_seconds = 0.0
+        self._past_busy = 0.0
         self._looking = False
         self._run = self._idle_run()
 

@@ -9,7 +9,6 @@ import numpy as np
 from ground.errors import BadInput
 from ground.units import MICRO
 from runtime.simulate.encode import EncodeInstance
-from runtime.simulate.feed import ArrivalFeed
 from runtime.simulate.ledger import Outcomes, latencies
 from runtime.simulate.system import Part, System
 
@@ -133,8 +132,8 @@ def _cell(value: float) -> str:
 class Watcher:
     """Samples the system in virtual time: more and more rarely without a series, so that memory stays flat."""
 
-    def __init__(self, system: System, feed: ArrivalFeed, observer: Observer | None) -> None:
-        self._system, self._feed, self._observer = system, feed, observer
+    def __init__(self, system: System, observer: Observer | None) -> None:
+        self._system, self._observer = system, observer
         self._fixed = observer.series_seconds if observer is not None and observer.wants_series else None
         self._period = 0.05 if self._fixed is None else self._fixed
         self._samples = 0

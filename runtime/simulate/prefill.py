@@ -4,7 +4,6 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -42,9 +41,7 @@ class PrefillInstance:
     ) -> None:
         self.name, self.pool = name, pool
         self._shared, self._engine, self._finished = shared, shared.engine, finished
-        cost = pool.step_costs["prefill"].to_step_cost()
-        balance = shared.balance.get(pool.role)
-        self.cost = cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
+        self.cost = shared.cost(pool, self.phase)
         self.timer = shared.timer(self.cost, pool, self.phase)
         self._collaborative = shared.manifest.routing.prefill == "collaborative"
         self._interrupts = shared.manifest.routing.offline == "slo"

@@ -10,14 +10,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Literal
 
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.device import Shared
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.request import Request
 
-RoleState = Literal["prefill", "decode"]
 MONITOR_SECONDS = 0.5
 _GUARD = 0.8
 """Share of a limit, or of what instances can do, at which a rule acts: what is under way still adds to it."""
@@ -29,45 +27,49 @@ _WAITING_GUARD = 0.25
 
 @dataclass(slots=True)
 class Unit:
-    """An instance with the parts that it can play. With both, requests of either kind may be on it while it changes."""
+    """An instance with both parts that it can play; requests of either kind may be on it while it changes."""
 
     name: str
-    prefill: PrefillInstance | None
-    decode: DecodeInstance | None
-    role: RoleState | str
-    home: RoleState | str
+    prefill: PrefillInstance
+    decode: DecodeInstance
+    role: str
+    home: str
     """The role that it was planned with."""
 
     @property
     def takes_prefill(self) -> bool:
         """Whether new prompts may go here."""
-        return self.prefill is not None and self.prefill.accepts and self.prefill.up
+        return self.prefill.accepts and self.prefill.up
+
+    @property
+    def up(self) -> bool:
+        """Whether both parts are."""
+        return self.prefill.up and self.decode.up
 
 
 class Roles:
     """Chooses the instance of each prompt and flips instances where the limits ask for it and allow it."""
 
     def __init__(self, shared: Shared, units: list[Unit], route: Callable[[Request], None]) -> None:
-        self._shared, self._route = shared, route
-        self._units = [unit for unit in units if unit.prefill is not None and unit.decode is not None]
-        self._parts = [(unit, _prefill(unit), _decode(unit)) for unit in self._units]
+        self._shared, self._route, self._units = shared, route, units
         levels = shared.manifest.service_levels
         self._ttft = math.inf if levels.ttft_seconds is None else levels.ttft_seconds
         prompt = max(shared.manifest.workload.input_tokens, 1.0)
-        self._token_seconds = {unit.name: _prefill(unit).token_seconds(prompt) for unit in self._units}
+        self._token_seconds = {unit.name: unit.prefill.token_seconds(prompt) for unit in self._units}
         self._work, self._since = 0.0, 0.0
         self.flips = 0
 
     def _delays(self, request: Request, takes_prefill: bool) -> list[tuple[float, Unit]]:
         """Return the predicted TTFT at each unit that takes prompts now, or that does not: those that are up."""
-        able = [each for each in self._parts if (each[1].accepts and each[1].up) == takes_prefill]
-        return [(self._delay(*each, request), each[0]) for each in able if takes_prefill or _up(each[0])]
+        able = [unit for unit in self._units if unit.takes_prefill == takes_prefill]
+        return [(self._delay(unit, request), unit) for unit in able if takes_prefill or unit.up]
 
-    def _delay(self, unit: Unit, part: PrefillInstance, decode: DecodeInstance, request: Request) -> float:
+    def _delay(self, unit: Unit, request: Request) -> float:
         """Return the predicted TTFT at a unit: the pass that runs, what waits, and the prompt itself.
 
         Beside running requests prompts have only what these spare, of time and of KV.
         """
+        part, decode = unit.prefill, unit.decode
         rest = part.busy_until_seconds - self._shared.engine.now_seconds
         rest = rest if rest > 0.0 else 0.0
         work = part.queued_tokens * self._token_seconds[unit.name] + part.prompt_seconds(request.prompt)
@@ -87,7 +89,7 @@ class Roles:
         if not due or _least(due) > limit:
             due += self._delays(request, takes_prefill=False)
             if due and _least(due) > limit and (flipped := self.to_prefill()) is not None:
-                changed = self._delay(flipped, _prefill(flipped), _decode(flipped), request)
+                changed = self._delay(flipped, request)
                 due = [(changed, unit) if unit is flipped else (seconds, unit) for seconds, unit in due]
         # Where nobody is in time, a decode instance would be late for both.
         if _least(due) > self._ttft:
@@ -108,20 +110,20 @@ class Roles:
         rate = sum(1 / self._token_seconds[unit.name] for unit in units)
         known = -math.expm1(-max(self._since, MONITOR_SECONDS) / _MEMORY_SECONDS)
         lately = self._work / (_MEMORY_SECONDS * known)
-        waiting = sum(_prefill(unit).queued_tokens for unit in self._units)
+        waiting = sum(unit.prefill.queued_tokens for unit in self._units)
         return lately <= _GUARD * rate and waiting <= _WAITING_GUARD * self._ttft * rate
 
     def _decodes(self, units: list[Unit], leaving: Unit) -> bool:
         """Whether units could take what one of them runs, in slots and within the TPOT limit."""
         if not units or self._shared.placement.waiting:
             return False
-        more = _decode(leaving).total / len(units)
-        return all(_decode(unit).could_take(more, _GUARD) for unit in units)
+        more = leaving.decode.total / len(units)
+        return all(unit.decode.could_take(more, _GUARD) for unit in units)
 
     def to_prefill(self) -> Unit | None:
         """Flip the decode instance that was planned for prefill, or runs least, if the others can take what it runs."""
-        able = [unit for unit in self._units if unit.role == "decode" and _up(unit)]
-        for unit in sorted(able, key=lambda unit: (unit.home != "prefill", _decode(unit).total, unit.name)):
+        able = [unit for unit in self._units if unit.role == "decode" and unit.up]
+        for unit in sorted(able, key=lambda unit: (unit.home != "prefill", unit.decode.total, unit.name)):
             if self._decodes([other for other in able if other is not unit], unit):
                 self._turn(unit, to_prefill=True)
                 return unit
@@ -134,15 +136,15 @@ class Roles:
         """
         able = [unit for unit in self._units if unit.takes_prefill]
         # A pass under way would keep new requests waiting.
-        ready = [unit for unit in able if forced or _prefill(unit).idle]
-        for unit in sorted(ready, key=lambda unit: (unit.home != "decode", _prefill(unit).waiting_tokens, unit.name)):
+        ready = [unit for unit in able if forced or unit.prefill.idle]
+        for unit in sorted(ready, key=lambda unit: (unit.home != "decode", unit.prefill.waiting_tokens, unit.name)):
             if len(able) > 1 and (forced or self._carries([other for other in able if other is not unit])):
                 self._turn(unit, to_prefill=False)
                 return unit
         return None
 
     def _turn(self, unit: Unit, to_prefill: bool) -> None:
-        prefill, decode = _prefill(unit), _decode(unit)
+        prefill, decode = unit.prefill, unit.decode
         prefill.accepts = to_prefill
         self._shared.placement.set_open(decode.first_rank, decode.ranks, not to_prefill)
         unit.role = "prefill" if to_prefill else "decode"
@@ -161,24 +163,10 @@ class Roles:
     def _look(self) -> bool:
         """Turn an instance to decode where that is needed, or back where nothing speaks against it; whether one did."""
         self._note(None)
-        late = any(unit.role == "decode" and _decode(unit).over_limit(_GUARD) for unit in self._units)
+        late = any(unit.role == "decode" and unit.decode.over_limit(_GUARD) for unit in self._units)
         away = any(unit.takes_prefill and unit.home == "decode" for unit in self._units)
         return bool(self._shared.placement.waiting or late or away) and self.to_decode() is not None
 
 
-def _prefill(unit: Unit) -> PrefillInstance:
-    assert unit.prefill is not None, "units that change roles have both parts"
-    return unit.prefill
-
-
-def _decode(unit: Unit) -> DecodeInstance:
-    assert unit.decode is not None, "units that change roles have both parts"
-    return unit.decode
-
-
 def _least(due: list[tuple[float, Unit]]) -> float:
     return min(due, key=itemgetter(0))[0] if due else math.inf
-
-
-def _up(unit: Unit) -> bool:
-    return _prefill(unit).up and _decode(unit).up

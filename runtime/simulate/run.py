@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import get_args
 
 from ground.errors import BadInput
 from planner.manifest.caching import cache_of
-from planner.manifest.schema import Manifest
+from planner.manifest.schema import Manifest, Routing
 from runtime.simulate.changes import Autoscaler, Migration, Standby
 from runtime.simulate.device import Shared
 from runtime.simulate.direct import Blocked, plain, run_direct
@@ -80,7 +81,7 @@ class _Run:
         )
         self._system = System(self._shared)
         self._feed = ArrivalFeed(engine, self._with_cache(parts), self._system.arrive)
-        self._watcher = Watcher(self._system, self._feed, observer)
+        self._watcher = Watcher(self._system, observer)
         self._faults = Faults(self._system, options.faults)
         self._standby = Standby(self._system, self._faults)
         migrating, rule = options.migrating, options.autoscale
@@ -190,14 +191,7 @@ def with_policies(manifest: Manifest, names: list[str]) -> Manifest:
 
 
 POLICIES: dict[str, tuple[str, ...]] = {
-    "prefill": ("least_load", "round_robin", "collaborative", "prefix_aware"),
-    "prefixes": ("shared", "instance"),
-    "decode": ("least_kv", "least_requests", "round_robin"),
-    "ranks": ("placed", "even"),
-    "decode_reservation": ("whole", "prompt"),
-    "chunks": ("decode_first", "prefill_first"),
-    "roles": ("fixed", "dynamic"),
-    "offline": ("equal", "priority", "slo"),
+    name: values for name, field in Routing.model_fields.items() if (values := get_args(field.annotation))
 }
 
 

@@ -4,10 +4,10 @@ import math
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ground.errors import BadInput
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import MOST_DRAWN, Acceptance, drawn_iterations, drawn_sums, mean_iterations
 from planner.manifest.schema import Drafts
+from planner.manifest.terms import StepCost
 from runtime.simulate.request import Request
 
 MOST_REMEMBERED = 100_000
@@ -30,6 +31,11 @@ class RankLoad(NamedTuple):
     context: float = 0.0
     pairs: float = 0.0
     finishing: float = 0.0
+
+
+def balanced(cost: StepCost, balance: float | None) -> StepCost:
+    """Return a step cost with another busiest expert rank over the mean; as it is where that is None."""
+    return cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
 
 
 class Line(NamedTuple):
@@ -169,13 +175,13 @@ def _sums(drafts: int, acceptance: Acceptance) -> "array[int]":
 
 
 class IterationCounts:
-    """Draws the number of iterations of an answer when it is admitted."""
+    """Draws the number of iterations of an answer when it is admitted, or takes the ``expected`` one."""
 
-    def __init__(self, mtp: Drafts, mode: Literal["sampled", "expected"], random: np.random.Generator) -> None:
+    def __init__(self, mtp: Drafts, expected: bool, random: np.random.Generator) -> None:
         self._mtp = mtp
         self._random = random
         self._offsets: list[int] = []
-        self._sums = _sums(mtp.drafts, mtp.acceptance) if mode == "sampled" and mtp.drafts else None
+        self._sums = _sums(mtp.drafts, mtp.acceptance) if mtp.drafts and not expected else None
 
     def draw(self, tokens: int) -> int:
         """Return the iterations that ``tokens`` take, at least 1."""

@@ -5,7 +5,6 @@ Where there are encode instances arrivals go to these first.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,6 +18,7 @@ from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.request import TRANSFER, Request
 from runtime.simulate.roles import Roles, Unit
 from runtime.simulate.router import Choose, Head, chooser
+from runtime.simulate.steps import balanced
 from runtime.simulate.transfer import KvLinks
 
 Part = PrefillInstance | DecodeInstance | MixedInstance
@@ -88,7 +88,7 @@ class System:
             if pool.role == "prefill" and not flips:
                 self._relaxed[name] = decode
                 decode.beside, decode.freed = prefill, partial(self._stay, prefill, decode)
-        self.units.append(Unit(name, prefill, decode, pool.role, pool.role))
+            self.units.append(Unit(name, prefill, decode, pool.role, pool.role))
 
     @property
     def parts(self) -> list[Part]:
@@ -128,7 +128,7 @@ class System:
         """Let the busiest expert rank of roles be otherwise from their next steps on."""
         for part in self.parts:
             if part.pool.role in balance:
-                part.reshape(replace(part.cost, balance=balance[part.pool.role], sampling_deviations=0.0))
+                part.reshape(balanced(part.cost, balance[part.pool.role]))
 
     def revive(self) -> None:
         """Route what waited while nothing was up."""

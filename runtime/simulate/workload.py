@@ -73,11 +73,11 @@ def open_loop(workload: ManifestWorkload, requests_per_second: float, count: int
     A squared coefficient of variation of 1 is Poisson, 0 is a constant gap; shape = 1/CV².
     """
     _check_rate(requests_per_second)
-    body = _bodies(workload, count, seed)
+    drawn = _at_once(workload, count, seed)
     cv2, mean = workload.arrival_cv2, 1.0 / requests_per_second
     random = generator(seed, "arrivals")
     gaps = random.gamma(1.0 / cv2, mean * cv2, count) if cv2 > 0 else np.full(count, mean)
-    return Requests(arrival_seconds=np.cumsum(gaps), input_tokens=body[0], output_tokens=body[1], reused_tokens=body[2])
+    return replace(drawn, arrival_seconds=np.cumsum(gaps))
 
 
 def _check_rate(requests_per_second: float) -> None:
@@ -119,7 +119,7 @@ def modulated(
     _check_rate(requests_per_second)
     if not (modulation.burst >= 1 and 0 < modulation.share < 1 and modulation.mean_burst_seconds > 0):
         raise BadInput("--bursts: needs a factor from 1, a share between 0 and 1 and a positive duration")
-    body = _bodies(workload, count, seed)
+    drawn = _at_once(workload, count, seed)
     calm = requests_per_second / (1 - modulation.share + modulation.burst * modulation.share)
     stays = modulation.mean_burst_seconds * np.array([(1 - modulation.share) / modulation.share, 1.0])
     random = generator(seed, "arrivals")
@@ -132,28 +132,19 @@ def modulated(
         edges.append(edges[-1] + length)
         mass.append(mass[-1] + length * calm * (modulation.burst if state else 1.0))
         state = 1 - state
-    arrivals = np.interp(marks, mass, edges)
-    return Requests(arrival_seconds=arrivals, input_tokens=body[0], output_tokens=body[1], reused_tokens=body[2])
+    return replace(drawn, arrival_seconds=np.interp(marks, mass, edges))
 
 
 def closed_loop(workload: ManifestWorkload, concurrency: int, count: int, seed: int = 0) -> Requests:
     """Return ``count`` requests of which ``concurrency`` are always under way, the first of them at once."""
     if concurrency < 1:
         raise BadInput(f"--concurrency: {concurrency} must be at least 1")
-    body = _bodies(workload, count, seed)
-    return Requests(
-        arrival_seconds=np.zeros(count),
-        input_tokens=body[0],
-        output_tokens=body[1],
-        reused_tokens=body[2],
-        concurrency=concurrency,
-    )
+    return replace(_at_once(workload, count, seed), concurrency=concurrency)
 
 
 def backlog(workload: ManifestWorkload, count: int, seed: int = 0) -> Requests:
     """Return ``count`` requests that are all there at time 0: offline work."""
-    body = _bodies(workload, count, seed + 1_000_003)
-    return Requests(arrival_seconds=np.zeros(count), input_tokens=body[0], output_tokens=body[1], reused_tokens=body[2])
+    return _at_once(workload, count, seed + 1_000_003)
 
 
 def with_running(requests: Requests, count: int, seed: int = 0) -> Requests:
@@ -194,8 +185,8 @@ def from_trace(trace: Trace, workload: ManifestWorkload, seed: int = 0) -> Reque
     )
 
 
-def _bodies(workload: ManifestWorkload, count: int, seed: int) -> tuple[Ints, Ints, Ints]:
-    """Return input, output and reused tokens."""
+def _at_once(workload: ManifestWorkload, count: int, seed: int) -> Requests:
+    """Return drawn requests that are all there at time 0."""
     if not 1 <= count <= MOST_REQUESTS:
         raise BadInput(f"--requests: {count} must be from 1 to {MOST_REQUESTS}")
     if workload.answer_kinds is not None:
@@ -207,9 +198,11 @@ def _bodies(workload: ManifestWorkload, count: int, seed: int) -> tuple[Ints, In
         prompts = workload.prompt_kinds
         chosen = _drawn(prompts.weights, count, generator(seed, "inputs"))
         inputs = _whole(prompts.tokens, chosen)
-        return inputs, outputs, np.minimum(np.array(prompts.reused)[chosen].astype(np.int64), inputs - 1)
-    inputs = _lengths(workload.input_tokens, workload.input_cv2, count, generator(seed, "inputs"))
-    return inputs, outputs, _reused(workload, inputs, seed)
+        reused = np.minimum(np.array(prompts.reused)[chosen].astype(np.int64), inputs - 1)
+    else:
+        inputs = _lengths(workload.input_tokens, workload.input_cv2, count, generator(seed, "inputs"))
+        reused = _reused(workload, inputs, seed)
+    return Requests(arrival_seconds=np.zeros(count), input_tokens=inputs, output_tokens=outputs, reused_tokens=reused)
 
 
 def _drawn(weights: list[float], count: int, random: np.random.Generator) -> Ints:
