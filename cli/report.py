@@ -91,15 +91,12 @@ def _operators(pool: PlannedPool) -> list[tuple[str, float, str]]:
 def _ranks(manifest: Manifest, hardware: str, per_node: int) -> Iterator[tuple[str, int, int, int, str]]:
     """Yield the ranks that stand on a cluster: role, number of the instance, node, device in it, and words."""
     for pool in manifest.pools:
-        columns = pool.rank_table.columns
         for number, instance in enumerate(pool.instances if pool.hardware == hardware else ()):
-            for values in pool.rank_table.rows:
-                row = dict(zip(columns, values, strict=True))
-                at = instance.first_device + row["node"] * per_node + row["device"]
-                node, device = instance.nodes[at // per_node], at % per_node
-                own = ", ".join(f"{key} {row[key]}" for key in ("tp", "dp", "ep", "pp") if row[key] >= 0)
-                told = f"{instance.name} rank {row['rank']}, {own}; node {node}.{device}"
-                yield pool.role, number, node, device, told
+            for place in pool.rank_table.places:
+                node, device = instance.where(place, per_node)
+                degrees = {key: getattr(place, key) for key in ("tp", "dp", "ep", "pp")}
+                own = ", ".join(f"{key} {degree}" for key, degree in degrees.items() if degree >= 0)
+                yield pool.role, number, node, device, f"{instance.name} rank {place.rank}, {own}; node {node}.{device}"
 
 
 def _load_curves(plan: Plan) -> Iterator[tuple[Plot, str]]:

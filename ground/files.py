@@ -16,9 +16,15 @@ from typing import Any
 
 from ground.errors import BadInput
 from ground.units import MEBI
-from ground.yamldata import SIZE_LIMIT, parse_yaml, to_yaml
+from ground.yamldata import SIZE_LIMIT
+from ground.yamldata import parse_yaml as parse_yaml
+from ground.yamldata import to_yaml as to_yaml
 
 MOST_ROWS = 1_000_000
+SIZE_LIMIT_BYTES = 64 * MEBI
+WRITER_SECONDS = 5.0
+"""That a pipe is waited for."""
+_numbers = count()
 
 Row = tuple[str, dict[str, str]]
 """Where a row stands ("FILE, line 3"), and its cells by column."""
@@ -73,27 +79,6 @@ def csv_table(text: str, where: str, needed: tuple[str, ...] = ()) -> list[Row]:
     if not found:
         raise BadInput(f"{where}: names columns and has no row")
     return found
-
-
-__all__ = [
-    "check_file",
-    "check_folder",
-    "checking",
-    "parse_json",
-    "parse_yaml",
-    "read_bytes",
-    "read_text",
-    "read_yaml",
-    "staging",
-    "to_yaml",
-    "write_files",
-    "writing",
-]
-
-SIZE_LIMIT_BYTES = 64 * MEBI
-WRITER_SECONDS = 5.0
-"""That a pipe is waited for."""
-_numbers = count()
 
 
 def read_bytes(path: Path, most_bytes: int = SIZE_LIMIT_BYTES) -> bytes:

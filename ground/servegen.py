@@ -45,15 +45,6 @@ class Client:
     lengths: dict[float, tuple[tuple[Integers, Floats], tuple[Integers, Floats]]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
-    """Requests of all clients in order of arrival."""
-
-    arrival_seconds: Floats
-    input_tokens: Integers
-    output_tokens: Integers
-
-
 def is_client_set(path: Path) -> bool:
     """Whether ``path`` is a folder or a tar file."""
     try:
@@ -64,8 +55,8 @@ def is_client_set(path: Path) -> bool:
         return False
 
 
-def read_stream(path: Path, seed: int) -> Stream:
-    """Draw the requests of a client set; the same seed draws the same ones.
+def read_stream(path: Path, seed: int) -> tuple[Floats, Integers, Integers]:
+    """Return arrivals in order, inputs and outputs drawn from a client set; the same seed draws the same ones.
 
     A window of length W at rate r has r·W arrivals (rounded up at random), their gaps of the client's family
     (Gamma or Weibull of its shape) stretched to fill the window: the rate is exact and bursts are the client's.
@@ -86,11 +77,7 @@ def read_stream(path: Path, seed: int) -> Stream:
         raise BadInput(f"{path}: no client sends a request")
     arrival, inputs, outputs = (np.concatenate([part[column] for part in parts]) for column in range(3))
     order = np.argsort(arrival, kind="stable")
-    return Stream(
-        arrival_seconds=arrival[order] - arrival[order[0]],
-        input_tokens=inputs[order].astype(np.int64),
-        output_tokens=outputs[order].astype(np.int64),
-    )
+    return arrival[order] - arrival[order[0]], inputs[order].astype(np.int64), outputs[order].astype(np.int64)
 
 
 def _draw(client: Client, random: "np.random.Generator") -> Iterator[tuple[Floats, Integers, Integers]]:

@@ -190,13 +190,13 @@ class _Reader:
 
 
 def _from_client_set(path: Path, seed: int) -> Trace:
-    stream = read_stream(path, seed)
+    arrivals, inputs, outputs = read_stream(path, seed)
     return Trace(
         name=path.name,
         format="servegen",
-        arrival_seconds=stream.arrival_seconds,
-        input_tokens=stream.input_tokens,
-        output_tokens=stream.output_tokens,
+        arrival_seconds=arrivals,
+        input_tokens=inputs,
+        output_tokens=outputs,
         notes=("requests are drawn from the client set; inputs and outputs independently",),
     )
 

@@ -1,6 +1,6 @@
 """Where things stand: instances, ranks, groups, weight shards and experts of one pool."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -9,13 +9,29 @@ from ground.strict import Strict
 from hardware.spec import Dtype
 from planner.manifest.costs import Natural, Positive
 
-RANK_COLUMNS = ("rank", "node", "device", "tp", "dp", "ep", "moe_tp", "pp", "domain")
 MOST_RANKS = 65_536
 MOST_INSTANCES = 4_096
 
 GroupKind = Literal["tp", "dp", "ep", "moe_tp", "pp"]
 Row = Annotated[list[Annotated[int, Field(strict=True, ge=-1, le=2**31)]], Field(min_length=9, max_length=9)]
 RankList = Annotated[list[Natural], Field(max_length=MOST_RANKS)]
+
+
+class Place(NamedTuple):
+    """The coordinates of a rank, a row of the rank table; -1 where it has none."""
+
+    rank: int
+    node: int
+    device: int
+    tp: int
+    dp: int
+    ep: int
+    moe_tp: int
+    pp: int
+    domain: int
+
+
+RANK_COLUMNS = Place._fields
 
 
 class Degrees(Strict):
@@ -52,6 +68,11 @@ class Instance(Strict):
     nodes: list[Natural] = Field(min_length=1, max_length=MOST_RANKS, description="node numbers in the cluster")
     first_device: Natural = 0
 
+    def where(self, place: Place, devices_per_node: int) -> tuple[int, int]:
+        """Return the node of the cluster on which a rank stands, and its device there."""
+        linear = self.first_device + place.node * devices_per_node + place.device
+        return self.nodes[linear // devices_per_node], linear % devices_per_node
+
 
 class RankTable(Strict):
     """One row per rank, in the order of ``columns``; a coordinate that a rank has not is -1.
@@ -72,6 +93,11 @@ class RankTable(Strict):
         Literal["domain"],
     ] = ("rank", "node", "device", "tp", "dp", "ep", "moe_tp", "pp", "domain")
     rows: list[Row] = Field(min_length=1, max_length=MOST_RANKS)
+
+    @property
+    def places(self) -> list[Place]:
+        """The rows by name."""
+        return [Place(*row) for row in self.rows]
 
 
 class GroupRule(Strict):

@@ -2,23 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from planner.manifest.layout import Place
 from planner.manifest.schema import Pool
-
-
-class Place(NamedTuple):
-    """The coordinates of a rank; -1 where it has none."""
-
-    rank: int
-    node: int
-    device: int
-    tp: int
-    dp: int
-    ep: int
-    moe_tp: int
-    pp: int
-    domain: int
 
 
 @dataclass(slots=True)
@@ -34,7 +20,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         """Index the table and the groups."""
-        self.places = [Place(*row) for row in self.pool.rank_table.rows]
+        self.places = self.pool.rank_table.places
         self._groups = {}
         for rule in self.pool.groups:
             members = self._groups.setdefault(rule.kind, {})

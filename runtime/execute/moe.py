@@ -12,10 +12,12 @@ import numpy as np
 
 from ground.arrays import Floats, Ints
 from ground.errors import Fault
+from planner.manifest.layout import Place
 from runtime.execute.batch import Batch
 from runtime.execute.collectives import Comm, all_gather, all_reduce, all_reduce_max, cut, reduce_scatter
 from runtime.execute.exchange import DirectExchange, LaneExchange, Reply, Rows, packed
 from runtime.execute.kernels import Routes, linear, row_peaks, silu
+from runtime.execute.partition import Setup
 from runtime.execute.placement import SHARED, Copies
 from runtime.execute.reference import gate
 from runtime.execute.worker import Worker
@@ -135,7 +137,9 @@ async def exchanged(worker: Worker, layer: int, x: Floats, routes: Routes, batch
     setup, lanes = worker.setup, worker.setup.lanes
     c = 0 if worker.staged else worker.place.tp
     mine = np.arange(lanes.subset(c), len(x), lanes.subsets)
-    copies = setup.tables[layer].copies(routes.experts[mine], routes.weights[mine], turns(worker, len(mine)))
+    copies = setup.tables[layer].copies(
+        routes.experts[mine], routes.weights[mine], turns(setup, worker.place, len(mine))
+    )
     exchange = exchange_of(worker, batch.microbatch, f"{batch.label}, experts")
 
     async def compute(rows: Floats, slots: Ints) -> Floats:
@@ -146,17 +150,16 @@ async def exchanged(worker: Worker, layer: int, x: Floats, routes: Routes, batch
     return await _regathered(worker, own, len(x), batch, f"{batch.label}, layer {layer}, all-gather")
 
 
-def turns(worker: Worker, tokens: int) -> Ints:
+def turns(setup: Setup, place: Place, tokens: int) -> Ints:
     """Return what rotates the sender's tokens over replicas: their place in its share of the batch, and the sender.
 
     Ranks that send lanes of the same tokens give them the same turn.
     """
-    setup, place = worker.setup, worker.place
     degrees = setup.layout.pool.degrees
     group = place.domain * degrees.attention_dp + place.dp
     sender = (
         group * degrees.attention_tp + place.tp
-        if worker.staged
+        if degrees.staged
         else (group * setup.lanes.subsets + setup.lanes.subset(place.tp))
     )
     return np.arange(tokens) + sender
@@ -233,7 +236,7 @@ async def disaggregated(worker: Worker, layer: int, x: Floats, routes: Routes, b
     setup, tp = worker.setup, worker.comm("tp", batch.microbatch, f"{batch.label}, layer {layer}, all-gather")
     mine = np.arange(tp.index, len(x), tp.size)
     copies = setup.tables[layer].copies(
-        routes.experts[mine], routes.weights[mine], turns(worker, len(mine)) + worker.place.tp
+        routes.experts[mine], routes.weights[mine], turns(setup, worker.place, len(mine)) + worker.place.tp
     )
     np.add.at(worker.traffic, copies.ep, 1)
     label = f"{batch.label}, layer {layer}"

@@ -13,8 +13,8 @@ from re import Pattern
 from re import compile as pattern
 
 from ground.errors import BadInput
-from planner.manifest.layout import ShardRule
-from runtime.execute.layout import Lanes, Layout, Place
+from planner.manifest.layout import Place, ShardRule
+from runtime.execute.layout import Lanes, Layout
 from runtime.execute.placement import ExpertTable, expert_tables
 from runtime.execute.small import SmallModel, Weights, stage_bounds, tensor_shapes
 

@@ -97,17 +97,21 @@ class _Case:
         return next((layer for layer in layers if not setup.small.is_dense(layer)), None)
 
     @property
+    def whole(self) -> bool:
+        """Whether each rank of an attention group sends whole rows of tokens of its own."""
+        return self.worker.staged or self.worker.setup.layout.disaggregated
+
+    @property
     def senders(self) -> int:
         """Ranks of an attention group that send tokens of their own."""
-        degrees = self.worker.setup.layout.pool.degrees
-        whole = self.worker.staged or degrees.domains
-        return degrees.attention_tp if whole else self.worker.setup.lanes.subsets
+        setup = self.worker.setup
+        return setup.layout.pool.degrees.attention_tp if self.whole else setup.lanes.subsets
 
     @property
     def sender(self) -> int:
         """Which of them this rank is."""
-        place, whole = self.worker.place, self.worker.staged or self.worker.setup.layout.disaggregated
-        return place.tp if whole else self.worker.setup.lanes.subset(place.tp)
+        tp = self.worker.place.tp
+        return tp if self.whole else self.worker.setup.lanes.subset(tp)
 
     @property
     def compares(self) -> bool:
@@ -117,10 +121,9 @@ class _Case:
     def turn(self, sender: int, tokens: int) -> Ints:
         """Return what rotates the tokens of a sender of this rank's group."""
         place, lanes = self.worker.place, self.worker.setup.lanes
-        whole = self.worker.staged or self.worker.setup.layout.disaggregated
-        tp = sender if whole else lanes.sender(sender, 0)
-        other = replace_place(self.worker, place._replace(tp=tp))
-        return turns(other, tokens) + (tp if self.worker.setup.layout.disaggregated else 0)
+        tp = sender if self.whole else lanes.sender(sender, 0)
+        own = turns(self.worker.setup, place._replace(tp=tp), tokens)
+        return own + (tp if self.worker.setup.layout.disaggregated else 0)
 
     def routes(self, each: int) -> Routes:
         """Return forced routes of the tokens that this rank holds: ``each`` per sender, dealt as the exchange deals."""
@@ -156,13 +159,6 @@ class _Case:
         own = place.tp if self.worker.staged else 0
         rng = np.random.default_rng([setup.weights.seed, place.pp, place.domain + 1, place.dp, own])
         return rng.standard_normal((tokens, setup.small.spec.hidden_size))
-
-
-def replace_place(worker: Worker, place: object) -> Worker:
-    """Return a worker that differs in its place; it computes turns only."""
-    other = Worker(worker.setup, worker.endpoint)
-    other.place = place  # type: ignore[assignment]
-    return other
 
 
 def _tokens_needed(cases: dict[int, _Case]) -> int:

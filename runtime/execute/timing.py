@@ -217,18 +217,19 @@ class PoolTimes:
         moe = self.manifest.model.spec.moe
         assert moe is not None, "a dense model has no hybrid"
         ranks, k = list(range(n * m)), moe.experts_per_token
-        groups_per_node = max(m // self.pool.degrees.attention_tp, 1)
-        bsh = self.tokens * groups_per_node * self.hidden_bytes
-        rows = []
-        for fused, name in ((True, "fused"), (False, "synchronous")):
-            for half in ("dispatch", "combine"):
-                seconds = hybrid_seconds(self.machine, n, m, bsh * k / n, bsh, half == "combine", fused)
-                rows.append(
-                    replace(self._timing(f"{name} {half}", f"{n} nodes of {m}", ranks, bsh, seconds, " "), copies=k)
-                )
-        return [*rows, *self._equations(n, m, bsh, k)]
+        bsh = self.tokens * max(m // self.pool.degrees.attention_tp, 1) * self.hidden_bytes
+        times = {
+            f"{name} {half}": hybrid_seconds(self.machine, n, m, bsh * k / n, bsh, half == "combine", fused)
+            for fused, name in ((True, "fused"), (False, "synchronous"))
+            for half in ("dispatch", "combine")
+        }
+        times |= self._equations(n, m, bsh, k, times["fused dispatch"] + times["fused combine"])
+        where = f"{n} nodes of {m}"
+        return [
+            replace(self._timing(name, where, ranks, bsh, seconds, " "), copies=k) for name, seconds in times.items()
+        ]
 
-    def _equations(self, n: int, m: int, bsh: float, k: int) -> list[Timing]:
+    def _equations(self, n: int, m: int, bsh: float, k: int, fused_seconds: float) -> dict[str, float]:
         """Eq. (12) and (13) as printed, and what pure EP takes when TP ranks drop their duplicates."""
         ranks = list(range(n * m))
         nodes = [ranks[node * m : node * m + m] for node in range(n)]
@@ -240,19 +241,12 @@ class PoolTimes:
         gathered = run_timed(self.machine, nodes, gather, Wire(float_bytes=bsh * k / m))
         mixed = reduced + gathered + 2 * run_timed(self.machine, lanes, pairwise, Wire(float_bytes=bsh * k / m / n))
         dropped = reduced + 2 * run_timed(self.machine, [ranks], pairwise, Wire(float_bytes=bsh * k / m / (n * m)))
-        where = f"{n} nodes of {m}"
-        fused = reduced + sum(
-            hybrid_seconds(self.machine, n, m, bsh * k / n, bsh, half, True) for half in (False, True)
-        )
-        times = {
+        return {
             "pure EP as Eq. (12)": pure,
             "hybrid as Eq. (13)": mixed,
-            "hybrid, fused": fused,
+            "hybrid, fused": reduced + fused_seconds,
             "pure EP, duplicates dropped": dropped,
         }
-        return [
-            replace(self._timing(name, where, ranks, bsh, seconds, " "), copies=k) for name, seconds in times.items()
-        ]
 
 
 async def uniform(group: Comm) -> None:
@@ -279,11 +273,8 @@ def machine_of(manifest: Manifest, pool: Pool) -> Machine:
     """Return the links of a pool's first instance: rank r on the device that its row and instance say."""
     hardware, instance = manifest.clusters[pool.hardware].spec, pool.instances[0]
     per_node = int(hardware.devices_per_node.value)
-    devices = []
-    for row in pool.rank_table.rows:
-        linear = instance.first_device + row[1] * per_node + row[2]
-        devices.append(instance.nodes[linear // per_node] * per_node + linear % per_node)
-    return Machine(hardware, devices)
+    stand = (instance.where(place, per_node) for place in pool.rank_table.places)
+    return Machine(hardware, [node * per_node + device for node, device in stand])
 
 
 def hybrid_seconds(

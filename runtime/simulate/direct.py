@@ -23,7 +23,7 @@ from planner.serving.streams import Stream
 from runtime.simulate.engine import NEVER, generator
 from runtime.simulate.ledger import Ledger, Outcomes, Window
 from runtime.simulate.metrics import Ran, SimulationResult, result_of
-from runtime.simulate.observe import Observer
+from runtime.simulate.observe import Observer, Occupancy
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.placement import TOO_LONG
 from runtime.simulate.steps import IterationCounts, balanced
@@ -94,8 +94,8 @@ class _Direct:
         self._iterations = IterationCounts(self._answering.mtp, options.mtp == "expected", drawn)
         self._alive = Alive()
         self._busy: list[dict[str, float]] = []
-        self._samples: list[tuple[float, float, float, float]] = []  # seconds, KV, slots, fullest rank over the mean
-        self._waited = self._sent = self._last = self._now = 0.0
+        self._occupancy = Occupancy()
+        self._waited = self._sent = self._last = 0.0
         self._transfers = 0
 
     def result(self, parts: Iterable[Requests]) -> SimulationResult:
@@ -120,7 +120,7 @@ class _Direct:
             instances={pool.role: len(pool.instances) for pool in self._pools},
             busy=self._busy,
             steps=self._steps(),
-            occupancy=self._occupancy(),
+            occupancy=self._occupancy.means(),
             expert_imbalance={role: float(cost.balance) for role, cost in self._costs.items() if cost.experts},
             waited_seconds=self._waited,
             transfers=self._transfers,
@@ -166,19 +166,9 @@ class _Direct:
         share = held.sum() / (pool.kv.capacity_tokens_per_rank * held.size)
         slots = taken.sum() / (pool.limits.requests_per_dp_rank * taken.size)
         fullest = float(held.max() / held.mean()) if held.any() else 1.0
-        self._samples.append((now - self._now, share, slots, fullest))
-        self._now = now
+        self._occupancy.add(now, share, slots, fullest)
         if self._observer is not None and self._observer.progress:
             self._observer.progress(now, self._ledger.arrived, self._ledger.completed)
-
-    def _occupancy(self) -> dict[str, float] | None:
-        samples = np.array(self._samples)
-        seconds = samples[:, 0].sum() if samples.size else 0.0
-        if seconds <= 0:
-            return None
-        means = samples[:, 0] @ samples[:, 1:] / seconds
-        names = ("kv", "slots", "rank_kv_imbalance")
-        return dict(zip(names, means.tolist(), strict=True)) | {"peak_kv": float(samples[:, 1].max())}
 
 
 class _Separate(_Direct):

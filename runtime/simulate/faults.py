@@ -15,7 +15,7 @@ import numpy as np
 from ground.errors import BadInput
 from ground.units import DAY_SECONDS, parse_duration, read_index
 from models.spec import MLA
-from planner.manifest.layout import RANK_COLUMNS, Instance
+from planner.manifest.layout import Instance
 from planner.manifest.loading import start_seconds
 from planner.manifest.loads import placement_balance
 from planner.manifest.schema import Pool
@@ -27,7 +27,6 @@ from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.system import Part, System
 
-_COLUMN = {name: index for index, name in enumerate(RANK_COLUMNS)}
 MOST_SECONDS = 36_500 * DAY_SECONDS
 """Of a fault: a clock of doubles that has run for a century still tells half a microsecond."""
 _TEXT = re.compile(r"(device|node|link)\s+(\S+)\s+at\s+(\S+)\s+for\s+(\S+)")
@@ -276,24 +275,19 @@ class Faults:
 def _ranks_on(shared: Shared, pool: Pool, instance: Instance, node: int) -> set[int]:
     """Return the ranks of an instance that stand on a node of its cluster."""
     per_node = int(shared.manifest.clusters[pool.hardware].spec.devices_per_node.value)
-    found = set()
-    for row in pool.rank_table.rows:
-        linear = row[_COLUMN["node"]] * per_node + row[_COLUMN["device"]] + instance.first_device
-        if instance.nodes[linear // per_node] == node:
-            found.add(row[_COLUMN["rank"]])
-    return found
+    return {place.rank for place in pool.rank_table.places if instance.where(place, per_node)[0] == node}
 
 
 def _dp_ranks(pool: Pool, dead: set[int]) -> set[int]:
     """Return the DP ranks (over all domains) that have a dead device."""
-    rows = [pool.rank_table.rows[rank] for rank in dead]
-    dp = pool.degrees.attention_dp
-    return {max(row[_COLUMN["domain"]], 0) * dp + row[_COLUMN["dp"]] for row in rows if row[_COLUMN["dp"]] >= 0}
+    places, dp = pool.rank_table.places, pool.degrees.attention_dp
+    return {max(places[rank].domain, 0) * dp + places[rank].dp for rank in dead if places[rank].dp >= 0}
 
 
 def _expert_ranks(pool: Pool, dead: set[int]) -> set[int]:
     """Return the EP ranks that have a dead device."""
-    return {pool.rank_table.rows[rank][_COLUMN["ep"]] for rank in dead} - {-1}
+    places = pool.rank_table.places
+    return {places[rank].ep for rank in dead} - {-1}
 
 
 def _can_shrink(pool: Pool, dead: set[int]) -> bool:

@@ -25,9 +25,7 @@ class ArrivalFeed:
         self._closed = False
         self._turns: dict[int, deque[tuple[float, list[Request]]]] = {}
         self._open: dict[int, int] = {}
-        self._still_held = 0
         self.seconds = NEVER
-        self.finished = False
 
     def begin(self) -> list[Request]:
         """Take the first part; return the requests that are in decode already, which are measured nowhere."""
@@ -90,7 +88,6 @@ class ArrivalFeed:
                 self._turns.setdefault(request.session, deque()).append((delay, turn))
             if request.session >= 0:
                 last[request.session] = turn
-        self._still_held = sum(len(turn) for turns in self._turns.values() for _, turn in turns)
         for row, turn in first:
             self._send(turn, row[0])
         self._rows = iter(())
@@ -107,8 +104,7 @@ class ArrivalFeed:
         row = next(self._rows, None)
         while row is None:
             if not self._next_part():
-                self.seconds, self.finished = NEVER, self._still_held == 0
-                self._next = None
+                self.seconds, self._next = NEVER, None
                 return
             row = next(self._rows, None)
         self._next = row
@@ -131,15 +127,9 @@ class ArrivalFeed:
             if self._open[request.session]:
                 return
             delay, turn = self._turns[request.session].popleft()
-            self._still_held -= len(turn)
-            self.finished = self._still_held == 0 and self._next is None
             self._send(turn, self._engine.now_seconds + delay)
 
     def _one_more(self) -> None:
         row = next(self._rows, None)
-        if row is None:
-            self.finished = True
-            return
-        request = self._request(row)
-        request.arrival = self._engine.now_seconds
-        self._engine.at(request.arrival, ARRIVAL, self._arrive, request)
+        if row is not None:
+            self._send([self._request(row)], self._engine.now_seconds)

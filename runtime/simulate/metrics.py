@@ -98,12 +98,12 @@ def summarise(
     wall_seconds: float,
 ) -> SimulationResult:
     """Return the result of a run of the event engine, as ``result_of``."""
-    groups, means, cache, links = watcher.groups(), watcher.means(), system.shared.cache, system.links
+    groups, cache, links = watcher.groups(), system.shared.cache, system.links
     ran = Ran(
         instances={role: len({part.name for part in parts}) for role, parts in groups.items()},
         busy=busy,
         steps={role: sum(part.steps for part in parts) for role, parts in groups.items()},
-        occupancy=None if means is None else means | {"peak_kv": watcher.peak_kv_occupancy},
+        occupancy=watcher.occupancy.means(),
         expert_imbalance=_expert_imbalance(system),
         waited_seconds=links.waited_seconds if links is not None else 0.0,
         transfers=links.transfers if links is not None else 0,

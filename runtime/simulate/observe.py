@@ -129,6 +129,31 @@ def _cell(value: float) -> str:
     return "" if np.isnan(value) else f"{value:.9g}"
 
 
+class Occupancy:
+    """Averages over time of how full the ranks that answer are, and the most KV."""
+
+    def __init__(self) -> None:
+        self._sums, self._last, self._peak_kv = np.zeros(4), 0.0, 0.0
+
+    def add(self, now: float, kv: float, slots: float, imbalance: float) -> float:
+        """Take shares of KV and slots and the fullest rank over the mean as those since the last sample.
+
+        Returns the seconds since then.
+        """
+        seconds, self._last = now - self._last, now
+        self._sums += seconds * np.array([1.0, kv, slots, imbalance])
+        self._peak_kv = max(self._peak_kv, kv)
+        return seconds
+
+    def means(self) -> dict[str, float] | None:
+        """Return the averages by name; None where a run was too short for a sample."""
+        seconds, *sums = self._sums.tolist()
+        if seconds <= 0:
+            return None
+        names = ("kv", "slots", "rank_kv_imbalance")
+        return {name: total / seconds for name, total in zip(names, sums, strict=True)} | {"peak_kv": self._peak_kv}
+
+
 class Watcher:
     """Samples the system in virtual time: more and more rarely without a series, so that memory stays flat."""
 
@@ -137,10 +162,8 @@ class Watcher:
         self._fixed = observer.series_seconds if observer is not None and observer.wants_series else None
         self._period = 0.05 if self._fixed is None else self._fixed
         self._samples = 0
-        self._last = 0.0
-        self._weights = np.zeros(4)  # seconds, and seconds times KV, slots, imbalance
+        self.occupancy = Occupancy()
         self._busy: dict[str, float] = {}
-        self.peak_kv_occupancy = 0.0
 
     def begin(self) -> None:
         """Start to sample."""
@@ -173,9 +196,7 @@ class Watcher:
         shared = self._system.shared
         now = shared.engine.now_seconds
         kv, slots, imbalance, decoding = self._occupancy()
-        seconds = now - self._last
-        self._weights += np.array([seconds, seconds * kv, seconds * slots, seconds * imbalance])
-        self.peak_kv_occupancy = max(self.peak_kv_occupancy, kv)
+        seconds = self.occupancy.add(now, kv, slots, imbalance)
         if self._fixed is not None and self._observer is not None:
             busy = self.busy_seconds()
             shares = [self._share(role, busy, seconds) for role in ("prefill", "decode", "mixed")]
@@ -183,7 +204,6 @@ class Watcher:
             ledger = shared.ledger
             row = (now, ledger.running, self._system.waiting, decoding, kv, slots, imbalance, *shares)
             self._observer.sample((*row, ledger.completed, ledger.failed))
-        self._last = now
         self._samples += 1
         if self._fixed is None and self._samples % _MOST_SAMPLES == 0:
             self._period *= 2
@@ -193,10 +213,3 @@ class Watcher:
     def _share(self, role: str, busy: dict[str, float], seconds: float) -> float:
         parts = len({part.name for part in self.groups().get(role, [])})
         return (busy[role] - self._busy.get(role, 0.0)) / (seconds * parts) if parts and seconds > 0 else 0.0
-
-    def means(self) -> dict[str, float] | None:
-        """Return time averages of what was sampled; None where a run was too short for a sample."""
-        seconds, kv, slots, imbalance = self._weights.tolist()
-        if not seconds:
-            return None
-        return {"kv": kv / seconds, "slots": slots / seconds, "rank_kv_imbalance": imbalance / seconds}
