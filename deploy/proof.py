@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from deploy.commands.launch import Launch, Target
@@ -31,6 +31,16 @@ class Load(NamedTuple):
     rate_per_second: float | None
     concurrency: int
     requests: int
+
+    @property
+    def text_tokens(self) -> float:
+        """Tokens of a prompt beside its pictures, where these are sent."""
+        return self.traffic.input_tokens - (self.traffic.picture_tokens if self.traffic.pictures else 0.0)
+
+    @property
+    def text_cv2(self) -> float:
+        """Squared variation of those tokens: pictures are of one size, so that all spread is the text's."""
+        return self.traffic.input_cv2 * (self.traffic.input_tokens / max(self.text_tokens, 1.0)) ** 2
 
 
 def load_of(manifest: Manifest, target: Target) -> Load:
@@ -69,7 +79,7 @@ def smoke(target: Target, launches: Mapping[str, Launch], address: Address | Non
         before += [f"{shown}() {{ sum {quoted(series)} {pages}; }}", f'BEFORE_{shown}="$({shown})"']
         said = f'{{ echo "nothing went through {role.name}" >&2; exit 1; }}'
         after.append(f'[ "$({shown})" -gt "$BEFORE_{shown}" ] || {said}')
-    pictured = target.role("encode") is not None
+    pictured = any(role.encodes for role in target.roles)
     asked: dict[str, object] = {"prompt": "The capital of France is"}
     if pictured:
         picture = {"type": "image_url", "image_url": {"url": PICTURE}}
@@ -89,11 +99,10 @@ def smoke(target: Target, launches: Mapping[str, Launch], address: Address | Non
 
 def benchmark(target: Target, load: Load, address: Address | None) -> str:
     """Return the script that sends the plan's traffic with the engine's own tool and writes a result file."""
-    engine = target.profile.engine
-    programme, flags = {"vllm": _vllm, "vllm-ascend": _vllm, "sglang": _sglang}.get(engine, _aiperf)(target, load)
+    programme, flags = _tool(target, load.traffic)(target, load)
     lines = [
         "#!/usr/bin/env bash",
-        target.origin.head(f"The traffic of the plan; plan verify reads its {result_name(target)}."),
+        target.origin.head(f"The traffic of the plan; plan verify reads its {result_name(target, load)}."),
         "set -euo pipefail",
         f'ROUTER="${{ROUTER:-{router_url(target, address)}}}"',
         'OUT="${OUT:-.}"',
@@ -104,9 +113,19 @@ def benchmark(target: Target, load: Load, address: Address | None) -> str:
     return "\n".join([*lines, " \\\n  ".join(words)]) + "\n"
 
 
-def result_name(target: Target) -> str:
+Command = tuple[list[str], list[Flag]]
+
+
+def _tool(target: Target, traffic: ManifestWorkload) -> Callable[[Target, Load], Command]:
+    """Return the command of the engine's own tool, AIPerf's where it has none or none that sends videos."""
+    if target.profile.engine == "sglang" and traffic.pictures and traffic.pictures.frames > 1:
+        return _aiperf
+    return {"vllm": _vllm, "vllm-ascend": _vllm, "sglang": _sglang}.get(target.profile.engine, _aiperf)
+
+
+def result_name(target: Target, load: Load) -> str:
     """Return the file that the benchmark writes."""
-    return RESULT if target.profile.engine in ("vllm", "vllm-ascend", "sglang") else "profile_export_aiperf.json"
+    return "profile_export_aiperf.json" if _tool(target, load.traffic) is _aiperf else RESULT
 
 
 def _rate(load: Load) -> list[Flag]:
@@ -124,17 +143,22 @@ def _goodput(target: Target) -> str:
     return " ".join([*found, *([f"tpot:{levels.tpot_seconds / MILLI:g}"] if levels.tpot_seconds else [])])
 
 
-def _vllm(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
+def _vllm(target: Target, load: Load) -> Command:
+    shown = load.traffic.pictures
     flags: list[Flag] = [
-        ("--backend", "openai"),
+        ("--backend", "openai-chat" if shown else "openai"),
         ("--base-url", ROUTER),
         ("--model", target.name_of_model),
         ("--tokenizer", target.weights_path(target.roles[0])),
-        ("--dataset-name", "random"),
-        ("--random-input-len", round(load.traffic.input_tokens)),
+        ("--dataset-name", "random-mm" if shown else "random"),
+        ("--random-input-len", round(load.text_tokens)),
         ("--random-output-len", round(load.traffic.output_tokens)),
     ]
-    spread = {"input": round(_spread(load.traffic.input_cv2), 3), "output": round(_spread(load.traffic.output_cv2), 3)}
+    if shown:
+        sizes = f"{{({shown.height}, {shown.width}, {shown.frames}): 1.0}}"
+        flags += [("--endpoint", "/v1/chat/completions"), ("--random-mm-bucket-config", sizes)]
+        flags.append(("--random-mm-base-items-per-request", shown.count))
+    spread = {"input": round(_spread(load.text_cv2), 3), "output": round(_spread(load.traffic.output_cv2), 3)}
     if any(spread.values()):  # lengths are drawn evenly from (1 - ratio) to (1 + ratio) of the mean
         flags.append(("--random-range-ratio", compact_json(spread)))
     flags += [("--trust-remote-code", None)] * target.site.trust_remote_code
@@ -154,16 +178,21 @@ def _vllm(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
     return ([*words, "--goodput", goodput] if goodput else words), flags
 
 
-def _sglang(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
-    spread = max(_spread(load.traffic.input_cv2), _spread(load.traffic.output_cv2))
+def _sglang(target: Target, load: Load) -> Command:
+    spread, shown = max(_spread(load.text_cv2), _spread(load.traffic.output_cv2)), load.traffic.pictures
     longest = 1 + spread  # lengths are drawn evenly from ratio x the longest to the longest
+    name, pictures = target.name_of_model, list[Flag]()
+    if shown:  # whose processor is loaded by the name in requests, which the server reads for adapters alone
+        name = target.weights_path(target.roles[0])
+        pictures = [("--image-count", shown.count), ("--image-resolution", f"{shown.height}x{shown.width}")]
     return ["python3", "-m", "sglang.bench_serving"], [
-        ("--backend", "sglang-oai"),
+        ("--backend", "sglang-oai-chat" if shown else "sglang-oai"),
         ("--base-url", ROUTER),
-        ("--model", target.name_of_model),
+        ("--model", name),
         ("--tokenizer", target.weights_path(target.roles[0])),
-        ("--dataset-name", "random-ids"),
-        ("--random-input-len", round(load.traffic.input_tokens * longest)),
+        ("--dataset-name", "image" if shown else "random-ids"),
+        *pictures,
+        ("--random-input-len", round(load.text_tokens * longest)),
         ("--random-output-len", round(load.traffic.output_tokens * longest)),
         ("--random-range-ratio", f"{(1 - spread) / longest:.3f}"),
         ("--num-prompts", load.requests),
@@ -173,15 +202,23 @@ def _sglang(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
     ]
 
 
-def _aiperf(target: Target, load: Load) -> tuple[list[str], list[Flag]]:
+def _aiperf(target: Target, load: Load) -> Command:
+    shown, pictures = load.traffic.pictures, list[Flag]()
+    if shown and shown.frames == 1:
+        pictures = [("--image-batch-size", shown.count), ("--image-format", "jpeg")]
+        pictures += [("--image-width-mean", shown.width), ("--image-height-mean", shown.height)]
+    elif shown:
+        pictures = [("--video-batch-size", shown.count), ("--video-fps", 1), ("--video-duration", shown.frames)]
+        pictures += [("--video-width", shown.width), ("--video-height", shown.height)]
     return ["aiperf", "profile"], [
         ("--model", target.name_of_model),
         ("--url", ROUTER),
-        ("--endpoint-type", "completions"),
+        ("--endpoint-type", "chat" if shown else "completions"),
+        *pictures,
         ("--streaming", None),
         ("--tokenizer", target.weights_path(target.roles[0])),
-        ("--synthetic-input-tokens-mean", round(load.traffic.input_tokens)),
-        ("--synthetic-input-tokens-stddev", round(load.traffic.input_tokens * math.sqrt(load.traffic.input_cv2))),
+        ("--synthetic-input-tokens-mean", round(load.text_tokens)),
+        ("--synthetic-input-tokens-stddev", round(load.text_tokens * math.sqrt(load.text_cv2))),
         ("--output-tokens-mean", round(load.traffic.output_tokens)),
         ("--output-tokens-stddev", round(load.traffic.output_tokens * math.sqrt(load.traffic.output_cv2))),
         ("--extra-inputs", "ignore_eos:true"),

@@ -19,7 +19,7 @@ from deploy.roles import RolePlan, read_roles
 from deploy.site import Site
 from ground.errors import BadInput, Infeasible
 from ground.version import VERSION
-from planner.engines.loader import load_orchestrator
+from planner.engines.loader import generation_of, load_orchestrator
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
 
@@ -150,7 +150,7 @@ def _check_machines(target: Target) -> None:
     """Raise Infeasible for devices whose images and labels are not known, and for DeepEP without NVLink."""
     for role in target.roles:
         title = role.hardware.device.title
-        if role.accelerator == "ascend" and "910" not in title:
+        if role.accelerator == "ascend" and generation_of(role.hardware) not in ("a2", "a3"):
             raise Infeasible(
                 f"--engine: images, resources, labels and rank tables are known here for Ascend 910 (A2 and A3), "
                 f"not for {title} (machine); plan, execute and simulate take it, deploy does not"

@@ -8,7 +8,7 @@ from ground.errors import BadInput, Infeasible
 from ground.units import format_bytes
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
-from planner.engines.loader import accelerator_of, broken_accelerator, broken_encoder, broken_model
+from planner.engines.loader import accelerator_of, broken_accelerator, broken_encoder, broken_model, generation_of
 from planner.engines.memory import prefill_prompts
 from planner.engines.rules import (
     Broken,
@@ -63,6 +63,8 @@ class RolePlan:
     expert_map: ExpertMap | None
     encodes: bool
     """Whether prompts have pictures, which the devices of a TP group divide among them."""
+    embedded: bool
+    """Whether encode instances send embeddings of pictures."""
     eager: bool
     """Whether decode launches every kernel instead of replaying captured graphs."""
 
@@ -88,8 +90,8 @@ class RolePlan:
 
     @property
     def paired(self) -> bool:
-        """Whether a chip is two devices, as on Ascend A3 servers."""
-        return self.accelerator == "ascend" and self.hardware.devices_per_chip.value == 2
+        """Whether devices are those of Ascend A3 servers, two of which are a chip."""
+        return generation_of(self.hardware) == "a3"
 
     @property
     def draft_window(self) -> int:
@@ -115,7 +117,7 @@ def read_roles(
     shape: ShapeName = "disaggregated" if any(pool.role == "prefill" for pool in manifest.pools) else "aggregated"
     for pool, setup in zip(manifest.pools, setups, strict=True):
         broken = (
-            (broken_encoder(profile, shape) if pool.role == "encode" else None)
+            (broken_encoder(profile, shape, setup.architecture) if pool.role == "encode" else None)
             or broken_accelerator(profile, manifest.clusters[pool.hardware].spec)
             or broken_model(profile, setup.architecture)
             or broken_rule(profile, setup)
@@ -258,6 +260,7 @@ def _role(
         mixes=pool.role == "mixed" and manifest.routing.chunks != "prefill_first",
         expert_map=pool.expert_map,
         encodes=manifest.workload.picture_tokens > 0,
+        embedded=manifest.embedding_transfer is not None and pool.role != "decode",
         eager=pool.role in ("decode", "mixed") and all(cost.launch_seconds > 0 for cost in pool.step_costs.values()),
     )
 

@@ -1,15 +1,27 @@
 """Patches and prompt tokens of pictures in the vision encoder of a multimodal model."""
 
 import math
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from models.spec import VisionTower
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The pictures of one request as they are sent: ``count`` of so many pixels; a video has several ``frames``."""
+
+    count: int
+    width: int
+    height: int
+    frames: int = 1
 
 
 class Pictures(NamedTuple):
     """The pictures of one request: ``segments`` equal sets of patches that attend to each other."""
 
     tower: VisionTower
+    shown: Shown
     segments: int
     segment_tokens: int
 
@@ -40,13 +52,13 @@ def pictures_of(tower: VisionTower, count: int, width: int, height: int, frames:
     processors of Qwen2.5-VL, Qwen3-VL and MoonViT do it). Tiles: as many as cover the picture, up to ``most``, and one
     of the whole where there are several (Llama 4). Raises ValueError for a side that is shorter than a token.
     """
-    units = count * math.ceil(frames / tower.frames_per_patch)
+    shown, units = Shown(count, width, height, frames), count * math.ceil(frames / tower.frames_per_patch)
     if tower.image_size is not None:
         tokens = (tower.image_size // tower.token_pixels) ** 2
         if tower.resolution == "tiles":
             tiles = min(math.ceil(width / tower.image_size) * math.ceil(height / tower.image_size), tower.most or 1)
             units *= tiles + (tiles > 1)
-        return Pictures(tower=tower, segments=units, segment_tokens=tokens)
+        return Pictures(tower=tower, shown=shown, segments=units, segment_tokens=tokens)
     shrink = min(1.0, math.sqrt((tower.most or math.inf) * tower.token_pixels**2 / (width * height)))
     sides = [round(side * shrink / tower.token_pixels) for side in (width, height)]
     if min(sides) < 1:
@@ -54,7 +66,7 @@ def pictures_of(tower: VisionTower, count: int, width: int, height: int, frames:
             f"a picture of {width}x{height} pixels is smaller than a token of {tower.token_pixels} pixels a side; "
             "use a larger one"
         )
-    return Pictures(tower=tower, segments=units, segment_tokens=sides[0] * sides[1])
+    return Pictures(tower=tower, shown=shown, segments=units, segment_tokens=sides[0] * sides[1])
 
 
 Encoding = Literal["fused", "apart", "alone"]

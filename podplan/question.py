@@ -140,7 +140,8 @@ def with_encoders(question: Question) -> Question:
     ways = {engine: [ways_to_encode(replace(question, engine=engine), shape) for shape in asked] for engine in engines}
     able = tuple(engine for engine in engines if any(each.shares for each in ways[engine]))
     if not able and (broken := ways[next(iter(engines))][0].broken) is not None:
-        raise BadInput(f"--encode: {broken.sentence}, or --engine sglang or reference")
+        others = [name for name in ("sglang", "reference") if not any(name in engine for engine in engines)]
+        raise BadInput(f"--encode: {broken.sentence}, or --engine {' or '.join(others)}")
     return replace(question, engine=able[0], engines=able if question.engines else ())
 
 

@@ -245,8 +245,9 @@ def sglang(sources: Sources) -> dict[str, Any]:
                 continue
             if given.get("choices"):
                 flag["choices"] = [str(choice) for choice in given["choices"]]
-            if given.get("nargs"):
-                flag["nargs"] = given["nargs"]
+            several = "+" if "type_parser" not in given and re.search(r"\b[Ll]ist\[", ast.unparse(kind)) else None
+            if nargs := given.get("nargs") or several:  # of lists that say no more: arg_groups/arg_utils.py
+                flag["nargs"] = nargs
             first = given.get("cli_name") or "--" + node.target.id.replace("_", "-")
             add(table, [first, *(given.get("aliases") or [])], flag)
     return {"flags": table, "json": {}}

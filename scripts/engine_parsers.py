@@ -1,6 +1,9 @@
 """Let the released packages' own parsers read every command line that ``plan deploy`` writes, without an accelerator.
 
-    python scripts/engine_parsers.py --work /tmp/engines        # installs 13 GB, some minutes; then a minute of parsing
+    python scripts/engine_parsers.py --work /tmp/engines        # 4 GB, some minutes; then two minutes of parsing
+
+The engines' wheels are unpacked without their libraries of kernels, and their dependencies but the accelerator's are
+installed once for all of them; torch in whatever build pip finds, for which one of a CPU is enough.
 
 Writes deploy/flags/parsed.json: by parser its packages, the flags and the words that it accepted, and what it refused.
 tests/deploy/test_parsed.py holds what is emitted against that file: run this when a flag or a version is added.
@@ -17,30 +20,42 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from zipfile import ZipFile
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "deploy/flags/parsed.json"
-# An environment each; what a package asks for that the index does not have yet is taken in its newest version.
-ENVIRONMENTS = {"vllm": ["vllm==0.33.0"], "sglang": ["sglang==0.5.23"], "aiperf": ["aiperf==0.13.0"]}
-BESIDE = {
-    "vllm": ["vllm-router==0.1.17", "ai-dynamo-runtime==1.6.1", "gguf"],
-    "sglang": ["sglang-router==0.3.2", "ai-dynamo-runtime==1.6.1"],
-}
-UNBOUND = "certifi\n"
-# Parser -> environment, and wheels that are unpacked before it: other versions of what is installed.
-PARSERS: dict[str, tuple[str, list[str]]] = {
-    "vllm": ("vllm", []),
-    "vllm-bench": ("vllm", []),
-    "vllm-router": ("vllm", []),
-    "vllm-ascend": ("vllm", ["vllm==0.23.0"]),
-    "dynamo.vllm": ("vllm", ["vllm==0.31.0", "ai-dynamo==1.6.1"]),
-    "dynamo.trtllm": ("vllm", ["ai-dynamo==1.6.1"]),
-    "sglang": ("sglang", []),
-    "sglang-bench": ("sglang", []),
-    "sglang-router": ("sglang", []),
-    "sglang.ascend": ("sglang", ["sglang==0.5.18"]),
-    "dynamo.sglang": ("sglang", ["sglang==0.5.21", "ai-dynamo==1.6.1"]),
-    "aiperf": ("aiperf", []),
+DEPENDENCIES = """
+regex cachetools psutil sentencepiece numpy requests tqdm blake3 py-cpuinfo transformers==5.19.0 protobuf tiktoken
+fastapi[standard]<0.137 aiohttp openai>=2.25 orjson prometheus_client pillow prometheus-fastapi-instrumentator
+llguidance partial-json-parser jsonschema pyzmq msgspec mistral_common[image] opencv-python-headless pyyaml
+setuptools<81 einops compressed-tensors cloudpickle watchfiles python-json-logger pybase64 cbor2 ijson setproctitle
+oss-harmony anthropic model-hosting-container-standards mcp>=2.2 opentelemetry-sdk opentelemetry-exporter-otlp
+opentelemetry-semantic-conventions-ai lark gguf interegular IPython openai-harmony python-multipart uvicorn uvloop
+xxhash zstandard scipy datasets packaging distro easydict blobfile build soundfile modelscope outlines_core
+kernels==0.14.1 astor dill
+"""
+# Without what they ask for besides, which is the accelerator's.
+ALONE = """
+vllm-router==0.1.17 sglang-router==0.3.2 ai-dynamo-runtime==1.6.1 xgrammar==0.2.8 apache-tvm-ffi==0.1.11
+outlines==0.1.11 depyf==0.20.0 triton torchvision
+"""
+ENVIRONMENTS = {"engines": DEPENDENCIES.split(), "aiperf": ["aiperf==0.13.0"]}
+BESIDE = {"engines": ALONE.split()}
+MOST_BYTES = 8_000_000  # of a file that is unpacked: what is larger is compiled
+# Parser -> the wheels that are unpacked before its environment; none: its package is in the environment.
+PARSERS: dict[str, list[str]] = {
+    "vllm": ["vllm==0.33.0"],
+    "vllm-bench": ["vllm==0.33.0"],
+    "vllm-router": [],
+    "vllm-ascend": ["vllm==0.23.0"],
+    "dynamo.vllm": ["vllm==0.31.0", "ai-dynamo==1.6.1"],
+    "dynamo.trtllm": ["ai-dynamo==1.6.1"],
+    "sglang": ["sglang==0.5.23"],
+    "sglang-bench": ["sglang==0.5.23"],
+    "sglang-router": [],
+    "sglang.ascend": ["sglang==0.5.18"],
+    "dynamo.sglang": ["sglang==0.5.21", "ai-dynamo==1.6.1"],
+    "aiperf": [],
 }
 Parse = Callable[[list[str]], object]
 
@@ -211,24 +226,30 @@ def run(*words: object, **kwargs: object) -> str:
 
 
 def installed(work: Path) -> None:
-    """Make the environments and unpack the other versions, where they are not there yet."""
-    override = work / "override.txt"
-    override.write_text(UNBOUND)
+    """Make the environments and unpack the engines, where they are not there yet."""
     for name, packages in ENVIRONMENTS.items():
-        if not (python := work / name / "bin/python").exists():
-            run(sys.executable, "-m", "venv", work / name)
-            run(python, "-m", "pip", "install", "--quiet", "uv")
-            uv = [work / name / "bin/uv", "pip", "install", "--quiet", "--python", python, "--override", override]
-            run(*uv, *packages)
-            if BESIDE.get(name):
-                run(python, "-m", "pip", "install", "--quiet", "--no-deps", *BESIDE[name])
-    for package in {each for _, over in PARSERS.values() for each in over}:
-        folder = work / package
-        if not folder.exists():
-            run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work / "wheels", package)
-            stem = package.replace("-", "_").replace("==", "-")
-            (wheel,) = (work / "wheels").glob(f"{stem}*.whl")
-            run(sys.executable, "-m", "zipfile", "-e", wheel, folder)
+        if (python := work / name / "bin/python").exists():
+            continue
+        run(sys.executable, "-m", "venv", work / name)
+        pip = [python, "-m", "pip", "install", "--quiet"]
+        run(*pip, *(["torch"] if name == "engines" else []), *packages)
+        if name in BESIDE:
+            run(*pip, "--no-deps", *BESIDE[name])
+            # The shapes of operators that its build has for another device alone.
+            (site,) = (work / name).glob("lib/python*/site-packages/torchvision")
+            (site / "_meta_registrations.py").write_text("")
+    for package in {each for wheels in PARSERS.values() for each in wheels}:
+        if (folder := work / package).exists():
+            continue
+        run(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work / "wheels", package)
+        (wheel,) = (work / "wheels").glob(f"{package.replace('-', '_').replace('==', '-')}*.whl")
+        with ZipFile(wheel) as held:
+            held.extractall(folder, [each for each in held.infolist() if each.file_size < MOST_BYTES])
+
+
+def environment_of(name: str) -> str:
+    """Return the environment of a parser."""
+    return name if name in ENVIRONMENTS else "engines"
 
 
 def main() -> None:
@@ -242,19 +263,15 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     from tests.deploy.emitted import emitted
 
-    result = {}
-    for name, (environment, over) in PARSERS.items():
-        given = os.environ | {"PYTHONPATH": ":".join(str(work / package) for package in over)}
-        python = work / environment / "bin/python"
-        said = run(python, __file__, "--one", name, input=json.dumps(emitted()[name]), env=given)
+    commands, result = emitted(), {}
+    for name, wheels in PARSERS.items():
+        given = os.environ | {"PYTHONPATH": ":".join(str(work / package) for package in wheels)}
+        python = work / environment_of(name) / "bin/python"
+        said = run(python, __file__, "--one", name, input=json.dumps(commands[name]), env=given)
         found = json.loads(said.rpartition("\n{")[1].strip() + said.rpartition("\n{")[2])
-        own = [
-            each for each in (*ENVIRONMENTS[environment], *BESIDE.get(environment, [])) if each.startswith(f"{name}==")
-        ]
-        result[name] = {"packages": over or own or ENVIRONMENTS[environment], **found}
-        print(
-            f"{name}: {len(found['flags'])} flags accepted, {len(found['refused'])} of {len(emitted()[name])} refused"
-        )
+        asked = [*ENVIRONMENTS[environment_of(name)], *BESIDE.get(environment_of(name), [])]
+        result[name] = {"packages": wheels or [each for each in asked if each.startswith(f"{name}==")], **found}
+        print(f"{name}: {len(found['flags'])} flags accepted, {len(found['refused'])} of {len(commands[name])} refused")
     lines = [f"{json.dumps(name)}: {json.dumps(held)}" for name, held in result.items()]
     RESULT.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 

@@ -13,7 +13,7 @@ LEAST_QUEUE = 1024  # DeepEP's default, which carries 511 tokens of a rank
 
 def talks_over_nodes(role: RolePlan) -> bool:
     """Whether a role needs RDMA: it spans nodes, or keys and values, or embeddings, come or go."""
-    return role.nodes > 1 or role.disaggregated
+    return role.nodes > 1 or role.disaggregated or role.embedded
 
 
 def spans_nodes_by_nvlink(role: RolePlan) -> bool:

@@ -160,13 +160,12 @@ def _encoder_urls(target: Target, encode: RolePlan) -> Iterator[str]:
 
 
 def _disaggregation(target: Target, role: RolePlan) -> list[Flag]:
-    if role.role in ("encode", "mixed"):
-        return []
-    backend = "ascend" if role.accelerator == "ascend" else target.site.kv_transfer
-    flags: list[Flag] = [("--disaggregation-mode", role.role), ("--disaggregation-transfer-backend", backend)]
+    backend, flags = "ascend" if role.accelerator == "ascend" else target.site.kv_transfer, list[Flag]()
+    if role.role in ("prefill", "decode"):
+        flags += [("--disaggregation-mode", role.role), ("--disaggregation-transfer-backend", backend)]
     if role.role == "prefill":
         flags.append(("--disaggregation-bootstrap-port", port(target, role, BOOTSTRAP_PORT)))
-    if target.site.infiniband_device:
+    if target.site.infiniband_device and (flags or role.embedded):  # of embeddings, too
         flags.append(("--disaggregation-ib-device", target.site.infiniband_device))
     return flags
 

@@ -35,8 +35,8 @@ def sheets(target: Target, launches: dict[str, Launch], load: Load) -> Iterator[
         *_engines(target, launches, address),
         Sheet("autoscaler", "Instances up to the plan's.", list(operations.autoscaler(target, launches))),
         Sheet("monitoring", "Metrics and a dashboard.", list(operations.monitoring(target))),
-        _job(target, "smoke", smoke(target, launches, address)),
-        _job(target, "benchmark", benchmark(target, load, address)),
+        _job(target, load, "smoke", smoke(target, launches, address)),
+        _job(target, load, "benchmark", benchmark(target, load, address)),
     ]
     yield from (sheet for sheet in found if sheet.items)
 
@@ -66,9 +66,9 @@ def _engines(target: Target, launches: dict[str, Launch], address: Address | Non
     yield Sheet("router", "What spreads requests over instances.", held)
 
 
-def _job(target: Target, name: str, script: str) -> Sheet:
+def _job(target: Target, load: Load, name: str, script: str) -> Sheet:
     """Return a script and the job that runs it in the engine's image, without a device."""
-    printed = f" && echo && tr -d '\\n' < /out/{result_name(target)}"  # on a line of its own
+    printed = f" && echo && tr -d '\\n' < /out/{result_name(target, load)}"  # on a line of its own
     items = objects(
         "job",
         target,

@@ -89,8 +89,14 @@ def accelerator_of(hardware: HardwareSpec) -> Accelerator | None:
 
 
 def generation_of(hardware: HardwareSpec) -> Generation | None:
-    """Return the generation of a machine's Ascend devices by the words of its title, None of others."""
-    return next((kind for word, kind in GENERATIONS.items() if word in _titles(hardware)), None)
+    """Return the generation of a machine's Ascend devices by the words of its title, None of others.
+
+    A 910 that says no more is of A3 where two of its devices are a chip, else of A2.
+    """
+    named = next((kind for word, kind in GENERATIONS.items() if word in _titles(hardware)), None)
+    if named is not None or "910" not in _titles(hardware):
+        return named
+    return "a3" if hardware.devices_per_chip.value == 2 else "a2"
 
 
 def _titles(hardware: HardwareSpec) -> str:
@@ -115,9 +121,12 @@ def broken_accelerator(profile: EngineProfile, hardware: HardwareSpec) -> Broken
     return Broken("accelerator", sentence, fact.source)
 
 
-def broken_encoder(profile: EngineProfile, shape: ShapeName) -> Broken | None:
-    """Return the rule that encode instances before a shape break, None where the engine has them."""
-    fact = profile.encode_pools
+def broken_encoder(profile: EngineProfile, shape: ShapeName, architecture: str) -> Broken | None:
+    """Return the rule that encode instances before a shape break, None where the engine has them for the model."""
+    fact, unread = profile.encode_pools, profile.encode_lacks
+    if shape in fact.value and unread is not None and architecture in unread.value:
+        sentence = f"{profile.title} refuses encode instances for models of type {architecture!r}; use --encode fused"
+        return Broken("encode-pools", sentence, unread.source)
     if shape in fact.value:
         return None
     sentence = f"{profile.title} encodes pictures within prefill as it is started here; use --encode fused"

@@ -246,6 +246,8 @@ class EngineProfile(NamedTuple):
     """Shapes before which instances may stand that run the encoder of pictures alone, in a way that files can start."""
     kinds: dict[PlatformKind, Kind]
     host: HostOverhead
+    encode_lacks: Fact[list[str]] | None = None
+    """``model_type`` of models whose pictures those instances cannot encode; None: of none that the release runs."""
     scheduling: Scheduling | None = None
     """None: not read; the reference rule is taken."""
     deployment: Deployment | None = None

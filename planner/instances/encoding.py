@@ -45,7 +45,11 @@ def ways_to_encode(question: Question, shape: ShapeName) -> Ways:
     """Return the ways to encode the pictures of a question that the question allows and its engine supports."""
     if question.encode != "separate":
         return Ways((0.0,), None)
-    broken = None if question.engine == "reference" else broken_encoder(load_engine(question.engine), shape)
+    broken = (
+        None
+        if question.engine == "reference"
+        else broken_encoder(load_engine(question.engine), shape, question.model.architecture)
+    )
     return Ways(() if broken else SHARES, broken)
 
 

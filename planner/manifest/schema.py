@@ -295,6 +295,15 @@ Weights = Annotated[list[Amount], Field(min_length=1, max_length=256)]
 TokenCounts = Annotated[list[Annotated[float, Field(ge=1, le=MOST_TOKENS)]], Field(min_length=1, max_length=256)]
 
 
+class ShownPictures(Strict):
+    """The pictures of every prompt as they are sent; a video is one of several frames."""
+
+    count: Positive
+    width: Positive
+    height: Positive
+    frames: Positive = 1
+
+
 class PromptKinds(Strict):
     """Lengths of prompts as a histogram or a trace had them, with what of each is reused; columns of equal length."""
 
@@ -339,6 +348,7 @@ class ManifestWorkload(Strict):
     answer_kinds: AnswerKinds | None = None
     sessions: SessionShape | None = None
     picture_tokens: Amount = Field(default=0.0, description="of a prompt, made by the model's encoder of pictures")
+    pictures: ShownPictures | None = Field(default=None, description="what they are made from")
 
 
 class Prediction(Strict):

@@ -1,7 +1,7 @@
 """A plan made complete: every instance on its devices, every expert in its slots, every step cost in numbers."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from ground.errors import Fault
 from ground.prefix_cache import POOL_BLOCK_TOKENS
@@ -32,6 +32,7 @@ from planner.manifest.schema import (
     Routing,
     ServiceLevels,
     SessionShape,
+    ShownPictures,
 )
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble_pool import cache_shape, pool_content
@@ -163,6 +164,7 @@ def stated_workload(question: Question, requests_per_second: float) -> ManifestW
         answer_kinds=_answer_kinds(traffic),
         sessions=_sessions(traffic),
         picture_tokens=float(traffic.pictures.tokens) if traffic.pictures else 0.0,
+        pictures=ShownPictures(**asdict(traffic.pictures.shown)) if traffic.pictures else None,
     )
 
 

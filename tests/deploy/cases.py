@@ -10,6 +10,7 @@ from planner.engines.spec import PlatformKind
 from planner.manifest.schema import Manifest
 from tests.deploy.plans import deployed
 
+SEEN: dict[str, Any] = {"picture_tokens": 2392, "pictures": {"count": 2, "width": 1280, "height": 720}}
 DIGEST = "0123456789abcdef" * 4
 
 
@@ -51,6 +52,23 @@ def plan(name: str) -> Manifest:
             prefill={"strategy": "TP=4", "instances": 2, "tokens": 4096},
             decode={"strategy": "DP=8, EP=8", "requests": 64},
         )
+    if name == "seen-h800":  # pictures of every prompt, encoded by instances that do nothing else
+        return deployed(
+            "qwen2.5-vl-7b-instruct",
+            "h800",
+            SEEN,
+            encode={"strategy": "TP=1", "instances": 2},
+            mixed={"strategy": "TP=1", "instances": 3},
+        )
+    if (
+        name == "rare-h800"
+    ):  # what few plans have: stages, FP8 caches, prefixes, bursts, pictures over a TP group, no graphs
+        return deployed(
+            "qwen2.5-vl-7b-instruct",
+            "h800",
+            SEEN | {"prefix_reuse": 0.5, "requests_per_second": 2.0, "arrival_cv2": 2.0, "input_cv2": 0.3},
+            mixed={"strategy": "TP=2 [PP=2]", "kv_dtype": "fp8", "eager": True},
+        )
     if name == "dense-mixed":  # one wide rank over two nodes
         return deployed(
             "llama-3.1-70b", "h100", mixed={"strategy": "TP=16", "tokens": 512, "requests": 128, "instances": 2}
@@ -58,7 +76,7 @@ def plan(name: str) -> Manifest:
     return deployed("deepseek-r1", "910c", mixed={"strategy": "DP=16, EP=16", "drafts": 1, "weights": "int8"})
 
 
-PLANS = ("r1-cm384", "r1-h800", "r1-gb200", "qwen-h800", "dense-mixed", "r1-mixed")
+PLANS = ("r1-cm384", "r1-h800", "r1-gb200", "qwen-h800", "seen-h800", "rare-h800", "dense-mixed", "r1-mixed")
 
 
 def pairs() -> list[tuple[str, str, PlatformKind]]:
@@ -71,6 +89,7 @@ def pairs() -> list[tuple[str, str, PlatformKind]]:
             for kind, entry in profile.kinds.items():
                 motor = profile.engine == "mindie" and (kind == "motor") != (manifest.kv_transfer is not None)
                 again = kind == "slurm" and name not in ("qwen-h800", "r1-mixed")  # its scripts are those of bare
+                again |= name == "seen-h800" and kind in ("dynamo", "llm-d")  # which refuse encode instances
                 again |= name == "r1-gb200" and kind not in ("lws", "dynamo")  # what is its own is in every pod
                 if accelerator in entry.accelerators and not motor and not again:
                     found.append((name, profile.engine, kind))

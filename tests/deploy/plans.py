@@ -35,6 +35,10 @@ def _pool(model: ModelSpec, hardware: str, role: str, asked: dict[str, Any]) -> 
     mapping = expert_map(model, degrees.moe_ep, redundant, asked.get("seed", 0)) if model.moe else None
     capacity, per_node = spec.device.memory_bytes.value, int(spec.devices_per_node.value)
     shares = {"weights": 0.3, "kv_cache": 0.4, "activations": 0.05, "buffers": 0.02, "reserve": 0.05, "capacity": 1.0}
+    own: dict[str, Any] = {"layers_per_stage": [model.vision.layers]} if role == "encode" and model.vision else {}
+    if asked.get("eager"):
+        costs = manifests.phases(degrees, 1.0, drafts)
+        own["step_costs"] = {name: held.model_copy(update={"launch_seconds": 1e-3}) for name, held in costs.items()}
     return manifests.pool(
         role,
         degrees,
@@ -55,7 +59,11 @@ def _pool(model: ModelSpec, hardware: str, role: str, asked: dict[str, Any]) -> 
         kv_dtype=asked.get("kv_dtype", "bf16"),
         memory_bytes_per_device={name: capacity * share for name, share in shares.items()},
         kv={"block_tokens": 128, "bytes_per_token_per_device": 70000.0, "capacity_tokens_per_rank": 400_000},
+        **own,
     )
+
+
+EMBEDDINGS = {"bandwidth_bytes_per_second": 2e10, "latency_seconds": 1e-5, "bytes_per_token": 7168.0}
 
 
 @cache
@@ -89,6 +97,7 @@ def deployed(model: str, hardware: str, workload: dict[str, Any] | None = None, 
         clusters={hardware: _clusters(hardware, -(-free // per_node))},
         model=EmbeddedModel(sha256=spec_hash(spec), spec=spec),
         kv_transfer=manifests.LINK | link if "decode" in roles else None,
+        embedding_transfer=EMBEDDINGS | {"plane": load_hardware(hardware).kv_plane} if "encode" in roles else None,
     )
     check_manifest(manifest)
     return manifest

@@ -9,6 +9,8 @@ from threading import Thread
 import pytest
 
 from deploy.reading.shell import processes
+from planner.engines.spec import PlatformKind
+from planner.manifest.schema import ShownPictures
 from tests.deploy.cases import files_of, plan
 
 
@@ -79,6 +81,18 @@ def test_the_check_sees_each_role_s_counter_move(server: str, tmp_path: Path, th
     ("name", "engine", "programme", "wanted"),
     [
         ("qwen-h800", "vllm", "vllm bench serve", {"--random-input-len": "4096", "--max-concurrency": "512"}),
+        (
+            "seen-h800",
+            "vllm",
+            "vllm bench serve",
+            {"--random-input-len": "1704", "--random-mm-bucket-config": "{(720, 1280, 1): 1.0}"},
+        ),
+        (
+            "seen-h800",
+            "sglang",
+            "python3 -m sglang.bench_serving",
+            {"--image-count": "2", "--image-resolution": "720x1280", "--random-input-len": "1704"},
+        ),
         ("r1-cm384", "sglang", "python3 -m sglang.bench_serving", {"--random-range-ratio": "1.000"}),
         ("r1-cm384", "xllm", "aiperf profile", {"--synthetic-input-tokens-mean": "4096", "--concurrency": "3072"}),
     ],
@@ -131,3 +145,22 @@ def test_a_slurm_job_fills_in_addresses_and_starts_every_node(tmp_path: Path) ->
     for name in ("router.sh", "smoke.sh"):
         assert "FILL-IN" not in (run / name).read_text(encoding="utf-8")
     assert "http://10.0.0.b:9000" in (run / "benchmark.sh").read_text(encoding="utf-8")
+
+
+def test_a_video_is_sent_by_a_tool_that_has_videos() -> None:
+    """SGLang's own sends pictures alone: AIPerf takes its place, as many frames as the plan has."""
+    seen = plan("seen-h800")
+    shown = seen.workload.model_copy(update={"pictures": ShownPictures(count=1, width=640, height=360, frames=16)})
+    files = files_of(seen.model_copy(update={"workload": shown}), "sglang", "lws")
+    assert "profile_export_aiperf.json" in files["benchmark.yaml"]
+    for flag in ("--endpoint-type chat", "--video-duration 16", "--video-fps 1", "--video-width 640"):
+        assert flag in files["benchmark.yaml"]
+
+
+@pytest.mark.parametrize("kind", ["lws", "statefulset"])
+def test_who_takes_embeddings_has_rdma(kind: PlatformKind) -> None:
+    """Aggregated instances behind encode instances receive over RDMA as those send."""
+    for name, text in files_of("seen-h800", "vllm", kind).items():
+        if name in ("encode.yaml", "mixed.yaml"):
+            assert "rdma/ib" in text and "IPC_LOCK" in text
+    assert "rdma/ib" not in files_of("dense-mixed", "sglang", "bare")["mixed.sh"]

@@ -111,7 +111,7 @@ def parser(tables: tuple[str, ...]) -> argparse.ArgumentParser:
 @pytest.mark.parametrize(("name", "engine", "kind"), [p for p in POSSIBLE if p[1] != "mindie"])
 def test_the_pinned_version_parses_every_command(name: str, engine: str, kind: PlatformKind) -> None:
     """Names, types and choices of all emitted flags, as read from the engine's published parser."""
-    for words in commands(name, engine, kind):
+    for words in commands(kind, made(name, engine, kind).files):
         known = parser(TABLES[table_key(engine, kind, words)])
         _, rest = known.parse_known_args(words)
         assert rest == []

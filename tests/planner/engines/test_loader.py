@@ -1,6 +1,7 @@
 """Engines' profiles: found by name and version, complete, every value with a source that is listed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ from planner.engines.loader import (
     accelerator_of,
     all_engines,
     broken_accelerator,
+    broken_encoder,
     broken_model,
     engine_names,
+    generation_of,
     load_engine,
     load_orchestrator,
 )
@@ -129,3 +132,20 @@ def test_an_orchestrator_names_engines_that_mark_it_possible(name: str) -> None:
     assert validate(Orchestrator, read_yaml(path), str(path)) == orchestrator
     possible = {p.engine for p in all_engines() if name in p.kinds and p.kinds[name].accelerators}
     assert set(orchestrator.engines.value) == possible
+
+
+def test_one_rule_tells_ascend_generations_apart() -> None:
+    """By the words of a title; a 910 that says no more by its devices a chip, as costs and files both read it."""
+    told = {name: generation_of(load_hardware(name)) for name in ("910b", "910b4", "910c", "cm384", "950dt", "h800")}
+    assert told == {"910b": "a2", "910b4": "a2", "910c": "a3", "cm384": "a3", "950dt": "a5", "h800": None}
+    for named, unnamed in (("a2", load_hardware("910b")), ("a3", load_hardware("910c"))):
+        device = replace(unnamed.device, title="Ascend 910")
+        assert generation_of(replace(unnamed, title="servers", device=device)) == named
+
+
+def test_encode_instances_are_refused_for_models_that_the_engine_does_not_name() -> None:
+    """SGLang checks the architecture when it starts: Gemma's pictures are encoded within prefill alone."""
+    sglang = load_engine("sglang")
+    assert broken_encoder(sglang, "aggregated", load_model("qwen3-vl-8b-instruct").architecture) is None
+    broken = broken_encoder(sglang, "aggregated", load_model("gemma-3-27b-it").architecture)
+    assert broken is not None and broken.rule == "encode-pools" and "gemma3_text" in broken.sentence
