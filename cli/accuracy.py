@@ -134,7 +134,7 @@ def _case_json(result: Comparison) -> dict[str, object]:
         **picked(result, "predicted relative_error=error inside bottleneck"),
         "kind": kind_of(result.case),
         "strategy": strategy_text(result),
-        "interval": None if result.low is None else {"low": result.low, "high": result.high},
+        "interval": {"low": result.low, "high": result.high},
         "believed_cause": result.case.cause or None,
     }
 
@@ -160,7 +160,7 @@ CASES: dict[str, Callable[[Comparison], str]] = {
     ">predicted": lambda each: _value(each, each.predicted),
     ">published": lambda each: _value(each, each.case.published),
     ">error": lambda each: f"{each.error:+.1%}",
-    "80 % interval": lambda each: {True: "inside", False: "outside", None: ""}[each.inside],
+    "80 % interval": lambda each: "inside" if each.inside else "outside",
     "tier": lambda each: each.case.tier,
 }
 GROUPS: dict[str, Callable[[Group], str]] = {
@@ -171,7 +171,7 @@ GROUPS: dict[str, Callable[[Group], str]] = {
     ">median": lambda each: f"{each.median:.1%}",
     ">mean error": lambda each: f"{each.bias:+.1%}",
     ">rank corr.": lambda each: "" if each.rank_correlation is None else f"{each.rank_correlation:.2f}",
-    ">in interval": lambda each: "" if each.inside is None else f"{each.inside:.0%}",
+    ">in interval": lambda each: f"{each.inside:.0%}",
 }
 EXCLUDED: dict[str, Callable[[Excluded], str]] = {
     "not compared": lambda each: each.what,

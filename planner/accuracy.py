@@ -75,12 +75,12 @@ class Operators:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """A case beside its prediction; ``low`` and ``high`` bound the central interval where one is given."""
+    """A case beside its prediction and the ends of the prediction's central interval."""
 
     case: Case
     predicted: float
-    low: float | None
-    high: float | None
+    low: float
+    high: float
     bottleneck: str
 
     @property
@@ -89,10 +89,8 @@ class Comparison:
         return self.predicted / self.case.published - 1
 
     @property
-    def inside(self) -> bool | None:
-        """Whether the published value lies in the interval; None without one."""
-        if self.low is None or self.high is None:
-            return None
+    def inside(self) -> bool:
+        """Whether the published value lies in the interval."""
         return self.low <= self.case.published <= self.high
 
 
@@ -107,20 +105,19 @@ class Errors:
     median: float
     bias: float
     rank_correlation: float | None
-    inside: float | None
+    inside: float
 
     @classmethod
-    def of(cls, found: Sequence[tuple[float, float, bool | None]], **more: Any) -> Self:
-        """Return the errors of (predicted, measured, inside its interval, if there is one), at least one of them."""
+    def of(cls, found: Sequence[tuple[float, float, bool]], **more: Any) -> Self:
+        """Return the errors of (predicted, measured, inside its interval), at least one of them."""
         errors = [predicted / measured - 1 for predicted, measured, _ in found]
-        known = [inside for _, _, inside in found if inside is not None]
         return cls(
             cases=len(errors),
             mape=fmean(map(abs, errors)),
             median=median(map(abs, errors)),
             bias=fmean(errors),
             rank_correlation=spearman([pair[:2] for pair in found]),
-            inside=fmean(known) if known else None,
+            inside=fmean(inside for _, _, inside in found),
             **more,
         )
 
@@ -164,16 +161,19 @@ def load_operators(path: Path = PUBLISHED / "operators.csv") -> list[Operators]:
 
 
 def evaluate(cases: Sequence[Case] | None = None) -> list[Comparison]:
-    """Return every case beside its prediction; one prediction serves all metrics of a configuration."""
+    """Return every case beside its prediction."""
+    cases = load_cases() if cases is None else cases
+    answers = predictions([case.configuration for case in cases])
+    return [_compare(case, answer) for case, answer in zip(cases, answers, strict=True)]
+
+
+def predictions(configurations: Sequence[Configuration]) -> list[Prediction]:
+    """Return the prediction of each configuration, made once where several are alike."""
     known: list[tuple[Configuration, Prediction]] = []
-    results = []
-    for case in load_cases() if cases is None else cases:
-        answer = next((answer for asked, answer in known if asked == case.configuration), None)
-        if answer is None:
-            answer = predict(case.configuration)
-            known.append((case.configuration, answer))
-        results.append(_compare(case, answer))
-    return results
+    for each in configurations:
+        same = (answer for asked, answer in known if asked == each)
+        known.append((each, next(same, None) or predict(each)))
+    return [answer for _, answer in known]
 
 
 def kind_of(case: Case) -> str:

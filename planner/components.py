@@ -12,8 +12,8 @@ from typing import Literal, get_args
 
 from ground.errors import BadInput
 from ground.files import csv_table, read_text
-from planner.accuracy import PUBLISHED, load_cases
-from planner.costs.predict import Configuration, Prediction, predict
+from planner.accuracy import PUBLISHED, load_cases, predictions
+from planner.costs.predict import Configuration, Prediction
 
 Measure = Literal["seconds", "share", "step"]
 
@@ -58,15 +58,12 @@ def load_components(path: Path = PUBLISHED / "components.csv") -> list[Component
 
 def compare_components() -> list[ComponentComparison]:
     """Return every published part beside its prediction."""
-    predictions: list[tuple[Configuration, Prediction]] = []
-    results = []
-    for component in load_components():
-        answer = next((answer for asked, answer in predictions if asked == component.configuration), None)
-        if answer is None:
-            answer = predict(component.configuration)
-            predictions.append((component.configuration, answer))
-        results.append(ComponentComparison(component=component, predicted=part_of(answer, component)))
-    return results
+    components = load_components()
+    answers = predictions([component.configuration for component in components])
+    return [
+        ComponentComparison(component=component, predicted=part_of(answer, component))
+        for component, answer in zip(components, answers, strict=True)
+    ]
 
 
 def part_of(answer: Prediction, component: Component) -> float:

@@ -1,7 +1,7 @@
 """From an order of steps to manifests: the nodes of each instance after each step, and the description of steps."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ground.errors import Infeasible
 from planner.changeover.lots import Lot, Signature
@@ -41,7 +41,6 @@ class _Floor:
     taken: set[str]
     left: list[list[Lot]]
     wanted: list[list[Lot]]
-    standing: list[list[Lot]] = field(default_factory=list)
 
     def stop(self, side: int) -> Lot:
         """Remove the last lot of a side and free its nodes."""

@@ -97,15 +97,6 @@ class Arrivals:
             dispersion=max(squared_cv * phases, 1.0),
         )
 
-    def counts(self, seconds: Floats, prompts_per_cell: float, cells: int) -> Floats:
-        """Probabilities of 0, 1, ... cells of prompts within ``seconds``, [times, cells]; the last: so many or more."""
-        reached = self.reached(seconds, prompts_per_cell, cells)
-        found = np.zeros((reached.shape[0], cells))
-        most = min(reached.shape[1], cells)
-        found[:, :most] = reached[:, :most]
-        found[:, : most - 1] -= reached[:, 1:most]
-        return np.maximum(found, 0.0, out=found)  # but for rounding
-
     def reached(self, seconds: Floats, prompts_per_cell: float, cells: int) -> Floats:
         """Chances of 0, 1, ... cells of prompts or more within ``seconds``, [times, counts].
 

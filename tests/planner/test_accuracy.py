@@ -86,7 +86,7 @@ def test_intervals_are_narrow_enough_to_plan_with() -> None:
     """Half the median width: at most 10 % of decode's TPOT, 13 % of prefill."""
     for kind, limit in (("decode", 0.10), ("prefill", 0.13)):
         own = [r for r in RESULTS if accuracy.kind_of(r.case) == kind and r.case.tier == "A"]
-        widths = [(r.high - r.low) / 2 / r.predicted for r in own if r.low is not None and r.high is not None]
+        widths = [(r.high - r.low) / 2 / r.predicted for r in own]
         assert median(widths) <= limit
 
 
