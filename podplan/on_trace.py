@@ -10,9 +10,9 @@ from planner.workload import Trace as Rows
 from podplan.question import Asked
 
 if TYPE_CHECKING:
+    from ground.arrays import Floats
     from ground.traces import Trace
     from planner.checks.on_trace import OnTrace
-    from planner.serving.latency import Array
 
 MOST_REQUESTS = 300_000
 """Beyond which a trace is told by its moments alone."""
@@ -64,7 +64,7 @@ def trace_json(found: "OnTrace", percentiles: tuple[float, ...]) -> dict[str, ob
     }
 
 
-def _latency(seconds: "Array", percentiles: tuple[float, ...]) -> dict[str, float] | None:
+def _latency(seconds: "Floats", percentiles: tuple[float, ...]) -> dict[str, float] | None:
     known = seconds[~np.isnan(seconds)]
     if not known.size:
         return None

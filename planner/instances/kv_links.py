@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
-from ground.arrays import Ints
+from ground.arrays import Floats, Ints
 from planner.closed_forms.bulk_lattice import Passes
 from planner.costs.cache import Cache, model_cache
 from planner.costs.deployment import Deployment
 from planner.manifest.terms import Number
 from planner.question import Question
-from planner.serving.latency import Array
 from planner.serving.prompts import prompts_of
 from planner.serving.streams import stationary
 from planner.strategy import Strategy
@@ -101,7 +100,7 @@ class KvLinks(NamedTuple):
         """Both sides with their roles."""
         return ("prefill", self.prefill), ("decode", self.decode)
 
-    def held_seconds(self, prompt_tokens: Array) -> Array:
+    def held_seconds(self, prompt_tokens: Floats) -> Floats:
         """Seconds for which prompts of so many tokens occupy their links, [prompts]."""
         rate = self.width * self.link_bytes_per_second
         return np.asarray(self.cache.bytes(prompt_tokens, 1.0) / rate, dtype=np.float64)
@@ -141,7 +140,7 @@ class Source(NamedTuple):
 class Sink(NamedTuple):
     """The decode side: instances whose ranks are chosen by least reserved KV."""
 
-    iteration_seconds: Callable[[Array], Array]
+    iteration_seconds: Callable[[Floats], Floats]
     """Iteration seconds by running requests of an instance."""
     iterations_per_token: float
     most_requests: int
@@ -170,7 +169,7 @@ def link_state(
     )
 
 
-def _waits(links: KvLinks, rate_per_second: float, workload: Workload, source: Source, sink: Sink) -> Array:
+def _waits(links: KvLinks, rate_per_second: float, workload: Workload, source: Source, sink: Sink) -> Floats:
     """Return the seconds that the counting prompts wait for links, in the order in which prompts end."""
     stream = stationary(workload, _PLAYED).at_rate(rate_per_second)
     ready, group = _ended(stream.arrival_seconds, stream.prompt_tokens, source, links.prefill.groups)
@@ -199,7 +198,7 @@ def _waits(links: KvLinks, rate_per_second: float, workload: Workload, source: S
     return waits[order.size // 3 :]
 
 
-def _ended(arrivals: Array, prompt_tokens: Ints, source: Source, groups: int) -> tuple[Array, Ints]:
+def _ended(arrivals: Floats, prompt_tokens: Ints, source: Source, groups: int) -> tuple[Floats, Ints]:
     """Return when each prompt ends and the group that holds it; a pass takes all that wait, dealt to groups in turn."""
     passes, ranks = source.passes, groups // source.instances
     prompts, seconds = passes.prompts.tolist(), passes.seconds.tolist()
@@ -313,7 +312,7 @@ def links_of(question: Question, cache: Cache, prefill: tuple[Strategy, int], de
     )
 
 
-def most_linked(question: Question, deployment: Deployment) -> Array:
+def most_linked(question: Question, deployment: Deployment) -> Floats:
     """Requests per second whose KV the links of one instance carry; [instances] where degrees are arrays.
 
     Every attention device has its own link on the KV plane, used up to ``MOST_LINK_UTILISATION``.

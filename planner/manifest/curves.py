@@ -10,8 +10,7 @@ take numbers or arrays of one broadcast shape, so they serve one step and a mill
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,13 @@ from ground.arrays import Floats
 def curve_seconds(points: Sequence[float | Floats], load: float | Floats) -> float | Floats:
     """Return the seconds at a load; points (numbers or arrays over instances) and load broadcast."""
     if isinstance(load, np.ndarray) or any(isinstance(point, np.ndarray) for point in points):
-        return along(np.log2(np.stack(np.broadcast_arrays(*points))), np.asarray(load, dtype=np.float64))
+        return along(logarithms(points), load)
     return at(points, load)
+
+
+def logarithms(points: Sequence[float | Floats]) -> Floats:
+    """Return base-2 logarithms of points, [points] or [points, instances]."""
+    return np.asarray(np.log2(np.stack(np.broadcast_arrays(*points))))
 
 
 def at(points: Sequence[Any], load: float) -> float:
@@ -40,37 +44,18 @@ def at(points: Sequence[Any], load: float) -> float:
     return float(low * (points[left + 1] / low) ** (place - left))
 
 
-def along(logarithms: Floats, load: Floats) -> Floats:
-    """Return the seconds at loads [..., instances], from base-2 logarithms of the points, [points] or more."""
+def along(points: Floats, load: float | Floats) -> Floats:
+    """Return the seconds at loads [..., instances], from the ``logarithms`` of the points."""
+    load = np.asarray(load, dtype=np.float64)
     place = np.log2(np.maximum(load, 1.0))
-    left = np.minimum(place.astype(np.intp), len(logarithms) - 2)
-    if logarithms.ndim == 1 or logarithms.shape[-1] == 1:
-        rows = logarithms.reshape(-1)
+    left = np.minimum(place.astype(np.intp), len(points) - 2)
+    if points.ndim == 1 or points.shape[-1] == 1:
+        rows = points.reshape(-1)
         low, high = rows[left], rows[left + 1]
     else:
-        instances = np.arange(logarithms.shape[-1])
-        low, high = logarithms[left, instances], logarithms[left + 1, instances]
+        instances = np.arange(points.shape[-1])
+        low, high = points[left, instances], points[left + 1, instances]
     return np.asarray(np.exp2(low + (place - left) * (high - low)) * (load > 0.0))
-
-
-@dataclass(slots=True)
-class Curve:
-    """A curve term made ready: the form of its load and its points, as they are and as logarithms."""
-
-    load: Mapping[str, float | Floats]
-    points: tuple[float | Floats, ...]
-    logarithms: Floats
-
-    @classmethod
-    def of(cls, load: Mapping[str, float | Floats], points: tuple[float | Floats, ...]) -> "Curve":
-        """Return the curve with the logarithms of its points."""
-        return cls(load, points, np.log2(np.stack(np.broadcast_arrays(*points))))
-
-    def seconds(self, load: float | Floats) -> float | Floats:
-        """Return the seconds at a value of the load's form."""
-        if isinstance(load, np.ndarray) or self.logarithms.ndim > 1:
-            return along(self.logarithms, np.asarray(load, dtype=np.float64))
-        return at(self.points, load)
 
 
 Number = float | Floats

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ground.arrays import Floats
-from planner.manifest.curves import Curve
+from planner.manifest.curves import along, logarithms
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, CurveTerm, Form, Number, Stage, Term, form, smaller
 
 NONE: Mapping[Any, Any] = {}
@@ -57,8 +57,8 @@ class Transfers:
     """Of all transfers that have one protocol, added up."""
     fastest: list[list[Form]] = field(default_factory=list)
     """Of each other transfer, by protocol."""
-    curves: list[Curve] = field(default_factory=list)
-    """Kernels that were measured along a curve, whose seconds are no linear form either."""
+    curves: list[tuple[Form, Floats]] = field(default_factory=list)
+    """Of kernels that were measured along a curve: the form of their load, and the ``logarithms`` of its points."""
 
     def add(self, term: CommunicationTerm, names: Mapping[str, str] = NONE) -> None:
         """Add a collective or an exchange; variables stand for others by ``names``."""
@@ -70,20 +70,15 @@ class Transfers:
             self.fastest.append(protocols)
 
     def seconds(self, values: Mapping[str, Number]) -> Number:
-        """Seconds of all transfers, each by its fastest protocol."""
+        """Seconds of all transfers, each by its fastest protocol, and of all kernels along a curve."""
         total = form(self.only, values)
         for protocols in self.fastest:
             best = form(protocols[0], values)
             for other in protocols[1:]:
                 best = smaller(best, form(other, values))
             total = total + best
-        return total + self.curved(values)
-
-    def curved(self, values: Mapping[str, Number]) -> Number:
-        """Seconds of all kernels that were measured along a curve."""
-        total: Number = 0.0
-        for curve in self.curves:
-            total = total + curve.seconds(form(curve.load, values))
+        for load, points in self.curves:
+            total = total + along(points, form(load, values))
         return total
 
 
@@ -127,7 +122,7 @@ def runs_of(
             sent.add(term, names)
             continue
         if isinstance(term, CurveTerm):
-            sent.curves.append(Curve.of(renamed(term.load, names), term.seconds))
+            sent.curves.append((renamed(term.load, names), logarithms(term.seconds)))
             continue
         gate = tuple(sorted({names.get(name, name) for name in term.flops or term.bytes}))
         runs.setdefault((stage, gate), Run(stage, gate)).add(term, names)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from planner.manifest.curves import Curve
 from planner.manifest.runs import NONE, Block, Place, Run, Transfers, runs_of
 from planner.manifest.terms import (
     EXPERT_STAGES,
@@ -221,9 +220,9 @@ def _shapes(terms: StackedTerms) -> Iterator[tuple[int, ...]]:
     for place in terms.places.values():
         for own in (place.transfers.only, *(protocol for each in place.transfers.fastest for protocol in each)):
             yield from (np.shape(value) for value in own.values())
-        for curve in place.transfers.curves:
-            yield curve.logarithms.shape[1:]
-            yield from (np.shape(value) for value in curve.load.values())
+        for load, points in place.transfers.curves:
+            yield points.shape[1:]
+            yield from (np.shape(value) for value in load.values())
 
 
 def stacked(cost: StepCost, *, decoding: bool = False) -> StepCost:
@@ -282,13 +281,8 @@ def _form_at(coefficients: Mapping[str, Any], rows: Ints) -> dict[str, Any]:
 
 def _transfers_at(transfers: Transfers, rows: Ints) -> Transfers:
     fastest: list[list[Form]] = [[_form_at(protocol, rows) for protocol in each] for each in transfers.fastest]
-    curves = [
-        Curve(
-            _form_at(curve.load, rows), tuple(_at(point, rows) for point in curve.points), _at(curve.logarithms, rows)
-        )
-        if curve.logarithms.ndim > 1
-        else Curve(_form_at(curve.load, rows), curve.points, curve.logarithms)
-        for curve in transfers.curves
+    curves: list[tuple[Form, Floats]] = [
+        (_form_at(load, rows), _at(points, rows) if points.ndim > 1 else points) for load, points in transfers.curves
     ]
     return Transfers(_form_at(transfers.only, rows), fastest, curves)
 

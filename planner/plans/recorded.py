@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from ground.arrays import Floats
 from ground.errors import BadInput
 from planner.manifest.schema import Manifest, Prediction, Role, ServiceLevels, Statistics
 from planner.plans.expectation import Expectation, mixed_pool, pool_pair
 from planner.serving.aggregated import AggregatedPool, play_closed
 from planner.serving.deployed import aggregated_pool, aggregated_served, play, separate_pools
-from planner.serving.latency import Array
 from planner.serving.separate import SeparatePools, Served, play_separate, within
 from planner.serving.streams import stationary
 from planner.workload import Trace, Traffic, Workload, running_kv_tokens
@@ -103,7 +103,7 @@ def unlike_steps(manifest: Manifest) -> str | None:
     return None
 
 
-def _prediction(recorded: Served, arrival: Array, limits: ServiceLevels, warmup_seconds: float) -> Prediction:
+def _prediction(recorded: Served, arrival: Floats, limits: ServiceLevels, warmup_seconds: float) -> Prediction:
     """Return the figures in the keys of a simulation's result; attainment is joint, request by request.
 
     Latencies are those of requests that arrive after the warm-up; rates count requests that complete after it.
@@ -130,6 +130,6 @@ def _prediction(recorded: Served, arrival: Array, limits: ServiceLevels, warmup_
     )
 
 
-def _statistics(seconds: Array) -> Statistics:
+def _statistics(seconds: Floats) -> Statistics:
     p50, p90, p99 = np.percentile(seconds, (50.0, 90.0, 99.0)).tolist()
     return Statistics(mean=float(seconds.mean()), p50=p50, p90=p90, p99=p99)

@@ -86,17 +86,12 @@ class Decoded:
 def play_decode(pool: DecodePool, requests: DecodeRequests) -> Decoded:
     """Return when every request has its last token."""
     run, order = DecodeRun(pool), np.argsort(requests.ready_seconds, kind="stable")
-    gone = run.play(requests.select(order), np.inf)
-
-    def back(column: Floats) -> Floats:
-        found = np.empty(order.size)
-        found[order[gone.number]] = column
-        return found
-
+    gone = run.play(requests.select(order), np.inf, order)
+    back = np.argsort(gone.number)
     return Decoded(
-        left_seconds=back(gone.left_seconds),
-        there_seconds=back(gone.there_seconds),
-        link_wait_seconds=back(gone.link_wait_seconds),
+        left_seconds=gone.left_seconds[back],
+        there_seconds=gone.there_seconds[back],
+        link_wait_seconds=gone.link_wait_seconds[back],
         busy_seconds=run.busy_seconds(),
     )
 

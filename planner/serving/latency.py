@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from ground.errors import BadInput
-
-Array = NDArray[np.float64]
 
 _LEVELS = np.concatenate([np.arange(1.0, 90.0), np.arange(90.0, 99.0, 0.5), np.arange(99.0, 99.95, 0.1)])
 
@@ -67,7 +65,7 @@ class Latency:
         )
 
     @classmethod
-    def from_samples(cls, seconds: Array) -> Self:
+    def from_samples(cls, seconds: Floats) -> Self:
         """Build from durations that were seen, [requests]; those that are not a number do not count, and none is 0."""
         known = seconds[~np.isnan(seconds)]
         if not known.size:
@@ -76,7 +74,7 @@ class Latency:
         return cls(mean=float(known.mean()), levels=tuple(_LEVELS.tolist()), seconds=tuple(at.tolist()))
 
     @classmethod
-    def from_masses(cls, seconds: Array, masses: Array, mean: float | None = None) -> Self:
+    def from_masses(cls, seconds: Floats, masses: Floats, mean: float | None = None) -> Self:
         """Build from probability masses at rising durations, each spread evenly down to the duration before it.
 
         Args:
@@ -91,7 +89,7 @@ class Latency:
         return cls(mean=own_mean, levels=tuple(_LEVELS.tolist()), seconds=tuple(quantiles.tolist()))
 
 
-def cells() -> tuple[Array, Array]:
+def cells() -> tuple[Floats, Floats]:
     """Return levels that stand for all requests between those that a ``Latency`` tells, and the share of each in %."""
     edges = np.concatenate([[0.0], _LEVELS, [100.0]])
     return (edges[1:] + edges[:-1]) / 2, np.diff(edges)

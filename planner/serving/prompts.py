@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ground.arrays import Floats
 from planner.serving.streams import SHARE_OF_HITS, gamma_quantiles
 from planner.workload import EDGES, Lengths, Workload
-
-Array = NDArray[np.float64]
 
 _WITHIN = 8
 """Levels of a gamma distribution between two edges."""
@@ -19,9 +17,9 @@ _WITHIN = 8
 class Prompts:
     """Kinds of prompts: tokens, reused tokens and weights, each [kinds]; ``weights`` sum to 1."""
 
-    tokens: Array
-    reused: Array
-    weights: Array
+    tokens: Floats
+    reused: Floats
+    weights: Floats
 
     @property
     def mean_tokens(self) -> float:
@@ -37,7 +35,7 @@ def prompts_of(workload: Workload) -> Prompts:
     return _with_reuse(*length_kinds(workload.input_tokens), workload.prefix_reuse)
 
 
-def _with_reuse(tokens: Array, weights: Array, reuse: float) -> Prompts:
+def _with_reuse(tokens: Floats, weights: Floats, reuse: float) -> Prompts:
     """Return kinds of which a share hits the cache, independent of length, such that the mean reuse is met."""
     if not reuse:
         return Prompts(tokens, np.zeros_like(tokens), weights)
@@ -50,7 +48,7 @@ def _with_reuse(tokens: Array, weights: Array, reuse: float) -> Prompts:
     )
 
 
-def length_kinds(lengths: Lengths) -> tuple[Array, Array]:
+def length_kinds(lengths: Lengths) -> tuple[Floats, Floats]:
     """Return mean lengths and weights of the parts between the quantiles ``EDGES``; one kind where lengths are fixed.
 
     Log-normal: E[X; z < Z < z'] = Phi(z' - sigma) - Phi(z - sigma) for mean 1 (Aitchison and Brown, The Lognormal
@@ -70,7 +68,7 @@ def length_kinds(lengths: Lengths) -> tuple[Array, Array]:
     return np.maximum(lengths.mean * values / float(values @ weights), 1.0), weights
 
 
-def histogram_kinds(tokens: Array, weights: Array, reuse: float) -> tuple[tuple[float, float, float], ...]:
+def histogram_kinds(tokens: Floats, weights: Floats, reuse: float) -> tuple[tuple[float, float, float], ...]:
     """Return (tokens, reused, weight) of prompts from a histogram and the mean share that is reused.
 
     Args:
@@ -82,13 +80,13 @@ def histogram_kinds(tokens: Array, weights: Array, reuse: float) -> tuple[tuple[
     return tuple(zip(kinds.tokens.tolist(), kinds.reused.tolist(), kinds.weights.tolist(), strict=True))
 
 
-def answer_kinds(tokens: Array, weights: Array) -> tuple[tuple[float, float], ...]:
+def answer_kinds(tokens: Floats, weights: Floats) -> tuple[tuple[float, float], ...]:
     """Return (tokens, weight) of answers from a histogram; arguments as of ``histogram_kinds``."""
     compact = _compact(tokens, weights)
     return tuple(zip(*(column.tolist() for column in compact), strict=True))
 
 
-def _compact(tokens: Array, weights: Array) -> tuple[Array, Array]:
+def _compact(tokens: Floats, weights: Floats) -> tuple[Floats, Floats]:
     """Merge a histogram with more rows than ``EDGES`` into one mean length per quantile range; the mean is kept."""
     if tokens.size < EDGES.size:
         return tokens, weights

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ground.arrays import Floats, Ints
+from ground.arrays import Bools, Floats, Ints
 from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost
 from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_decode
@@ -17,8 +16,6 @@ from planner.serving.tables import Loads, step_table
 
 if TYPE_CHECKING:
     from planner.manifest.schema import Role
-
-Flags = NDArray[np.bool_]
 
 
 def prefill_pool(
@@ -105,7 +102,7 @@ def served(
     )
 
 
-def within(ttft: Floats, tpot: Floats, ttft_seconds: float | None, tpot_seconds: float | None) -> Flags:
+def within(ttft: Floats, tpot: Floats, ttft_seconds: float | None, tpot_seconds: float | None) -> Bools:
     """Return which requests keep both limits, [requests]; an answer of one token has no TPOT to miss."""
     kept = np.ones(ttft.size, dtype=bool)
     if ttft_seconds is not None:
