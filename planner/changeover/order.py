@@ -6,7 +6,7 @@ cheapest path (Bellman). Cost is, in this order, the time in which limits may be
 loaded.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, inf
 
@@ -132,10 +132,8 @@ def cheapest(task: Task) -> Order | None:
     if path is None:
         return None
     moves = tuple(graph.move(first, second) for first, second in pairwise(path))
-    found = Order(moves=moves, proven=whole, below_bound_seconds=0.0, seconds_bound=_least_seconds(task))
-    if whole:
-        return Order(moves=moves, proven=True, below_bound_seconds=found.below_seconds, seconds_bound=found.seconds)
-    return found
+    found = Order(moves=moves, proven=whole, below_bound_seconds=0.0, seconds_bound=float(graph.rest()[0]))
+    return replace(found, below_bound_seconds=found.below_seconds, seconds_bound=found.seconds) if whole else found
 
 
 def _states(task: Task) -> tuple[Ints, Ints, bool]:
@@ -164,14 +162,6 @@ def _states(task: Task) -> tuple[Ints, Ints, bool]:
 def _matrix(sides: tuple[Side, ...], name: str) -> Ints:
     rows = [getattr(side, name) for side in sides]
     return np.array(rows, dtype=np.int64) if rows else np.zeros((0, 1), dtype=np.int64)
-
-
-def _least_seconds(task: Task) -> float:
-    """Return a lower bound on the total time: each old signature drains once, each new one loads once at full rate."""
-    drain = max((side.drain_seconds for side in task.old), default=0.0)
-    at_best = {each.new: each.seconds for each in task.in_place}
-    starts = [at_best.get(number, task.terms.startup_seconds) for number in range(len(task.new))]
-    return drain + max(starts, default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +207,7 @@ class _Graph:
 
     def path(self) -> list[int] | None:
         """Return the states of the cheapest path from the first to the last one."""
-        count, rest = len(self.old), self._rest()
+        count, rest = len(self.old), self.rest()
         least, came = np.full(count, inf), np.full(count, -1)
         least[0] = 0.0
         for state in range(count - 1):
@@ -237,8 +227,8 @@ class _Graph:
             path.append(int(came[path[-1]]))
         return path[::-1]
 
-    def _rest(self) -> Floats:
-        """Return a lower bound on the remaining cost of each state: old lots drain, missing new lots start."""
+    def rest(self) -> Floats:
+        """Return the least seconds that each state leaves: old lots drain once, missing new ones start once."""
         drain = np.where(self.old > 0, self._drain, 0.0).max(axis=1, initial=0.0)
         quick = {each.new: each.seconds for each in self.task.in_place}
         begins = np.array([quick.get(number, self.task.terms.startup_seconds) for number in range(len(self.task.new))])

@@ -55,7 +55,20 @@ def pool_of(rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity:
     )
 
 
-def random_stream(seed: int, count: int, gap: float, prompt: float, answer: float) -> Stream:
+def both_serve_alike(plain: PlainScheduler, pool: AggregatedPool, stream: Stream) -> None:
+    """Compare every token's time, and who gave way, with prompts and answers of at most 500 and 120 tokens."""
+    stream.prompt_tokens[:] = np.minimum(stream.prompt_tokens, 500)
+    stream.answer_tokens[:] = np.minimum(stream.answer_tokens, 120)
+    columns = (stream.arrival_seconds.tolist(), stream.prompt_tokens.tolist(), stream.answer_tokens.tolist())
+    requests = [Request(*row) for row in zip(*columns, strict=True)]
+    plain.play(requests)
+    played = play_aggregated(pool, stream)
+    np.testing.assert_allclose(played.first_token_seconds, [q.first for q in requests], rtol=0, atol=1e-7)
+    np.testing.assert_allclose(played.left_seconds, [q.left for q in requests], rtol=0, atol=1e-7)
+    assert played.preemptions.tolist() == [q.retracted for q in requests]
+
+
+def random_stream(seed: int, count: int, gap: float, prompt: float = 150.0, answer: float = 20.0) -> Stream:
     """Return a stream with arrivals at random, sometimes many at once."""
     random = np.random.default_rng(seed)
     gaps = random.exponential(gap, count) * (random.random(count) < 0.8)
@@ -76,16 +89,8 @@ def test_a_plain_scheduler_serves_every_request_alike(name, seed):
     rule = replace(rule, dealing=dealing)
     ranks, budget = int(random.choice([1, 1, 2, 5])), int(random.choice([64, 200, 1000]))
     slots, capacity = int(random.choice([3, 8, 40])), int(random.choice([800, 1600, 100_000]))
-    stream = random_stream(seed, 100, 0.06 / ranks, 150.0, 20.0)
-    stream.prompt_tokens[:] = np.minimum(stream.prompt_tokens, 500)
-    stream.answer_tokens[:] = np.minimum(stream.answer_tokens, 120)
-    columns = (stream.arrival_seconds.tolist(), stream.prompt_tokens.tolist(), stream.answer_tokens.tolist())
-    requests = [Request(*row) for row in zip(*columns, strict=True)]
-    PlainScheduler(rule, ranks, budget, slots, capacity, SECONDS).play(requests)
-    played = play_aggregated(pool_of(rule, ranks, budget, slots, capacity), stream)
-    np.testing.assert_allclose(played.first_token_seconds, [q.first for q in requests], rtol=0, atol=1e-7)
-    np.testing.assert_allclose(played.left_seconds, [q.left for q in requests], rtol=0, atol=1e-7)
-    assert played.preemptions.tolist() == [q.retracted for q in requests]
+    plain = PlainScheduler(rule, ranks, budget, slots, capacity, SECONDS)
+    both_serve_alike(plain, pool_of(rule, ranks, budget, slots, capacity), random_stream(seed, 100, 0.06 / ranks))
 
 
 STAGES = {
@@ -140,17 +145,10 @@ def test_a_plain_scheduler_keeps_the_same_batches_in_flight(name, seed):
     ranks, budget, stages = int(random.choice([1, 1, 3])), int(random.choice([64, 200, 1000])), [2, 3, 4][seed % 3]
     slots, layers = int(random.choice([5, 12, 40])), int(random.choice([4, 7, 12]))
     capacity = int(random.choice([1600, 3200, 100_000]))
-    stream = random_stream(seed, 120, 0.06 / ranks, 150.0, 20.0)
-    stream.prompt_tokens[:] = np.minimum(stream.prompt_tokens, 500)
-    stream.answer_tokens[:] = np.minimum(stream.answer_tokens, 120)
-    columns = (stream.arrival_seconds.tolist(), stream.prompt_tokens.tolist(), stream.answer_tokens.tolist())
-    requests = [Request(*row) for row in zip(*columns, strict=True)]
     shares = tuple(count / layers for count in layers_per_stage(layers, stages))
-    PlainScheduler(rule, ranks, budget, slots, capacity, SECONDS, (shares, HEAD_SECONDS)).play(requests)
-    played = play_aggregated(staged_pool(rule, stages, ranks, budget, slots, capacity, layers), stream)
-    np.testing.assert_allclose(played.first_token_seconds, [q.first for q in requests], rtol=0, atol=1e-7)
-    np.testing.assert_allclose(played.left_seconds, [q.left for q in requests], rtol=0, atol=1e-7)
-    assert played.preemptions.tolist() == [q.retracted for q in requests]
+    plain = PlainScheduler(rule, ranks, budget, slots, capacity, SECONDS, (shares, HEAD_SECONDS))
+    pool = staged_pool(rule, stages, ranks, budget, slots, capacity, layers)
+    both_serve_alike(plain, pool, random_stream(seed, 120, 0.06 / ranks))
 
 
 small_streams = st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 400), st.integers(1, 40)), min_size=1, max_size=25)
@@ -187,7 +185,7 @@ def test_everyone_is_served_once_and_no_sooner_than_alone(rows, name, ranks, bud
 @pytest.mark.parametrize("name", ["reference", "vllm", "sglang", "sglang overlapped"])
 def test_a_play_does_not_depend_on_how_often_it_is_looked_at(name):
     """Instances that are advanced to each arrival of the other ones do what they do alone."""
-    stream = random_stream(5, 300, 0.02, 150.0, 20.0)
+    stream = random_stream(5, 300, 0.02)
     pool = pool_of(RULES[name], 2, 256, 12, 4000, instances=3)
     turns = play_aggregated(pool, stream)
     for instance in range(3):
@@ -266,7 +264,7 @@ def test_parts_of_a_stream_are_served_as_the_whole(name, policy):
 @pytest.mark.parametrize("name", STAGES)
 def test_batches_in_flight_go_on_from_part_to_part_and_step_by_step(name):
     """An instance with stages that is played in parts, or driven from event to event, does what it does at one go."""
-    stream = random_stream(6, 200, 0.03, 150.0, 20.0)
+    stream = random_stream(6, 200, 0.03)
     pool = staged_pool(STAGES[name], 3, 1, 256, 12, 6000, 7)
     whole, run, driven = play_aggregated(pool, stream), AggregatedRun(pool), DrivenInstance(pool)
     left, told, numbers = np.zeros(200), np.zeros(200), {}
