@@ -18,8 +18,7 @@ import numpy as np
 from ground.traces import Trace, first_requests, read_trace, repeat, requests_per_second, scale_rate, window
 from planner.changeover.change import Asked, Change, change
 from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, space_of
-from planner.changeover.robust import Scenario, stood
-from planner.changeover.scenarios import solved_scenario
+from planner.changeover.robust import Scenario, solved_scenario, stood
 from planner.checks.traced import least_chips
 from planner.manifest.migration import Staged, union
 from planner.manifest.schema import Manifest

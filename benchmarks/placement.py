@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from planner.placement.certify import certify
+from planner.placement.dual import certify
 from planner.placement.eplb import eplb
 from planner.placement.methods import measure, place
 from planner.placement.problem import Problem

@@ -330,7 +330,6 @@ def spares_text(plan: Plan | None, verdict: Verdict) -> str:
 def _read_manifest_question(values: Mapping[str, str]) -> ManifestQuestion:
     """Return the question about a manifest; its own traffic and limits hold where none are given."""
     # The schema of manifests takes a tenth of a second, which other questions are spared.
-    from planner.manifest.caching import cache_of
     from planner.manifest.document import read_manifest
     from planner.plans.expectation import planned_rate, workload_of
 
@@ -341,7 +340,7 @@ def _read_manifest_question(values: Mapping[str, str]) -> ManifestQuestion:
     manifest = read_manifest(Path(path))
     flags = QuestionFlags(**{key: value for key, value in values.items() if key in _OF_A_MANIFEST})
     spec, known = manifest.model.spec, workload_of(manifest.workload)
-    asked = read_traffic(flags, spec, lambda trace: with_hits(trace, cache_of(manifest, trace.block_tokens)), known)
+    asked = read_traffic(flags, spec, lambda trace: with_hits(trace, manifest.cache(trace.block_tokens)), known)
     rate = planned_rate(manifest) if asked.rate_per_second is None else asked.rate_per_second
     levels = manifest.service_levels
     ttft = levels.ttft_seconds if "ttft" not in values else read_limit(values["ttft"], "--ttft")

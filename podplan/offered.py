@@ -26,7 +26,6 @@ from ground.traces import (
 )
 from ground.units import MEBI, counted, format_duration, number_of, parse_count, parse_duration, parse_rate
 from models.spec import ModelSpec
-from planner.manifest.caching import cache_of
 from planner.manifest.schema import Manifest
 from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
 from planner.plans.recorded import expect_alone, expect_recorded
@@ -173,7 +172,7 @@ class _Asked:
             if times * len(trace) > MOST_SIMULATED:
                 raise BadInput(f"--repeat: {times * len(trace)} requests are more than {MOST_SIMULATED}; use fewer")
             trace = repeat(trace, times)
-        trace = with_hits(scale_rate(trace, read_factor(flags.scale_rate)), cache_of(manifest, trace.block_tokens))
+        trace = with_hits(scale_rate(trace, read_factor(flags.scale_rate)), manifest.cache(trace.block_tokens))
         requests = from_trace(trace, manifest.workload, seed)
         return Offered(
             requests=lambda: [requests],

@@ -11,8 +11,7 @@ from ground.names import file_names
 from ground.traces import Trace, requests_per_second, scale_rate
 from ground.units import HOUR_SECONDS, format_count, number_of, parse_duration
 from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, policy, space_of
-from planner.changeover.robust import Layout, Scenario, stood
-from planner.changeover.scenarios import solved_scenario
+from planner.changeover.robust import Layout, Scenario, solved_scenario, stood
 from planner.manifest.document import dump_manifest
 from planner.manifest.schema import Manifest
 from podplan.on_trace import playable

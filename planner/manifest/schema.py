@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from ground.prefix_cache import PrefixCache
 from ground.records import Name
 from ground.strict import Strict
 from hardware.formats import KvDtype
@@ -385,3 +386,16 @@ class Manifest(Strict):
     routing: Routing = Routing()
     recovery: Recovery = Recovery()
     predicted: Prediction = Prediction()
+
+    def cache(self, block_tokens: int) -> PrefixCache:
+        """Return its pool of prefixes, empty; without a limit where it has none, or requests no blocks.
+
+        The KV of a token is counted as it crosses to decode, else on all devices of a DP rank.
+        """
+        if self.caching is None or not block_tokens:
+            return PrefixCache(block_tokens)
+        first = self.pools[0]
+        each = first.kv.bytes_per_token_per_device * first.degrees.attention_tp * first.degrees.pp
+        if self.kv_transfer is not None:
+            each = self.kv_transfer.bytes_per_token
+        return PrefixCache.of_bytes(block_tokens, each, self.caching.capacity_bytes, self.caching.ssd_capacity_bytes)

@@ -1,4 +1,4 @@
-"""The strongest bound here: prices that prove a target impossible, found by cutting planes.
+"""More time on the proof: longer searches, and prices that prove a target impossible, found by cutting planes.
 
 Prices are linear between knots over the experts' loads: experts of similar load have similar prices, and a few dozen
 variables settle in a few rounds where one per expert takes hundreds. Each round solves the linear programme over the
@@ -9,12 +9,15 @@ without the solver.
 Ref: in-out separation, Ben-Ameur and Neto 2007 (Networks 49:3); see docs/placement.md.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ground.arrays import Floats, Ints
+from planner.manifest.loads import imbalance, rank_loads
+from planner.placement.improve import search_jointly
+from planner.placement.methods import Placement, lower_bound
 from planner.placement.pricing import (
     Certificate,
     Replicas,
@@ -23,6 +26,7 @@ from planner.placement.pricing import (
     possible_replicas,
     price,
 )
+from planner.placement.problem import Problem
 
 GOAL = 5e-3
 """A layer is done when the proven gap is this small."""
@@ -33,6 +37,8 @@ _RATIOS = (0.95, 0.98)
 _TOWARDS = (0.3, 0.6, 1.0)
 _LEAST_PRICE = -2.0
 _VIOLATED = 1e-7
+_EFFORTS = ((GOAL, 3_000, GOAL), (0.01, 8_000, GOAL / 4), (0.01, 16_000, GOAL / 4))
+"""Rounds of (layers with a wider gap, steps of the search from another seed, gap at which the proof stops)."""
 
 
 @dataclass(slots=True)
@@ -185,3 +191,52 @@ def _add_rows(solver: Any, rows: Floats) -> None:
     starts = np.searchsorted(at, np.arange(len(rows))).astype(np.int32)
     least, most = np.full(len(rows), -np.inf), np.ones(len(rows))
     solver.addRows(len(rows), least, most, len(column), starts, column.astype(np.int32), rows[at, column])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certified:
+    """A placement with its best bounds, and the certificates of layers whose bound needs one: layer -> certificate."""
+
+    placement: Placement
+    certificates: dict[int, Certificate]
+
+
+def certify(problem: Problem, placed: Placement) -> Certified:
+    """Improve and prove layers until their gap is at most ``GOAL`` or the effort is spent.
+
+    Time slices, groups that are kept, and one slot per rank have the best bounds known here already.
+    """
+    certificates: dict[int, Certificate] = {}
+    if problem.sliced or problem.keep_groups or problem.slots_per_rank == 1:
+        return Certified(placement=placed, certificates=certificates)
+    placed = replace(placed, slots=placed.slots.copy(), imbalance=placed.imbalance.copy())
+    placed = replace(placed, lower_bound=np.minimum(lower_bound(problem), placed.imbalance))
+    for seed, (gap, steps, goal) in enumerate(_EFFORTS):
+        rows = np.flatnonzero(placed.lower_bound < placed.imbalance * (1 - gap))
+        if not len(rows):
+            break
+        _search_longer(problem, placed, rows, steps, seed + 1)
+        for layer in rows.tolist():
+            bound, found = strongest_bound(
+                problem.mean_loads[layer],
+                problem.ranks,
+                problem.slots,
+                float(placed.lower_bound[layer]),
+                float(placed.imbalance[layer]),
+                goal,
+            )
+            if found is not None:
+                placed.lower_bound[layer], certificates[layer] = bound, found
+    return Certified(placement=placed, certificates=certificates)
+
+
+def _search_longer(problem: Problem, placed: Placement, rows: Ints, steps: int, seed: int) -> None:
+    """Continue the search of the maps of ``rows``, in place."""
+    loads = problem.mean_loads[rows]
+    floor = placed.lower_bound[rows] * loads.sum(axis=1) / problem.ranks
+    held = placed.slots[rows].reshape(len(rows), problem.ranks, -1)
+    found = np.sort(search_jointly(loads, held, floor, steps, seed=seed), axis=2).reshape(len(rows), -1)
+    reached = imbalance(rank_loads(loads, found, problem.ranks))
+    better = reached < placed.imbalance[rows]
+    placed.slots[rows[better]] = found[better]
+    placed.imbalance[rows[better]] = reached[better]

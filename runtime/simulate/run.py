@@ -8,7 +8,6 @@ from functools import partial
 from typing import get_args
 
 from ground.errors import BadInput
-from planner.manifest.caching import cache_of
 from planner.manifest.schema import Manifest, Routing
 from runtime.simulate.changes import Autoscaler, Migration, Standby
 from runtime.simulate.device import Shared
@@ -71,7 +70,7 @@ class _Run:
             engine=engine,
             ledger=ledger,
             placement=Placement(manifest.routing, ledger, lambda: engine.now_seconds),
-            cache=cache_of(manifest, 1),
+            cache=manifest.cache(1),
             seed=options.seed,
             stepping=options.stepping,
             expected_drafts=options.mtp == "expected",
@@ -95,7 +94,7 @@ class _Run:
         """Yield the parts; the first one tells the size of the trace's blocks."""
         for part in parts:
             if part.blocks is not None and not len(self._shared.cache):
-                self._shared.cache = cache_of(self._manifest, part.block_tokens)
+                self._shared.cache = self._manifest.cache(part.block_tokens)
             yield part
 
     def result(self) -> SimulationResult:

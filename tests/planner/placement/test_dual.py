@@ -5,8 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from planner.placement.certify import certify
-from planner.placement.dual import strongest_bound
+from planner.placement.dual import certify, strongest_bound
 from planner.placement.methods import place
 from planner.placement.pricing import Certificate, certificate_holds
 from planner.placement.problem import Problem

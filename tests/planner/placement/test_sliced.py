@@ -8,9 +8,8 @@ import pytest
 from ground.errors import BadInput
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from planner.placement.eplb import eplb, hottest_first
-from planner.placement.heldout import hold_out
 from planner.placement.loadfiles import read_loads
-from planner.placement.methods import place
+from planner.placement.methods import hold_out, place
 from planner.placement.problem import Problem
 from planner.placement.sliced import fewer_slices, search_slices, slice_imbalance
 
