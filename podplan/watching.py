@@ -16,8 +16,15 @@ from ground.traces import read_trace
 from ground.units import HOUR_SECONDS, format_duration, format_rate
 from planner.changeover.change import Asked, Change, change
 from planner.changeover.moving import Terms
-from planner.changeover.observed import LEAST_REQUESTS, Observed, of_metrics
-from planner.changeover.worth import carries, question_of, step_factor, step_interval
+from planner.changeover.observed import (
+    LEAST_REQUESTS,
+    Observed,
+    carries,
+    of_metrics,
+    question_of,
+    step_factor,
+    step_interval,
+)
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble

@@ -20,6 +20,11 @@ from models.huggingface.grouped import (
     mixtral,
     olmoe,
     pangu_pro_moe,
+    qwen2,
+    qwen3,
+    qwen3_5_moe,
+    qwen3_moe,
+    qwen3_next,
 )
 from models.huggingface.latent import (
     deepseek_v2,
@@ -31,7 +36,6 @@ from models.huggingface.latent import (
 )
 from models.huggingface.parts import LAYERS, Fields
 from models.huggingface.quantisation import native_dtype
-from models.huggingface.qwen import qwen2, qwen3, qwen3_5_moe, qwen3_moe, qwen3_next
 from models.huggingface.vision import vision_tower
 from models.spec import MOST_LAYERS, ModelSpec
 
