@@ -25,10 +25,12 @@ _STEPS = 600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """Maps for the least seconds of the busiest rank, [layers, slots], and those seconds beside EPLB's, [layers]."""
+    """Maps for the least seconds of the busiest rank, [layers, slots], and those seconds beside others', [layers]."""
 
     slots: Ints
     seconds: Floats
+    balanced_tokens: Floats
+    """Seconds of the map that balances tokens."""
     eplb: Floats
 
 
@@ -75,7 +77,7 @@ def place_for_seconds(
     theirs = eplb(problem)
     by_tokens, by_eplb = (busiest_seconds(loads, slots, problem.ranks, objective) for slots in (usual, theirs))
     if not search:
-        return Timed(slots=usual, seconds=by_tokens, eplb=by_eplb)
+        return Timed(slots=usual, seconds=by_tokens, balanced_tokens=by_tokens, eplb=by_eplb)
     found = np.where((by_eplb < by_tokens)[:, None], theirs, usual)
     if problem.slots_per_rank > 1 and not problem.keep_groups:
         held = found.reshape(problem.layers, problem.ranks, -1)
@@ -84,4 +86,4 @@ def place_for_seconds(
         found = search_jointly(loads, held, objective.cost(share), _STEPS, objective=objective)
         found = np.sort(found, axis=2).reshape(problem.layers, -1)
     reached = busiest_seconds(loads, found, problem.ranks, objective)
-    return Timed(slots=found, seconds=reached, eplb=by_eplb)
+    return Timed(slots=found, seconds=reached, balanced_tokens=by_tokens, eplb=by_eplb)

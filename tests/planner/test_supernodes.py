@@ -39,12 +39,6 @@ def test_the_share_is_that_of_filling_by_lot(chips: int) -> None:
     assert allocated(chips, blocks) == pytest.approx(np.mean(fills) / chips, abs=0.002)
 
 
-def test_blocks_that_fit_exactly_leave_nothing() -> None:
-    """Of one size that divides; of one that does not, the rest."""
-    assert allocated(64, Blocks.of([(16, 1)])) == 1.0
-    assert allocated(64, Blocks.of([(24, 1)])) == 0.75
-
-
 def test_a_size_or_block_that_cannot_be_is_refused() -> None:
     """By the flag."""
     for given, told in (

@@ -67,12 +67,6 @@ def test_kept_tokens_bound_those_of_any_mixture(lengths: list[int], window: int)
     assert kept <= sum(lengths)
 
 
-def test_no_prompt_has_no_pairs() -> None:
-    """A step without prompts reads and multiplies nothing for them."""
-    assert float(pairs_within(0.0, 0.0, 0.0, 128)) == 0.0
-    assert float(context_within(0.0, 0.0, 0.0, 128)) == 0.0
-
-
 def test_arrays_are_their_elements() -> None:
     """One formula for a step and for many."""
     tokens, context = np.array([10.0, 500.0, 0.0]), np.array([0.0, 2000.0, 0.0])
@@ -81,6 +75,7 @@ def test_arrays_are_their_elements() -> None:
         together = formula(tokens, context, pairs, 128)
         alone = [float(formula(*map(float, load), 128)) for load in zip(tokens, context, pairs, strict=True)]
         assert np.asarray(together).tolist() == pytest.approx(alone)
+        assert alone[-1] == 0.0  # a step without prompts
 
 
 def test_a_cache_without_windows_or_state_is_its_tokens() -> None:
