@@ -13,7 +13,6 @@ from podplan.options import SimulateFlags
 from podplan.simulation import (
     PoliciesResult,
     SimulateResult,
-    check_together,
     differences,
     simulated,
     simulated_policies,
@@ -23,6 +22,7 @@ from runtime.simulate.metrics import SimulationResult
 SHOWN_EVERY_SECONDS = 0.5
 TIMES = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99")
+_percent = "{:.1%}".format
 COMPARED = (("ttft", "mean"), ("ttft", "p99"), ("tpot", "mean"), ("tpot", "p99"), ("e2e", "mean"))
 
 
@@ -42,7 +42,6 @@ def command(flags: SimulateFlags, json: bool = JSON) -> None:
     saturation decode takes many residences to fill up, so the run starts with the expected number of requests in
     decode; `--cold --warmup 10min` shows how it gets there. docs/simulate.md describes policies and faults.
     """
-    check_together(flags)
     files = {"--requests-csv": flags.requests_csv, "--timeseries": flags.timeseries, "--timeline": flags.timeline}
     Outputs(flags.force, files)
     planned = read_manifest(flags.manifest)
@@ -167,10 +166,6 @@ def _cell(data: Any, path: list[str], form: Callable[[float], str]) -> str:
     for key in path:
         data = data.get(key) if isinstance(data, dict) else None
     return "" if data is None else form(data)
-
-
-def _percent(share: float) -> str:
-    return f"{share:.1%}"
 
 
 def show_policies(screen: Screen, compared: PoliciesResult) -> None:

@@ -24,9 +24,7 @@ MONTH_SECONDS = YEAR_SECONDS / 12
 
 _DURATIONS = {
     "ns": NANO,
-    "us": MICRO,
-    "µs": MICRO,
-    "μs": MICRO,
+    **dict.fromkeys(("us", "µs", "μs"), MICRO),
     "ms": MILLI,
     "s": 1.0,
     "sec": 1.0,
@@ -34,18 +32,14 @@ _DURATIONS = {
     "h": HOUR_SECONDS,
     "d": DAY_SECONDS,
 }
-_PERIODS = {
-    "s": 1.0,
-    "sec": 1.0,
-    "min": MINUTE_SECONDS,
+_PERIODS = {unit: seconds for unit, seconds in _DURATIONS.items() if seconds >= 1} | {
     "m": MINUTE_SECONDS,
-    "h": HOUR_SECONDS,
     "hour": HOUR_SECONDS,
-    "d": DAY_SECONDS,
     "day": DAY_SECONDS,
 }
 _COUNTS = {"": 1.0, "k": KILO, "m": MEGA, "g": GIGA, "b": GIGA}
 _SIZES = {"kb": KILO, "mb": MEGA, "gb": GIGA, "tb": 1e12, "pb": 1e15}
+_PREFIXES = [(PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"), (1.0, "")]
 _POWERS = {"w": 1.0, "kw": KILO, "mw": MEGA}
 _MOST = 1e18
 FEW_SECONDS = 20
@@ -164,13 +158,12 @@ def carried_rate(per_second: float) -> str:
 
 def format_count(value: float) -> str:
     """Render a count with three significant digits and a decimal suffix: ``4.1k``, ``671G``; below 1000 as it is."""
-    return _scaled(value, [(PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"), (1.0, "")], between="")
+    return _scaled(value, _PREFIXES, between="")
 
 
 def format_si(value: float, unit: str) -> str:
     """Render an amount with three significant digits and a decimal prefix to its unit: ``376 TFLOP/s``."""
-    steps = [(PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"), (1.0, "")]
-    return f"{_scaled(value, steps)}{unit}"
+    return f"{_scaled(value, _PREFIXES)}{unit}"
 
 
 def rounded_up(value: float) -> float:

@@ -2,13 +2,15 @@
 
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from ground.errors import BadInput
 from planner.manifest.checks import refuse_encode
 from planner.manifest.loading import start_seconds
-from planner.manifest.migration import Staged, Start, instance_names
+from planner.manifest.migration import Staged, instance_names
 from planner.manifest.schema import Manifest, Pool, Routing
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.engine import COMPLETION, Engine
@@ -46,10 +48,6 @@ class Standby:
         self._faults.absent.add(name)
         self._held.pop(name, None)
 
-    def take(self, name: str) -> None:
-        """Hold the devices of an instance that is being loaded."""
-        self._held.setdefault(name, self._system.shared.engine.now_seconds)
-
     def close(self, name: str) -> None:
         """Let nothing new come to an instance."""
         self._faults.closed.add(name)
@@ -82,12 +80,25 @@ class Standby:
         if begin is not None:
             self._seconds[name] += self._system.shared.engine.now_seconds - begin
 
-    def open(self, name: str) -> float | None:
-        """Let an instance serve; return instead when its devices are back where they are lost."""
-        until = self._faults.lost_until(name)
-        if until > self._system.shared.engine.now_seconds:
-            return until
-        self.take(name)
+    def load(self, name: str, seconds: float, opened: Callable[[], None]) -> None:
+        """Hold the devices of an instance and let it serve so many seconds later; then call ``opened``."""
+        engine = self._system.shared.engine
+        self._held.setdefault(name, engine.now_seconds)
+        engine.at(engine.now_seconds + seconds, COMPLETION, self._loaded, (name, opened))
+
+    def _loaded(self, what: tuple[str, Callable[[], None]]) -> None:
+        """Open an instance; one whose devices are lost is loaded again when they are back."""
+        name, opened = what
+        until, engine = self._faults.lost_until(name), self._system.shared.engine
+        if until > engine.now_seconds:
+            engine.at(until, COMPLETION, self._loaded, what)
+            return
+        self.open(name)
+        opened()
+
+    def open(self, name: str) -> None:
+        """Let an instance serve."""
+        self._held.setdefault(name, self._system.shared.engine.now_seconds)
         self._faults.absent.discard(name)
         self._faults.closed.discard(name)
         for part in self.parts[name]:
@@ -98,7 +109,6 @@ class Standby:
                 opened = part.pool.role == "decode"
                 self._system.shared.placement.set_open(part.first_rank, part.ranks, opened)
         self._system.revive()
-        return None
 
     def reroute(self, routing: Routing) -> None:
         """Choose instances for prompts by another policy from now on."""
@@ -159,18 +169,11 @@ class Migration:
         starting = self._steps[number].start
         self._loading = len(starting)
         for start in starting:
-            self._standby.take(start.name)
-            self._engine.at(self._engine.now_seconds + start.seconds, COMPLETION, self._open, (number, start))
+            self._standby.load(start.name, start.seconds, partial(self._opened, number))
         if not starting:
             self._end(number)
 
-    def _open(self, what: tuple[int, Start]) -> None:
-        """Let an instance serve; one whose devices are lost is loaded again when they are back."""
-        number, start = what
-        back = self._standby.open(start.name)
-        if back is not None:
-            self._engine.at(back, COMPLETION, self._open, what)
-            return
+    def _opened(self, number: int) -> None:
         self._loading -= 1
         if not self._loading:
             self._end(number)
@@ -227,26 +230,16 @@ class Autoscaler:
             while len(pool.there) + len(pool.starting) < wanted and pool.absent:
                 name = pool.absent.pop(0)
                 pool.starting.append(name)
-                self._standby.take(name)
                 self.started += 1
                 seconds = self._rule.startup_seconds
                 if seconds is None:
                     seconds = start_seconds(self._system.shared.manifest, pool.pool, len(pool.starting))
-                self._engine.at(self._engine.now_seconds + seconds, COMPLETION, self._open, (pool, name))
+                self._standby.load(name, seconds, partial(pool.opened, name))
             while len(pool.there) + len(pool.starting) > wanted and len(pool.there) > self._rule.least:
                 name = pool.there.pop()
                 pool.leaving.append(name)
                 self._standby.close(name)
                 self.stopped += 1
-
-    def _open(self, what: "tuple[_Scaled, str]") -> None:
-        pool, name = what
-        back = self._standby.open(name)
-        if back is not None:
-            self._engine.at(back, COMPLETION, self._open, what)
-            return
-        pool.starting.remove(name)
-        pool.there.append(name)
 
     def _sweep(self) -> bool:
         """Take away instances that are empty; False where none was."""
@@ -288,6 +281,11 @@ class _Scaled:
             whole = _planned_requests(pool, manifest)
         self._threshold = max(round(whole * rule.fill), 1)
         self._desired: deque[tuple[float, int]] = deque()
+
+    def opened(self, name: str) -> None:
+        """Note that an instance serves."""
+        self.starting.remove(name)
+        self.there.append(name)
 
     def wanted(self, requests: int, now: float) -> int:
         """Return how many instances there should be."""
