@@ -233,11 +233,6 @@ class Weights:
             self._made[name] = made
         return made
 
-    def part(self, name: str, axis: int, start: int, stop: int) -> Floats:
-        """Return ``start`` to ``stop`` of a tensor along an axis."""
-        tensor = self.whole(name)
-        return tensor[start:stop] if axis == 0 else tensor[:, start:stop]
-
     def _stored_as(self, name: str) -> str:
         """Return the name that the seed is made of: the draft module shares both tables, tied tables are one."""
         if name.endswith(".shared_head.head.weight"):

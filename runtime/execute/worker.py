@@ -82,9 +82,8 @@ class Worker:
         if ".experts." not in name and not partition.holds(self.place, name):
             raise Fault(f"rank {self.place.rank} needs {name}, which its shard rules do not give it")
         held = partition.part(self.place, name)
-        if held.whole:
-            return self.setup.weights.whole(name)
-        return self.setup.weights.part(name, held.axis, held.start, held.stop)
+        tensor, own = self.setup.weights.whole(name), slice(held.start, held.stop)
+        return tensor[own] if held.axis == 0 else tensor[:, own]
 
     def is_cut(self, name: str) -> bool:
         """Whether this rank holds only a part of a tensor."""

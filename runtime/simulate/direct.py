@@ -111,7 +111,7 @@ class _Direct:
         self._busy += [self._busy_seconds(np.inf)] * (1 + len(marks) - len(self._busy))
         wall = time.perf_counter() - started
         window = Window(options.warmup_seconds, min(options.measured_until_seconds, self._ledger.last_seconds))
-        return result_of(self._ledger, self._ran(), window=window, warm=options.warmup_seconds > 0, wall_seconds=wall)
+        return result_of(self._ledger, self._ran(), window, wall)
 
     def _ran(self) -> Ran:
         devices = {pool.role: len(pool.instances) * pool.devices_per_instance for pool in self._pools}

@@ -86,20 +86,17 @@ class Ran:
     changes: dict[str, float] = field(default_factory=dict)
 
 
-def summarise(
+def ran_of(
     system: System,
     watcher: Watcher,
     *,
-    window: Window,
     busy: list[dict[str, float]],
-    warm: bool,
     faults: Mapping[str, int],
     changes: dict[str, float],
-    wall_seconds: float,
-) -> SimulationResult:
-    """Return the result of a run of the event engine, as ``result_of``."""
+) -> Ran:
+    """Return what a run of the event engine tells beside its requests."""
     groups, cache, links = watcher.groups(), system.shared.cache, system.links
-    ran = Ran(
+    return Ran(
         instances={role: len({part.name for part in parts}) for role, parts in groups.items()},
         busy=busy,
         steps={role: sum(part.steps for part in parts) for role, parts in groups.items()},
@@ -114,10 +111,9 @@ def summarise(
         changes=changes,
         role_flips=system.roles.flips if system.roles is not None else 0,
     )
-    return result_of(system.shared.ledger, ran, window=window, warm=warm, wall_seconds=wall_seconds)
 
 
-def result_of(ledger: Ledger, ran: Ran, *, window: Window, warm: bool, wall_seconds: float) -> SimulationResult:
+def result_of(ledger: Ledger, ran: Ran, window: Window, wall_seconds: float) -> SimulationResult:
     """Return latencies of the requests that arrived in the window, and rates of what completed in it.
 
     A rate counts completions whenever their requests arrived: while a system fills up or falls behind it differs
@@ -141,7 +137,7 @@ def result_of(ledger: Ledger, ran: Ran, *, window: Window, warm: bool, wall_seco
         queueing_seconds=latencies["queueing"].statistics(),
         slo_attainment=ledger.attained / offered if offered else 0.0,
         goodput_requests_per_second=ledger.good * per_second,
-        utilisation=_utilisation(ran.instances, ran.busy, warm, seconds),
+        utilisation=_utilisation(ran.instances, ran.busy, window.start_seconds > 0, seconds),
         confidence={
             name: found[1]
             for name in ledger.batches.names

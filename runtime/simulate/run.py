@@ -16,7 +16,7 @@ from runtime.simulate.engine import ARRIVAL, COMPLETION, NEVER, Engine
 from runtime.simulate.faults import Faults
 from runtime.simulate.feed import ArrivalFeed
 from runtime.simulate.ledger import Ledger, Window
-from runtime.simulate.metrics import SimulationResult, summarise
+from runtime.simulate.metrics import SimulationResult, ran_of, result_of
 from runtime.simulate.observe import Observer, Watcher
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.placement import Placement
@@ -123,16 +123,9 @@ class _Run:
         marks.append(self._watcher.busy_seconds())
         if self._observer is not None:
             self._observer.close()
-        return summarise(
-            self._system,
-            self._watcher,
-            window=Window(options.warmup_seconds, end),
-            busy=marks,
-            warm=options.warmup_seconds > 0,
-            faults=self._faults.begun,
-            changes=self._changes(end),
-            wall_seconds=wall,
-        )
+        faults, changes = self._faults.begun, self._changes(end)
+        ran = ran_of(self._system, self._watcher, busy=marks, faults=faults, changes=changes)
+        return result_of(ledger, ran, Window(options.warmup_seconds, end), wall)
 
     def _changes(self, end: float) -> dict[str, float]:
         """Return what came of a migration or an autoscaler; nothing without one."""

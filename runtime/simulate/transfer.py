@@ -53,10 +53,9 @@ class KvLinks:
         pulling = target_devices // links
         if pulling > 1:
             end = min(((target, -1 - place) for place in range(pulling)), key=lambda place: free.get(place, 0.0))
-        blocked = self._blocked
-        begin = max(now, free.get(origin, 0.0), blocked.get(source[0], 0.0), blocked.get(target[0], 0.0))
-        other = max(now, free.get(end, 0.0), blocked.get(source[0], 0.0), blocked.get(target[0], 0.0))
-        seconds = (float(self._shape.charged(tokens)) if self._shape else tokens) * self._token_seconds / links
+        earliest = max(now, self._blocked.get(source[0], 0.0), self._blocked.get(target[0], 0.0))
+        begin, other = (max(earliest, free.get(port, 0.0)) for port in (origin, end))
+        seconds = self.seconds(tokens, source_devices, target_devices)
         free[origin], free[end] = begin + seconds, other + seconds
         start = begin if begin > other else other
         self.link_seconds += seconds * links
