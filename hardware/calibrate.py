@@ -213,7 +213,7 @@ def _collective(hw: HardwareSpec, rows: list[Measurement]) -> Known:
         return replace(fit, protocols=protocols)
 
     def seconds(tried: CollectiveFit) -> Number:
-        return collective_seconds(tried, message, ranks)
+        return collective_seconds(hw, tried, message, ranks)
 
     return Known(fit, seconds, lambda: _best(bounds, start, build, seconds, rows))
 

@@ -154,6 +154,11 @@ class CollectiveFit(Fitted):
     scope: ScopeName
     in_graph: bool = described("usable only inside a captured graph (decode)")
     ranks: int | None = described("holds for groups of so many devices alone; none: for all", default=None)
+    per_card: bool = described(
+        "rates are of one network card: a ring over servers uses those of all its devices in a server, "
+        "up to the rate inside one",
+        default=False,
+    )
     protocols: Annotated[list[Protocol], Limits(min_length=1)]
 
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ground.arrays import placed
 from ground.errors import BadInput
+from hardware.fits import carried, server
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from hardware.spec import AttentionFit, CollectiveFit, CollectiveOp, Dtype, ExchangeFit, Fitted, HardwareSpec, MatmulFit
 from models.spec import MoE
@@ -255,12 +256,14 @@ def collective(
     """
     share = (ranks - 1) / ranks
     wire: Number = {"all_reduce": 2 * share, "point_to_point": 1.0}.get(op, share)
-    spans, where = placed(np.atleast_1d(ranks if span is None else span))
+    over = np.atleast_1d(ranks if span is None else span)
+    spans, where = placed(over)
     fits = [collective_fit(hardware, op, int(each), in_graph) for each in spans]
     worst = max(residual(fit) for fit in fits)
     peers = np.atleast_1d(ranks) - 1
+    servers = [column[where] for column in np.array([server(hardware, fit) for fit in fits]).T]
     protocols: tuple[tuple[Number, Number], ...] = tuple(
-        (np.where(peers > 0, start[where] + each[where] * peers, 0.0), rate[where])
+        (np.where(peers > 0, start[where] + each[where] * peers, 0.0), carried(rate[where], peers + 1, over, *servers))
         for start, each, rate in _columns(fits)
     )
     if np.ndim(ranks) == 0:

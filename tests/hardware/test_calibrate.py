@@ -79,7 +79,7 @@ def test_collectives_attention_and_exchanges_come_back() -> None:
         fit = replace(
             hw.collectives[5], protocols=[replace(p, latency_seconds=9e-6) for p in hw.collectives[5].protocols]
         )
-        seconds = float(collective_seconds(fit, size, 8.0))
+        seconds = float(collective_seconds(hw, fit, size, 8.0))
         words = {"scope": fit.scope, "in_graph": "no"}
         rows.append(Measurement(fit.op, words, {"ranks": 8.0, "message_bytes": size}, seconds, "1", "here"))
     attention = replace(hw.kernels.mla_decode, peak_fraction=0.5)

@@ -11,7 +11,7 @@ from hardware import fits
 from hardware.calibrate import errors
 from hardware.loader import hardware_names, load_hardware
 from hardware.measurements import read_measurements
-from hardware.spec import CollectiveOp, Dtype, ExchangeFit, ExchangePoint, HardwareSpec, MatmulFit
+from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, ExchangePoint, HardwareSpec, MatmulFit
 
 WORST_MEDIAN = 0.15
 
@@ -146,5 +146,54 @@ def test_in_graph_never_slower_than_outside(name: str) -> None:
         eager = next(
             fit for fit in hw.collectives if (fit.op, fit.scope, fit.in_graph) == (captured.op, captured.scope, False)
         )
-        inside, outside = (np.asarray(fits.collective_seconds(fit, sizes, 8)) for fit in (captured, eager))
+        inside, outside = (np.asarray(fits.collective_seconds(hw, fit, sizes, 8)) for fit in (captured, eager))
         assert (inside <= outside).all()
+
+
+FOUR_NODES_GB = [0.65, 1.27, 2.35, 4.06, 6.99, 12.47, 20.79, 31.63, 50.61, 71.80]
+FOUR_NODES_GB += [142.90, 197.77, 260.50, 283.23, 309.91, 365.99, 371.26, 374.66, 376.14, 376.71]
+
+
+def over_servers(name: str, op: CollectiveOp) -> tuple[HardwareSpec, CollectiveFit]:
+    """Return a machine and its collective over servers."""
+    hw = load_hardware(name)
+    return hw, next(fit for fit in hw.collectives if (fit.op, fit.scope) == (op, "cluster"))
+
+
+def test_all_reduce_over_four_nodes_is_as_measured() -> None:
+    """Bus bandwidth over 32 B200, 32 KiB to 16 GiB (stas00/ml-engineering, network/benchmarks/README.md)."""
+    hw, fit = over_servers("b200", "all_reduce")
+    sizes = 2.0 ** np.arange(15, 35)
+    measured = fits.wire_bytes("all_reduce", sizes, 32) / (np.array(FOUR_NODES_GB) * 1e9)
+    errors = np.abs(fits.collective_seconds(hw, fit, sizes, 32) / measured - 1)
+    assert errors.max() < 0.25
+    assert np.median(errors) < 0.07
+
+
+RINGS = st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["h100", "b300", "a100", "l40s", "mi300x"]), RINGS, st.integers(2, 8), st.integers(1, 64))
+def test_a_ring_uses_the_cards_of_its_devices(name: str, op: CollectiveOp, servers: int, cards: int) -> None:
+    """One card a server carries its own rate, several together, up to what a server carries inside."""
+    hw, fit = over_servers(name, op)
+    devices, inside = fits.server(hw, fit)
+    cards = min(cards, int(devices))
+    for rate in (each.bandwidth_bytes_per_second for each in fit.protocols):
+        alone, pooled, faster = (
+            float(fits.carried(own, servers * c, servers * devices, devices, inside))
+            for own, c in ((rate, 1), (rate, cards), (rate * 1.1, cards))
+        )
+        assert alone == rate
+        assert pooled == pytest.approx(min(cards * rate, inside) if cards > 1 else rate)
+        assert faster >= pooled
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(["h100", "910b"]), RINGS, st.floats(1e3, 1e10))
+def test_collectives_over_servers_grow_smoothly_with_the_message(name: str, op: CollectiveOp, size: float) -> None:
+    """A per cent more to send takes up to a per cent longer, and no less time."""
+    hw, fit = over_servers(name, op)
+    small, large = np.asarray(fits.collective_seconds(hw, fit, np.array([size, size * 1.01]), 16))
+    assert small <= large <= small * 1.0101

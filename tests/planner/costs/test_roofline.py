@@ -142,7 +142,9 @@ def test_collective_is_the_fit(machine: str, op: str, ranks: int, message: int, 
     """A collective takes what hardware.fits.collective_seconds says of its fit, protocol by protocol."""
     hardware = load_hardware(machine)
     term = collective(hardware, op, ranks, {"tokens": 1.0}, name="x", stage="attention", in_graph=in_graph)
-    expected = fits.collective_seconds(collective_fit(hardware, op, ranks, in_graph), float(message), float(ranks))
+    expected = fits.collective_seconds(
+        hardware, collective_fit(hardware, op, ranks, in_graph), float(message), float(ranks)
+    )
     assert communication_seconds(term, {"tokens": float(message)}) == pytest.approx(float(expected), rel=1e-9)
 
 
