@@ -30,7 +30,7 @@ from planner.loops.batch_loop import (
     part,
     tell,
 )
-from planner.loops.compiled import njit, outermost
+from planner.loops.compiled import njit, once, outermost
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, loaded_seconds, reached
 from planner.loops.turns_loop import acting, any_launched, next_batch, pass_stages
 
@@ -99,7 +99,7 @@ def add(k: int, p: int, now: float, requests: Records, pool: Instances, rule: Ru
         deal(i, requests, pool, rule)
 
 
-@njit
+@once
 def advance(
     k: int, until: float, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
 ) -> None:
@@ -112,7 +112,7 @@ def advance(
         pass
 
 
-@njit
+@once
 def _turn(
     i: int, until: float, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
 ) -> bool:
@@ -136,7 +136,7 @@ def _turn(
             return rule.stages > 1 and any_launched(i // rule.stages, pool, rule) and next_batch(i, pool, rule)
 
 
-@njit
+@once
 def _plan(i: int, ahead: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays) -> bool:
     """Schedule the next step; return whether there is one, or one under way to wait for."""
     head = pool.heads[i]
@@ -213,7 +213,7 @@ def _first_token(i: int, p: int, now: float, requests: Records, pool: Instances,
     leave(i, p, now, requests, pool, rule)
 
 
-@njit
+@once
 def _schedule(
     i: int, s: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
 ) -> tuple[float, float]:

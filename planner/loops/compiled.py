@@ -32,8 +32,9 @@ def _cache_folder() -> Path:
 
 if "numba" not in sys.modules:
     os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder()))
+    os.environ.setdefault("NUMBA_OPT", "1")  # loops run as fast as with 3, and compile in two thirds of the time
     if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and not any(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi")):
-        sys.stderr.write("plan: compiling the serving core, once on this machine (a quarter of a minute)\n")
+        sys.stderr.write("plan: compiling the serving core, once on this machine (up to a minute)\n")
 
 from numba import njit as _njit  # noqa: E402 - numba reads the cache folder when it is imported
 
@@ -58,6 +59,12 @@ njit: Decorator = _njit(**_INNER, forceinline=True)
 """Decorator of compiled functions that others call, and are inlined in.
 
 A call would pass every pointer, length and stride of records and tables: that took two thirds of an aggregated step.
+"""
+once: Decorator = _njit(**_INNER, inline="always")
+"""Decorator of those that one function calls at one place: compiled as a part of that function.
+
+Each level of functions that are compiled apart and inlined costs optimising all that is below it once more. Many such
+levels in one would cost more, for types are inferred of all of them together.
 """
 called: Decorator = _njit(**_INNER)
 """Decorator of large ones that are called at several places, seldom: each would hold all of their code."""
