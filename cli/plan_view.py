@@ -29,7 +29,7 @@ from planner.plans.worked import expert_devices_lines, short_form
 from planner.programme.proof import Bound
 from planner.question import Queueing
 from planner.search.answer import Answer
-from planner.search.jobs import Job, job_seconds
+from planner.search.jobs import Job, confidence_in_time, job_seconds, seconds_with
 from planner.search.papers import Beside
 from planner.serving.capacity import LEVEL
 from planner.serving.played import Played
@@ -122,7 +122,7 @@ def show_first(
         ("Deploy", f"{question.model.name} with {engine_text(question)}, {pools_text(plan, POOL, ' and ')}"),
         ("On", f"{' and '.join(names)}: {size}{''.join(f', {each}' for each in _per_hour(plan))}"),
         ("Does", f"{'; '.join(does)}{survives}"),
-        ("Sure", sure_text(plan, sure)),
+        ("Sure", sure_text(plan, sure, job)),
         ("Limits", str(answer.binding_limit)),
     )
     screen.lines("")
@@ -139,10 +139,18 @@ def job_text(plan: Plan, job: Job) -> str:
     )
 
 
-def sure_text(plan: Plan, sure: "Sureness | None") -> str:
-    """Say with which confidence a plan keeps its limits, what it carries with more, and how far off times may be."""
+def sure_text(plan: Plan, sure: "Sureness | None", job: Job | None = None) -> str:
+    """Say with which confidence a plan keeps its limits, what it carries with more, and how far off times may be.
+
+    For a job: with which confidence it ends in its time, and the time in which it ends with more.
+    """
     if sure is None:
         return interval_text(plan)
+    if job is not None:
+        in_time = confidence_in_time(plan, job)
+        kept = "" if in_time is None else f"in time with confidence {bounded_text(in_time)}, "
+        longest = format_duration(seconds_with(plan, job, sure.level))
+        return f"the job ends {kept}in {longest} with confidence {sure.level:g}. {interval_text(plan)}"
     held = "less than told apart" if sure.held is None else bounded_text(sure.held)
     more = requests_text(sure.rate_per_second) if sure.rate_per_second else "no rate"
     beside = f"{more} with confidence {sure.level:g}"

@@ -2,12 +2,15 @@
 
 import math
 from dataclasses import replace
+from statistics import NormalDist
 from typing import NamedTuple
 
 from ground.units import YEAR_SECONDS
 from planner.plans.plan import Plan
+from planner.plans.servers import PREDICTED, deviation_of
 from planner.question import Question
 from planner.search.search import search
+from planner.search.sure import times_of
 
 _SHARE = 0.25
 """Share of a job's time that a request may take to its first token, and again from its first to its last."""
@@ -51,6 +54,18 @@ class Job(NamedTuple):
 def job_seconds(plan: Plan, job: Job) -> float:
     """Return the seconds from the start to the last token: full pools, then the time of the last request."""
     return job.requests / min(pool.capacity_per_second for _, pool in plan.pools()) + last_seconds(plan)
+
+
+def seconds_with(plan: Plan, job: Job, confidence: float) -> float:
+    """Return the seconds that a job does not exceed with a confidence: its clock slows as service times do."""
+    return job_seconds(plan, job) * times_of(plan, confidence) / times_of(plan, plan.question.confidence)
+
+
+def confidence_in_time(plan: Plan, job: Job) -> float | None:
+    """Return the confidence with which a job ends in its time; None without a time."""
+    if job.seconds is None:
+        return None
+    return NormalDist().cdf((job.seconds / seconds_with(plan, job, PREDICTED) - 1) / deviation_of(plan))
 
 
 def last_seconds(plan: Plan) -> float:

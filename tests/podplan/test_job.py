@@ -8,7 +8,7 @@ import pytest
 import podplan
 from cli import main
 from cli.exit_codes import ExitCode
-from planner.search.jobs import Job, job_seconds, last_seconds
+from planner.search.jobs import Job, confidence_in_time, job_seconds, last_seconds, seconds_with
 from podplan.job import read_job
 from podplan.options import QuestionFlags
 from tests.shell import refused
@@ -33,6 +33,16 @@ def test_a_job_ends_in_time_and_no_size_less_does(found: podplan.PlanResult) -> 
     assert data["job"]["cost_usd"] == pytest.approx(best.cost_per_hour * data["job"]["seconds"] / 3600)  # type: ignore[operator]
     fewer = {**SMALL, "nodes": None, "devices": best.devices - 1}
     assert podplan.plan("qwen3-8b", **fewer, job=JOB).best is None
+
+
+def test_the_time_that_a_job_ends_in_with_its_confidence_is_the_time_asked_for(found: podplan.PlanResult) -> None:
+    """Both figures are one statement; more confidence is more time, and as predicted it takes what the plan says."""
+    best, untimed = found.best, Job(requests=1_000_000, seconds=None)
+    assert best is not None and confidence_in_time(best, untimed) is None
+    job = untimed._replace(seconds=1.08 * job_seconds(best, untimed))
+    held = confidence_in_time(best, job)
+    assert held is not None and seconds_with(best, job, held) == pytest.approx(job.seconds)
+    assert seconds_with(best, job, 0.5) == pytest.approx(job_seconds(best, job)) < seconds_with(best, job, 0.9)
 
 
 def test_given_devices_take_so_long(found: podplan.PlanResult) -> None:
@@ -65,6 +75,7 @@ def test_a_job_is_printed_without_latencies_and_checked(capsys: pytest.CaptureFi
     shown = capsys.readouterr().out
     assert "1M requests in " in shown and " of 6 h, " in shown and "while pools are full, for " in shown
     assert "TTFT, with waiting" not in shown and "--ttft" not in shown
+    assert "the job ends in time with confidence " in shown and "limits hold" not in shown
     assert main.main(["check", *LINE, "--job", JOB, "--json"]) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out)["feasible"]
     assert main.main([*LINE, "--job", "99M requests in 1h"]) == ExitCode.INFEASIBLE
