@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -78,7 +79,7 @@ class PlayedAggregated(Player):
         while True:
             played = play_aggregated(self.pool, replace(stream, arrival_seconds=np.zeros(len(stream))))
             left, count = np.sort(played.left_seconds), len(stream)
-            first, last = int(0.2 * count), int(0.8 * count)
+            first, last = _pauses(left)
             open_ = np.sum(played.first_token_seconds <= left[first]) - np.sum(left < left[first])
             longer = self.stream(2 * count) if 2 * open_ > count and count < _LONGEST else stream
             if len(longer) <= count:
@@ -112,6 +113,17 @@ class PlayedAggregated(Player):
             prompt_steps=outcome.prompt_steps,
             utilisation=rate_per_second / self.saturation_per_second,
         )
+
+
+def _pauses(left_seconds: Floats) -> tuple[int, int]:
+    """Return the requests after which nobody leaves for long: the first from 20 % of them on, the last up to 80 %.
+
+    Requests of a batch leave together. Between two pauses there are whole batches, so their rate has no odd part.
+    """
+    marks = [len(left_seconds) * part // 10 for part in (2, 5, 8)]
+    gaps = [np.diff(left_seconds[low : high + 1]) for low, high in pairwise(marks)]
+    first, last = (np.flatnonzero(gap >= gap.max() / 2) for gap in gaps)
+    return marks[0] + int(first[0]), marks[1] + int(last[-1])
 
 
 def _per_token(span: Floats, later: Ints) -> Floats:

@@ -1,15 +1,24 @@
 """Upper bounds on the rate of aggregated instances, as arrays: throughput at saturation and a request alone.
 
-Consider one DP rank. A request takes part in I steps and has P prompt tokens. With n running requests on average a step
-computes n P / I prompt tokens on average, or requests would pile up or run out. However they are spread over steps, the
-mean step is no shorter than the lower convex hull of the step time over the prompt tokens (Jensen). So
+Consider one DP rank. A request takes part in I steps and has P prompt tokens. Any long run of steps is a mixture: with
+n running requests and c prompt tokens a step lasts T(n, c). Over the mixture c averages C = N P / I, where N is the
+average of n, or requests would pile up or run out. Give each prompt token a price of g seconds. Then
 
-    rate <= ranks n / (I T(n)),   n <= what memory holds
+    E T >= E min_c (T(n, c) - g c) + g C >= A(N) + g N P / I = f(N)
 
-and n / T(n) rises with n. If a share p of the requests keeps a limit, the others see steps of the full budget at worst:
-T(n) <= p limit + (1 - p) T_full(n). No step is shorter than T(0) without prompts, which must keep the limit. Waiting
-for slots and for other ranks only lowers the rate. The hull of a smaller budget is no lower, so the bound of the
-largest budget holds for all.
+where A is the lower convex hull of min_c (T(n, c) - g c) over the running requests that memory holds (Jensen). This is
+the dual of the linear programme that mixes steps, so every price gives a bound; several are tried. As f is convex,
+
+    rate <= ranks N / (I f(N)) <= the largest of ranks n / (I f(n)) over the knots of A.
+
+The engine's order says which steps there are. Where decode and prompts share the budget, c is at most what n leave of
+it, so N (P / I + tokens of a running request) is at most the budget. Where prompts come first, a step has either; the
+steps of decode are counted, and the price is the least seconds per token of a step of prompts alone.
+
+If a share p of the requests keeps a limit, the others see the longest step at worst: E T <= p limit + (1 - p) T_full,
+provided that steps with more running requests are on average no shorter. No step is shorter than T(0) without prompts,
+which must keep the limit. Ranks share steps; the slowest one lasts at least as long as equal ones would. Waiting for
+slots only lowers the rate. A smaller budget allows no other steps, so the bound of the largest budget holds for all.
 
 A chunk is computed by one rank, and all ranks wait for it. Let prompts arrive at rate r and steps last at least b
 seconds. The probability that no prompt which arrived in the k-th step before has a k-th chunk of at least x tokens is
@@ -28,6 +37,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,10 +51,10 @@ from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.serving.streams import stationary
 from planner.workload import Workload
 
-_ROUNDS = 6
-"""Rounds of false position for the running requests at which steps reach the limit; the upper end is the bound."""
-_CHUNKS = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Chunks at which steps are costed: exponents that interpolate geometrically from the mean chunk to the free budget."""
+_KNOTS = np.array([0.0, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1.0])
+"""Running requests at which steps are costed, of the most."""
+_BELOW, _ABOVE = (0.0, 0.25, 0.5, 1.0), (0.25, 0.5, 0.75, 1.0)
+"""Chunks at which steps are costed: parts of the mean chunk; exponents from there geometrically to the free budget."""
 _SURE = 1.5
 """Multiple of the share of late requests that is set aside for long prompts, as some meet fewer running requests."""
 _RANGE, _TURNS = 256.0, 2
@@ -108,20 +118,47 @@ def means_of(workload: Workload, percentile: float, most_tokens: float) -> Means
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """Seconds of steps, each [rows]: lower bound of the mean, and a step with the full budget."""
+class _Chunks(NamedTuple):
+    """Steps with so many prompt tokens, each [chunks, ..., rows]; the mean chunk stands at ``_MEAN``."""
 
-    mean: Floats
-    full: Floats
+    tokens: Floats
+    seconds: Floats
 
-    def seen(self, share: float) -> Floats:
-        """Least mean step of the ``share`` of requests with the shortest steps, if the others see full steps."""
-        return (self.mean - (1 - share) * self.full) / share
+    def hull(self) -> tuple[Floats, Floats, Floats]:
+        """Lower convex hull over the tokens at the mean chunk, and its slopes to the left and right, [..., rows]."""
+        tokens, seconds = self
+        mean, least = tokens[_MEAN], seconds[_MEAN].copy()
+        left = np.max([self._slope(low, _MEAN, -np.inf) for low in range(_MEAN)], axis=0)
+        right = np.min([self._slope(_MEAN, high, np.inf) for high in range(_MEAN + 1, len(tokens))], axis=0)
+        left, right = np.where(np.isfinite(left), left, 0.0), np.where(np.isfinite(right), right, left)
+        for low in range(_MEAN):
+            for high in range(_MEAN + 1, len(tokens)):
+                slope = self._slope(low, high, np.inf)
+                chord = seconds[low] + slope * (mean - tokens[low])
+                lower = chord < least
+                least = np.where(lower, chord, least)
+                left, right = np.where(lower, slope, left), np.where(lower, slope, right)
+        return least, np.maximum(left, 0.0), np.maximum(right, 0.0)
 
-    def of(self, rows: NDArray[np.int64]) -> "_Steps":
-        """Return the steps of some rows."""
-        return _Steps(self.mean[rows], self.full[rows])
+    def _slope(self, low: int, high: int, none: float) -> Floats:
+        span = self.tokens[high] - self.tokens[low]
+        wide = span > 1e-9 * self.tokens[high]
+        return np.where(wide, (self.seconds[high] - self.seconds[low]) / np.where(wide, span, 1.0), none)
+
+
+_MEAN = len(_BELOW) - 1
+
+
+def _convex(running: Floats, values: Floats) -> Floats:
+    """Return the lower convex hull of values over the running requests, at the same knots, each [knots, rows]."""
+    found, knots = values.copy(), len(running)
+    for middle in range(1, knots - 1):
+        for low in range(middle):
+            for high in range(middle + 1, knots):
+                span = np.maximum(running[high] - running[low], 1e-12)
+                part = (running[middle] - running[low]) / span
+                found[middle] = np.minimum(found[middle], values[low] + part * (values[high] - values[low]))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +174,8 @@ class Bounds:
     microbatches: Sequence[int]
     accepted: Number
     """Tokens per running request and step."""
+    together: bool
+    """Whether decode and prompts share the budget; else prompts come first."""
     count: Count
 
     def of(self, rows: NDArray[np.int64]) -> "Bounds":
@@ -163,7 +202,9 @@ class Bounds:
         return np.asarray(self.ranks * running / (self.iterations * step))
 
     def most_running(self, room: Floats) -> Floats:
-        """Most running requests of a rank, [rows]: by memory, or by the prompts that full steps compute."""
+        """Most running requests of a rank, [rows]: by memory, or by the prompts that full steps compute beside them."""
+        if not self.together:
+            return np.maximum(room, 0.0)
         fed = self.budget_tokens / (self.means.new_tokens / self.iterations + self.cost.queries_per_sequence)
         return np.asarray(np.maximum(np.minimum(room, fed * (1 - 1e-9)), 0.0))
 
@@ -172,40 +213,39 @@ class Bounds:
         running = self.most_running(room)
         return self.rate(running, self.bare(running))
 
-    def bound(self, limit: Number, share: float, room: Floats, needed: Number = 0.0) -> Floats:
+    def bound(self, limit: Number, share: float, room: Floats) -> Floats:
         """Return the bound on the rate of each row, [rows]; 0 where no rate keeps the limit.
 
         Args:
             limit: longest mean step, in seconds, that a ``share`` of the requests may see.
             share: share of the requests that keep the limit, above 0.
             room: requests that the memory of a rank holds.
-            needed: rate that matters; a bound below it need not be tight.
         """
-        high = self.most_running(room)
-        most = self._steps(high)
-        found = np.where(room > 0, self.rate(high, most.mean), 0.0)
-        rows = np.flatnonzero((found > 0) & (found >= needed))
-        if rows.size:
-            limits = np.broadcast_to(limit, high.shape)[rows]
-            own = self if rows.size == high.size else self.of(rows)
-            found[rows] = own._keeping(limits, share, high[rows], most.of(rows))
-        return found
+        most = self.most_running(room)
+        running = np.minimum(np.maximum(_KNOTS[:, None] * most, _FEWEST), most)  # [knots, rows]
+        chunks = self._chunks(running)
+        full = chunks.seconds.max(axis=(0, 1))
+        slowest = np.broadcast_to(share * np.asarray(limit) + (1 - share) * full, room.shape)
+        beside = running * self.means.new_tokens / self.iterations
+        found = np.full(room.shape, np.inf)
+        for price in self._prices(chunks):
+            least = _convex(running, self._unpriced(chunks, price)) + price * beside
+            found = np.minimum(found, _most(running, least, slowest))
+        able = (room > 0) & (self.bare(running[0]) <= limit)
+        return np.where(able, self.rate(found, np.ones_like(found)), 0.0)
 
-    def _keeping(self, limit: Floats, share: float, high: Floats, most: "_Steps") -> Floats:
-        """Return the bound of each row, [rows], given its steps ``most`` at the most running requests ``high``."""
-        low = np.minimum(np.full(high.shape, _FEWEST), 0.5 * high)
-        bottom, top, mean = self._steps(low).seen(share), most.seen(share), most.mean
-        able, whole = (bottom <= limit) & (self.bare(low) <= limit), top <= limit
-        for _ in range(_ROUNDS if (able & ~whole).any() else 0):
-            part = (limit - bottom) / np.maximum(top - bottom, 1e-12)
-            part = np.clip(part + 0.01, 0.05, 0.98)  # the upper end is the bound, so it has to come down
-            middle = low + (high - low) * part
-            found = self._steps(middle)
-            step = found.seen(share)
-            fine, late = (step <= limit) & ~whole, (step > limit) & ~whole
-            low, bottom = np.where(fine, middle, low), np.where(fine, step, bottom)
-            high, top, mean = np.where(late, middle, high), np.where(late, step, top), np.where(late, found.mean, mean)
-        return np.where(able, self.rate(high, mean), 0.0)
+    def _prices(self, chunks: _Chunks) -> Floats:
+        """Return seconds per prompt token, [prices, rows]: slopes of the step time at mean chunks."""
+        if not self.together:
+            return np.asarray(np.min(chunks.seconds[1:, 0] / chunks.tokens[1:, 0], axis=0)[None])
+        _, left, right = chunks.hull()
+        return np.concatenate([left, right])
+
+    def _unpriced(self, chunks: _Chunks, price: Floats) -> Floats:
+        """Return the least of the step time without its prompts' price, [knots, rows]."""
+        if not self.together:
+            return np.asarray(chunks.seconds[0])
+        return np.asarray(np.min(chunks.seconds - price * chunks.tokens, axis=0))
 
     def single_bound(
         self, limit: Number, share: float, most: Floats, least: Floats, room: Floats, ttft_seconds: float
@@ -253,7 +293,7 @@ class Bounds:
 
     def _with_singles(self, rate: Floats, running: Floats) -> tuple[Floats, Floats, Floats]:
         """Least seconds of the mean step, of a full step and of the longest prompt, given running requests, [rows]."""
-        chunk = np.asarray(np.maximum(self.budget_tokens - running * self.cost.queries_per_sequence, 1.0))
+        chunk = self._free(running)
         lengths, levels = np.array(self.means.lengths)[:, None, None], np.array(self.means.lengths)[list(_LEVELS)]
         longest = self.means.longest
         tokens = np.minimum(np.concatenate([levels, [np.inf, longest]])[:, None], chunk)  # [levels, rows]
@@ -314,21 +354,24 @@ class Bounds:
         return self._seconds(self._load(running, none, none), running.shape)
 
     def least_step(self, running: Floats) -> Floats:
-        """Least seconds of the mean step, given running requests per rank, [..., rows]."""
-        return self._steps(running).mean
+        """Least seconds of the mean step, given running requests per rank, [..., rows]; infinite beyond the budget."""
+        chunks, beside = self._chunks(running), running * self.means.new_tokens / self.iterations
+        if not self.together:
+            return np.asarray(chunks.seconds[0] + beside * np.min(chunks.seconds[1:] / chunks.tokens[1:], axis=0))
+        return np.where(beside <= self._free(running), np.maximum(chunks.seconds[0], chunks.hull()[0]), np.inf)
 
-    def _steps(self, running: Floats) -> _Steps:
-        room = np.asarray(np.maximum(self.budget_tokens - running * self.cost.queries_per_sequence, 1.0))
-        chunk = running * self.means.new_tokens / self.iterations
-        even = np.minimum(chunk, room)
-        chunks = np.stack([np.zeros_like(room), *(even ** (1 - power) * room**power for power in _CHUNKS)])
-        bare, *found = self._seconds(self._load(running, chunks, chunks), chunks.shape)
-        chords = [
-            bare + even / np.maximum(part, 1e-12) * (seconds - bare)
-            for part, seconds in zip(chunks[1:], found, strict=True)
-        ]
-        mean = np.where(chunk <= room, np.maximum(bare, np.minimum.reduce(chords)), np.inf)
-        return _Steps(mean, found[-1])
+    def _free(self, running: Floats) -> Floats:
+        """Prompt tokens that a step holds beside so many running requests, [..., rows]."""
+        taken = running * self.cost.queries_per_sequence if self.together else np.zeros_like(running)
+        return np.asarray(np.maximum(self.budget_tokens - taken, 1.0))
+
+    def _chunks(self, running: Floats) -> _Chunks:
+        """Return steps by their prompt tokens; those with prompts have nothing else where prompts come first."""
+        free = self._free(running)
+        even = np.clip(running * self.means.new_tokens / self.iterations, 1e-3 * free, free)
+        tokens = np.stack([*(part * even for part in _BELOW), *(even ** (1 - power) * free**power for power in _ABOVE)])
+        beside = np.broadcast_to(running, tokens.shape) * (1.0 if self.together else tokens == 0)
+        return _Chunks(tokens, self._seconds(self._load(beside, tokens, tokens), tokens.shape))
 
     def _load(self, running: Floats, chunks: Floats, mean_chunks: Floats) -> StepLoad:
         """Load of steps with whole prompts, which cost least."""
@@ -357,6 +400,21 @@ class Bounds:
         )
         quicker = np.argmin(seconds, axis=0)[None]
         return np.take_along_axis(seconds, quicker, axis=0)[0], np.take_along_axis(heads, quicker, axis=0)[0]
+
+
+def _most(running: Floats, least: Floats, slowest: Floats) -> Floats:
+    """Return the most running requests per second of mean step, [rows], where that keeps to the ``slowest``.
+
+    Args: ``least`` seconds of the mean step at knots of ``running`` requests, each [knots, rows], linear between them.
+    """
+    sane = np.maximum(least, 1e-12)  # a price that is too high leaves nothing of some step, and says nothing
+    found = np.max(np.where(least <= slowest, running / sane, 0.0), axis=0)
+    for low in range(len(running) - 1):
+        (first, last), (below, above) = running[low : low + 2], least[low : low + 2]
+        crosses = (below <= slowest) & (above > slowest)
+        part = (slowest - below) / np.where(crosses, above - below, 1.0)
+        found = np.where(crosses, np.maximum(found, (first + part * (last - first)) / slowest), found)
+    return np.where((least <= 0).any(axis=0), np.inf, found)
 
 
 def aggregated_least(bounds: Bounds, most_running: float) -> Least:

@@ -96,6 +96,7 @@ def bounds_of(question: Question, own: Built, count: Count) -> Bounds:
         budget_tokens=np.full(len(own.group.rows), float(budgets_of(question)[-1])),
         microbatches=row_microbatches(question, own.group.rows[0]),
         accepted=np.broadcast_to(accepted_tokens(deployment, question.acceptance), (len(own.group.rows),)),
+        together=engine_rule(question.engine).order != "prompts_first",
         count=count,
     )
 
@@ -141,10 +142,8 @@ def _without_prompts(question: Question, own: Built, bounds: Bounds, known: tupl
 
 
 def _with_largest(question: Question, own: Built, bounds: Bounds, known: tuple[Floats, Floats]) -> Floats:
-    room, least = known
     timely = bounds.longest_alone() <= question.ttft_seconds
-    limit = step_limit(question, bounds.accepted)
-    found = bounds.bound(limit, question.percentile / 100, room, least)
+    found = bounds.bound(step_limit(question, bounds.accepted), question.percentile / 100, known[0])
     return np.where(timely, found, 0.0)[None]
 
 
@@ -154,7 +153,7 @@ def _with_each(question: Question, own: Built, bounds: Bounds, known: tuple[Floa
     each, shape = bounds.with_budgets(budgets), (len(budgets), len(own.group.rows))
     room = np.concatenate([_room(question, own.group, np.full(shape[1], float(budget))) for budget in budgets])
     limit, least = step_limit(question, each.accepted), np.tile(known[1], len(budgets))
-    found = each.bound(limit, share, room, least)
+    found = each.bound(limit, share, room)
     found = np.where(each.longest_alone() <= question.ttft_seconds, found, 0.0)
     return each.single_bound(limit, share, found, least, room, question.ttft_seconds).reshape(shape)
 

@@ -22,6 +22,7 @@ from planner.plans.assemble import assemble
 from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
+from planner.serving.aggregated import play_aggregated
 from planner.serving.played import FEW
 from planner.workload import reserved_kv_tokens
 from tests.questions import small_question
@@ -54,20 +55,6 @@ def test_the_interval_is_about_the_plans_own_tpot() -> None:
     assert prediction.interval.high / found.tpot.mean - 1 == pytest.approx(
         1 - prediction.interval.low / found.tpot.mean
     )
-
-
-def test_a_bound_below_what_is_needed_need_not_be_close() -> None:
-    """Rows that may carry what is needed have the bound that they have anyway; others have one below it."""
-    question = small_question(**{**DENSE, "devices": 8, "shape": "aggregated", "tpot_seconds": 0.02})
-    for own in built(question, "mixed", role_rows(question, "mixed")):
-        room, bounds = largest_room(question, own.group), bounds_of(question, own, Count())
-        limit = step_limit(question, bounds.accepted)
-        close = bounds.bound(limit, 0.99, room)
-        needed = np.full(close.shape, np.median(close))
-        found = bounds.bound(limit, 0.99, room, needed)
-        assert (found >= close).all()
-        np.testing.assert_array_equal(found >= needed, close >= needed)
-        np.testing.assert_array_equal(found[close >= needed], close[close >= needed])
 
 
 def test_nothing_is_carried_where_a_bare_step_is_late() -> None:
@@ -168,6 +155,23 @@ def test_nothing_played_is_above_its_bound(model: str, devices: int, squared_cv:
         for server, bound in zip(kind.servers, sorted(kind.bound_per_second, reverse=True), strict=False):
             capacity = server.pool_capacity(1, FEW)
             assert capacity <= 1.01 * bound, (kind.row, server.candidate.batched_tokens)
+
+
+@pytest.mark.usefixtures("long_streams")
+@pytest.mark.parametrize("engine", ["reference", "vllm@0.33.0", "sglang@0.5.23", "trtllm@1.2.1"])
+@pytest.mark.parametrize(("model", "devices", "squared_cv"), [("qwen3-8b", 1, 0.0), ("qwen3-30b-a3b", 8, 1.0)])
+def test_all_at_once_leave_no_sooner_than_the_bound(engine: str, model: str, devices: int, squared_cv: float) -> None:
+    """Short answers under loose limits: running requests vary from step to step, and prompts may have steps alone."""
+    question = small_question(model, "h100", devices, squared_cv=squared_cv, shape="aggregated", engine=engine, **LIGHT)
+    found = kinds(question)
+    close = []
+    for kind in found[:: max(len(found) // 6, 1)]:
+        for place in np.flatnonzero((kind.bound_per_second > 0) & (kind.room >= 1)).tolist():
+            server = kind._server(budgets_of(question)[place], kind.room[place])
+            stream = server.player.stream(20_000)
+            played = play_aggregated(server.pool, replace(stream, arrival_seconds=np.zeros(len(stream))))
+            close.append(len(stream) / played.left_seconds.max() / kind.bound_per_second[place])
+    assert 0.9 < max(close) <= 1.01  # as steps are tabulated
 
 
 @pytest.mark.usefixtures("long_streams")
