@@ -110,7 +110,9 @@ def _nodes(target: Target, role: RolePlan) -> list[Flag]:
 def _limits(target: Target, role: RolePlan) -> list[Flag]:
     """Return limits in SGLang's unit, the instance; steps that the plan mixes need chunks beside decode."""
     ranks = role.strategy.attention_dp
-    flags: list[Flag] = [("--mm-enable-dp-encoder", None)] if role.encodes and role.strategy.attention_tp > 1 else []
+    flags: list[Flag] = [("--enable-multimodal", None)] if role.encodes else []  # off for Gemma 3 and Llama 4
+    if role.encodes and role.strategy.attention_tp > 1:
+        flags.append(("--mm-enable-dp-encoder", None))
     flags += [("--max-running-requests", role.sequences * ranks)]
     if role.role != "decode":
         flags.append(("--chunked-prefill-size", chunk_tokens(role) * ranks))

@@ -65,6 +65,8 @@ def options(target: Target, role: RolePlan) -> Json:
         found["moe_config"] = {"backend": "WIDEEP", "load_balancer": balancer}
     if role.role == "prefill":
         found |= {"cuda_graph_config": None, "disable_overlap_scheduler": True}
+    elif role.eager:
+        found["cuda_graph_config"] = None
     else:
         found["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": batch}
     if role.role != "decode" and role.tokens < role.longest_prompt:  # a longer prompt is refused without

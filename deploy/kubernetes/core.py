@@ -34,7 +34,8 @@ def nvlink_domain(target: Target) -> Iterator[Object]:
 
 def config_map(target: Target, launch: Launch) -> Object:
     """Return the ConfigMap with a role's script and files. BadInput where it would pass Kubernetes' limit of 1 MiB."""
-    data = {f"{launch.role.name}.sh": script(target, launch), **launch.files}
+    started = {} if target.kind == "dynamo" else {f"{launch.role.name}.sh": script(target, launch)}
+    data = {**started, **launch.files}  # Dynamo's workers start by their arguments
     size = sum(len(text.encode()) for text in data.values())
     if size > MEBI:
         raise BadInput(

@@ -101,6 +101,8 @@ def arguments(target: Target, launch: Launch, dropped: frozenset[str]) -> list[s
     if target.profile.engine == "trtllm":
         words += ["--served-model-name", target.name_of_model]
         words += ["--extra-engine-args", f"{target.site.files_path}/options-{launch.role.name}.yml"]
+    if launch.role.encodes and target.profile.engine != "sglang":  # whose own flag has the same name
+        words.append("--enable-multimodal")  # without it workers refuse pictures
     for name, value in launch.without(dropped).flags:
         words += [name] if value is None else [name, plain(value)]
     return words

@@ -211,7 +211,7 @@ def trtllm(instance: Instance, experts: int, texts: Mapping[str, str]) -> Counte
     slots = held.get("moe_config", {}).get("load_balancer", {}).get("num_slots")
     role = None
     if "cache_transceiver_config" in held:
-        role = "prefill" if held["cuda_graph_config"] is None else "decode"
+        role = "prefill" if held.get("disable_overlap_scheduler") else "decode"
     if "--disaggregation-mode" in flags:
         _same_mode(flags["--disaggregation-mode"], role)
     return Counted(

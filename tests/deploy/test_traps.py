@@ -509,3 +509,15 @@ def test_motor_takes_so_many_instances_of_so_many_nodes(prefill: dict[str, Any],
     manifest = deployed("deepseek-r1", "cm384", **{name: held | {"weights": "int8"} for name, held in roles.items()})
     with pytest.raises(Infeasible, match=said):
         files_of(manifest, "mindie", "motor")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_pictures_are_taken_and_graphs_left_out_where_planned(engine: str) -> None:
+    """Dynamo's workers refuse pictures unless they are told of them; no engine captures graphs for an eager plan."""
+    graph = files_of("rare-h800", engine, "dynamo")["graph.yaml"]
+    assert graph.count("- --enable-multimodal\n") == 1
+    bare = files_of("rare-h800", engine, "bare")
+    script = bare["mixed.sh"] + bare.get("options-mixed.yml", "")
+    assert any(sign in script for sign in ("--enforce-eager", "decode disabled", "cuda_graph_config: null"))
+    assert "--enable-multimodal" not in files_of("dense-mixed", engine, "dynamo")["graph.yaml"]
+    assert "mixed.sh" not in files_of("rare-h800", engine, "dynamo").get("mixed-files.yaml", "")
