@@ -10,7 +10,7 @@ depends on the mean length only, F. P. Kelly, Reversibility and Stochastic Netwo
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from statistics import NormalDist
 from typing import NamedTuple, Self
 
@@ -90,7 +90,7 @@ class Iterating:
         return np.asarray(self.running / (self.iterations.mean * self.iteration_seconds))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DecodeQueue:
     """A decode instance and what it is asked.
 
@@ -149,15 +149,23 @@ class DecodeQueue:
 
         return largest_rate(seconds, limit_seconds, most_utilisation * float(table.finished_per_second[-1]))
 
-    def _tabulated(self, instances: int = 1) -> Iterating:
+    def tabulated_seconds(self, running: Floats) -> Floats:
+        """Return iteration seconds between the nodes of a table, which is made once; shaped like ``running``."""
+        return np.asarray(np.interp(running, *self._table), dtype=np.float64)
+
+    @cached_property
+    def _table(self) -> tuple[Floats, Floats]:
+        """Numbers of running requests and iteration seconds, each [nodes]."""
         most = self.most_requests
         if most < 1:
             raise BadInput(f"A decode instance with room for {most} requests must have room for at least 1.")
         nodes = distinct(np.round(np.geomspace(1, most, _TABLE_NODES)))
         seconds = np.asarray(self.iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
-        each = np.arange(1.0, most * instances + 1) / instances
+        return nodes, np.maximum.accumulate(seconds)
+
+    def _tabulated(self, instances: int = 1) -> Iterating:
         return Iterating(
-            iteration_seconds=np.interp(each, nodes, np.maximum.accumulate(seconds)),
+            iteration_seconds=self.tabulated_seconds(np.arange(1.0, self.most_requests * instances + 1) / instances),
             iterations=self.iterations_per_request,
             tokens_per_iteration=self.tokens_per_iteration,
             tokens_squared_cv=self.tokens_squared_cv,

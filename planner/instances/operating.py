@@ -411,7 +411,7 @@ class DecodeServer:
         """The largest rate of one instance that is planned with."""
         return self.question.most_utilisation * self.candidate.requests_per_second
 
-    @property
+    @cached_property
     def queue(self) -> DecodeQueue:
         """The closed-form queue of the instance."""
         return self.decoding.queue(self.transfer_seconds)
