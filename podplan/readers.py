@@ -150,7 +150,7 @@ def read_shared(text: str | None, model: ModelSpec) -> Shared:
 def read_drafts(text: str | None, model: ModelSpec, *, beside: bool = False) -> int:
     """Return the drafted tokens per iteration.
 
-    BadInput where the model has no layer that drafts, unless a model ``beside`` it may (``costs.head_operators``).
+    BadInput where the model has no layer that drafts, unless a model ``beside`` it may (``costs.operators``).
     """
     count = 0 if text is None else parse_count(text, "--mtp", allow_zero=True)
     if count and not model.mtp_layers and not beside:

@@ -1,19 +1,69 @@
 """The columns with the least mean time from arrival to last token over all models.
 
 A model is weighted by its share of all requests. Along a route (a way of every model, ``programme.programme``) the
-devices of each pool are divided among its sides (``programme.divided``), and pools are independent. The time of a
+devices of each pool are divided among its sides, and pools are independent. The time of a
 column begins as a lower bound (``instances.least``) and rises when it is timed, and so does the time of a route. Routes
 therefore wait in a heap, sorted by their last known time.
+
+The least sum of two sides with d devices is the minimum over all divisions of d, a min-plus convolution of their curves
+over devices; further sides are added one by one. Ref: R. Bellman, Dynamic Programming, Princeton University Press,
+1957, chapter I (allocation of a resource).
 """
 
 import heapq
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
+from typing import Self
 
+import numpy as np
+
+from ground.arrays import Floats, Ints
 from ground.errors import BadInput
-from planner.programme.divided import NOTHING, Curve
 from planner.programme.programme import Pick, Picks, Programme, Way
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """The least amount by devices, [points]: devices rise, amounts fall."""
+
+    devices: Ints
+    amount: Floats
+    choice: Ints
+    """[points, things]: what each thing does there, by the caller's numbers."""
+
+    @classmethod
+    def of(cls, devices: Ints, amount: Floats, choice: Ints) -> Self:
+        """Return the curve of alternatives in any order: [alternatives], choices [alternatives, sides]."""
+        order = np.lexsort((amount, devices))
+        before = np.minimum.accumulate(np.append(np.inf, amount[order]))[:-1]
+        kept = order[amount[order] < before]
+        return cls(devices[kept], amount[kept], choice[kept])
+
+    @property
+    def least(self) -> float:
+        """Amount with all devices; infinite where they are too few."""
+        return float(self.amount[-1]) if self.amount.size else float("inf")
+
+    def beside(self, other: "Curve", most_devices: int) -> "Curve":
+        """Return the curve of both together, up to so many devices."""
+        devices = self.devices[:, None] + other.devices
+        first, second = np.nonzero(devices <= most_devices)
+        return Curve.of(
+            devices[first, second],
+            self.amount[first] + other.amount[second],
+            np.concatenate([self.choice[first], other.choice[second]], axis=1),
+        )
+
+    def in_steps(self, step: int) -> "Curve":
+        """Return the curve restricted to multiples of ``step`` devices."""
+        return self if step == 1 else Curve.of(-(-self.devices // step) * step, self.amount, self.choice)
+
+
+NOTHING = Curve(np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros((1, 0), dtype=np.int64))
+"""The curve of no side: amount 0 with 0 devices."""
+
 
 MOST_ROUTES = 20_000
 """Most routes; each takes about a tenth of a millisecond."""

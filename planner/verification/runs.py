@@ -171,7 +171,7 @@ def _strategy(text: str, model: ModelSpec) -> Strategy:
 
 
 def _drafts(cells: dict[str, str]) -> int:
-    """Tokens drafted per iteration, by layers of the model or by a head beside it (``costs.head_operators``)."""
+    """Tokens drafted per iteration, by layers of the model or by a head beside it (``costs.operators``)."""
     drafts, accepted = _number(cells, "mtp", 0.0), _number(cells, "mtp_acceptance", 0.0)
     if drafts not in range(MOST_DRAFTS + 1):
         raise BadInput(f"mtp {drafts:g} is no count of drafts up to {MOST_DRAFTS}")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
+from planner.placement.arranged import leaving_share, pay_for_leaving, trade_off_bound
 from planner.placement.methods import place
 from planner.placement.migrate import few_moves, moves, renumbered
 from planner.placement.problem import Problem
-from planner.placement.traffic import leaving_share, pay_for_leaving, trade_off_bound
 from tests.expert_loads import every_map, power_law
 
 

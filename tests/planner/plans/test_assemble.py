@@ -10,8 +10,7 @@ from ground.yamldata import parse_yaml
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.manifest.document import dump_manifest, parse_manifest, read_manifest
 from planner.manifest.schema import Manifest, Pool
-from planner.plans.assemble import assemble
-from planner.plans.assemble_pool import expert_map
+from planner.plans.assemble import assemble, expert_map
 from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import Plan, PrefillPool
 from planner.plans.recorded import expect_alone

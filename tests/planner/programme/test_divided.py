@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.programme.divided import NOTHING, Curve
+from planner.programme.routes import NOTHING, Curve
 
 ALTERNATIVES = st.lists(st.tuples(st.integers(0, 9), st.floats(0.0, 10.0, allow_nan=False)), min_size=1, max_size=6)
 
