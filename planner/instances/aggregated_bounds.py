@@ -142,11 +142,13 @@ class _Chunks(NamedTuple):
 
     def _slope(self, low: int, high: int, none: float) -> Floats:
         span = self.tokens[high] - self.tokens[low]
-        wide = span > 1e-9 * self.tokens[high]
+        wide = span > _ALIKE * self.tokens[high]
         return np.where(wide, (self.seconds[high] - self.seconds[low]) / np.where(wide, span, 1.0), none)
 
 
 _MEAN = len(_BELOW) - 1
+_ALIKE = 1e-9
+"""Chunks that differ by no more than this share of the larger one are one knot."""
 
 
 def _convex(running: Floats, values: Floats) -> Floats:

@@ -2,7 +2,7 @@
 
 import math
 
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from planner.offers.integers import largest_carried, least_of
@@ -12,6 +12,8 @@ from planner.serving.capacity import STEP
 @given(low=st.integers(1, 40), span=st.integers(0, 60), least=st.floats(-5, 110), slope=st.floats(0.1, 3))
 def test_the_least_is_found_with_few_measures(low: int, span: int, least: float, slope: float) -> None:
     """Every number is measured at most once, a dozen of them."""
+    # Else two numbers beside the least measure the same, and all between count as equal.
+    assume(abs(2 * least - round(2 * least)) > 0.01)
     tried: list[int] = []
 
     def measure(number: int) -> float:
