@@ -149,13 +149,9 @@ class DecodeQueue:
 
         return largest_rate(seconds, limit_seconds, most_utilisation * float(table.finished_per_second[-1]))
 
-    def tabulated_seconds(self, running: Floats) -> Floats:
-        """Return iteration seconds between the nodes of a table, which is made once; shaped like ``running``."""
-        return np.asarray(np.interp(running, *self._table), dtype=np.float64)
-
     @cached_property
     def _table(self) -> tuple[Floats, Floats]:
-        """Numbers of running requests and iteration seconds, each [nodes]."""
+        """Numbers of running requests and iteration seconds, each [nodes]; made once for all rates."""
         most = self.most_requests
         if most < 1:
             raise BadInput(f"A decode instance with room for {most} requests must have room for at least 1.")
@@ -164,8 +160,9 @@ class DecodeQueue:
         return nodes, np.maximum.accumulate(seconds)
 
     def _tabulated(self, instances: int = 1) -> Iterating:
+        each = np.arange(1.0, self.most_requests * instances + 1) / instances
         return Iterating(
-            iteration_seconds=self.tabulated_seconds(np.arange(1.0, self.most_requests * instances + 1) / instances),
+            iteration_seconds=np.interp(each, *self._table),
             iterations=self.iterations_per_request,
             tokens_per_iteration=self.tokens_per_iteration,
             tokens_squared_cv=self.tokens_squared_cv,

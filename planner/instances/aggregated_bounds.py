@@ -59,7 +59,9 @@ _SURE = 1.5
 """Multiple of the share of late requests that is set aside for long prompts, as some meet fewer running requests."""
 _RANGE, _TURNS = 256.0, 2
 _FEWEST, _SHORTEST = 1e-3, 1e-3
-"""Least mean running requests of a rank, and share of a step's room that prompts take; least steps of an answer."""
+"""Least mean running requests of a rank; least steps of an answer."""
+_EMPTIEST = 1e-3
+"""Least mean prompt tokens of a step, of those that it has room for."""
 _QUANTILES = np.arange(2.5, 100.0, 5.0)
 _LEVELS = (3, 9, 14, 17, 19)
 """Indices of the quantiles that separate classes of chunks."""
@@ -370,7 +372,7 @@ class Bounds:
     def _chunks(self, running: Floats) -> _Chunks:
         """Return steps by their prompt tokens; those with prompts have nothing else where prompts come first."""
         free = self._free(running)
-        even = np.clip(running * self.means.new_tokens / self.iterations, _FEWEST * free, free)
+        even = np.clip(running * self.means.new_tokens / self.iterations, _EMPTIEST * free, free)
         tokens = np.stack([*(part * even for part in _BELOW), *(even ** (1 - power) * free**power for power in _ABOVE)])
         beside = np.broadcast_to(running, tokens.shape) * (1.0 if self.together else tokens == 0)
         return _Chunks(tokens, self._seconds(self._load(beside, tokens, tokens), tokens.shape))

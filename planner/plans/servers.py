@@ -54,6 +54,11 @@ def times_with(confidence: float, deviation: float) -> float:
     return max(1 + NormalDist().inv_cdf(confidence) * deviation, 0.05)
 
 
+def confidence_with(times: float, deviation: float) -> float:
+    """Return the confidence with which real service times do not exceed ``times`` times the predicted ones."""
+    return NormalDist().cdf((times - 1) / deviation)
+
+
 def deviation_of(plan: Plan) -> float:
     """Return the relative standard deviation of the predicted times of the least certain pool."""
     return max(_deviation(pool.prediction) for _, pool in plan.pools())

@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import replace
-from statistics import NormalDist
 from typing import NamedTuple
 
 from ground.units import YEAR_SECONDS
 from planner.plans.plan import Plan
-from planner.plans.servers import PREDICTED, deviation_of
+from planner.plans.servers import PREDICTED, confidence_with, deviation_of
 from planner.question import Question
 from planner.search.search import search
 from planner.search.sure import times_of
@@ -65,7 +64,7 @@ def confidence_in_time(plan: Plan, job: Job) -> float | None:
     """Return the confidence with which a job ends in its time; None without a time."""
     if job.seconds is None:
         return None
-    return NormalDist().cdf((job.seconds / seconds_with(plan, job, PREDICTED) - 1) / deviation_of(plan))
+    return confidence_with(job.seconds / seconds_with(plan, job, PREDICTED), deviation_of(plan))
 
 
 def last_seconds(plan: Plan) -> float:
