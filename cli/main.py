@@ -20,6 +20,7 @@ from ground.errors import BadInput, Infeasible
 from ground.names import close_names, suggest
 from ground.units import read_index
 from ground.version import VERSION
+from ground.workers import spare_threads
 
 PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "podplan", "cli"]
 MOST_SHOWN = 2000
@@ -85,8 +86,7 @@ def top(
 
 def run() -> None:
     """Entry point of the console script."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-        os.environ.setdefault(name, "1")  # before NumPy is imported: threads only hurt on matrices this small
+    spare_threads()
     gc.set_threshold(500_000, 50, 50)  # imports and rows are objects that stay: to look through 100,000 costs 30 ms
     _open_streams()
     for stream in (sys.stdout, sys.stderr):

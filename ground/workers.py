@@ -42,6 +42,15 @@ Done = Callable[[], object]
 Workers = int | str | Executor | None
 
 
+def spare_threads() -> None:
+    """Let BLAS run in one thread, unless the environment says otherwise; it reads that once, when NumPy is imported.
+
+    Matrices here have some hundred rows, on which threads lose more by waiting for each other than they save.
+    """
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ.setdefault(name, "1")
+
+
 def cores() -> int:
     """Cores that this process may use; one where it should not be copied."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1

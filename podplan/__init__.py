@@ -6,11 +6,14 @@
 
 Keywords are the long flags of the command; numbers are SI. Results are data classes; ``to_dict()`` gives what the
 command prints with ``--json``. Bad input raises ``BadInput``, an infeasible question gives a result with ``feasible``
-false. Names are loaded when they are first used, so that ``import podplan`` takes no time.
+false. Names are loaded when they are first used, so that ``import podplan`` takes no time. NumPy's BLAS runs in one
+thread where podplan is imported before NumPy and the environment names no number.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ground.workers import spare_threads
 
 if TYPE_CHECKING:
     from ground.errors import BadInput as BadInput
@@ -70,6 +73,7 @@ _HOMES = {
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = sorted(_HOME_OF)
+spare_threads()
 
 
 def __getattr__(name: str) -> object:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # the arrays are small, and threads cost more than they save
+from ground.workers import spare_threads
+
+spare_threads()
 os.environ.pop("COLUMNS", None)  # of a terminal, or put in by readline: tables of tests are as wide as those in a file
 settings.register_profile("podplan", deadline=None)  # no test says how long a machine takes
 settings.load_profile("podplan")

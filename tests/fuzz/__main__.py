@@ -14,6 +14,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from ground.workers import spare_threads
 from tests.fuzz.cases import blocks
 from tests.fuzz.hunt import hunted, replayed
 from tests.fuzz.truths import TRUTHS, contradictions
@@ -46,6 +47,7 @@ def run() -> int:
     parser.add_argument("--found", type=Path, default=Path("fuzz-found"), help="folder of what was found")
     parser.add_argument("--replay", type=Path, nargs="*", help="run these again")
     given = parser.parse_args()
+    spare_threads()  # of the processes that are started: several on all cores wait for each other
     if given.at or given.truths is not None:
         numbers = [int(one) for one in given.at.split(",")] if given.at else range(given.truths)
         return ask(numbers, given.seed, given.jobs, given.only.split(","))

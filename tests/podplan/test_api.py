@@ -1,6 +1,7 @@
 """The Python API: what it is given, what it returns, and that the command says the same."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -46,6 +47,16 @@ def test_importing_it_imports_nothing_more() -> None:
     assert set(podplan.__all__) <= set(dir(podplan))
     with pytest.raises(AttributeError, match="planning_of"):
         podplan.planning_of  # noqa: B018
+
+
+@pytest.mark.parametrize(("given", "threads"), [({}, "1"), ({"OPENBLAS_NUM_THREADS": "3"}, "3")])
+def test_blas_has_one_thread_where_nobody_asks_for_more(given: dict[str, str], threads: str) -> None:
+    """On a busy machine two threads take twenty times as long to solve a queue."""
+    program = "import os, podplan; print(os.environ['OPENBLAS_NUM_THREADS'])"
+    bare = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, env=bare | given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == threads
 
 
 def test_a_plan_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
