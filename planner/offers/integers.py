@@ -12,6 +12,8 @@ from planner.serving.capacity import STEP
 Measure = Callable[[int], float]
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
+_ALIKE = 1e-6
+"""Share of a measure within which two are the same."""
 
 
 def largest_carried(
@@ -41,7 +43,7 @@ def least_of(measure: Measure, low: int, high: int) -> tuple[int, float]:
     """Return an integer from ``low`` to ``high`` with the least measure, and that measure; infinite where all are.
 
     The measure falls and then rises, and may be infinite at either end. Where two integers have the same measure within
-    a millionth, all between count as equal.
+    a millionth, the one in the middle tells a valley from a level, on which all between count as equal.
 
     >>> least_of(lambda n: abs(n - 40) + 1.0, 1, 1000)
     (40, 1.0)
@@ -54,24 +56,25 @@ def least_of(measure: Measure, low: int, high: int) -> tuple[int, float]:
         return known[number]
 
     while high > low:
-        one, other = _inner(low, high, low)
+        one, other = _inner(low, high)
         first, second = value(one), value(other)
-        if math.isclose(first, second, rel_tol=1e-6):
+        if not math.isclose(first, second, rel_tol=_ALIKE):
+            low, high = (one + 1, high) if first > second else (low, other - 1)
+        elif value((one + other) // 2) < first * (1 - _ALIKE):
+            low, high = one + 1, other - 1
+        else:
             break
-        low, high = (one + 1, high) if first > second else (low, other - 1)
     if not known or (low == high and low not in known):
         value(low)
     best = min(known, key=lambda number: (known[number], number))
     return best, known[best]
 
 
-def _inner(low: int, high: int, tried: int) -> tuple[int, int]:
-    """Return two different integers inside a range, one of them ``tried`` where that divides it well."""
+def _inner(low: int, high: int) -> tuple[int, int]:
+    """Return two different integers that divide a range by the golden section."""
     span = high - low
     one, other = high - round(span * _GOLDEN), low + round(span * _GOLDEN)
-    if span >= 4 and low + span // 4 <= tried <= high - span // 4:
-        one, other = (tried, other) if tried < other else (one, tried)
     if one >= other:
         one = max(low, other - 1)
         other = one + 1
-    return (one, other) if one != other else (low, high)
+    return one, other
