@@ -1,13 +1,11 @@
 """Durations of the virtual clock beside the closed forms of the planner, with the clock's own latency and bandwidth."""
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from cli.output import Screen
 from ground.units import format_bytes, format_duration
-from hardware.spec import CollectiveFit, HardwareSpec, Protocol
 from planner.closed_forms import mixserve
-from planner.costs.roofline import collective
 from planner.manifest.schema import Manifest
 from podplan.result import picked
 from runtime.execute.clock import Way
@@ -51,27 +49,24 @@ class ClockedBeside:
 
 def clock_rows(manifest: Manifest) -> list[ClockedBeside]:
     """Time the collectives of every pool's instance and return them beside their closed forms."""
-    rows = []
-    for pool in manifest.pools:
-        hardware = manifest.clusters[pool.hardware].spec
-        for timing in PoolTimes(manifest, pool).timings():
-            form, seconds = closed_form(hardware, timing)
-            rows.append(ClockedBeside(pool.role, timing, form, seconds))
-    return rows
+    return [
+        ClockedBeside(pool.role, timing, *closed_form(timing))
+        for pool in manifest.pools
+        for timing in PoolTimes(manifest, pool).timings()
+    ]
 
 
-RINGS: dict[str, tuple[Literal["all_reduce", "reduce_scatter", "all_gather"], int]] = {
-    "ring all-reduce": ("all_reduce", 2),
-    "ring reduce-scatter": ("reduce_scatter", 1),
-    "ring all-gather": ("all_gather", 1),
-}
+ROUNDS = {"ring reduce-scatter": 1, "ring all-gather": 1, "ring all-reduce": 2}
+"""How often a part goes round the ring: n - 1 rounds of a part each, as in a pairwise exchange."""
 
 
-def closed_form(hardware: HardwareSpec, timing: Timing) -> tuple[str, float]:
+def closed_form(timing: Timing) -> tuple[str, float]:
     """Return the name of the closed form and its seconds for a timed collective."""
     n, size, line = timing.ranks, timing.message_bytes, timing.line
-    if timing.operation in RINGS:
-        return "planner.costs.roofline", _ring(hardware, timing)
+    if timing.operation in ROUNDS:
+        times = ROUNDS[timing.operation]
+        name = "MixServe Eq. (3)" if times == 1 else f"{times} x Eq. (3)"
+        return name, times * float(mixserve.eq3_all_to_all(size, n, _pair(line)))
     if timing.operation == "all-reduce":
         return "MixServe Eq. (2)", float(mixserve.eq2_all_reduce(size, n, _at_once(line, n)))
     if timing.operation == "pairwise all-to-all":
@@ -91,23 +86,6 @@ def _at_once(line: Way, n: int) -> mixserve.Line:
     if line.mesh:
         return _pair(line)
     return mixserve.port_line(line.latency_seconds, line.bandwidth_bytes_per_second, n, element_bytes=1.0)
-
-
-def _ring(hardware: HardwareSpec, timing: Timing) -> float:
-    """The planner's collective with a fit that has the clock's latency per round and its bandwidth."""
-    op, passes = RINGS[timing.operation]
-    protocol = Protocol(
-        name="ring",
-        latency_seconds=0.0,
-        latency_per_rank_seconds=passes * timing.line.latency_seconds,
-        bandwidth_bytes_per_second=timing.line.bandwidth_bytes_per_second,
-    )
-    of_clock: dict[str, Any] = {"in_graph": False, "kind": "assumed", "source": "virtual clock", "version": "1"}
-    fits = [CollectiveFit(op=op, scope=each.name, protocols=[protocol], **of_clock) for each in hardware.scopes]
-    timed, message = replace(hardware, collectives=fits), {"one": timing.message_bytes}
-    term = collective(timed, op, timing.ranks, message, name=op, stage="attention", in_graph=False)
-    latency, bandwidth = term.protocols[0]
-    return float(latency + term.bytes["one"] / bandwidth)
 
 
 def _hybrid(timing: Timing) -> tuple[str, float]:

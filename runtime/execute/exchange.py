@@ -208,11 +208,6 @@ class LaneExchange:
         """Whether rounds are taken in step: each unit is one EP rank's devices, so that ranks meet pair by pair."""
         return self.fused and self.senders == self.experts
 
-    def my_lanes(self) -> list[int]:
-        """Return the lanes that this rank sends and collects."""
-        me = self.world.index
-        return [lane for lane in range(self.lanes.m) if self.senders[self.unit][lane] == me]
-
     def at_home(self, unit: int, ep: int) -> bool:
         """Whether a unit's ranks are the expert rank's own devices, which hold the whole rows already."""
         return self.senders[unit] == self.experts[ep]
@@ -286,7 +281,8 @@ class _Sending:
     def __init__(self, exchange: LaneExchange, rows: Rows, copies: Copies) -> None:
         """Nothing is sent yet."""
         self.exchange, self.rows, self.copies = exchange, rows, copies
-        n, lanes = len(exchange.experts), exchange.my_lanes()
+        n, me = len(exchange.experts), exchange.world.index
+        lanes = [lane for lane, sender in enumerate(exchange.senders[exchange.unit]) if sender == me]
         self.turn = [(exchange.ep + 1 + step) % n for step in range(n)]
         width = rows.values.shape[1] // exchange.lanes.m
         self.outputs = np.zeros((len(copies.token), len(lanes) * width))

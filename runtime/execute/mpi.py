@@ -13,10 +13,8 @@ from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
-import numpy as np
-
 from ground.errors import BadInput
-from runtime.execute.transport import Endpoint, Loop, Stuck, _Task, _Wait
+from runtime.execute.transport import Loop, Stuck, _Table, _Task, _Wait
 
 TAG = 7
 POLL_SECONDS = 0.0002
@@ -44,7 +42,7 @@ class MpiLoop(Loop):
         self.mpi, self.size, self.limit_seconds = communicator, world_size, limit_seconds
         self.process, self.processes = int(communicator.Get_rank()), int(communicator.Get_size())
         self._pending: list[Any] = []
-        self._rounds: dict[Any, int] = {}
+        self._rounds: dict[Any, tuple[list[int], int]] = {}
         self._reports: dict[int, Any] = {}
         self._last: dict[int, str] = {}
         self._at_work: tuple[int, float] | None = None
@@ -117,49 +115,22 @@ class MpiLoop(Loop):
             key, payload = rest
             self.arrive(key, payload)
         elif kind == "counts":
-            name, ranks, indices, rows = rest
-            self._add_counts(name, ranks, indices, rows)
+            self.fill(*rest)
         else:
             process, report = rest
             self._reports[process] = report
 
-    async def counts(
-        self, endpoint: Endpoint, ranks: Sequence[int], index: int, channel: Any, row: Any, label: str
-    ) -> Any:
-        """Exchange counts as one block of rows per pair of processes."""
+    def counted(self, ranks: Sequence[int], index: int, channel: Any, row: Any) -> _Table:
+        """Put a row into its group's table of this round; the last one of this process sends all of its rows."""
         group = (ranks[0], len(ranks), channel)
-        own = [i for i, rank in enumerate(ranks) if self.owner(rank) == self.process]
-        mine = self._tables.setdefault((group, "own"), [{}, 0])
-        mine[0][index] = row
-        name = (group, self._rounds.get(group, 0))
-        table = self._table(name, len(ranks))
-        if len(mine[0]) == len(own):
-            del self._tables[group, "own"]
-            self._rounds[group] = name[1] + 1
-            rows = np.array([mine[0][i] for i in own])
-            for process in sorted({self.owner(rank) for rank in ranks} - {self.process}):
-                self._post(process, ("counts", name, list(ranks), own, rows))
-            self._add_counts(name, ranks, own, rows)
-        if table[1] < len(ranks):
-            await _Wait((endpoint.rank, -1, channel), label)
-        else:
-            self.boxes.pop((endpoint.rank, -1, channel), None)
-        return table[0][:, index]
-
-    def _table(self, name: Any, n: int) -> list[Any]:
-        return self._tables.setdefault(name, [np.zeros((n, n), dtype=np.int64), 0])
-
-    def _add_counts(self, name: Any, ranks: Sequence[int], indices: Sequence[int], rows: Any) -> None:
-        """Fill in rows; wake this process's ranks of the group when the last has come."""
-        table = self._table(name, len(ranks))
-        table[0][list(indices)] = rows
-        table[1] += len(indices)
-        if table[1] == len(ranks):
-            del self._tables[name]
-            channel = name[0][2]
-            for rank in ranks:
-                if self.owner(rank) == self.process:
-                    self.arrive((rank, -1, channel), None)
+        given, number = self._rounds.get(group, ([], 0))
+        given, key = [*given, index], (*group[:2], number, channel)
+        table = self.fill(key, ranks, [index], row)
+        whole = len(given) == len(self.local(ranks))
+        self._rounds[group] = ([], number + 1) if whole else (given, number)
+        for process in sorted({self.owner(rank) for rank in ranks} - {self.process}) if whole else ():
+            self._post(process, ("counts", key, list(ranks), given, table.rows[given]))
+        return table
 
     def gathered(self, report: Any) -> list[Any] | None:
         """Return the reports of all processes on process 0, None on the others; Stuck where one does not come."""

@@ -99,31 +99,23 @@ class PoolTimes:
     def _timing(
         self, operation: str, where: str, group: Sequence[int], size: float, seconds: float, note: str = ""
     ) -> Timing:
+        ranks, machine, per_node = len(group), self.machine, sum(self._node(r) == self._node(group[0]) for r in group)
+        mixed = f"{per_node} of {ranks} ranks share a node; the form has only the link between nodes"
         return Timing(
             operation=operation,
             where=where,
-            ranks=len(group),
-            per_node=self._per_node(group),
+            ranks=ranks,
+            per_node=per_node,
             message_bytes=size,
             seconds=seconds,
-            line=self.machine(group[0], group[-1]),
-            inner=self.machine(group[0], group[max(self._per_node(group) - 1, 1)]),
-            note=note or self._mixed_note(group),
+            line=machine(group[0], group[-1]),
+            inner=machine(group[0], group[max(per_node - 1, 1)]),
+            note=note or (mixed if 1 < per_node < ranks else ""),
         )
 
     def _node(self, rank: int) -> int:
         per_node = int(self.machine.hardware.devices_per_node.value)
         return self.machine.device_of[rank] // per_node
-
-    def _per_node(self, group: Sequence[int]) -> int:
-        return sum(self._node(rank) == self._node(group[0]) for rank in group)
-
-    def _mixed_note(self, group: Sequence[int]) -> str:
-        if 1 < self._per_node(group) < len(group):
-            return (
-                f"{self._per_node(group)} of {len(group)} ranks share a node; the form has only the link between nodes"
-            )
-        return ""
 
     def _reductions(self) -> list[Timing]:
         """Attention TP's all-reduce, by ring and at once."""

@@ -102,6 +102,14 @@ class _Task:
     waits_for: _Wait | None = None
 
 
+@dataclass(slots=True)
+class _Table:
+    """Numbers that every rank of a group has for every other, [n, n], and how many rows are still missing."""
+
+    rows: Any
+    missing: int
+
+
 class Endpoint:
     """What a rank program holds: its number, and the ways to talk."""
 
@@ -144,9 +152,17 @@ class Endpoint:
     async def counts(self, ranks: Sequence[int], index: int, channel: Any, row: Any, label: str) -> Any:
         """Exchange one number with every rank of a group: give ``row`` [n], get what each has for this one, [n].
 
-        In one process all rows meet in one table, for n² messages of one number would cost more than the payload.
+        All rows meet in one table, for n² messages of one number would cost more than the payload; by messages where
+        these take time.
         """
-        return await self.loop.counts(self, ranks, index, channel, row, label)
+        if self.loop.clock is not None:
+            return await counts_by_messages(self, ranks, index, channel, row, label)
+        table, awaited = self.loop.counted(ranks, index, channel, row), (self.rank, -1, channel)
+        if table.missing:
+            await _Wait(awaited, label)
+        else:
+            self.loop.boxes.pop(awaited, None)
+        return table.rows[:, index]
 
 
 class Loop:
@@ -161,7 +177,7 @@ class Loop:
         self._ready: deque[_Task] = deque()
         self._timed: list[tuple[float, int, _Task | Callable[[], None]]] = []
         self._order = count()
-        self._tables: dict[Any, list[Any]] = {}
+        self._tables: dict[Any, _Table] = {}
         self._open = 0
 
     def run(self, programs: dict[int, Callable[[Endpoint], Program]], start: float = 0.0) -> dict[int, Any]:
@@ -304,26 +320,22 @@ class Loop:
         else:
             self.boxes.setdefault(key, deque()).append(message)
 
-    async def counts(
-        self, endpoint: Endpoint, ranks: Sequence[int], index: int, channel: Any, row: Any, label: str
-    ) -> Any:
-        """See ``Endpoint.counts``; by messages where they take time."""
-        if self.clock is not None:
-            return await counts_by_messages(endpoint, ranks, index, channel, row, label)
-        key = (ranks[0], len(ranks), channel)
+    def counted(self, ranks: Sequence[int], index: int, channel: Any, row: Any) -> _Table:
+        """Put the row of one rank into its group's table."""
+        return self.fill((ranks[0], len(ranks), channel), ranks, [index], row)
+
+    def fill(self, key: Any, ranks: Sequence[int], indices: Sequence[int], rows: Any) -> _Table:
+        """Put rows into a table, which is returned; the last ones wake the ranks that wait for it."""
         table = self._tables.get(key)
         if table is None:
-            table = self._tables[key] = [np.zeros((len(ranks), len(ranks)), dtype=np.int64), 0]
-        table[0][index] = row
-        table[1] += 1
-        if table[1] < len(ranks):
-            await _Wait((endpoint.rank, -1, channel), label)
-        else:
+            table = self._tables[key] = _Table(np.zeros((len(ranks), len(ranks)), dtype=np.int64), len(ranks))
+        table.rows[indices] = rows
+        table.missing -= len(indices)
+        if not table.missing:
             del self._tables[key]
-            for rank in ranks:
-                if rank != endpoint.rank:
-                    self.arrive((rank, -1, channel), None)
-        return table[0][:, index]
+            for rank in self.local(ranks):
+                self.arrive((rank, -1, key[-1]), None)
+        return table
 
     def waiting_sentence(self) -> str:
         """Name the first ranks that wait, for whom and in which operation."""

@@ -1,20 +1,15 @@
 """Dispatch and combine: metadata, buffers, quantisation and its bound."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ground.arrays import Floats, Ints
 from ground.errors import Fault
-from runtime.execute.collectives import comm
-from runtime.execute.exchange import DirectExchange, Window
+from runtime.execute.exchange import Window
 from runtime.execute.kernels import quantise
-from runtime.execute.placement import SHARED, Copies, ExpertTable
+from runtime.execute.placement import ExpertTable
 from runtime.execute.sweep import covering
-from runtime.execute.transport import Endpoint, Loop
 
 
 def table(slots: list[int], per_rank: int, shared: tuple[int, ...] = ()) -> ExpertTable:
@@ -30,47 +25,12 @@ def test_tokens_rotate_over_replicas_by_their_place() -> None:
     assert copies.ep.reshape(4, 2)[:, 0].tolist() == [0, 1, 2, 0]
 
 
-def test_dedicated_ranks_share_the_shared_expert() -> None:
-    """One more copy per token, of weight one, to the shared ranks in turn."""
-    copies = table([0, 1], 1, (2, 3)).copies(np.array([[0], [1], [0]]), np.full((3, 1), 0.5), np.arange(3))
-    assert copies.slot[3:].tolist() == [SHARED] * 3
-    assert copies.ep[3:].tolist() == [2, 3, 2]
-    assert copies.weight.tolist() == [0.5] * 3 + [1.0] * 3
-
-
 def test_a_buffer_section_holds_what_was_reserved() -> None:
     """CloudMatrix384 Eq. (1)-(2): a sender that sends more is a defect, not an overflow."""
     window = Window(2, 4, 3)
     assert window.write(1, np.ones((4, 3))).tolist() == np.ones((4, 3)).tolist()
     with pytest.raises(Fault, match="section of 4 rows got 5 from sender 0"):
         window.write(0, np.ones((5, 3)))
-
-
-@pytest.mark.parametrize("int8", [False, True])
-@given(st.integers(1, 5), st.integers(0, 6), st.integers(0, 2**16))
-def test_every_copy_returns_to_its_place(int8: bool, n: int, tokens: int, seed: int) -> None:
-    """Each expert rank multiplies by its number; outputs stand in the order of the copies."""
-    rng = np.random.default_rng(seed)
-    x = [rng.standard_normal((tokens, 4)) for _ in range(n)]
-    chosen = [rng.integers(0, n, (tokens, 2)) for _ in range(n)]
-
-    def program(endpoint: Endpoint) -> Any:
-        group = comm(endpoint, range(n), "ep")
-        ep = chosen[endpoint.rank].ravel()
-        copies = Copies(np.repeat(np.arange(tokens), 2), ep, ep, np.ones(len(ep)))
-
-        async def compute(rows: Floats, slots: Ints) -> Floats:
-            assert (slots == endpoint.rank).all()
-            return rows * (endpoint.rank + 1)
-
-        exchange = DirectExchange(group, int8, np.zeros(n, dtype=np.int64))
-        return exchange.run(x[endpoint.rank], copies, compute)
-
-    results = Loop().run(dict.fromkeys(range(n), program))
-    for rank in range(n):
-        expected = np.repeat(x[rank], 2, axis=0) * (chosen[rank].ravel() + 1)[:, None]
-        scale = np.repeat(np.abs(x[rank]).max(axis=1, initial=0), 2)[:, None] * (chosen[rank].ravel() + 1)[:, None]
-        assert (np.abs(results[rank] - expected) <= (scale / 254 * 1.0001 if int8 else 1e-12)).all()
 
 
 @given(st.integers(0, 2**16))

@@ -5,11 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ground.arrays import Floats, Ints
+from ground.arrays import Floats
 from runtime.execute.collectives import all_gather, comm, cut, reduce_scatter
-from runtime.execute.exchange import LaneExchange
-from runtime.execute.layout import Lanes
-from runtime.execute.placement import Copies
 from runtime.execute.transport import Endpoint, Loop
 
 NODES, DEVICES, TOKENS, HIDDEN = 3, 2, 4, 8
@@ -108,54 +105,3 @@ def test_sending_whole_rows_is_right_at_more_traffic() -> None:
 
     for rank, got in enumerate(run(body)):
         assert np.allclose(got, wanted(x)[rank // DEVICES], atol=1e-12)
-
-
-@pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize(("t", "m"), [(2, 2), (4, 2), (1, 2), (2, 4), (3, 2)])
-def test_lanes_bring_every_copy_to_its_experts_and_back(t: int, m: int, fused: bool) -> None:
-    """Attention TP t, experts TP m in every ratio: outputs of an identity expert are the tokens, each copy once."""
-    lanes, total = Lanes(t, m), t * m
-    groups, experts_count = total // t, total // m
-    senders = [
-        [group * t + lanes.sender(subset, lane) for lane in range(m)]
-        for group in range(groups)
-        for subset in range(lanes.subsets)
-    ]
-    experts = [list(range(ep * m, ep * m + m)) for ep in range(experts_count)]
-    hidden = 4 * m
-    x = np.random.default_rng(0).standard_normal((groups, 5, hidden))
-
-    def program(endpoint: Endpoint) -> Any:
-        group, c = divmod(endpoint.rank, t)
-        unit = group * lanes.subsets + lanes.subset(c)
-        mine = np.arange(lanes.subset(c), 5, lanes.subsets)
-        token = np.repeat(np.arange(len(mine)), experts_count)
-        ep = np.tile(np.arange(experts_count), len(mine))
-        copies = Copies(token, ep, ep, np.ones(len(token)))
-        exchange = LaneExchange(
-            world=comm(endpoint, range(total), "world"),
-            inner=comm(endpoint, experts[endpoint.rank // m], "node"),
-            senders=senders,
-            experts=experts,
-            unit=unit,
-            ep=endpoint.rank // m,
-            lanes=lanes,
-            int8=False,
-            fused=fused,
-            traffic=np.zeros(experts_count, dtype=np.int64),
-        )
-
-        async def compute(rows: Floats, slots: Ints) -> Floats:
-            assert (slots == endpoint.rank // m).all()
-            return rows / m
-
-        return exchange.run(x[group][mine], copies, compute)
-
-    results = Loop().run(dict.fromkeys(range(total), program))
-    for rank, outputs in results.items():
-        group, c = divmod(rank, t)
-        mine = np.arange(lanes.subset(c), 5, lanes.subsets)
-        expected = np.concatenate(
-            [np.zeros((len(mine), 0)), *(cut(x[group][mine], m, axis=1)[lane] for lane in lanes.lanes(c))], axis=1
-        )
-        assert np.allclose(outputs, np.repeat(expected, experts_count, axis=0), atol=1e-12)
