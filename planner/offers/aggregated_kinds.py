@@ -110,7 +110,8 @@ class AggregatedKind:
 
     def _carrying(self, instances: int, rate_per_second: float) -> AggregatedServer | None:
         each = rate_per_second / instances
-        near = self._near(self.servers, instances, each)
+        timely = self._timely(self.servers, instances, each)
+        near = self._not_late(timely, instances, each)
         if near:
             self._tried[instances] = each
 
@@ -119,19 +120,28 @@ class AggregatedKind:
             return carries(instances, rate_per_second)
 
         found = next(filter(enough, near), None)
-        if found is not None or not near:
+        if found is not None or not timely:
             return found
-        return next(filter(enough, self._near(self._beside(near[0], each), instances, each)), None)
+        return next(filter(enough, self._near(self._beside(timely[0], each), instances, each)), None)
 
     def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
         """Return the servers that are not surely late on few requests at a rate, the least excess first."""
+        return self._not_late(self._timely(servers, instances, rate), instances, rate)
+
+    def _not_late(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
+        return [server for server in servers if not server.player.surely_late(rate, instances, FEW)]
+
+    def _timely(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
+        """Return the servers that are not far too late at a rate, the least excess on few requests first.
+
+        One that is a little late may still have a neighbour, between the listed budgets, that is in time.
+        """
         known = self._known_late(instances, rate)
         able = [server for server in servers if self._bound(server) >= rate and self._listed(server) not in known]
         timely = [server for server in able if not server.player.surely_late(rate, instances, FEWEST)]
         if able and not timely and self._compared:
             self._remember(able, instances, rate)
-        able = [server for server in timely if not server.player.surely_late(rate, instances, FEW)]
-        return sorted(able, key=lambda server: server.player.verdict(rate, instances).excess)
+        return sorted(timely, key=lambda server: server.player.verdict(rate, instances).excess)
 
     @property
     def _compared(self) -> bool:
