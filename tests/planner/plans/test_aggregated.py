@@ -123,10 +123,11 @@ def test_a_budget_between_those_listed_carries_more() -> None:
     assert not any(server.pool_carries(1, 1.003 * rate) for server in kind.servers)
 
 
+@pytest.mark.usefixtures("long_streams")
 def test_a_rate_that_only_a_budget_between_those_listed_carries_is_carried() -> None:
     """Every listed budget is late at the rate, so that the neighbours of the least late one have to be tried."""
     asked = {**DENSE, "devices": 1, "lengths": (4000.0, 100.0), "ttft_seconds": 0.6, "tpot_seconds": 0.03}
-    question = small_question(**asked, shape="aggregated")
+    question = small_question(**{**asked, "shape": "aggregated"})
     (kind,) = kinds(question)
     rate = 0.999 * kind.pool_capacity(2)
     (sized,) = kinds(replace(question, objective="chips", rate_per_second=rate))
