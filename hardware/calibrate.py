@@ -228,15 +228,18 @@ def _exchange(hw: HardwareSpec, rows: list[Measurement]) -> Known:
     def anew() -> ExchangeFit:
         points = {point.degree: point for point in fit.points}
         for degree in sorted({int(row.shape["degree"]) for row in rows}):
-            points[degree] = _exchange_point(fit, degree, [row for row in rows if row.shape["degree"] == degree])
+            points[degree] = _exchange_point(hw, fit, degree, [row for row in rows if row.shape["degree"] == degree])
         return replace(fit, points=[points[degree] for degree in sorted(points)])
 
     payload, degrees = _column(rows, "payload_bytes"), _column(rows, "degree")
-    return Known(fit, lambda tried: exchange_seconds(tried, payload, degrees), anew)
+    return Known(fit, lambda tried: exchange_seconds(hw, tried, payload, degrees), anew)
 
 
-def _exchange_point(fit: ExchangeFit, degree: int, rows: list[Measurement]) -> ExchangePoint:
-    near = min(fit.points, key=lambda point: abs(np.log2(point.degree / degree)))
+def _exchange_point(hw: HardwareSpec, fit: ExchangeFit, degree: int, rows: list[Measurement]) -> ExchangePoint:
+    over = degree > hw.server_devices  # a card's rate starts from a card's
+    near = min(
+        fit.points, key=lambda point: ((point.degree > hw.server_devices) != over, abs(np.log2(point.degree / degree)))
+    )
     rate, payload = near.bandwidth_bytes_per_second, _column(rows, "payload_bytes")
     bounds = {"bandwidth_bytes_per_second": (rate / 50, rate * 50, rate / 3)}
     if len(set(payload.tolist())) > 1:
@@ -246,8 +249,10 @@ def _exchange_point(fit: ExchangeFit, degree: int, rows: list[Measurement]) -> E
     def build(values: dict[str, Any]) -> ExchangePoint:
         return replace(near, **{"degree": degree, **values})
 
-    def seconds(point: ExchangePoint) -> Floats:
-        return point.latency_seconds + payload / point.bandwidth_bytes_per_second
+    others = [point for point in fit.points if point.degree != degree]
+
+    def seconds(point: ExchangePoint) -> Number:
+        return exchange_seconds(hw, replace(fit, points=[*others, point]), payload, float(degree))
 
     point: ExchangePoint = _best(bounds, start, build, seconds, rows)
     return point

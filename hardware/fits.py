@@ -21,6 +21,7 @@ from hardware.spec import (
     Device,
     Dtype,
     ExchangeFit,
+    ExchangePoint,
     HardwareSpec,
     MatmulFit,
     Number,
@@ -123,14 +124,19 @@ def server(hw: HardwareSpec, fit: CollectiveFit) -> tuple[float, float]:
     return inner.devices.value, max(inside, default=np.inf)
 
 
-def carried(rate: Number, ranks: Number, span: Number, devices: Number, inside: Number) -> Number:
+def carried(op: CollectiveOp, rate: Number, ranks: Number, span: Number, devices: Number, inside: Number) -> Number:
     """Return the bytes per second that each of ``ranks`` devices over ``span`` sends, from the rate of one card.
 
     A ring over servers of so many ``devices`` leaves each through the cards of its c ranks there, c·rate together, and
     passes through it, at most at the rate ``inside``; where c is 1, nothing passes through. NCCL's rings do: all-reduce
-    over four servers of eight B200 reaches 377 GB/s over cards of 50 (stas00/ml-engineering, network/benchmarks).
+    over four servers of eight B200 reaches 377 GB/s over cards of 50 (stas00/ml-engineering, network/benchmarks). In an
+    all-to-all n - c of a rank's n - 1 parts leave through its card while c - 1 stay.
     """
     cards = np.maximum(ranks / np.ceil(span / devices), 1.0)
+    if op == "all_to_all":
+        peers = np.maximum(ranks - 1.0, 1.0)
+        shared: Number = peers / np.maximum(np.maximum(ranks - cards, 1.0) / rate, (cards - 1.0) / inside)
+        return shared
     pooled: Number = np.where(cards > 1.0, np.minimum(rate * cards, inside), rate)
     return pooled
 
@@ -145,14 +151,49 @@ def collective_seconds(hw: HardwareSpec, fit: CollectiveFit, message_bytes: Numb
     times = [
         protocol.latency_seconds
         + protocol.latency_per_rank_seconds * (ranks - 1.0)
-        + sent_bytes / carried(protocol.bandwidth_bytes_per_second, ranks, ranks, *place)
+        + sent_bytes / carried(fit.op, protocol.bandwidth_bytes_per_second, ranks, ranks, *place)
         for protocol in fit.protocols
     ]
     fastest: Number = np.asarray(np.broadcast_arrays(*times)).min(axis=0)
     return fastest
 
 
-def exchange_seconds(fit: ExchangeFit, payload_bytes: Number, degree: Number) -> Number:
-    """Return latency(degree) + payload/bandwidth(degree)."""
-    latency, bandwidth = fit.protocol(degree)
+def exchange_protocol(
+    hw: HardwareSpec, fit: ExchangeFit, degree: Number, forwarded: Number = 1.0
+) -> tuple[Number, Number]:
+    """Return (latency in seconds, payload bytes per second) of an exchange among ``degree`` devices.
+
+    Over servers of s devices 1 - s/degree of the payload leaves through a device's card. What stays goes beside it at
+    the rate of s devices; with one copy per server, ``forwarded`` copies of each go on to ranks inside. DeepEP's normal
+    kernels at EP8 to EP64 on H800 are met within 8 %: EP16 is bound by NVLink, EP32 and EP64 by cards at 44 GB/s.
+    """
+    size = hw.server_devices
+    points = sorted(fit.points, key=lambda point: point.degree)
+    inside, across = ([each for each in points if (each.degree > size) == beyond] for beyond in (False, True))
+
+    def at(places: Number, known: list[ExchangePoint], what: str) -> Number:
+        held = [getattr(each, what) for each in known]
+        found: Number = np.interp(np.log2(places), np.log2([each.degree for each in known]), held)
+        return found
+
+    rate = "bandwidth_bytes_per_second"
+    within = at(np.minimum(degree, size), inside, rate) if inside else _reached(hw, -2)
+    card = at(degree, across, rate) if across else _reached(hw, -1)
+    leaving = np.maximum(1.0 - size / degree, 0.0)
+    staying = np.where(leaving > 0, forwarded, 1.0) if fit.payload == "per_node" else 1.0 - leaving
+    latency, reached = at(degree, points, "latency_seconds"), 1.0 / np.maximum(staying / within, leaving / card)
+    return (latency, reached) if np.ndim(degree) else (float(latency), float(reached))
+
+
+def _reached(hw: HardwareSpec, place: int) -> float:
+    return hw.plane(hw.scopes[place].plane).reached_bytes_per_second
+
+
+def exchange_seconds(
+    hw: HardwareSpec, fit: ExchangeFit, payload_bytes: Number, degree: Number, experts_per_token: float = 8.0
+) -> Number:
+    """Return latency + payload/bandwidth, the experts of a token being any."""
+    servers = np.maximum(degree / hw.server_devices, 1.0)
+    ranks, servers = (each * (1.0 - (1.0 - 1.0 / each) ** experts_per_token) for each in (degree, servers))
+    latency, bandwidth = exchange_protocol(hw, fit, degree, ranks / servers)
     return latency + payload_bytes / bandwidth

@@ -181,10 +181,21 @@ def _scaled_collective(fit: Data, own: list[Data], base: list[Data]) -> Data | N
 
 
 def _scaled_exchange(fit: Data, own: list[Data], base: list[Data]) -> Data:
-    """Return an exchange with every degree at the ratio of the bandwidths that a group of that degree crosses."""
-    ratios = [_rate_at(own, point) / _rate_at(base, point) for point in fit["points"]]
-    points = [_faster(point, ratio) for point, ratio in zip(fit["points"], ratios, strict=True)]
-    return _noted(fit, ratios) | {"points": points}
+    """Return an exchange with every degree at the ratio of the bandwidths that a group of that degree crosses.
+
+    A rate over servers stands for no group inside one, and one inside for none larger than the entry's server.
+    """
+    points: dict[int, Data] = {}
+    ratios: list[float] = []
+    for point in fit["points"]:
+        over, degree = _scope_at(base, point["degree"])["name"], point["degree"]
+        if over != "cluster" and len(own) > 1 and own[-1]["name"] == "cluster":
+            degree = min(degree, int(own[-2]["devices"]["value"]))
+        here = _scope_at(own, degree)
+        if (here["name"] == "cluster") == (over == "cluster"):
+            ratios.append(_rate(here) / _rate(_scope_at(base, point["degree"])))
+            points.setdefault(degree, _faster(point | {"degree": degree}, ratios[-1]))
+    return _noted(fit, ratios) | {"points": list(points.values())}
 
 
 def _noted(fit: Data, ratios: list[float]) -> Data:
@@ -205,10 +216,9 @@ def _rate(scope: Data) -> float:
     return float(scope["bandwidth_bytes_per_second"]["value"])
 
 
-def _rate_at(scopes: list[Data], point: Data) -> float:
-    """Return the bandwidth of the smallest scope that holds the devices of a point, else of the largest scope."""
-    sizes = [(scope["devices"]["value"] or float("inf"), _rate(scope)) for scope in scopes]
-    return next((rate for size, rate in sizes if point["degree"] <= size), sizes[-1][1])
+def _scope_at(scopes: list[Data], degree: int) -> Data:
+    """Return the smallest scope that holds so many devices, else the largest scope."""
+    return next((each for each in scopes if degree <= (each["devices"]["value"] or float("inf"))), scopes[-1])
 
 
 TABLE = Path(__file__).parent / "prices.yaml"

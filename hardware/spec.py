@@ -5,6 +5,7 @@ All bandwidths are one way and per device, all values SI. Peak and efficiency ar
 fields and are never multiplied in the file.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -155,8 +156,8 @@ class CollectiveFit(Fitted):
     in_graph: bool = described("usable only inside a captured graph (decode)")
     ranks: int | None = described("holds for groups of so many devices alone; none: for all", default=None)
     per_card: bool = described(
-        "rates are of one network card: a ring over servers uses those of all its devices in a server, "
-        "up to the rate inside one",
+        "rates are of one network card: a ring over servers uses those of all its devices in a server, up to the rate "
+        "inside one, and an all-to-all its own for what leaves the server",
         default=False,
     )
     protocols: Annotated[list[Protocol], Limits(min_length=1)]
@@ -164,7 +165,9 @@ class CollectiveFit(Fitted):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangePoint(Stated):
-    """Expert exchange at one EP degree: rate of the payload beyond the fixed latency."""
+    """Expert exchange at one EP degree: rate of the payload beyond the fixed latency; over servers, of the part of it
+    that leaves one through a device's network card.
+    """
 
     degree: Annotated[int, Limits(gt=0)]
     latency_seconds: NotNegative
@@ -175,11 +178,11 @@ class ExchangePoint(Stated):
 class ExchangeFit(Fitted):
     """Dispatch or combine of tokens to experts, keyed by library version.
 
-    seconds = latency(degree) + payload_bytes / bandwidth(degree), interpolated over log2(degree)
-    and held constant outside the points.
+    seconds = latency(degree) + payload_bytes / bandwidth(degree), interpolated over log2(degree) and held constant
+    outside the points; ``hardware.fits.exchange_protocol`` says what servers make of it.
 
-    ``payload`` counts what one device sends: ``per_expert`` one copy per chosen expert,
-    ``per_node`` one copy per distinct node among the chosen experts (DeepEP normal kernels).
+    ``payload`` counts what one device sends: ``per_expert`` one copy per chosen expert, ``per_node`` one per distinct
+    server among them, which hands it on to its ranks, and inside one one per distinct rank (DeepEP normal kernels).
     ``token_bytes_per_hidden`` and ``token_bytes_fixed`` give the message of one token.
     """
 
@@ -189,15 +192,6 @@ class ExchangeFit(Fitted):
     message_bytes_per_hidden: Positive
     message_bytes_fixed: NotNegative
     points: Annotated[list[ExchangePoint], Limits(min_length=1)]
-
-    def protocol(self, degree: Number) -> tuple[Number, Number]:
-        """Return (latency in seconds, payload bytes per second) at an EP degree."""
-        points = sorted(self.points, key=lambda point: point.degree)
-        known = np.log2([point.degree for point in points])
-        wanted = np.log2(degree)
-        latency = np.interp(wanted, known, [point.latency_seconds for point in points])
-        rate = np.interp(wanted, known, [point.bandwidth_bytes_per_second for point in points])
-        return (latency, rate) if np.ndim(degree) else (float(latency), float(rate))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +358,11 @@ class HardwareSpec(Stated):
     def plane(self, name: str) -> Plane:
         """Return the plane called ``name``."""
         return next(plane for plane in self.planes if plane.name == name)
+
+    @property
+    def server_devices(self) -> float:
+        """Devices of the largest scope inside which nothing passes a network card: a server, or a supernode."""
+        return self.scopes[-2].devices.value if len(self.scopes) > 1 and self.scopes[-1].name == "cluster" else math.inf
 
     def scope_of(self, degree: int) -> Scope:
         """Return the smallest scope that holds ``degree`` consecutive devices."""

@@ -160,11 +160,6 @@ class Deployment:
         return self.model.moe
 
     @property
-    def nodes_spanned(self) -> Number:
-        """Nodes that the expert group spans when ranks fill node after node."""
-        return np.ceil(self.strategy.moe_ep * self.strategy.moe_tp / self.hardware.devices_per_node.value)
-
-    @property
     def dedicated(self) -> bool:
         """Whether the shared expert has ranks of its own."""
         ranks = self.shared_ranks

@@ -19,8 +19,8 @@ from planner.costs.roofline import (
     collective,
     combine,
     distinct,
-    exchange_copies,
     exchange_fit,
+    exchanged,
     grouped,
     message_bytes,
     residual,
@@ -336,13 +336,13 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
     span = strategy.moe_ep * strategy.moe_tp
     mode = "low_latency" if deployment.phase == "decode" else "normal"
     fit = exchange_fit(deployment.hardware, direction, mode)
-    copies = exchange_copies(fit, moe, deployment.nodes_spanned, deployment.dedicated)
+    copies, protocol = exchanged(deployment.hardware, fit, moe, span, deployment.dedicated)
     if several(strategy.moe_tp):
         copies = either(strategy.moe_tp > 1, moe.experts_per_token * crossing_share(deployment), copies)
     message = message_bytes(fit, deployment.model.hidden_size, deployment.expert_activations)
     sent = message * copies / moe.experts_per_token * deployment.expert_ranks * duplicates(deployment)
     payload: Form = {"routed": sent / span}
-    protocols = between_ranks(deployment, direction, fit.protocol(span))
+    protocols = between_ranks(deployment, direction, protocol)
     if strategy.disaggregated:
         payload = {"routed": sent / span, "fair": sent * (1.0 / deployment.trampolines - 1.0 / span)}
     return CommunicationTerm(

@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 
 from ground.arrays import placed
 from ground.errors import BadInput
-from hardware.fits import carried, server
+from hardware.fits import carried, exchange_protocol, server
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from hardware.spec import AttentionFit, CollectiveFit, CollectiveOp, Dtype, ExchangeFit, Fitted, HardwareSpec, MatmulFit
 from models.spec import MoE
 from planner.costs.deployment import Deployment
 from planner.engines.behaviour import behaviour
+from planner.manifest.stepcost import either
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, Form, Number, Shape, Stage
 
 UNMEASURED_RESIDUAL = 0.2
@@ -261,9 +262,12 @@ def collective(
     fits = [collective_fit(hardware, op, int(each), in_graph) for each in spans]
     worst = max(residual(fit) for fit in fits)
     peers = np.atleast_1d(ranks) - 1
-    servers = [column[where] for column in np.array([server(hardware, fit) for fit in fits]).T]
+    devices, inside = (column[where] for column in np.array([server(hardware, fit) for fit in fits]).T)
     protocols: tuple[tuple[Number, Number], ...] = tuple(
-        (np.where(peers > 0, start[where] + each[where] * peers, 0.0), carried(rate[where], peers + 1, over, *servers))
+        (
+            np.where(peers > 0, start[where] + each[where] * peers, 0.0),
+            carried(op, rate[where], peers + 1, over, devices, inside),
+        )
         for start, each, rate in _columns(fits)
     )
     if np.ndim(ranks) == 0:
@@ -323,7 +327,8 @@ def distinct(moe: MoE, places: Number) -> Number:
 
     Group-limited routing (DeepSeek-V3 section 2.1.2) chooses g of G groups; with the groups spread
     evenly over at most G places one is missed if none of its groups is chosen,
-    C(G - G/n, g) / C(G, g). Otherwise k independent choices: n·(1 - (1 - 1/n)^k).
+    C(G - G/n, g) / C(G, g). Otherwise k independent choices among those that the chosen groups leave:
+    m·(1 - (1 - 1/m)^k) with m = n, or n·g/G where groups divide the places.
     """
     if isinstance(places, np.ndarray):
         counts, where = placed(places)
@@ -334,7 +339,8 @@ def distinct(moe: MoE, places: Number) -> Number:
         own = moe.groups // int(places)
         missed = math.comb(moe.groups - own, moe.groups_per_token) / math.comb(moe.groups, moe.groups_per_token)
         return places * (1.0 - missed)
-    return places * (1.0 - (1.0 - 1.0 / places) ** moe.experts_per_token)
+    left = places * moe.groups_per_token / moe.groups if moe.groups > 1 and places % moe.groups == 0 else places
+    return left * (1.0 - (1.0 - 1.0 / left) ** moe.experts_per_token)
 
 
 def message_bytes(fit: ExchangeFit, hidden: int, activations: Dtype) -> float:
@@ -350,11 +356,18 @@ def message_bytes(fit: ExchangeFit, hidden: int, activations: Dtype) -> float:
     return fit.message_bytes_per_hidden * hidden + fit.message_bytes_fixed
 
 
-def exchange_copies(fit: ExchangeFit, moe: MoE, nodes: Number, dedicated_shared: bool) -> Number:
-    """Copies of one token that a device sends: one per chosen expert, or one per distinct node.
+def exchanged(
+    hardware: HardwareSpec, fit: ExchangeFit, moe: MoE, devices: Number, dedicated_shared: bool
+) -> tuple[Number, tuple[Number, Number]]:
+    """Return copies of one token that a device sends, and (latency, payload bytes per second) among ``devices``.
 
-    DeepEP's normal kernels send one copy per node. A dedicated shared expert is one further destination.
+    One copy per chosen expert, a dedicated shared expert being one further destination; DeepEP's normal kernels send
+    one per distinct rank inside a server, and over servers one per distinct server, which hands it on to its ranks.
     """
     if fit.payload != "per_node":
-        return moe.experts_per_token + (1.0 if dedicated_shared else 0.0)
-    return distinct(moe, nodes)
+        copies: Number = moe.experts_per_token + (1.0 if dedicated_shared else 0.0)
+        return copies, exchange_protocol(hardware, fit, devices)
+    over = np.greater(devices, hardware.server_devices)
+    ranks, servers = distinct(moe, devices), distinct(moe, np.ceil(devices / hardware.server_devices))
+    copies = either(over, servers, ranks)
+    return copies, exchange_protocol(hardware, fit, devices, ranks / copies)

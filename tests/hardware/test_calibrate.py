@@ -91,7 +91,7 @@ def test_collectives_attention_and_exchanges_come_back() -> None:
     exchange = hw.exchanges[0]
     for payload in (1e6, 8e6, 3e7):
         shape = {"degree": 48.0, "payload_bytes": payload}
-        seconds = 1.3 * float(exchange_seconds(exchange, payload, 48.0))
+        seconds = 1.3 * float(exchange_seconds(hw, exchange, payload, 48.0))
         rows.append(Measurement(exchange.direction, {"mode": exchange.mode}, shape, seconds, "1", "here"))
     found = calibrate(hw, rows)
     assert [each.median_after < 0.01 for each in found] == [True, True, True]

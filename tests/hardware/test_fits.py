@@ -80,7 +80,7 @@ def test_cloudmatrix_exchange_of_128_tokens(degree: int, direction: str, publish
     hw = load_hardware("cm384")
     fit = next(fit for fit in hw.exchanges if (fit.direction, fit.mode) == (direction, "low_latency"))
     payload = 128 * 8 * (7168 * fit.message_bytes_per_hidden + fit.message_bytes_fixed)
-    assert fits.exchange_seconds(fit, payload, degree) == pytest.approx(published, rel=0.01)
+    assert fits.exchange_seconds(hw, fit, payload, degree) == pytest.approx(published, rel=0.01)
 
 
 def test_moved_bytes_are_those_of_deepgemm() -> None:
@@ -122,9 +122,9 @@ def test_more_rows_never_take_less_time(rows: int, columns: int, depth: int) -> 
 
 def test_exchange_interpolates_and_holds_its_ends() -> None:
     """Constant outside the points; between them linear in log2(degree): EP16 lies a third of the way from 8 to 64."""
-    assert fits.exchange_seconds(EXCHANGE, 0.0, 4) == pytest.approx(1e-5)
-    assert fits.exchange_seconds(EXCHANGE, 0.0, 512) == pytest.approx(3e-5)
-    assert fits.exchange_seconds(EXCHANGE, 0.0, 16) == pytest.approx(1e-5 + 2e-5 / 3)
+    assert fits.exchange_seconds(load_hardware("h800"), EXCHANGE, 0.0, 4) == pytest.approx(1e-5)
+    assert fits.exchange_seconds(load_hardware("h800"), EXCHANGE, 0.0, 512) == pytest.approx(3e-5)
+    assert fits.exchange_seconds(load_hardware("h800"), EXCHANGE, 0.0, 16) == pytest.approx(1e-5 + 2e-5 / 3)
 
 
 @settings(max_examples=20, deadline=None)
@@ -170,6 +170,44 @@ def test_all_reduce_over_four_nodes_is_as_measured() -> None:
     assert np.median(errors) < 0.07
 
 
+@pytest.mark.parametrize(("mode", "off", "bound_inside"), [("low_latency", 0.02, 0.02), ("normal", 0.03, 0.13)])
+def test_deepep_over_servers_is_as_published(mode: str, off: float, bound_inside: float) -> None:
+    """Times of DeepEP's README on H800 with a card of 400 Gbit/s: EP16 of normal kernels has no rate of its own, and is
+    bound by NVLink.
+    """
+    hw = load_hardware("h800")
+    for row in read_measurements([fits.CALIBRATION / "exchanges.csv"], "h800"):
+        if row.words["mode"] == mode:
+            fit = next(each for each in hw.exchanges if (each.direction, each.mode) == (row.what, mode))
+            degree, allowed = row.shape["degree"], bound_inside if row.shape["degree"] == 16 else off
+            seconds = fits.exchange_seconds(hw, fit, row.shape["payload_bytes"], degree)
+            assert seconds == pytest.approx(row.seconds, rel=allowed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(hardware_names()), st.integers(2, 600))
+def test_cards_carry_no_more_than_they_can(name: str, degree: int) -> None:
+    """What leaves a server goes through cards at most at their nominal rate, in every catalogue entry."""
+    hw = load_hardware(name)
+    for fit in hw.exchanges:
+        rate = fits.exchange_protocol(hw, fit, degree)[1]
+        leaving = max(1 - hw.server_devices / degree, 0.0)
+        assert rate * leaving <= hw.scopes[-1].bandwidth_bytes_per_second.value * (1 + 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["h100", "b300", "mi300x"]), st.integers(2, 9), st.integers(1, 8))
+def test_an_all_to_all_passes_cards_with_what_leaves(name: str, servers: int, cards: int) -> None:
+    """Of n - 1 parts n - c leave by the rank's own card, and c - 1 stay; with one rank a server all leave."""
+    hw, fit = over_servers(name, "all_to_all")
+    devices, inside = fits.server(hw, fit)
+    (rate,) = (each.bandwidth_bytes_per_second for each in fit.protocols)
+    ranks = servers * cards
+    reached = float(fits.carried("all_to_all", rate, ranks, servers * devices, devices, inside))
+    assert reached == pytest.approx((ranks - 1) / max((ranks - cards) / rate, (cards - 1) / inside))
+    assert rate <= reached * (1 + 1e-12)
+
+
 RINGS = st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"])
 
 
@@ -182,7 +220,7 @@ def test_a_ring_uses_the_cards_of_its_devices(name: str, op: CollectiveOp, serve
     cards = min(cards, int(devices))
     for rate in (each.bandwidth_bytes_per_second for each in fit.protocols):
         alone, pooled, faster = (
-            float(fits.carried(own, servers * c, servers * devices, devices, inside))
+            float(fits.carried(op, own, servers * c, servers * devices, devices, inside))
             for own, c in ((rate, 1), (rate, cards), (rate * 1.1, cards))
         )
         assert alone == rate

@@ -20,8 +20,8 @@ from planner.costs.roofline import (
     collective,
     collective_fit,
     distinct,
-    exchange_copies,
     exchange_fit,
+    exchanged,
     message_bytes,
     residual,
 )
@@ -169,8 +169,10 @@ def test_table_7_of_cloudmatrix():
     hardware, moe = load_hardware("cm384"), load_model("deepseek-r1").moe
     for direction, measured in (("dispatch", 152e-6), ("combine", 149e-6)):
         fit = exchange_fit(hardware, direction, "low_latency")
-        payload = 128 * exchange_copies(fit, moe, 16, False) * message_bytes(fit, 7168, "int8")
-        assert fits.exchange_seconds(fit, payload, 256) == pytest.approx(measured, rel=0.02)
+        copies, (latency, rate) = exchanged(hardware, fit, moe, 256, False)
+        payload = 128 * copies * message_bytes(fit, 7168, "int8")
+        assert latency + payload / rate == fits.exchange_seconds(hardware, fit, payload, 256)
+        assert fits.exchange_seconds(hardware, fit, payload, 256) == pytest.approx(measured, rel=0.02)
 
 
 def test_messages_of_one_token():
@@ -188,6 +190,7 @@ def test_nodes_reached_by_group_limited_routing():
     assert distinct(moe, 1) == 1.0
     assert distinct(moe, 4) == pytest.approx(22 / 7)
     assert distinct(moe, 8) == pytest.approx(4.0)
+    assert distinct(moe, 16) == pytest.approx(8 * (1 - (7 / 8) ** 8))
 
 
 def test_nodes_reached_match_sampled_routing():
@@ -199,12 +202,15 @@ def test_nodes_reached_match_sampled_routing():
 
 
 def test_copies_of_a_token():
-    """One copy per expert, one more for a dedicated shared expert; DeepEP's normal kernels one per node."""
-    moe = load_model("deepseek-r1").moe
-    low = exchange_fit(load_hardware("h800"), "dispatch", "low_latency")
-    normal = exchange_fit(load_hardware("h800"), "dispatch", "normal")
-    assert (exchange_copies(low, moe, 4, False), exchange_copies(low, moe, 4, True)) == (8, 9)
-    assert np.asarray(exchange_copies(normal, moe, np.array([1, 4]), False)) == pytest.approx(np.array([1.0, 22 / 7]))
+    """One copy per expert, one more for a dedicated shared expert; DeepEP's normal kernels one per rank or server."""
+    hardware, moe = load_hardware("h800"), load_model("deepseek-r1").moe
+    low, normal = (exchange_fit(hardware, "dispatch", mode) for mode in ("low_latency", "normal"))
+    assert [exchanged(hardware, low, moe, 32, shared)[0] for shared in (False, True)] == [8, 9]
+    copies, (latency, rate) = exchanged(hardware, normal, moe, np.array([8, 32]), False)
+    assert np.asarray(copies) == pytest.approx(np.array([4.0, 22 / 7]))
+    alone = np.array([exchanged(hardware, normal, moe, degree, False)[1] for degree in (8, 32)])
+    found = np.array([latency, rate]).T
+    assert found == pytest.approx(alone)
 
 
 def test_missing_fits_name_the_field():
