@@ -96,14 +96,20 @@ class Sureness(NamedTuple):
 
 
 def sureness(plan: Plan) -> Sureness:
-    """Return the confidence of a plan, from the intervals of its predicted service times."""
+    """Return the confidence of a plan, from the intervals of its predicted service times.
+
+    Of a plan that is to survive a loss it is that of the instances that remain.
+    """
     question = plan.question
     limits = Limits.of(question, plan.requests_per_second * (1 + question.headroom))
-    return Sureness(held=held_confidence(from_plan(plan), limits), rate_per_second=rate_with(plan, SURE))
+    held = held_confidence(from_plan(plan), limits, question.survive)
+    return Sureness(held=held, rate_per_second=rate_with(plan, SURE))
 
 
-def held_confidence(deployed: Deployed, limits: Limits) -> float | None:
+def held_confidence(deployed: Deployed, limits: Limits, loss: Loss | None = None) -> float | None:
     """Return the confidence up to which each latency limit holds, to about 1 %; 0 or 1 beyond 3 deviations.
+
+    With a ``loss`` the limits have to hold after the worst one.
 
     Each limit counts on its own. With this confidence p, both hold with a probability between 2 p - 1 and p. None where
     the computation would take too long.
@@ -112,8 +118,10 @@ def held_confidence(deployed: Deployed, limits: Limits) -> float | None:
         return None
 
     def holds(score: float) -> bool:
-        found = standing(deployed, limits.rate_per_second, NormalDist().cdf(score))
-        return all(margin.holds for margin in margins_of(limits, found))
+        level, rate = NormalDist().cdf(score), limits.rate_per_second
+        if loss is not None:
+            return worst_loss(deployed, limits, loss, level).holds
+        return all(margin.holds for margin in margins_of(limits, standing(deployed, rate, level)))
 
     low, high = -_MOST_SCORE, _MOST_SCORE
     if holds(high):

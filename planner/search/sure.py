@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from planner.plans.plan import Plan
+from planner.plans.pools import PlannedPool
 from planner.plans.quantised import Tried, as_planned
 from planner.plans.servers import PREDICTED, deviation_of, server_of, times_with
-from planner.question import Question
+from planner.question import Question, lost_instances
 from planner.search.answer import Answer
 
 _ROUNDS = 5
@@ -89,11 +90,18 @@ def holds(plan: Plan, question: Question, times: float) -> bool:
 
 
 def rate_with(plan: Plan, confidence: float) -> float:
-    """Return the largest rate that a plan's pools carry within the limits with a confidence."""
+    """Return the largest rate that a plan's pools carry within the limits with a confidence.
+
+    Where the question has a loss to survive, the instances that remain after it carry that rate.
+    """
     asked, times = plan.question, times_of(plan, confidence)
     hard = replace(stressed(asked, times), objective="throughput", rate_per_second=None)
-    carried = (server_of(plan, pool, hard).pool_capacity(pool.instances) for _, pool in plan.pools())
-    return min(carried) / share_of(asked, times)
+
+    def carried(pool: PlannedPool) -> float:
+        lost = lost_instances(asked.survive, pool.candidate.devices, pool.machines.devices_per_node)
+        return server_of(plan, pool, hard).pool_capacity(pool.instances - lost)
+
+    return min(carried(pool) for _, pool in plan.pools()) / share_of(asked, times)
 
 
 def restated(plan: Plan, question: Question, times: float) -> Plan | None:

@@ -17,6 +17,7 @@ from planner.instances.operating import PrefillServer
 from planner.plans.expectation import workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question, lost_instances
+from planner.search.search import search
 from planner.search.sure import rate_with
 from planner.serving.latency import Latency
 from planner.workload import Trace
@@ -137,6 +138,18 @@ def test_confidence_costs_rate() -> None:
     assert sure.holds
     assert sure.held_confidence is not None
     assert sure.held_confidence >= 0.89
+
+
+def test_what_survives_a_loss_is_told_of_the_survivors() -> None:
+    """Spares that the loss takes give neither confidence at the plan's rate nor a higher rate with 0.9."""
+    plan = search(_asked(survive="node")).best
+    assert plan is not None
+    limits = Limits.of(plan.question, plan.requests_per_second)
+
+    assert held_confidence(from_plan(plan), limits) == pytest.approx(1.0, abs=0.01)
+    assert held_confidence(from_plan(plan), limits, "node") == pytest.approx(0.5, abs=0.06)
+    assert rate_with(plan, 0.5) == pytest.approx(plan.requests_per_second, rel=1e-3)
+    assert rate_with(plan, 0.9) < plan.requests_per_second
 
 
 def test_survivors_hold_and_failures_are_measured() -> None:
