@@ -199,8 +199,9 @@ def _collective(hw: HardwareSpec, rows: list[Measurement]) -> Known:
         rate = protocol.bandwidth_bytes_per_second
         bounds[f"{number} latency_seconds"] = (0.0, 1e-2, 1e-5)
         bounds[f"{number} bandwidth_bytes_per_second"] = (rate / 50, rate * 50, rate / 3)
-        if protocol.latency_per_rank_seconds:
-            bounds[f"{number} latency_per_rank_seconds"] = (0.0, 1e-3, protocol.latency_per_rank_seconds)
+        for name in ("latency_per_rank_seconds", "latency_per_doubling_seconds"):
+            if held := getattr(protocol, name):
+                bounds[f"{number} {name}"] = (0.0, 1e-3, held)
     places = {name: name.split() for name in bounds}
     start = {name: float(getattr(fit.protocols[int(place)], own)) for name, (place, own) in places.items()}
 

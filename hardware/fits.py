@@ -124,6 +124,23 @@ def server(hw: HardwareSpec, fit: CollectiveFit) -> tuple[float, float]:
     return inner.devices.value, max(inside, default=np.inf)
 
 
+def cards_of(ranks: Number, span: Number, devices: Number) -> Number:
+    """Return the ranks in each server of so many ``devices``, of ``ranks`` that spread over ``span``."""
+    found: Number = np.maximum(ranks / np.ceil(span / devices), 1.0)
+    return found
+
+
+def started(latency: Number, per_rank: Number, per_doubling: Number, ranks: Number, cards: Number) -> Number:
+    """Return the start-up of a protocol (``hardware.spec.Protocol``) among ``ranks``, ``cards`` of them in a server.
+
+    A rank in a chain adds 1.6 to 2.5 us inside H100 and B200 servers (NCCL 2.29.2, two to eight ranks); a doubling of
+    servers 30 us over two of H20 (NVIDIA/nccl issue 1244) and 33 us over four of B200 (stas00/ml-engineering).
+    """
+    chained = np.where(np.greater(per_doubling, 0), cards, ranks) - 1.0
+    seconds: Number = latency + per_rank * chained + per_doubling * np.log2(np.maximum(ranks / cards, 1.0))
+    return seconds
+
+
 def carried(op: CollectiveOp, rate: Number, ranks: Number, span: Number, devices: Number, inside: Number) -> Number:
     """Return the bytes per second that each of ``ranks`` devices over ``span`` sends, from the rate of one card.
 
@@ -132,7 +149,7 @@ def carried(op: CollectiveOp, rate: Number, ranks: Number, span: Number, devices
     over four servers of eight B200 reaches 377 GB/s over cards of 50 (stas00/ml-engineering, network/benchmarks). In an
     all-to-all n - c of a rank's n - 1 parts leave through its card while c - 1 stay.
     """
-    cards = np.maximum(ranks / np.ceil(span / devices), 1.0)
+    cards = cards_of(ranks, span, devices)
     if op == "all_to_all":
         peers = np.maximum(ranks - 1.0, 1.0)
         shared: Number = peers / np.maximum(np.maximum(ranks - cards, 1.0) / rate, (cards - 1.0) / inside)
@@ -144,13 +161,18 @@ def carried(op: CollectiveOp, rate: Number, ranks: Number, span: Number, devices
 def collective_seconds(hw: HardwareSpec, fit: CollectiveFit, message_bytes: Number, ranks: Number) -> Number:
     """Return the seconds of a machine's collective over consecutive devices: the fastest of its protocols.
 
-    Latency + latency per rank·(n-1) + bytes/bandwidth of each.
+    Start-up + bytes/bandwidth of each.
     """
     sent_bytes = wire_bytes(fit.op, message_bytes, ranks)
     place = server(hw, fit)
     times = [
-        protocol.latency_seconds
-        + protocol.latency_per_rank_seconds * (ranks - 1.0)
+        started(
+            protocol.latency_seconds,
+            protocol.latency_per_rank_seconds,
+            protocol.latency_per_doubling_seconds,
+            ranks,
+            cards_of(ranks, ranks, place[0]),
+        )
         + sent_bytes / carried(fit.op, protocol.bandwidth_bytes_per_second, ranks, ranks, *place)
         for protocol in fit.protocols
     ]

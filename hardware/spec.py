@@ -136,7 +136,8 @@ class Kernels(Stated):
 class Protocol(Stated):
     """One way in which a library can run a collective; it takes the fastest.
 
-    seconds = latency_seconds + latency_per_rank_seconds·(n - 1) + wire_bytes / bandwidth
+    seconds = latency_seconds + latency_per_rank_seconds·(n - 1) + wire_bytes / bandwidth; a tree over servers
+    chains the c ranks of each, so (c - 1), + latency_per_doubling_seconds·log2(servers) (NCCL, src/graph/tuning.cc);
     with wire_bytes per device: all-reduce 2·S·(n-1)/n, all-gather, reduce-scatter and
     all-to-all S·(n-1)/n, point to point S; S is the full message (the gathered size).
     """
@@ -144,6 +145,7 @@ class Protocol(Stated):
     name: str
     latency_seconds: NotNegative
     latency_per_rank_seconds: NotNegative = 0
+    latency_per_doubling_seconds: NotNegative = 0
     bandwidth_bytes_per_second: Positive
 
 

@@ -7,7 +7,7 @@ FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
 
 A collective talks over a scope with the fastest of its protocols:
 
-seconds = min over protocols of latency + latency_per_rank·(n - 1) + wire bytes / bandwidth,
+seconds = min over protocols of start-up (``hardware.fits.started``) + wire bytes / bandwidth,
 with the wire bytes of MixServe Eq. (1)-(3): all-reduce 2·S·(n-1)/n (a reduce-scatter and an
 all-gather of the S-byte tensor), all-gather and reduce-scatter S·(n-1)/n.
 """
@@ -17,11 +17,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ground.arrays import placed
+from ground.arrays import Floats, placed
 from ground.errors import BadInput
-from hardware.fits import carried, exchange_protocol, server
+from hardware.fits import cards_of, carried, exchange_protocol, server, started
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from hardware.spec import AttentionFit, CollectiveFit, CollectiveOp, Dtype, ExchangeFit, Fitted, HardwareSpec, MatmulFit
 from models.spec import MoE
@@ -263,12 +262,13 @@ def collective(
     worst = max(residual(fit) for fit in fits)
     peers = np.atleast_1d(ranks) - 1
     devices, inside = (column[where] for column in np.array([server(hardware, fit) for fit in fits]).T)
+    cards = cards_of(peers + 1, over, devices)
     protocols: tuple[tuple[Number, Number], ...] = tuple(
         (
-            np.where(peers > 0, start[where] + each[where] * peers, 0.0),
+            np.where(peers > 0, started(start[where], each[where], doubled[where], peers + 1, cards), 0.0),
             carried(op, rate[where], peers + 1, over, devices, inside),
         )
-        for start, each, rate in _columns(fits)
+        for start, each, doubled, rate in _columns(fits)
     )
     if np.ndim(ranks) == 0:
         protocols = tuple((float(np.max(latency)), float(np.max(rate))) for latency, rate in protocols)
@@ -277,20 +277,17 @@ def collective(
     return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=worst, shape=shape)
 
 
-def _columns(fits: list[CollectiveFit]) -> list[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]]:
-    """(latency, latency per rank, bandwidth) of every protocol in each fit, [fits].
+def _columns(fits: list[CollectiveFit]) -> list[tuple[Floats, ...]]:
+    """(latency, latency per rank, latency per doubling, bandwidth) of every protocol in each fit, [fits].
 
     Fits with fewer protocols repeat their last one, which changes no minimum.
     """
     columns = []
     for number in range(max(len(fit.protocols) for fit in fits)):
         chosen = [fit.protocols[min(number, len(fit.protocols) - 1)] for fit in fits]
+        names = ("latency_seconds", "latency_per_rank_seconds", "latency_per_doubling_seconds")
         columns.append(
-            (
-                np.array([p.latency_seconds for p in chosen]),
-                np.array([p.latency_per_rank_seconds for p in chosen]),
-                np.array([p.bandwidth_bytes_per_second for p in chosen]),
-            )
+            tuple(np.array([getattr(each, name) for each in chosen]) for name in (*names, "bandwidth_bytes_per_second"))
         )
     return columns
 

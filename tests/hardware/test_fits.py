@@ -170,6 +170,17 @@ def test_all_reduce_over_four_nodes_is_as_measured() -> None:
     assert np.median(errors) < 0.07
 
 
+@pytest.mark.parametrize(("name", "ranks", "measured", "off"), [("h20", 16, 46e-6, 0.02), ("b200", 32, 92e-6, 0.02)])
+def test_trees_start_up_by_the_chain_in_a_server_and_doublings_of_servers(
+    name: str, ranks: int, measured: float, off: float
+) -> None:
+    """16 H20 (NVIDIA/nccl issue 1244) and 32 B200 as measured; twice the servers take the same more each time."""
+    hw, fit = over_servers(name, "all_reduce")
+    times = [float(fits.collective_seconds(hw, fit, 1.0, ranks * 2**power)) for power in range(4)]
+    assert times[0] == pytest.approx(measured, rel=off)
+    assert np.diff(times) == pytest.approx(fit.protocols[0].latency_per_doubling_seconds)
+
+
 @pytest.mark.parametrize(("mode", "off", "bound_inside"), [("low_latency", 0.02, 0.02), ("normal", 0.03, 0.13)])
 def test_deepep_over_servers_is_as_published(mode: str, off: float, bound_inside: float) -> None:
     """Times of DeepEP's README on H800 with a card of 400 Gbit/s: EP16 of normal kernels has no rate of its own, and is
