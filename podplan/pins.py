@@ -3,7 +3,6 @@
 Each takes one value for all roles that have such a thing, or one of each: ``prefill="SP=2 + DP=16, EP=32",decode=...``.
 """
 
-import re
 from typing import Any, get_args
 
 import numpy as np
@@ -17,7 +16,7 @@ from planner.instances.space import layouts, machines_of, role_rows
 from planner.question import Pin, Question, Role, Shape
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan.options import QuestionFlags, flag_name
-from podplan.readers import read_redundant, read_shared, read_tokens
+from podplan.readers import by_role, read_redundant, read_shared, read_tokens
 
 ROLES: tuple[Role, ...] = get_args(Role)
 FIELDS = {
@@ -40,27 +39,11 @@ MOST_INSTANCES = 16_384
 MOST_BATCH = 4096
 MOST_PARTS = 1000
 """Passes of one prompt."""
-_ROLE = re.compile(rf"(?:^|,)\s*({'|'.join(ROLES)})\s*=\s*", re.IGNORECASE)
 
 
 def of_roles(text: str, flag: str) -> dict[str, str]:
-    """Return what ``prefill=A,decode=B`` gives each role, or the whole text under ``""``; values may hold commas.
-
-    Raises BadInput where a role has nothing, stands twice, or something stands before the first.
-    """
-    before, *parts = _ROLE.split(text)
-    if not parts:
-        return {"": text}
-    found: dict[str, str] = {}
-    for name, value in zip(parts[::2], parts[1::2], strict=True):
-        role, value = name.lower(), value.strip().strip("\"'").strip()
-        if role in found or before.strip() or not value:
-            why = (
-                f"{role} stands twice" if role in found else f"{role} has nothing" if not value else "starts otherwise"
-            )
-            raise BadInput(f"{flag}: {text[:60]!r}: {why}; write {flag} prefill=...,decode=... or mixed=...")
-        found[role] = value
-    return found
+    """Return what a flag gives each role, or the whole text under ``""``; strategies hold signs of equality."""
+    return by_role(text, flag, known=ROLES, right=f"{flag} prefill=...,decode=... or mixed=...", signs=True)
 
 
 def shared_flag(text: str | None) -> str | None:

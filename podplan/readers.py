@@ -293,35 +293,40 @@ def read_caches(text: str | None) -> list[KvDtype]:
 
 def weights_of(text: str | None, role: str) -> str | None:
     """Return what ``prefill=fp8,bf16,decode=int8`` gives a role; a text without roles gives it to both."""
-    given = {"": text} if text is None else by_role(text, "--weights", lists=True)
+    given = {"": text} if text is None else by_role(text, "--weights")
     for absent in (each for each in ROLES if "" not in given and each not in given):
         raise BadInput(f"--weights: {(text or '')[:60]!r} leaves open the format of {absent}; add {absent}=auto")
     return given.get(role, given.get(""))
 
 
 def by_role(
-    text: str, flag: str, *, lists: bool = False, known: Sequence[str] = ROLES, right: str = "prefill=... or decode=..."
+    text: str,
+    flag: str,
+    *,
+    known: Sequence[str] = ROLES,
+    right: str = "prefill=... or decode=...",
+    signs: bool = False,
 ) -> dict[str, str]:
-    """Return what ``prefill=A,decode=B`` gives each role, or the whole text under ``""``; ``lists`` as ``prefill=A,C``.
+    """Return what ``prefill=A,decode=B`` gives each role, or the whole text under ``""``; values may hold commas.
 
-    Raises BadInput where a role has nothing, or stands twice, or is none of the ``known``; ``right`` says what is.
+    Raises BadInput where a role has nothing, stands twice, or something else stands before it; unless values hold
+    ``signs`` of equality themselves, also where a name is none of the ``known``. ``right`` says what is.
     """
-    if "=" not in text:
+    names = "|".join(map(re.escape, known))
+    before, *parts = re.split(rf"(?:^|,)\s*({names})\s*=\s*", text, flags=re.IGNORECASE)
+    if not parts and (signs or "=" not in text):
         return {"": text}
     found: dict[str, str] = {}
-    role = ""
-    for part in text.split(","):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if lists and found and not equals:
-            found[role] += f",{name}"
-            continue
+    for name, value in zip(parts[::2], parts[1::2], strict=True):
         role = name.lower()
-        if role not in known or not equals or not value:
-            hint = suggest(role, known) if role not in known else ""
-            raise BadInput(f"{flag}: {part.strip()[:40]!r} is not {right}{hint}")
         if role in found:
             raise BadInput(f"{flag}: {role} stands twice in {text[:60]!r}; name it once")
-        found[role] = value
+        found[role] = value.strip().strip("\"'").strip()
+    strange = [before, *(f"{role}=" for role, value in found.items() if not value)]
+    strange += [] if signs else [word for own in found.values() for word in own.split(",")[1:] if "=" in word]
+    for word in filter(None, (each.strip(" ,") for each in strange)):
+        name = word.partition("=")[0].strip().lower()
+        raise BadInput(f"{flag}: {word[:40]!r} is not {right}{'' if name in known else suggest(name, known)}")
     return found
 
 
