@@ -15,7 +15,7 @@ from models.loader import load_model
 from planner.balance.imbalance import measured_distribution
 from planner.costs.predict import Configuration
 from planner.manifest.mapformats import WRITERS, MoeMap, read_map
-from planner.placement.arranged import LeavingTokens, MapChange, moved_little, time_experts, weigh_traffic
+from planner.placement.arranged import LeavingTokens, MapChange, Timed, moved_little, time_experts, weigh_traffic
 from planner.placement.decide import Choice, Verdict, best_choice, curve, redundancies, verdict
 from planner.placement.dual import Certified, certify
 from planner.placement.eplb import eplb, eplb_as_published
@@ -23,7 +23,6 @@ from planner.placement.loadfiles import LoadFile, read_loads
 from planner.placement.methods import HeldOut, Placement, Split, hold_out, measure, trivial
 from planner.placement.methods import place as place_experts
 from planner.placement.problem import Problem
-from planner.placement.seconds import Timed
 from podplan.options import Flags, PredictFlags, Text, argument, flag, flag_name, flags_of, switch
 from podplan.prediction import read_configuration
 from podplan.readers import read_choice

@@ -1,19 +1,195 @@
 """All Kubernetes files of a deployment: which objects stand in which file, in the order in which they are applied."""
 
+import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from deploy.commands.fabric import spans_nodes_by_nvlink
 from deploy.commands.launch import Launch, Target
-from deploy.kubernetes import core, operations, weights
-from deploy.kubernetes.orchestrators import dynamo_graph, llmd_gateway, llmd_workloads
-from deploy.kubernetes.pods import weights_mount, weights_volume
+from deploy.kubernetes import weights
+from deploy.kubernetes.orchestrators import FRONTEND_PORT, dynamo_graph, llmd_gateway, llmd_workloads, scaled
+from deploy.kubernetes.pods import CHANNEL, weights_mount, weights_volume
 from deploy.kubernetes.templates import objects
 from deploy.kubernetes.workloads import WORKLOADS
 from deploy.proof import Load, benchmark, result_name, smoke
-from deploy.routers import Address, router_of
+from deploy.routers import ETCD_PORT, Address, Router, etcd_command, router_of, router_script
+from deploy.scripts import script
 from deploy.site import patched
 from deploy.templates import Object
+from ground.errors import BadInput
 from ground.files import to_yaml
+from ground.units import MEBI
+from planner.engines.spec import Metrics
+
+SET = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
+SCALERS = {"lws": SET, "llm-d": SET, "dynamo": ("nvidia.com/v1beta1", "DynamoGraphDeploymentScalingAdapter")}
+FILL_SHARE = 0.85  # of an instance's planned requests, past which another is started
+
+
+def policies(target: Target) -> Iterator[Object]:
+    """Yield a budget per role and who reaches what: pods one another, all the router, Prometheus the engines."""
+    for role in target.roles:
+        pods = role.nodes * len(role.instances)
+        # A budget of what may go needs a controller that scales: Volcano's jobs and Dynamo's graphs say what stays.
+        scales = target.kind not in ("volcano", "dynamo")
+        most = {"maxUnavailable": 1} if scales else {"minAvailable": max(pods - 1, 1)}
+        yield from objects("budget", target, pool=role.name, most=most)
+    # The gateway's proxies reach llm-d's pods themselves, from a namespace of theirs.
+    way, pool, ports = "router", {"podplan/pool": "router"}, [target.site.router_port]
+    if target.kind == "llm-d":
+        way, pool, ports = "gateway", {}, [8000, 9002]
+    elif target.kind == "dynamo":
+        ports = [FRONTEND_PORT]
+    yield from objects(
+        "policies",
+        target,
+        monitoring_namespace=target.site.monitoring_namespace,
+        way=way,
+        way_in=pool,
+        ports=[{"port": port, "protocol": "TCP"} for port in ports],
+    )
+
+
+def monitoring(target: Target) -> Iterator[Object]:
+    """Yield the pod monitor and the dashboard of an engine that serves metrics."""
+    names = target.metrics
+    if names is None:
+        return
+    dynamo = target.kind == "dynamo"  # whose operator serves the engine's series at a port of its own
+    place = {"port": "system", "path": "/metrics"} if dynamo else {"port": "http", "path": names.path}
+    for role in (role for role in target.roles if role.role != "encode"):  # whose server tells no metrics
+        yield from objects("monitor", target, pool=role.name, **place)
+    text = json.dumps(dashboard(target, names), indent=1) + "\n"
+    yield from objects("dashboard", target, dashboard=text)
+
+
+def dashboard(target: Target, names: Metrics) -> Object:
+    """Return a Grafana dashboard: what the plan limits and predicts, with its lines drawn where it has them."""
+    label = f'namespace="{target.site.namespace}",pod=~"{target.name}-.*"'
+    levels = target.levels
+    share = f"{levels.percentile / 100:g}"
+
+    def quantile(name: str) -> str:
+        return f"histogram_quantile({share}, sum by (le) (rate({name}_bucket{{{label}}}[5m])))"
+
+    full = {role.name: role.sequences * role.strategy.attention_dp * len(role.instances) for role in target.roles}
+    panels = [
+        (f"TTFT, p{levels.percentile:g}", quantile(names.ttft), "s", levels.ttft_seconds),
+        (f"time per output token, p{levels.percentile:g}", quantile(names.tpot), "s", levels.tpot_seconds),
+        ("running requests", f"sum(last_over_time({names.running}{{{label}}}[1m]))", "short", max(full.values())),
+        ("waiting requests", f"sum(last_over_time({names.waiting}{{{label}}}[1m]))", "short", None),
+        ("share of the KV cache in use", f"max by (pod) ({names.cache}{{{label}}})", "percentunit", None),
+        ("prompt tokens per second", f"sum(rate({names.prompt_tokens}{{{label}}}[1m]))", "short", None),
+        ("output tokens per second", f"sum(rate({names.output_tokens}{{{label}}}[1m]))", "short", None),
+    ]
+    drawn = [_panel(number, *panel) for number, panel in enumerate(panels)]
+    return {
+        "title": f"{target.name_of_model} ({target.name})",
+        "uid": target.name,
+        "schemaVersion": 39,
+        "refresh": "30s",
+        "time": {"from": "now-1h", "to": "now"},
+        "panels": drawn,
+    }
+
+
+def _panel(number: int, title: str, query: str, unit: str, line: float | None) -> Object:
+    steps = [{"color": "green", "value": None}, *([{"color": "red", "value": line}] if line else [])]
+    style = {"thresholdsStyle": {"mode": "line" if line else "off"}}
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": title,
+        "gridPos": {"x": number % 2 * 12, "y": number // 2 * 8, "w": 12, "h": 8},
+        "targets": [{"refId": "A", "expr": query}],
+        "fieldConfig": {
+            "defaults": {"unit": unit, "thresholds": {"mode": "absolute", "steps": steps}, "custom": style},
+            "overrides": [],
+        },
+    }
+
+
+def autoscaler(target: Target, launches: dict[str, Launch]) -> Iterator[Object]:
+    """Yield KEDA's object of each role whose instances one set counts: from one to the plan's instances.
+
+    An instance is added where those there are hold most of the requests that the plan gives one of them.
+    """
+    names, scaler = target.metrics, SCALERS.get(target.kind)
+    scaling = [launch.role for launch in launches.values() if scaler and scaled(target, launch.role)]
+    for role in (role for role in scaling if role.role != "encode"):
+        assert names is not None and scaler is not None
+        label = f'namespace="{target.site.namespace}",pod=~"{target.name}-(0-)?{role.name}-.*"'  # 0: of Dynamo's Grove
+        yield from objects(
+            "scaled",
+            target,
+            pool=role.name,
+            api=scaler[0],
+            kind=scaler[1],
+            most=len(role.instances),
+            prometheus=target.site.prometheus,
+            query=f"sum({names.running}{{{label}}}) + sum({names.waiting}{{{label}}})",
+            threshold=str(max(round(role.sequences * role.strategy.attention_dp * FILL_SHARE), 1)),
+        )
+
+
+# Decode holds requests that have begun, so after a failure it comes back first and prefill may yield to it.
+PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000, "encode": 100_000}
+
+
+def priority_classes(target: Target) -> Iterator[Object]:
+    """Yield a class per role; decode goes before prefill at restarts."""
+    if target.site.priority_class:
+        return
+    for role in dict.fromkeys(role.role for role in target.roles):
+        for item in objects("priority", target, role=role, priority=PRIORITIES[role]):
+            item["metadata"].pop("namespace")  # the class is of the cluster
+            yield item
+
+
+def nvlink_domain(target: Target) -> Iterator[Object]:
+    """Yield the ComputeDomain of the pods that NVLink joins over nodes."""
+    if any(spans_nodes_by_nvlink(role) for role in target.roles):
+        yield from objects("nvlink", target, channel=CHANNEL)
+
+
+def config_map(target: Target, launch: Launch) -> Object:
+    """Return the ConfigMap with a role's script and files. BadInput where it would pass Kubernetes' limit of 1 MiB."""
+    started = {} if target.kind == "dynamo" else {f"{launch.role.name}.sh": script(target, launch)}
+    data = {**started, **launch.files}  # Dynamo's workers start by their arguments
+    size = sum(len(text.encode()) for text in data.values())
+    if size > MEBI:
+        raise BadInput(
+            f"--platform: the files of {launch.role.name} are {size} bytes, a ConfigMap holds {MEBI}; "
+            "use --platform bare and a shared folder"
+        )
+    return next(objects("files", target, pool=launch.role.name, files=data))
+
+
+def etcd_objects(target: Target) -> Iterator[Object]:
+    """Yield one etcd member and its service, where xLLM's instances register."""
+    command = etcd_command(f"{target.name}-etcd:{ETCD_PORT}")
+    return objects("etcd", target, command=command, port=ETCD_PORT)
+
+
+def router_objects(target: Target, router: Router) -> Iterator[Object]:
+    """Yield the router's files, deployment and service."""
+    proxy = router.table is None and router.programme[0] == "python3"  # an example of the engine's own image
+    known = target.image(target.roles[0]) if proxy else target.published("router")
+    reads = any(name == "--tokenizer_path" for name, _ in router.flags)
+    return objects(
+        "router",
+        target,
+        files={"router.sh": router_script(target, router), **target.origin.owned(dict(router.files))},
+        image=target.site.router_image or known,
+        port=target.site.router_port,
+        tokenizer={"name": "model", "mountPath": weights_mount(target), "readOnly": True} if reads else None,
+        weights=weights_volume(target) if reads else None,
+    )
+
+
+def front(target: Target, launch: Launch) -> Iterator[Object]:
+    """Yield a Service over the pods of aggregated instances, where the engine has no router of its own."""
+    return objects("front", target, pool=launch.role.name, port=target.site.router_port)
 
 
 class Sheet(NamedTuple):
@@ -28,13 +204,13 @@ def sheets(target: Target, launches: dict[str, Launch], load: Load) -> Iterator[
     """Yield the files in the order in which they are applied; the last two are run once all is up."""
     address: Address | None = target.host_name if target.kind in WORKLOADS else None
     found = [
-        Sheet("priorities", "Decode comes back first.", list(core.priority_classes(target))),
+        Sheet("priorities", "Decode comes back first.", list(priority_classes(target))),
         Sheet("weights", "The weights.", list(weights.weights(target))),
-        Sheet("policies", "Disruptions and who reaches whom.", list(operations.policies(target))),
-        Sheet("nvlink", "NVLink between nodes.", list(core.nvlink_domain(target))),
+        Sheet("policies", "Disruptions and who reaches whom.", list(policies(target))),
+        Sheet("nvlink", "NVLink between nodes.", list(nvlink_domain(target))),
         *_engines(target, launches, address),
-        Sheet("autoscaler", "Instances up to the plan's.", list(operations.autoscaler(target, launches))),
-        Sheet("monitoring", "Metrics and a dashboard.", list(operations.monitoring(target))),
+        Sheet("autoscaler", "Instances up to the plan's.", list(autoscaler(target, launches))),
+        Sheet("monitoring", "Metrics and a dashboard.", list(monitoring(target))),
         _job(target, load, "smoke", smoke(target, launches, address)),
         _job(target, load, "benchmark", benchmark(target, load, address)),
     ]
@@ -45,24 +221,24 @@ def _engines(target: Target, launches: dict[str, Launch], address: Address | Non
     """Yield what runs: a file per role and the router's, or the orchestrator's graph."""
     if address is None:
         for name, launch in launches.items():
-            carried = [core.config_map(target, launch)] if launch.files else []
+            carried = [config_map(target, launch)] if launch.files else []
             yield Sheet(f"{name}-files", f"Files of the role {name}.", carried)
         yield Sheet("graph", "NVIDIA Dynamo's deployment graph.", [dynamo_graph(target, launches)])
         return
     workloads = llmd_workloads if target.kind == "llm-d" else WORKLOADS[target.kind]
     for name, launch in launches.items():
-        held = [core.config_map(target, launch), *workloads(target, launch)]
+        held = [config_map(target, launch), *workloads(target, launch)]
         yield Sheet(name, f"The role {name}.", held)
     if target.kind == "llm-d":
         yield Sheet("gateway", "Pool, picker and route.", list(llmd_gateway(target)))
         return
     router = router_of(target, launches, address)
     if router is not None:
-        held = list(core.router_objects(target, router))
+        held = list(router_objects(target, router))
         if target.profile.engine == "xllm" and target.site.etcd_address is None:
-            held += core.etcd_objects(target)
+            held += etcd_objects(target)
     else:
-        held = [item for launch in launches.values() for item in core.front(target, launch)]
+        held = [item for launch in launches.values() for item in front(target, launch)]
     yield Sheet("router", "What spreads requests over instances.", held)
 
 

@@ -15,10 +15,9 @@ import numpy as np
 
 from ground.arrays import Floats, Ints
 from planner.balance.counts import longest_first_rows, water_filling
-from planner.placement.bounds import simple_bounds
 from planner.placement.eplb import balanced_packs
 from planner.placement.improve import SETTLED, search_jointly, settle
-from planner.placement.problem import Problem
+from planner.placement.problem import Problem, simple_bounds
 from planner.placement.rows import BOLD
 
 _MOST_PARTITIONS = 10_000

@@ -16,8 +16,7 @@ from ground.arrays import Floats, Ints
 from ground.errors import Fault
 from runtime.execute.collectives import Comm, all_gather, cut, reduce_scatter, sparse_all_to_all
 from runtime.execute.kernels import quantise
-from runtime.execute.layout import Lanes
-from runtime.execute.placement import Copies
+from runtime.execute.layout import Copies, Lanes
 
 Compute = Callable[[Floats, Ints], Awaitable[Floats]]
 """Partial outputs [n, h] of rows [n, h] in slots [n]."""

@@ -14,8 +14,7 @@ from re import compile as pattern
 
 from ground.errors import BadInput
 from planner.manifest.layout import Place, ShardRule
-from runtime.execute.layout import Lanes, Layout
-from runtime.execute.placement import ExpertTable, expert_tables
+from runtime.execute.layout import ExpertTable, Lanes, Layout, expert_tables
 from runtime.execute.small import SmallModel, Weights, stage_bounds, tensor_shapes
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from runtime.execute.batch import Batch, prompts_batch
 from runtime.execute.kernels import INT8_LARGEST, Routes, row_peaks, silu
+from runtime.execute.layout import ExpertTable
 from runtime.execute.moe import moe, turns
 from runtime.execute.partition import Setup
 from runtime.execute.passes import serve
-from runtime.execute.placement import ExpertTable
 from runtime.execute.reference import experts as unsharded_experts
 from runtime.execute.small import Weights
 from runtime.execute.transport import Endpoint, Loop

@@ -12,8 +12,7 @@ from runtime.execute import collectives as c
 from runtime.execute.clock import Clock, Machine, Sized, Way, Wire
 from runtime.execute.collectives import Comm, comm
 from runtime.execute.exchange import LaneExchange
-from runtime.execute.layout import Lanes
-from runtime.execute.placement import Copies
+from runtime.execute.layout import Copies, Lanes
 from runtime.execute.transport import Endpoint, Loop
 
 Body = Callable[[Comm], Awaitable[Any]]

@@ -8,10 +8,9 @@ import podplan
 from ground.errors import BadInput
 from planner.plans.plan import DisaggregatedPlan
 from podplan.options import QuestionFlags
-from podplan.pins import of_roles
 from podplan.plan_data import strategy_text
 from podplan.planning import PlanResult, solved
-from podplan.question import read_question
+from podplan.question import of_roles, read_question
 
 SMALL = {
     "model": "qwen3-30b-a3b", "hw": "h100", "devices": "16", "isl": "1024", "osl": "128", "ttft": "1s",

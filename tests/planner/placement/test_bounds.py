@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from ground.errors import BadInput
 from planner.balance.counts import replica_counts
-from planner.placement.bounds import simple_bounds, water_level
 from planner.placement.methods import place
-from planner.placement.problem import Problem
+from planner.placement.problem import Problem, simple_bounds, water_level
 from tests.expert_loads import brute_force, power_law
 
 SMALL = [

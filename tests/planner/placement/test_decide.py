@@ -8,10 +8,10 @@ import pytest
 from planner.balance.imbalance import measured_distribution
 from planner.costs.predict import expert_layouts
 from planner.manifest.loads import check_expert_map
+from planner.placement.arranged import place_for_seconds, seconds_objective
 from planner.placement.decide import Choice, Effect, best_choice, curve, redundancies, verdict
 from planner.placement.methods import place
 from planner.placement.problem import Problem
-from planner.placement.seconds import place_for_seconds, seconds_objective
 from podplan.options import PredictFlags
 from podplan.prediction import read_configuration
 from tests.expert_loads import power_law

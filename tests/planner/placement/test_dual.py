@@ -5,9 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from planner.placement.dual import certify, strongest_bound
+from planner.placement.dual import Certificate, certificate_holds, certify, strongest_bound
 from planner.placement.methods import place
-from planner.placement.pricing import Certificate, certificate_holds
 from planner.placement.problem import Problem
 from tests.expert_loads import brute_force, power_law
 

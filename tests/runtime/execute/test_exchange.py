@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ground.errors import Fault
 from runtime.execute.exchange import Window
 from runtime.execute.kernels import quantise
-from runtime.execute.placement import ExpertTable
+from runtime.execute.layout import ExpertTable
 from runtime.execute.sweep import covering
 
 
