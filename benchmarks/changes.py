@@ -24,8 +24,8 @@ from planner.manifest.migration import Staged, union
 from planner.manifest.schema import Manifest
 from planner.programme.proof import Bound
 from planner.workload import Traffic
-from podplan.on_trace import rows_of
 from podplan.options import QuestionFlags
+from podplan.planning import rows_of
 from podplan.question import read_question
 from podplan.scenarios import policy_on_traces
 from runtime.simulate.changes import Autoscale, Migrating

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from cli.options import CSV, FORCE, JSON, File, Text, takes
 from cli.output import Outputs, Screen, print_json, progress
-from cli.plan_parts import day_text
+from cli.plan_parts import day_text, show_keys
 from cli.plan_view import bound_text
-from cli.rows_view import show_keys
 from ground.errors import Infeasible
 from ground.files import check_folder
 from ground.units import format_duration

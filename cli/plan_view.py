@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cli.output import Screen, short_duration
-from cli.plan_parts import engine_text, monthly_text, show_day, show_engines, show_growth
-from cli.rows_view import SPARE, show_keys
+from cli.plan_parts import SPARE, engine_text, monthly_text, show_day, show_engines, show_growth, show_keys
 from ground.units import (
     JOULES_PER_KWH,
     carried_rate,

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from cli.options import JSON, WORKERS, File, Given, Text, takes_question
 from cli.output import Outputs, Screen, note, print_json, progress
+from cli.plan_parts import number
 from cli.plan_view import show_front, show_plan
-from cli.rows_view import number
 from ground.errors import BadInput, Infeasible
 from ground.units import format_count, format_rate
 from ground.workers import aside, executor_of

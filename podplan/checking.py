@@ -21,9 +21,9 @@ from planner.search.answer import Answer
 from planner.search.search import search
 from planner.workload import Trace, Workload
 from podplan.day import windows_json
-from podplan.on_trace import playable, rows_of
 from podplan.options import QuestionFlags, flag_name
 from podplan.plan_data import plan_json, question_json
+from podplan.planning import playable, rows_of
 from podplan.question import Asked
 from podplan.question_files import CHECK_KEYS, CHECKED, Entry, asked_of, questions_in_place, typed_of
 from podplan.readers import read_confidence, read_headroom, read_limit, read_percentile, read_survive

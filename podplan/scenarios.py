@@ -14,8 +14,8 @@ from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, po
 from planner.changeover.robust import Layout, Scenario, solved_scenario, stood
 from planner.manifest.document import dump_manifest
 from planner.manifest.schema import Manifest
-from podplan.on_trace import playable
 from podplan.options import SIZES
+from podplan.planning import playable
 from podplan.question_files import Entry, asked_of, merged_flags, read_rows, typed_of
 from podplan.readers import read_fraction
 from podplan.result import Result, Row, as_json, picked

@@ -34,9 +34,9 @@ from planner.search.search import search
 from planner.search.sure import restated, stressed
 from planner.workload import Traffic
 from podplan.changing import measured_balance
-from podplan.on_trace import rows_of
 from podplan.options import Flags, Text, flag, flags_of
 from podplan.plan_data import plan_json
+from podplan.planning import rows_of
 from podplan.readers import read_fraction
 from podplan.result import Result, Row, picked
 from podplan.verification import verify

@@ -25,8 +25,7 @@ from typing import Any
 import typer
 
 import podplan
-from cli.commands import COMMANDS, LazyCommands
-from cli.main import app, main
+from cli.main import COMMANDS, LazyCommands, app, main
 from podplan.options import QuestionFlags, flag_name
 from podplan.question_files import CHECK_KEYS
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli import commands, main
-from cli.commands import COMMANDS
+from cli import main
 from cli.exit_codes import ExitCode
+from cli.main import COMMANDS
 from ground.errors import BadInput, Fault, Infeasible
 
 ROOT = Path(__file__).parents[2]
@@ -144,7 +144,7 @@ def test_exit_codes(
         raise error
 
     monkeypatch.delenv("PODPLAN_DEBUG", raising=False)
-    monkeypatch.setattr(commands, "import_module", lambda name: type("Module", (), {"app": failing}))
+    monkeypatch.setattr(main, "import_module", lambda name: type("Module", (), {"app": failing}))
     assert main.main(["models"]) == code
     assert capsys.readouterr().err == told
 
@@ -152,7 +152,7 @@ def test_exit_codes(
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """PODPLAN_DEBUG=1 shows where a fault is."""
     monkeypatch.setenv("PODPLAN_DEBUG", "1")
-    monkeypatch.setattr(commands, "import_module", lambda name: 1 / 0)
+    monkeypatch.setattr(main, "import_module", lambda name: 1 / 0)
     assert main.main(["models"]) == ExitCode.FAULT
     assert "Traceback" in capsys.readouterr().err
 

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.output import Screen, short_duration
-from cli.plan_parts import WORDS, engine_text
+from cli.plan_parts import WORDS, engine_text, show_rows
 from cli.plan_view import shape_cells, show_front, show_plan, show_pools, work_cells
-from cli.rows_view import show_rows
 from planner.engines import loader, rules
 from podplan.plan_data import plan_row
 from podplan.planning import PlanResult

@@ -11,7 +11,7 @@ import typer
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from cli.commands import app_of
+from cli.main import app_of
 from tests.fuzz.documents import ANYWHERE, files
 from tests.fuzz.words import ODD, words, wrong
 

@@ -18,8 +18,8 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from cli import main
-from cli.commands import COMMANDS, app_of
 from cli.exit_codes import ExitCode
+from cli.main import COMMANDS, app_of
 from ground.files import to_yaml
 from ground.units import GIBI
 from tests.fuzz.cases import SMALL, Case, drawn, read_case
