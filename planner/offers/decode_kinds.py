@@ -18,6 +18,8 @@ from planner.workload import running_kv_tokens
 
 # Caps that are tried for being quickest at a rate: all but always the first keeps the limit.
 _TRIED = 8
+# Share of requests that wait below which a larger cap is no quicker.
+_SELDOM = 1e-3
 # Standard deviations of the running requests above a full instance to which caps are tried: one in 740 passes them.
 _DEVIATIONS = 3.0
 # Of the largest cap, those that are played on a trace, and by how much more the next must carry than the last.
@@ -95,10 +97,7 @@ class DecodeKind:
         return self._settled_on_trace[instances]
 
     def _quickest(self, rate: float, instances: int) -> tuple[DecodeServer, float]:
-        """The quickest server: the largest cap, with which fewest requests wait and most are finished.
-
-        Where it misses the limit, the largest cap that keeps the limit.
-        """
+        """The quickest server: the largest cap that keeps the limit, with which fewest wait and most are finished."""
         question, limit = self.full.question, self.full.question.tpot_seconds
         for server in self._largest_first(rate):
             state = server.state(rate, 1 if self.independent else instances)
@@ -110,14 +109,16 @@ class DecodeKind:
         if not self.independent:
             yield from self._narrower
             return
-        yield self.full
+        state = self.full.state(rate)
+        if self.full.question.queueing != "bulk" or (state is not None and state.waiting_probability < _SELDOM):
+            yield self.full
         batches, bounds = self._caps
         able = batches[bounds >= rate]
         if able.size and self.full.question.queueing == "bulk":
             kept = self._batches.kept(able * self._groups, rate)
             keep = able[kept >= self.full.question.percentile / 100]
             yield from (self._server(int(cap)) for cap in keep[::-1][:_TRIED])
-            yield self.best
+            yield from (self.full, self.best)
 
     @property
     def best(self) -> DecodeServer:

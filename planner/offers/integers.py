@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 from planner.serving.capacity import STEP
 
-Measure = Callable[[int], float]
+Measured = tuple[float, float]
+"""How far beyond a limit, 1 within it, and a latency: the first decides."""
+Measure = Callable[[int], Measured]
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _ALIKE = 1e-6
@@ -39,18 +41,18 @@ def largest_carried(
     return rate, number
 
 
-def least_of(measure: Measure, low: int, high: int) -> tuple[int, float]:
+def least_of(measure: Measure, low: int, high: int) -> tuple[int, Measured]:
     """Return an integer from ``low`` to ``high`` with the least measure, and that measure; infinite where all are.
 
-    The measure falls and then rises, and may be infinite at either end. Where two integers have the same measure within
+    The measure is infinite up to some integer, then falls, then rises. Where two integers have the same measure within
     a millionth, the one in the middle tells a valley from a level, on which all between count as equal.
 
-    >>> least_of(lambda n: abs(n - 40) + 1.0, 1, 1000)
-    (40, 1.0)
+    >>> least_of(lambda n: (1.0, abs(n - 40) + 1.0), 1, 1000)
+    (40, (1.0, 1.0))
     """
-    known: dict[int, float] = {}
+    known: dict[int, Measured] = {}
 
-    def value(number: int) -> float:
+    def value(number: int) -> Measured:
         if number not in known:
             known[number] = measure(number)
         return known[number]
@@ -58,16 +60,22 @@ def least_of(measure: Measure, low: int, high: int) -> tuple[int, float]:
     while high > low:
         one, other = _inner(low, high)
         first, second = value(one), value(other)
-        if not math.isclose(first, second, rel_tol=_ALIKE):
+        if second[0] == math.inf:
+            low = other + 1
+        elif not _alike(first, second):
             low, high = (one + 1, high) if first > second else (low, other - 1)
-        elif value((one + other) // 2) < first * (1 - _ALIKE):
-            low, high = one + 1, other - 1
-        else:
+        elif _alike(middle := value((one + other) // 2), first) or middle > first:
             break
-    if not known or (low == high and low not in known):
+        else:
+            low, high = one + 1, other - 1
+    if low == high:
         value(low)
     best = min(known, key=lambda number: (known[number], number))
     return best, known[best]
+
+
+def _alike(one: Measured, other: Measured) -> bool:
+    return all(math.isclose(first, second, rel_tol=_ALIKE) for first, second in zip(one, other, strict=True))
 
 
 def _inner(low: int, high: int) -> tuple[int, int]:

@@ -208,18 +208,20 @@ class PrefillKind:
         if not able.size:
             return 0, math.inf
 
-        def seconds(place: int) -> float:
+        def seconds(place: int) -> tuple[float, float]:
             latency = self.server(place).ttft(rate / instances, instances)
-            if latency is None or latency.at(self.question.percentile) > self.question.ttft_seconds:
-                return math.inf
-            return latency.mean
+            if latency is None:
+                return math.inf, math.inf
+            return max(latency.at(self.question.percentile) / self.question.ttft_seconds, 1.0), latency.mean
 
         if self._played:
             timely = [p for p in able.tolist() if not self._player(p).surely_late(rate / instances, instances)]
             place = min(timely, key=seconds, default=0)
-            found = seconds(place) if timely else math.inf
+            excess, found = seconds(place) if timely else (math.inf, math.inf)
         else:
-            place, found = least_of(seconds, int(able[0]), int(able[-1]))
+            place, (excess, found) = least_of(seconds, int(able[0]), int(able[-1]))
+        if excess > 1:
+            return place, math.inf
         return place, found + float(transfer_seconds(self.question, self.deployment))
 
     def server(self, place: int) -> PrefillServer:

@@ -67,6 +67,7 @@ class Offers:
     @classmethod
     def joined(cls, parts: Sequence["Offers"]) -> Self:
         """Return the offers of several parts, in their order."""
+        parts = [part for part in parts if len(part)]  # none of a part are of no objective
         if not parts:
             return cls.none()
         starts = np.cumsum([0, *(len(part) for part in parts)]).tolist()

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -10,33 +9,43 @@ from planner.offers.integers import largest_carried, least_of
 from planner.serving.capacity import STEP
 
 
-@example(low=1, span=60, least=31.0, slope=1.0)  # the first two numbers measure the same
-@given(low=st.integers(1, 40), span=st.integers(0, 60), least=st.floats(-5, 110), slope=st.floats(0.1, 3))
-def test_the_least_is_found_with_few_measures(low: int, span: int, least: float, slope: float) -> None:
-    """Every number is measured at most once, fifteen of them at most; the two beside the least may measure the same."""
+@example(low=1, span=60, least=31.0, slope=1.0, none=0, within=9.0)  # the first two numbers measure the same
+@example(low=0, span=1000, least=990.0, slope=1.0, none=985, within=2.0)  # few are within the limit, none below 985
+@given(
+    low=st.integers(0, 40),
+    span=st.integers(0, 60),
+    least=st.floats(-5, 110),
+    slope=st.floats(0.1, 3),
+    none=st.integers(0, 110),
+    within=st.floats(0, 60),
+)
+def test_the_least_is_found_with_few_measures(
+    low: int, span: int, least: float, slope: float, none: int, within: float
+) -> None:
+    """Few numbers are measured, each once; those below ``none`` are infinite, far ones beyond a limit."""
     tried: list[int] = []
 
-    def measure(number: int) -> float:
+    def measure(number: int) -> tuple[float, float]:
         tried.append(number)
-        return 1 + slope * abs(number - least)
+        far = abs(number - least)
+        return (math.inf, math.inf) if number < none else (max(far - within, 1.0), 1 + slope * far)
 
     number, found = least_of(measure, low, low + span)
-    assert found == min(1 + slope * abs(each - least) for each in range(low, low + span + 1))
+    assert len(tried) == len(set(tried)) <= 3 * math.log2(span + 2)
+    assert found == min(map(measure, range(low, low + span + 1)))
     assert low <= number <= low + span
-    assert len(tried) == len(set(tried)) <= 15
 
 
-@pytest.mark.parametrize("level", [1.0, math.inf])
 @given(low=st.integers(0, 60), span=st.integers(0, 60))
-def test_a_level_ends_the_search(level: float, low: int, span: int) -> None:
-    """Numbers that all measure the same are not all measured, nor are infinite ones."""
+def test_a_level_ends_the_search(low: int, span: int) -> None:
+    """Numbers that all measure the same are not all measured."""
     tried: list[int] = []
 
-    def measure(number: int) -> float:
+    def measure(number: int) -> tuple[float, float]:
         tried.append(number)
-        return level
+        return 1.0, 1.0
 
-    assert least_of(measure, low, low + span)[1] == level
+    assert least_of(measure, low, low + span)[1] == (1.0, 1.0)
     assert len(tried) <= 3
 
 

@@ -114,6 +114,36 @@ def test_no_column_of_either_shape_is_quicker(asked: dict[str, Any]) -> None:
     assert best.best.ttft.at(99) <= side.server(0).question.ttft_seconds  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("asked", "share"),
+    [
+        # Few budgets of prompts are in time.
+        (
+            {"model": "qwen3-30b-a3b", "hardware": "a100", "devices": 2, "lengths": (8192, 1), "ttft_seconds": 3.1},
+            0.999,
+        ),
+        # Most requests keep TPOT with caps whose full batch exceeds it.
+        ({"model": "llama-3.1-8b", "hardware": "h200", "lengths": (8192, 1024), "percentile": 50}, 0.97),
+        # No prefill instance of one size keeps the limit.
+        ({"model": "llama-3.1-70b", "hardware": "h800", "devices": 8, "lengths": (4096, 128)}, 0.9),
+    ],
+    ids=["prefill", "decode", "sizes"],
+)
+def test_near_the_capacity_the_quickest_plan_is_no_slower_than_the_smallest(
+    asked: dict[str, Any], share: float
+) -> None:
+    """It exists up to the largest rate, whatever budgets and caps are late there."""
+    asked = {"ttft_seconds": 5.0, "tpot_seconds": 0.015 if share == 0.97 else 0.05, "devices": 4} | asked
+    most = small_answer(**asked).best
+    assert most is not None
+    rate = most.requests_per_second * share
+    smallest, quickest = (
+        small_answer(**asked, rate_per_second=rate, objective=objective).best for objective in ("chips", "latency")
+    )
+    assert smallest is not None and quickest is not None
+    assert quickest.e2e_mean_seconds <= smallest.e2e_mean_seconds * 1.01
+
+
 def test_aggregated_alone_is_the_quickest_of_its_shape() -> None:
     """Where two pools do not fit, and where this shape alone is asked for."""
     asked = {"model": "qwen3-8b", "rate_per_second": 2.0, "ttft_seconds": 0.5, "objective": "latency"}
