@@ -135,7 +135,7 @@ class DecodeKind:
             (full.single_capacity, full.candidate.batch),
             lambda rate, _: self._carrying(rate),
             lambda cap, _: min(self._server(cap).single_capacity, self.bound_per_second),
-            self.bound_per_second / 1000,
+            self._caps[1],
         )
 
     def _carrying(self, rate: float) -> int | None:

@@ -7,38 +7,55 @@ other. Where latency is unimodal, a section search measures only a few integers.
 import math
 from collections.abc import Callable
 
-from planner.serving.capacity import STEP
+import numpy as np
+
+from ground.arrays import Floats
+from planner.objective import LEAST_PART
+from planner.serving.capacity import on_grid
 
 Measured = tuple[float, float]
 """How far beyond a limit, 1 within it, and a latency: the first decides."""
 Measure = Callable[[int], Measured]
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_ALIKE = 1e-6
-"""Share of a measure within which two are the same."""
+_ALIKE, _SAME = 1e-6, 1e-9
+"""Share of a measure, and of a rate, within which two are the same."""
 
 
 def largest_carried(
     known: tuple[float, int],
     another: Callable[[float, int], int | None],
     capacity: Callable[[int, float], float],
-    least_rate: float,
+    most: Floats,
 ) -> tuple[float, int]:
-    """Return the largest rate that any integer carries, to within ``STEP``, and that integer.
+    """Return the largest rate that any integer carries, and that integer; rates below 1/1000 of the most count as none.
+
+    A capacity is on the grid of rates or the upper bound of its integer. So no integer carries more once none carries
+    the next such rate, and the answer depends neither on where the search begins nor on what it tries.
 
     Args:
         known: (capacity, integer) to begin with.
         another: finds an integer that carries a rate, given the last choice; None where none does.
         capacity: capacity of an integer, given a rate that it carries.
-        least_rate: rate below which all capacities count as equal.
+        most: [integers], upper bounds of their capacities.
 
-    >>> largest_carried((1.0, 0), lambda rate, n: 7 if rate <= 7 else None, lambda n, rate: 7.0, 0.0)
+    >>> largest_carried((1.0, 0), lambda rate, n: 7 if rate <= 7 else None, lambda n, rate: 7.0, np.array([7.0]))
     (7.0, 7)
     """
     rate, number = known
-    while (found := another(wanted := max(rate, least_rate) * math.exp(STEP), number)) is not None:
+    least = float(most.max(initial=0.0)) * LEAST_PART
+    while (found := another(wanted := on_grid(max(rate, least), 1), number)) is not None:
         rate, number = max(capacity(found, wanted), wanted), found
-    return rate, number
+    closer, best = np.unique(most[(most > rate * (1 + _SAME)) & (most < wanted)]), number
+    low, high = 0, closer.size
+    while low < high:
+        middle = (low + high) // 2
+        found = another(float(closer[middle]), number)
+        if found is None:
+            high = middle
+        else:
+            rate, best, low = float(closer[middle]), found, middle + 1
+    return rate, best
 
 
 def least_of(measure: Measure, low: int, high: int) -> tuple[int, Measured]:

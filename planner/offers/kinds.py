@@ -258,12 +258,13 @@ class PrefillKind:
         if instances not in self._best:
             place = int(np.argmax(self.budgets.guess_per_second))
             about = float(self.budgets.guess_per_second[place]) * instances
-            self._best[instances] = largest_carried(
-                (self._capacity(place, instances, about), place),
-                lambda rate, last: self._carrying(instances, rate, last),
-                lambda place, rate: self._capacity(place, instances, rate),
-                self.bound_per_second * instances / 1000,
+            each, place = largest_carried(
+                (self._capacity(place, instances, about) / instances, place),
+                lambda each, last: self._carrying(instances, each * instances, last),
+                lambda place, each: self._capacity(place, instances, each * instances) / instances,
+                self.budgets.bound_per_second,
             )
+            self._best[instances] = each * instances, place
         return self._best[instances]
 
     def _best_played(self, instances: int) -> tuple[float, int]:

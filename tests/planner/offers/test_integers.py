@@ -2,11 +2,12 @@
 
 import math
 
+import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from planner.offers.integers import largest_carried, least_of
-from planner.serving.capacity import STEP
+from planner.serving.capacity import on_grid
 
 
 @example(low=1, span=60, least=31.0, slope=1.0, none=0, within=9.0)  # the first two numbers measure the same
@@ -49,19 +50,19 @@ def test_a_level_ends_the_search(low: int, span: int) -> None:
     assert len(tried) <= 3
 
 
-@example(best=10, most=1.0)  # the number to begin with carries a rate of 0
-@given(best=st.integers(0, 30), most=st.floats(1.0, 50.0))
-def test_no_number_carries_more_than_what_is_answered(best: int, most: float) -> None:
-    """To a step between rates."""
+@example(best=10, most=1.0, first=0)  # the number to begin with carries a rate of 0
+@given(best=st.integers(0, 30), most=st.floats(1.0, 50.0), first=st.integers(0, 30))
+def test_no_number_carries_more_than_what_is_answered(best: int, most: float, first: int) -> None:
+    """Wherever the search begins: capacities are on the grid, or the bounds of some numbers."""
+    bounds = np.array([(most - abs(number - best) / 10) * (1 + number % 3 / 5000) for number in range(31)])
 
     def capacity(number: int) -> float:
-        return most - abs(number - best) / 10
+        able = most - abs(number - best) / 10
+        return float(bounds[number]) if number % 3 == 0 else max(on_grid(able), 0.0)
 
-    rate, number = largest_carried(
-        (capacity(0), 0),
-        lambda rate, last: best if capacity(best) >= rate and last != best else None,
-        lambda number, rate: capacity(number),
-        0.0,
-    )
-    assert most * math.exp(-STEP) <= rate <= most
-    assert capacity(number) >= rate
+    def another(rate: float, last: int) -> int | None:
+        return next((number for number in range(31) if number != last and capacity(number) >= rate), None)
+
+    rate, number = largest_carried((capacity(first), first), another, lambda number, _: capacity(number), bounds)
+    assert rate == max(map(capacity, range(31)))
+    assert capacity(number) == rate

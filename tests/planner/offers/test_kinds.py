@@ -91,6 +91,16 @@ def test_no_budget_passes_the_bound_of_its_row(prompt: float, limit: float, hard
             assert 0.98 * server.saturation_per_second <= offers.bound_per_second[number] * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("instances", [1, 3])
+def test_a_looser_ttft_never_carries_less(instances: int) -> None:
+    """Not even by part of a step of the grid of rates, where the limit decides which budgets are tried."""
+    asked = {"model": "llama-3.1-8b", "hardware": "rtx-pro-6000", "devices": 1, "lengths": (512, 16)}
+    limits = (2.0, 2.02, 3.0, 5.0, 5.05, 7.5)
+    kinds = [prefill_kinds(small_question(**asked, ttft_seconds=limit))[0] for limit in limits]
+    carried = [kind.pool_capacity(instances) for kind in kinds]
+    assert carried == sorted(carried)
+
+
 def test_rows_without_room_take_a_prompt_in_the_fewest_parts_that_fit() -> None:
     """DeepSeek-V3 with 128k prompts on 32 dies; one part fewer does not fit."""
     question = small_question("deepseek-v3", "cm384", 32, lengths=(131072.0, 64.0), ttft_seconds=200.0)
