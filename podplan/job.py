@@ -1,12 +1,16 @@
 """`--job`: requests that are all there from the start, and for whose answers nobody waits; how long they take."""
 
+import math
 import re
+from dataclasses import replace
 from typing import Any
 
 from ground.errors import BadInput
-from ground.units import HOUR_SECONDS, JOULES_PER_KWH, parse_count, parse_duration
+from ground.units import HOUR_SECONDS, JOULES_PER_KWH, MINUTE_SECONDS, parse_count, parse_duration
 from planner.plans.plan import Plan
+from planner.search.answer import Answer, Change
 from planner.search.jobs import Job, job_seconds
+from planner.search.search import search
 from podplan.options import QuestionFlags
 
 FLAG = "--job"
@@ -41,3 +45,22 @@ def job_json(plan: Plan, job: Job) -> dict[str, Any]:
         "cost_usd": None if cost is None else cost * seconds / HOUR_SECONDS,
         "energy_kwh": None if watts is None else watts * seconds / JOULES_PER_KWH,
     }
+
+
+def longer(answer: Answer, job: Job) -> Answer:
+    """Return a refusal whose nearest rate is told as the time in which the same devices end the job."""
+    changes = tuple(_in_time(each, job) if each.direction == "rate" else each for each in answer.changes)
+    told = answer.explanation
+    for old, new in zip(answer.changes, changes, strict=True):
+        told = told.replace(f"{old.flag} {old.value}", f"{new.flag} {new.value}")
+    return replace(answer, changes=changes, explanation=told)
+
+
+def _in_time(change: Change, job: Job) -> Change:
+    plan = change.question and search(change.question, explain=False, beside=False).best
+    if not plan:
+        return change
+    seconds = job_seconds(plan, job)
+    minutes = seconds > 10 * MINUTE_SECONDS
+    time = f"{math.ceil(seconds / MINUTE_SECONDS)}min" if minutes else f"{math.ceil(seconds)}s"
+    return replace(change, flag=FLAG, value=f'"{job.requests} requests in {time}"', told=f"the job ends in {time}")

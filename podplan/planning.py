@@ -22,7 +22,7 @@ from planner.search.search import Aside, at_need, search
 from planner.workload import Trace as Rows
 from podplan.assumptions import assumptions
 from podplan.day import day_json
-from podplan.job import job_json
+from podplan.job import job_json, longer
 from podplan.options import given
 from podplan.plan_data import (
     bound_json,
@@ -114,8 +114,7 @@ class PlanResult(Result):
         """What the plan does, or what binds where there is none."""
         plan = self.best
         if plan is None:
-            longer = "; --job without a time tells how long these devices take" if self.asked.job else ""
-            return f"no plan is feasible (binding limit: {self.binding_limit}): {self.explanation}{longer}"
+            return f"no plan is feasible (binding limit: {self.binding_limit}): {self.explanation}"
         machines = dict.fromkeys(pool.machines.hardware.name for _, pool in plan.pools())
         job = self.asked.job
         ended = "" if job is None else f" and end the job in {format_duration(job_seconds(plan, job))}"
@@ -239,6 +238,8 @@ def solved(
         answer, on_trace = traced(asked, partial(search, beside=beside, aside=aside))
     else:
         answer, on_trace = search(asked.question, explain=explain, beside=beside, aside=aside), None
+    if asked.job is not None:
+        answer = longer(answer, asked.job)
     growing = asked.growth and answer.best and explain
     months = tuple(by_month(asked.question, answer.best, asked.growth, spread)) if growing and answer.best else ()
     asked = replace(asked, question=answer.question)  # in the number format that was chosen
