@@ -93,9 +93,14 @@ def behaviour_values(engine: str) -> list[tuple[str, Sourced]]:
 def _known() -> dict[str, list[Behaviour]]:
     data: Any = read_yaml(FILE)
     return {
-        name: [from_dict(Behaviour, entry) for entry in accumulate(entries, lambda before, own: before | own)]
-        for name, entries in data.items()
+        name: [from_dict(Behaviour, entry) for entry in accumulate(entries, _over)] for name, entries in data.items()
     }
+
+
+def _over(before: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return a range's entry over the one before it; a figure is taken whole, values by machine one by one."""
+    whole = {key for key, value in own.items() if not isinstance(value, dict) or "value" in value}
+    return before | {key: value if key in whole else before.get(key, {}) | value for key, value in own.items()}
 
 
 def _number(version: str) -> tuple[int, ...] | None:
