@@ -9,7 +9,7 @@ depends on the mean length only, F. P. Kelly, Reversibility and Stochastic Netwo
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from statistics import NormalDist
 from typing import NamedTuple, Self
@@ -102,6 +102,7 @@ class DecodeQueue:
         tokens_per_iteration: accepted tokens per request and iteration, above 1 with MTP.
         tokens_squared_cv: of the tokens of an iteration.
         joining_iterations: until a request that is ready joins the next one: 1/2 where all begin together.
+        known_table: numbers of running requests and iteration seconds, each [nodes], where they are tabulated already.
     """
 
     iterations_per_request: Lengths
@@ -111,6 +112,18 @@ class DecodeQueue:
     tokens_per_iteration: float = 1.0
     tokens_squared_cv: float = 0.0
     joining_iterations: float = 0.0
+    known_table: tuple[Floats, Floats] | None = field(default=None, repr=False, compare=False)
+
+    def after(self, transfer_seconds: float) -> Self:
+        """Return the queue behind other transfers; iterations take as long."""
+        return replace(self, transfer_seconds=transfer_seconds, known_table=self._table)
+
+    def running(self, rate_per_second: float) -> tuple[float, float]:
+        """Return the mean number of running requests at a rate, all beyond saturation, and their iteration seconds."""
+        table = self._tabulated()
+        occupied = _occupancy(table, rate_per_second)
+        running = float(self.most_requests) if occupied is None else float(occupied[1:] @ table.running)
+        return running, float(np.interp(running, *self._table))
 
     def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
         """Return the state under Poisson arrivals; None beyond saturation.
@@ -152,6 +165,8 @@ class DecodeQueue:
     @cached_property
     def _table(self) -> tuple[Floats, Floats]:
         """Numbers of running requests and iteration seconds, each [nodes]; made once for all rates."""
+        if self.known_table is not None:
+            return self.known_table
         most = self.most_requests
         if most < 1:
             raise BadInput(f"A decode instance with room for {most} requests must have room for at least 1.")
@@ -171,10 +186,8 @@ class DecodeQueue:
         )
 
 
-def _state(server: Iterating, rate: float, instances: int = 1) -> DecodeState | None:
-    """Return the state of one of so many instances that are filled alike; the rate and requests are those of all."""
-    if rate <= 0:
-        raise BadInput(f"An arrival rate of {rate:g} requests per second must be above 0.")
+def _occupancy(server: Iterating, rate: float) -> Floats | None:
+    """Return the probabilities of 0, 1, ... running requests, the last with all that wait; None beyond saturation."""
     finished = server.finished_per_second
     utilisation = rate / float(finished[-1])
     if utilisation >= 1:
@@ -183,8 +196,17 @@ def _state(server: Iterating, rate: float, instances: int = 1) -> DecodeState | 
     masses = np.exp(logs - logs.max())
     in_line = float(masses[-1]) / (1 - utilisation)  # full, with 0, 1, ... waiting
     total = float(masses[:-1].sum()) + in_line
-    occupancy = np.append(masses[:-1], in_line) / total
-    waiting = in_line / total
+    return np.append(masses[:-1], in_line) / total
+
+
+def _state(server: Iterating, rate: float, instances: int = 1) -> DecodeState | None:
+    """Return the state of one of so many instances that are filled alike; the rate and requests are those of all."""
+    if rate <= 0:
+        raise BadInput(f"An arrival rate of {rate:g} requests per second must be above 0.")
+    occupancy = _occupancy(server, rate)
+    if occupancy is None:
+        return None
+    waiting = float(occupancy[-1])
     mean_requests = float(occupancy[1:] @ server.running)
     mean_wait, residence = waiting * _wait_scale(server, rate), mean_requests / rate
     # Little's law knows the mean better than lengths that are taken as one between levels; fixed ones need no help.
@@ -194,7 +216,7 @@ def _state(server: Iterating, rate: float, instances: int = 1) -> DecodeState | 
     return DecodeState(
         rate_per_second=rate / instances,
         mean_requests=mean_requests / instances,
-        utilisation=utilisation,
+        utilisation=rate / float(server.finished_per_second[-1]),
         waiting_probability=waiting,
         mean_wait_seconds=mean_wait,
         tpot=_ordered(spans / tokens, masses),

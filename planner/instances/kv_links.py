@@ -6,18 +6,19 @@ side serves its transfers first come, first served, and a transfer ends when bot
 
 The wait for links is played: prompts of one pass end together, and decode slots free up with each iteration, so
 transfers come in bursts that no stationary queue models. Passes take as long as those of mean prompts, iterations as
-long as with the mean number of running requests. The play is short, so it is plain Python.
+long as with the mean number of running requests, which the decode queue tells. The play is short and plain Python.
 """
 
-import heapq
-import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from math import ceil
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
 from ground.arrays import Floats, Ints
+from planner.closed_forms.birth_death import DecodeQueue
 from planner.closed_forms.bulk_lattice import Passes
 from planner.costs.cache import Cache, model_cache
 from planner.costs.deployment import Deployment
@@ -36,8 +37,6 @@ MOST_LINK_UTILISATION = 0.8
 """Highest utilisation of a side's links in a plan: the wait there is two transfers, and soon much more."""
 _PLAYED = 3000
 """Prompts that are played; the last two thirds count."""
-_ROUNDS = 12
-"""Rounds of the fixed point of running requests and iteration time."""
 
 
 class LinkSide(NamedTuple):
@@ -140,11 +139,8 @@ class Source(NamedTuple):
 class Sink(NamedTuple):
     """The decode side: instances whose ranks are chosen by least reserved KV."""
 
-    iteration_seconds: Callable[[Floats], Floats]
-    """Iteration seconds by running requests of an instance."""
-    iterations_per_token: float
-    most_requests: int
-    """Batch slots of an instance."""
+    queue: DecodeQueue
+    """The queue of an instance."""
     instances: int
 
 
@@ -180,22 +176,23 @@ def _waits(links: KvLinks, rate_per_second: float, workload: Workload, source: S
         group[order],
         links.held_seconds(stream.prompt_tokens[order].astype(np.float64)),
         stream.prompt_tokens[order] + tokens,
-        np.maximum((tokens - 1) * sink.iterations_per_token, 1.0),
+        np.maximum((tokens - 1) / sink.queue.tokens_per_iteration, 1.0),
     )
-    means = [float(column.mean()) for column in columns]
-    room = _Room(links.decode.groups, sink, rate_per_second, means[4], means[3], float(columns[0][-1]))
+    need, iterations = float(columns[3].mean()), float(columns[4].mean())
+    room = _Room(links.decode.groups, sink, rate_per_second, (need, iterations), float(columns[0][-1]))
     sources = [[0.0] * links.channels(links.prefill) for _ in range(links.prefill.groups)]
     targets = [[0.0] * links.channels(links.decode) for _ in range(links.decode.groups)]
-    waits = np.zeros(order.size)
-    for request, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        now, origin, held, need, iterations = row
+    waits = []
+    for now, origin, held, need, iterations in zip(*(column.tolist() for column in columns), strict=True):
         now, rank = room.take(now, need)
-        sends, gets = max(now, sources[origin][0]), max(now, targets[rank][0])
-        heapq.heapreplace(sources[origin], sends + held)
-        heapq.heapreplace(targets[rank], gets + held)
-        waits[request] = max(sends, gets) - now
-        room.leaves(rank, need, max(sends, gets) + held, iterations)
-    return waits[order.size // 3 :]
+        sends, gets = sources[origin][0], targets[rank][0]
+        sends, gets = sends if sends > now else now, gets if gets > now else now
+        heapreplace(sources[origin], sends + held)
+        heapreplace(targets[rank], gets + held)
+        begun = sends if sends > gets else gets
+        waits.append(begun - now)
+        room.leaves(rank, need, begun + held, iterations)
+    return np.array(waits[order.size // 3 :])
 
 
 def _ended(arrivals: Floats, prompt_tokens: Ints, source: Source, groups: int) -> tuple[Floats, Ints]:
@@ -234,47 +231,51 @@ def _between(value: float, axis: Sequence[float], values: Sequence[float]) -> fl
 class _Room:
     """Free room of the decode ranks; the ranks of an instance end their iterations together."""
 
-    def __init__(self, ranks: int, sink: Sink, rate: float, iterations: float, need: float, horizon: float) -> None:
-        """Begin with the mean number of running requests, each at a random iteration."""
-        running, most = 1.0, float(sink.most_requests)
-        for _ in range(_ROUNDS):
-            self.seconds = float(sink.iteration_seconds(np.array([running]))[0])
-            before, running = running, min(max(rate / sink.instances * iterations * self.seconds, 1.0), most)
-            if running == before:
-                break
-        random = np.random.default_rng(0)
+    def __init__(self, ranks: int, sink: Sink, rate: float, mean: tuple[float, float], horizon: float) -> None:
+        """Begin with the mean number of running requests, of ``mean`` KV and iterations, each at a random one.
+
+        Those that do not leave before the ``horizon`` stay for good.
+        """
+        running, self.seconds = sink.queue.running(rate / sink.instances)
+        (need, iterations), random = mean, np.random.default_rng(0)
         self._each = ranks // sink.instances
-        self._phase = (random.random(sink.instances) * self.seconds).tolist()
-        self._running, self._most = round(running * sink.instances), sink.most_requests * sink.instances
+        phase = random.random(sink.instances) * self.seconds
+        self._phase: list[float] = phase.tolist()
+        self._running, self._most = round(running * sink.instances), sink.queue.most_requests * sink.instances
         # In turn over the ranks, so that they begin about equally full.
         ranks_of = np.arange(self._running) % ranks
-        self._held = np.bincount(ranks_of, minlength=ranks) * need
+        self._held: list[float] = (np.bincount(ranks_of, minlength=ranks) * need).tolist()
+        self._least = [(held, rank) for rank, held in enumerate(self._held)]
+        """What ranks hold, least first; what a rank held before stays until it comes first."""
+        heapify(self._least)
         left = np.floor(random.random(self._running) * iterations)
         chosen = np.flatnonzero(left * self.seconds < horizon)
-        self._leaving = [
-            (self._phase[rank // self._each] + iteration * self.seconds, rank, need)
-            for rank, iteration in zip(ranks_of[chosen].tolist(), left[chosen].tolist(), strict=True)
-        ]
-        heapq.heapify(self._leaving)
+        ends = phase[ranks_of[chosen] // self._each] + left[chosen] * self.seconds
+        self._leaving = [(end, rank, need) for end, rank in zip(ends.tolist(), ranks_of[chosen].tolist(), strict=True)]
+        heapify(self._leaving)
 
     def take(self, now: float, need: float) -> tuple[float, int]:
         """Place a request on the rank with least reserved KV; return the time and the rank."""
-        leaving = self._leaving
+        leaving, held, least = self._leaving, self._held, self._least
         while leaving and (leaving[0][0] <= now or self._running >= self._most):
-            seconds, rank, freed = heapq.heappop(leaving)
-            now = max(now, seconds)
-            self._held[rank] -= freed
+            seconds, rank, freed = heappop(leaving)
+            now = seconds if seconds > now else now
+            held[rank] -= freed
+            heappush(least, (held[rank], rank))
             self._running -= 1
-        rank = int(self._held.argmin())
-        self._held[rank] += need
+        while held[least[0][1]] != least[0][0]:
+            heappop(least)
+        rank = least[0][1]
+        held[rank] += need
+        heapreplace(least, (held[rank], rank))
         self._running += 1
         return now, rank
 
     def leaves(self, rank: int, need: float, there: float, iterations: float) -> None:
         """Let a request leave so many iterations after its KV has arrived."""
         phase = self._phase[rank // self._each]
-        begun = math.ceil((there - phase) / self.seconds)
-        heapq.heappush(self._leaving, (phase + (begun + math.ceil(iterations)) * self.seconds, rank, need))
+        begun = ceil((there - phase) / self.seconds)
+        heappush(self._leaving, (phase + (begun + ceil(iterations)) * self.seconds, rank, need))
 
 
 def kv_plane(question: Question) -> tuple[float, float]:

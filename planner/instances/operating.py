@@ -330,6 +330,12 @@ class DecodeServer:
     transfer_seconds: float
     known_cost: StepCost | None = field(default=None, repr=False, compare=False)
     """The step cost, stacked, where it is known already."""
+    known_queue: DecodeQueue | None = field(default=None, repr=False, compare=False)
+
+    def after(self, transfer_seconds: float) -> "DecodeServer":
+        """Return the instance behind other transfers."""
+        known = self.queue if self.question.workload.decodes else None
+        return replace(self, transfer_seconds=transfer_seconds, known_queue=known)
 
     @property
     def independent(self) -> bool:
@@ -387,11 +393,6 @@ class DecodeServer:
             acceptance=question.acceptance,
         )
 
-    @property
-    def most_requests(self) -> int:
-        """Batch slots of the instance."""
-        return self.decoding.ranks * self.decoding.slots
-
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of a pool of so many instances: a multiple of one (Poisson arrivals), or played on a trace."""
         if self.player is not None:
@@ -414,7 +415,8 @@ class DecodeServer:
     @cached_property
     def queue(self) -> DecodeQueue:
         """The closed-form queue of the instance."""
-        return self.decoding.queue(self.transfer_seconds)
+        known, later = self.known_queue, self.transfer_seconds
+        return known.after(later) if known else self.decoding.queue(later)
 
     @cached_property
     def single_capacity(self) -> float:

@@ -325,13 +325,7 @@ def pool_links(
     """Return the state of the KV links from prefill to decode; None beyond their saturation."""
     prefill, decode = pools
     assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
-    decoding = decoding_of(decode, workload)
-    sink = Sink(
-        iteration_seconds=decoding.seconds,
-        iterations_per_token=1 / decoding.accepted,
-        most_requests=decoding.ranks * decoding.slots,
-        instances=len(decode.instances),
-    )
+    sink = Sink(decoding_of(decode, workload).queue(0.0), len(decode.instances))
     source = Source(pool_passes(prefill, workload), len(prefill.instances))
     links = KvLinks.between(manifest.kv_transfer, prefill, decode)
     return link_state(links, requests_per_second, workload, source, sink)

@@ -353,7 +353,7 @@ def make_plan(
     links = _links(question, (first, first_count), (second, second_count), rate_per_second)
     if links is None:
         return None
-    state = replace(second, transfer_seconds=links.seconds).state(rate_per_second / second_count, second_count)
+    state = second.after(links.seconds).state(rate_per_second / second_count, second_count)
     if state is None:
         return None
     prefill_pool = PrefillPool(
@@ -399,8 +399,8 @@ def _links(
     links = links_of(
         question, model_cache(first.candidate.deployment), (strategies[0], first_count), (strategies[1], second_count)
     )
-    sink = Sink(second.decoding.seconds, 1 / second.decoding.accepted, second.most_requests, second_count)
-    return link_state(links, rate_per_second, question.workload, Source(first.passes, first_count), sink)
+    source, sink = Source(first.passes, first_count), Sink(second.queue, second_count)
+    return link_state(links, rate_per_second, question.workload, source, sink)
 
 
 def in_time(plan: Plan | None) -> Plan | None:

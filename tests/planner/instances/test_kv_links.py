@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from planner.closed_forms.birth_death import DecodeQueue
 from planner.closed_forms.bulk_lattice import Passes
 from planner.costs.cache import Cache
 from planner.instances.kv_links import MOST_LINK_UTILISATION, KvLinks, LinkSide, Sink, Source, link_state
@@ -39,7 +40,12 @@ def _passes(seconds: float, most: int = 1) -> Passes:
 
 
 def _sink(instances: int, most: int = 1_000_000, seconds: float = 1e-3) -> Sink:
-    return Sink(lambda running: np.full(running.size, seconds), 1.0, most, instances)
+    queue = DecodeQueue(
+        iterations_per_request=Lengths(mean=1.0),
+        iteration_seconds=lambda running: np.full(running.size, seconds),
+        most_requests=most,
+    )
+    return Sink(queue, instances)
 
 
 MEAN = 1000 * 1e5 / 1e9

@@ -31,7 +31,7 @@ def test_a_full_decode_instance_is_its_candidate(model: str, hardware: str, squa
     for candidate in decode_all(question):
         server = DecodeServer(question, candidate, 0.0)
         table = server.decoding.table()
-        assert table.size == server.most_requests
+        assert table.size == server.queue.most_requests
         assert table[-1] <= candidate.iteration_seconds * (1 + 1e-9)
         if candidate.microbatches == 1:
             assert table[-1] == pytest.approx(candidate.iteration_seconds, rel=1e-9)

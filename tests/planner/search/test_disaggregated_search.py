@@ -122,7 +122,7 @@ def test_all_domains_hold_requests() -> None:
     """64 DP groups in two domains of 32 run a batch each, and the prediction of the plan's batch agrees."""
     decode = planned().decode
     server = DecodeServer(decode.question, decode.candidate, 0.0)
-    assert server.most_requests == 64 * decode.candidate.batch
+    assert server.queue.most_requests == 64 * decode.candidate.batch
     assert decode.prediction.iteration_seconds == pytest.approx(decode.candidate.iteration_seconds, rel=0.05)
     assert decode.prediction.expert_memory is not None and decode.prediction.fits
 
