@@ -11,6 +11,8 @@ from ground.records import from_dict
 from models.spec import ModelSpec
 
 CATALOGUE = Path(__file__).parent / "catalog"
+FORMS = ("-instruct", "-chat", "-base", "-it", "-pt")
+"""Ends of names that say how a model was trained."""
 ACCEPTED = "a catalogue name, a Hugging Face config.json or a model YAML"
 
 
@@ -48,13 +50,28 @@ def _names() -> tuple[str, ...]:
 
 
 def _catalogue_name(name: str) -> str | None:
-    """Return the catalogue entry of ``name``, in lower case; for an alias all entries are read."""
-    return name if name in _names() else _aliases().get(name)
+    """Return the catalogue entry of ``name``, in lower case; for another than an entry's own all entries are read."""
+    return name if name in _names() else _aliases().get(name) or _bare_names().get(_bare(name))
 
 
 @cache
 def _aliases() -> dict[str, str]:
     return {alias.lower(): name for name in _names() for alias in _read_catalogue(name).aliases}
+
+
+@cache
+def _bare_names() -> dict[str, str]:
+    """Return entries by names without owner and form of training, where these are of one entry."""
+    bare: dict[str, set[str]] = {}
+    for name, entry in [*zip(_names(), _names(), strict=True), *_aliases().items()]:
+        bare.setdefault(_bare(name), set()).add(entry)
+    return {name: entries.pop() for name, entries in bare.items() if len(entries) == 1}
+
+
+def _bare(name: str) -> str:
+    """Return a name without the owner of its repository, and without how it was trained: its shapes are the same."""
+    name = name.rpartition("/")[2]
+    return next((name.removesuffix(form) for form in FORMS if name.endswith(form)), name)
 
 
 @cache
