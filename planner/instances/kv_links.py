@@ -244,10 +244,7 @@ class _Room:
         self._running, self._most = round(running * sink.instances), sink.queue.most_requests * sink.instances
         # In turn over the ranks, so that they begin about equally full.
         ranks_of = np.arange(self._running) % ranks
-        self._held: list[float] = (np.bincount(ranks_of, minlength=ranks) * need).tolist()
-        self._least = [(held, rank) for rank, held in enumerate(self._held)]
-        """What ranks hold, least first; what a rank held before stays until it comes first."""
-        heapify(self._least)
+        self._held = np.bincount(ranks_of, minlength=ranks) * need
         left = np.floor(random.random(self._running) * iterations)
         chosen = np.flatnonzero(left * self.seconds < horizon)
         ends = phase[ranks_of[chosen] // self._each] + left[chosen] * self.seconds
@@ -256,18 +253,14 @@ class _Room:
 
     def take(self, now: float, need: float) -> tuple[float, int]:
         """Place a request on the rank with least reserved KV; return the time and the rank."""
-        leaving, held, least = self._leaving, self._held, self._least
+        leaving, held = self._leaving, self._held
         while leaving and (leaving[0][0] <= now or self._running >= self._most):
             seconds, rank, freed = heappop(leaving)
             now = seconds if seconds > now else now
             held[rank] -= freed
-            heappush(least, (held[rank], rank))
             self._running -= 1
-        while held[least[0][1]] != least[0][0]:
-            heappop(least)
-        rank = least[0][1]
+        rank = int(held.argmin())
         held[rank] += need
-        heapreplace(least, (held[rank], rank))
         self._running += 1
         return now, rank
 

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from planner.instances.candidates import Count
 from planner.instances.reachable import REFERENCE
@@ -34,26 +35,23 @@ TIGHTER_TPOT = (0.6,)
 LEADING_OFFERS = 24
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Results of some engines, without their columns and queues."""
 
-    answer: Answer
-    """Answer of the best engine."""
-    tried: tuple[Tried, ...]
-    bounds: tuple[Bound | None, ...]
-    """Bounds of the other engines that have a plan."""
-    queues_solved: int
+    tried: tuple[Tried, ...] = ()
+    bounds: tuple[Bound | None, ...] = ()
+    """Of each of them; None without a plan."""
+    queues_solved: int = 0
+    candidates_evaluated: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Besides:
+class Besides(NamedTuple):
     """Results beside an answer, and those of the engines searched with them."""
 
     published: tuple[Beside, ...] = ()
     unrestricted: Plan | None = None
     """Plan of the reference engine, where an engine was to be chosen."""
-    part: Part | None = None
+    part: Part = Part()
 
 
 Aside = Callable[[Callable[[], Besides]], AbstractContextManager[Callable[[], Besides]]]
@@ -133,21 +131,28 @@ def _answer(
     besides: Callable[[], Besides] | None = None,
     worth: Callable[[Plan], bool] | None = None,
 ) -> Answer:
-    """Return the answer to alternatives; the first ``here`` are searched here, the others with the ``besides``."""
+    """Return the answer to alternatives; the first ``here`` are searched here, the others with the ``besides``.
+
+    The best of those here is told while the others are searched; should one of them be better, it is searched again.
+    """
     found, known = _found(asked[:here], most_alone=question.goal.maximised and not beside)
+    place = preferred([each.best for each in found], question.goal)
+    answer = answer_of(found[place], beside=True) if besides and place is not None else None
     told = besides() if besides else None
-    part = told.part if told else None
-    plans = [*(each.best for each in found), *(each.plan for each in (part.tried if part else ()))]
+    part = told.part if told else Part()
+    plans = [*(each.best for each in found), *(each.plan for each in part.tried)]
     place = preferred(plans, question.goal)
     if place is None and explain:
         return _refused([*found, *_found(asked[here:])[0]], question)
-    away, plan = part if (place or 0) >= here else None, plans[place or 0]
+    chosen, plan = place or 0, plans[place or 0]
     beside = beside and plan is not None and (worth is None or worth(plan))
-    answer = away.answer if away else answer_of(found[place or 0], beside=beside)
+    if answer is None or chosen >= here:
+        best = found[chosen] if chosen < here else _found([asked[chosen]])[0][0]
+        answer = answer_of(best, beside=beside)
     if beside:
         told = told or _besides(answer.question, (), chosen=bool(question.engines))
         answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
-    tried = () if known else (*map(tried_of, found), *(part.tried if part else ()))
+    tried = () if known else (*map(tried_of, found), *part.tried)
     if question.engines and not known:
         answer = replace(answer, engines=_of_engines(tried, question))
     if len(plans) == 1:
@@ -155,24 +160,17 @@ def _answer(
     own = tuple(each for each in tried if each.engine == answer.question.engine)
     pareto = front_of(answer.best, [*answer.pareto, *filter(None, plans)]) if answer.best else ()
     answer = replace(answer, pareto=tuple(pareto), formats=own if len(own) > 1 else ())
-    bounds = [each.bound() for number, each in enumerate(found) if number != place and each.plans and beside]
-    return _over_all(answer, bounds, found, part, here=away is None)
-
-
-def _over_all(
-    answer: Answer, bounds: Sequence[Bound | None], found: Sequence[Found], part: Part | None, *, here: bool
-) -> Answer:
-    """Return an answer with the bound over all alternatives, and with the numbers of costed candidates and queues.
-
-    Args: ``bounds`` of all that was ``found`` here except the answer; ``here``: whether the answer was found here.
-    """
-    queues, evaluated, others = _queues_solved(found), answer.candidates_evaluated, list(bounds)
-    if part is not None:
-        queues += part.queues_solved
-        evaluated += part.answer.candidates_evaluated if here else found[0].separate.count.total
-        others += [*part.bounds, *([part.answer.bound] if here else [])]
-    parts = [bound for bound in (answer.bound, *others) if bound is not None]
-    return replace(answer, bound=over_parts(answer.bound, parts, queues), candidates_evaluated=evaluated)
+    others = [each.bound() if each.plans and beside and at != chosen else None for at, each in enumerate(found)]
+    bounds = [*others, *part.bounds]
+    bounds[chosen] = answer.bound
+    queues = _queues_solved(found) + part.queues_solved
+    evaluated = answer.candidates_evaluated if chosen < here else found[0].separate.count.total
+    known_bounds = [each for each in bounds if each is not None]
+    return replace(
+        answer,
+        bound=over_parts(answer.bound, known_bounds, queues),
+        candidates_evaluated=evaluated + part.candidates_evaluated,
+    )
 
 
 def _found(
@@ -241,18 +239,15 @@ def _besides(question: Question, engines: Sequence[Question], *, chosen: bool) -
     published = tuple(published_plan(asked, each) for each in matching(asked))
     costing = Costing()
     unrestricted = find(gather_fleet(Fleet.of(asked), costing=costing)).best if chosen else None
-    part = _part(engines, replace(costing, count=Count())) if engines else None
+    part = _part(engines, replace(costing, count=Count())) if engines else Part()
     return Besides(published, unrestricted, part)
 
 
 def _part(asked: Sequence[Question], costing: Costing) -> Part:
     """Return the results of some engines."""
     found, _ = _found(asked, costing)
-    tried = tuple(map(tried_of, found))
-    best = found[preferred([each.plan for each in tried], asked[0].goal) or 0]
-    answer = answer_of(best, beside=best.best is not None)
-    bounds = tuple(each.bound() for each in found if each is not best and each.plans)
-    return Part(answer, tried, bounds, _queues_solved(found))
+    bounds = tuple(each.bound() if each.plans else None for each in found)
+    return Part(tuple(map(tried_of, found)), bounds, _queues_solved(found), costing.count.total)
 
 
 def question_of(found: Found) -> Question:

@@ -1,9 +1,13 @@
 """Which engine runs a plan where none is named, how sure a plan is, and that it passes its own check."""
 
+from dataclasses import replace
+
 import pytest
 
 import podplan
+from planner.search.search import search
 from podplan.planning import PlanResult
+from podplan.question_files import asked_of, single_question, typed_of
 
 SMALL = {"hw": "h100", "devices": 2, "shape": "disaggregated", "isl": 1024, "osl": 64}
 
@@ -27,6 +31,20 @@ def test_the_best_engine_is_taken_and_every_one_is_told(found: PlanResult) -> No
     assert f"{found.manifest().engine.id}@{found.manifest().engine.version}" == data["best"]["engine"]
     last = podplan.plan("qwen3-8b", **SMALL, engine=engines[-1]["engine"].partition("@")[0])
     assert last.best is not None and last.best.requests_per_second == rates[-1]
+
+
+def test_the_order_in_which_engines_are_searched_changes_nothing(found: PlanResult) -> None:
+    """The last engines are searched in another process; where the best is among them, it is told as fully."""
+    question = asked_of(single_question(typed_of({"model": "qwen3-8b", **SMALL}), "search")).question
+    assert len(question.engines) == 3
+    other = search(replace(question, engines=question.engines[::-1]))
+    assert found.best is not None and other.best is not None
+    assert other.question.engine == found.answer.question.engine
+    assert [tried.engine for tried in other.engines] == [tried.engine for tried in found.answer.engines]
+    carried = [{plan.requests_per_second for plan in answer.pareto} for answer in (other, found.answer)]
+    assert carried[0] == carried[1]
+    assert other.bound is not None and found.answer.bound is not None
+    assert other.bound.value == found.answer.bound.value
 
 
 def test_a_plan_passes_its_own_check_at_the_rate_it_prints(found: PlanResult) -> None:
