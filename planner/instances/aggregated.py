@@ -260,12 +260,20 @@ class AggregatedServer:
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether a pool of so many instances carries a rate within both limits."""
         each = rate_per_second / instances
-        return each <= self.most_per_second * (1 + 1e-9) and self.player.keeps(each, instances)
+        return self.player.keeps(each, instances) and each <= self.most_per_second * (1 + 1e-9)
 
     def pool_reaches(self, instances: int, rate_per_second: float) -> bool:
-        """Whether ``pool_capacity``, a rate on the grid, is at least a rate."""
+        """Whether ``pool_capacity``, a rate on the grid or the most that is planned with, is at least a rate.
+
+        The rate is one that few requests do not show to be late.
+        """
         each = rate_per_second / instances
-        return self.pool_carries(instances, instances * max(each, min(on_grid_above(each), self.most_per_second)))
+        above = on_grid_above(each)
+        if self.player.keeps(above, instances, few=False):
+            return each <= self.most_per_second * (1 + 1e-9)
+        if self.player.verdict(above, instances, MANY).ended or not each <= self.most_per_second < above:
+            return False
+        return self.player.keeps(self.most_per_second, instances, few=False)
 
     def told(self, rate_per_second: float, instances: int) -> Sample:
         """Return sample and confidence intervals of a pool of so many instances, given the rate of one."""

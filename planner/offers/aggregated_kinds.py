@@ -64,6 +64,8 @@ class AggregatedKind:
     """By instances: the capacity of the pool, and the server that has it."""
     _tried: dict[int, float] = field(default_factory=dict)
     """By instances: a rate of one instance at which budgets were compared."""
+    _likely: dict[int, tuple[float, list[AggregatedServer]]] = field(default_factory=dict)
+    """By instances: the capacity of one on few requests, and the servers that have nearly that, the best first."""
 
     @property
     def independent(self) -> bool:
@@ -135,10 +137,13 @@ class AggregatedKind:
         """Return the servers that are not far too late at a rate, the least excess on few requests first.
 
         One that is a little late may still have a neighbour, between the listed budgets, that is in time.
+        Where the first is not late on fewest requests, none is played on so few: most would not be late either.
         """
         known = self._known_late(instances, rate)
         able = [server for server in servers if self._bound(server) >= rate and self._listed(server) not in known]
-        timely = [server for server in able if not server.player.surely_late(rate, instances, FEWEST)]
+        timely = able
+        if able and able[0].player.surely_late(rate, instances, FEWEST):
+            timely = [server for server in able if not server.player.surely_late(rate, instances, FEWEST)]
         if able and not timely and self._compared:
             self._remember(able, instances, rate)
         return sorted(timely, key=lambda server: server.player.verdict(rate, instances).excess)
@@ -180,6 +185,12 @@ class AggregatedKind:
         """
         return self._settled(instances)[0]
 
+    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+        """Return the capacity of a pool on few requests, or a rate below the least one where it carries less."""
+        if least_per_second and not self._near(self.servers, instances, least_per_second / instances):
+            return (1 - _MORE) * least_per_second
+        return instances * self._on_few(instances)[0]
+
     def at(self, instances: int, rate_per_second: float | None = None) -> AggregatedServer:
         """Return the server with the best budget for so many instances: largest capacity, or quickest at a rate."""
         if rate_per_second is not None:
@@ -204,14 +215,18 @@ class AggregatedKind:
             self._best[instances] = (0.0 if found is None else self.asked_per_second, found)
         if instances not in self._best:
             best: tuple[float, AggregatedServer | None] = (0.0, None)
-            for server in self._likely(instances):
+            for server in self._on_few(instances)[1]:
                 if best[1] is None or server.pool_carries(instances, (1 + _MORE) * best[0]):
                     best = max(best, (server.pool_capacity(instances), server), key=lambda found: found[0])
             self._best[instances] = best
         return self._best[instances]
 
-    def _likely(self, instances: int) -> list[AggregatedServer]:
-        """Return the servers with nearly the largest capacity on few requests, the best first."""
+    def _on_few(self, instances: int) -> tuple[float, list[AggregatedServer]]:
+        if instances not in self._likely:
+            self._likely[instances] = self._compared_on_few(instances)
+        return self._likely[instances]
+
+    def _compared_on_few(self, instances: int) -> tuple[float, list[AggregatedServer]]:
         servers = list(self.servers)
         rate, best = 0.0, None
         start = self._tried.get(instances, self.guess_per_second)
@@ -219,14 +234,14 @@ class AggregatedKind:
             if best is None or rate == 0.0:
                 rate, best = server.pool_capacity(instances, FEW) / instances, server
         if best is None or not rate:
-            return []
+            return 0.0, []
         while True:
             servers += [each for each in self._beside(best, rate) if each not in servers]
             more = (1 + _MORE) * rate
             able = (each for each in self._quickest_first(servers, instances, more) if each.most_per_second >= more)
             first = next(able, best)
             if first is best or first.player.verdict(more, instances).excess > 1:
-                return [best, *(each for each in self._near(servers, instances, rate) if each is not best)]
+                return rate, [best, *(each for each in self._near(servers, instances, rate) if each is not best)]
             rate, best = max(first.pool_capacity(instances, FEW) / instances, more), first
 
     def _quickest_first(
@@ -240,10 +255,11 @@ class AggregatedKind:
         """Return servers with budgets near a listed one; for equal prompts, budgets at which they take a step less."""
         if self.question.pin("mixed").tokens is not None or self._listed(server) < 0:
             return []
-        listed, state = server.candidate.batched_tokens, server.player.state(rate, 1, FEW)
-        workload, drafts = self.question.workload, int(self.deployment.drafts)
+        listed, workload, drafts = server.candidate.batched_tokens, self.question.workload, int(self.deployment.drafts)
         tried = [round(listed * 2**octaves) for octaves in _OCTAVES]
-        if state is not None and not workload.input_tokens.squared_cv and workload.prompts is None:
+        equal = not workload.input_tokens.squared_cv and workload.prompts is None
+        state = server.player.state(rate, 1, FEW) if equal else None
+        if state is not None:
             running = state.mean_requests / server.pool.ranks
             taken = math.ceil(running + math.sqrt(running)) * (1 + drafts)
             new = workload.input_tokens.mean * (1 - workload.prefix_reuse)

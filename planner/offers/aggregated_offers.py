@@ -130,7 +130,7 @@ def _group_offers(
     return Offers(
         devices=group.sizes.astype(np.int64),
         bound_per_second=most.max(axis=0),
-        guess_per_second=guess,
+        guess_per_second=most.max(axis=0) if asked is None else guess,  # where rows race, all that may lead take part
         layers=group.layers,
         build=partial(_kind, question, group, (most, guess, steps), (asked, slower)),
         least=aggregated_least(bounds, float(room[left].max())) if question.objective == "latency" else None,

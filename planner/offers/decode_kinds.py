@@ -69,6 +69,10 @@ class DecodeKind:
             return any(server.pool_carries(instances, rate_per_second) for server in self._narrower)
         return self.pool_capacity(instances) >= rate_per_second
 
+    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+        """None: the guess of its offer is good enough."""
+        return None
+
     def at(self, instances: int, rate_per_second: float | None = None) -> DecodeServer:
         """Return the server with the best cap for so many instances: largest capacity, or quickest at a rate."""
         if rate_per_second is None:

@@ -193,6 +193,10 @@ class PrefillKind:
         """Largest rate of a pool of so many instances within the TTFT limit with any budget; 0 where there is none."""
         return self._settled(instances)[0]
 
+    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+        """None: the guess of its offer is good enough."""
+        return None
+
     def at(self, instances: int, rate_per_second: float | None = None) -> PrefillServer:
         """Return the server with the best budget for so many instances: largest capacity, or quickest at a rate."""
         if rate_per_second is not None:

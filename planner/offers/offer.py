@@ -26,6 +26,13 @@ class Server(Protocol):
         """Whether a pool of so many instances carries a rate within the limits."""
         ...
 
+    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+        """A guess of ``pool_capacity`` from few played requests; None where that would save little.
+
+        Rates below ``least_per_second`` count as equal.
+        """
+        ...
+
     def at(self, instances: int, rate_per_second: float | None = None) -> object:
         """The server with the budget or cap with which so many instances carry most; a plan is made of it.
 

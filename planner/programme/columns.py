@@ -77,6 +77,7 @@ class Side:
         self.timed = np.zeros(self.offer.size, dtype=bool)
         self._tried = np.zeros(sizes.size, dtype=bool)  # offers with a solved column
         self._quick = False
+        self._estimated = np.zeros(sizes.size, dtype=bool)  # offers that few requests were played for
         self.queues_solved = 0
         self.allowed = allowed
         self.beyond_grid = False
@@ -144,6 +145,24 @@ class Side:
         self.rate[column] = min(server.pool_capacity(left) / self.unit, float(self.rate[column]))
         self._learn(offer, left, float(self.rate[column]))
         self.exact[column], self.guess[column], self._tried[offer] = True, self.rate[column], True
+        return True
+
+    def estimate(self, column: int, most_room: float) -> bool:
+        """Guess the rates of a column's offer from few played requests, once; return whether guesses have changed.
+
+        A rate below that of an offer which is guessed so, and fits ``most_room``, is not told exactly.
+        """
+        offer, left = int(self.offer[column]), int(self.left[column])
+        if self.exact[column] or self._estimated[offer]:
+            return False
+        rivals = self._estimated[self.offer] & (self.room <= most_room)
+        likely = self.server(offer).likely_capacity(left, float(self.guess[rivals].max(initial=0.0)) * self.unit)
+        self._estimated[offer] = True
+        if likely is None:
+            return False
+        same = (self.offer == offer) & ~self.exact
+        self.guess[same] = np.minimum(self.left[same] * (likely / left / self.unit), self.rate[same])
+        self._stairs.clear()
         return True
 
     def carries(self, column: int, wanted: float) -> bool:

@@ -200,7 +200,7 @@ class Programme:
         """Return the best choice by guesses, with solved queues; None where nothing fits. Good, not proven.
 
         Offers with a solved column come first: their other columns are well estimated, and a good incumbent prunes
-        more.
+        more. Where the rate is maximised, offers race on few requests before the queue of the first is solved.
         """
         if self.aim.goal.timed:
             return self.settle()
@@ -209,10 +209,17 @@ class Programme:
             choice = self.best(known, "tried") if self.aim.goal.maximised else None
             if choice is None or not opened(self.picked(choice)):
                 choice = self.best(0.0, "guess")
+            if choice is not None and self.aim.goal.maximised and self._estimated(choice):
+                continue
             if choice is None or solve_open(self.picked(choice), self.aim.rate or known):
                 return choice
             # A choice that carries no more than the incumbent need not be solved in full.
             known = self._exactly(known)
+
+    def _estimated(self, picks: Picks) -> bool:
+        """Guess the rates of chosen columns from few played requests; return whether guesses have changed."""
+        most = self.aim.devices
+        return any([side.estimate(column, most[side.machines.budget]) for side, column in self.picked(picks)])
 
     def settle(self, least_rate: float = 0.0) -> Picks | None:
         """Return the best choice of all, with solved queues; None where nothing fits.

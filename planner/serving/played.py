@@ -129,9 +129,12 @@ class Player:
             self._late[alike[0], alike[1]] = found
         return late
 
-    def keeps(self, rate_per_second: float, instances: int = 1) -> bool:
-        """Whether one of ``instances`` keeps the limits at its rate."""
-        if self.surely_late(rate_per_second, instances):
+    def keeps(self, rate_per_second: float, instances: int = 1, *, few: bool = True) -> bool:
+        """Whether one of ``instances`` keeps the limits at its rate.
+
+        Args: ``few``: whether few requests are played first; needless where they were, at about that rate.
+        """
+        if few and self.surely_late(rate_per_second, instances):
             return False
         found = self.verdict(rate_per_second, instances, MANY)
         return not self._noted(found, instances, MANY, late=found.ended or found.excess > 1)

@@ -27,6 +27,11 @@ class Queue:
     gain: float
     solved: list[int] = field(default_factory=list)
     independent: bool = False
+    few: float | None = None
+
+    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+        """What few requests show, but for what is less than the least."""
+        return None if self.few is None else max(instances * self.few, 0.9 * least_per_second)
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate."""
@@ -55,6 +60,19 @@ def test_hopeless_columns_are_never_solved():
     Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="throughput")).settle()
 
     assert queues[0].solved and not queues[1].solved
+
+
+def test_offers_race_on_few_requests_before_one_is_solved():
+    """All bounds let them lead; the offer that leads on few requests is solved in full, the others are only tried."""
+    queues = [Queue(few * 0.95, 0.0, few=few) for few in (8.0, 10.0, 9.0)]
+    own = Side("mixed", POOL, offers_of(*((1, 12.0, lambda queue=queue: queue) for queue in queues)))
+    programme = Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="throughput"))
+
+    likely = programme.likely()
+
+    assert own.offer[likely[0].columns[0]] == 1
+    assert [bool(queue.solved) for queue in queues] == [False, True, False]
+    assert programme.carried(programme.settle()) == pytest.approx(57.0)
 
 
 @pytest.mark.parametrize(
