@@ -181,6 +181,8 @@ class Bounds:
     together: bool
     """Whether decode and prompts share the budget; else prompts come first."""
     count: Count
+    least: bool = False
+    """Whether steps take the lower bound that is quick to evaluate (``stepcost.split_least``)."""
 
     def of(self, rows: NDArray[np.int64]) -> "Bounds":
         """Return the instances of some rows, in that order; a row may occur several times."""
@@ -396,7 +398,7 @@ class Bounds:
 
     def _parts(self, load: StepLoad, shape: tuple[int, ...]) -> tuple[Floats, Floats]:
         """Return the seconds, and the part that the last pipeline stage takes beyond its layers."""
-        found = [evaluate(self.cost, load, n) for n in self.microbatches]
+        found = [evaluate(self.cost, load, n, least=self.least) for n in self.microbatches]
         self.count.evaluated += len(found) * int(np.prod(shape))
         seconds, heads = (
             np.stack([np.broadcast_to(np.asarray(part, dtype=np.float64), shape) for part in parts])

@@ -122,6 +122,16 @@ class StackedStage:
             self._demand = self.memory + _total(self.moved) if self.moved.size else self.memory
         return self._demand
 
+    @property
+    def work(self) -> Number:
+        """Seconds that the stage computes on all cores."""
+        return plus(self.compute_sum, _total(self.compute)) if self.compute.size else self.compute_sum
+
+    @property
+    def rest(self) -> Number:
+        """Seconds that no cores shorten and no compute hides."""
+        return self.fixed + self.memory
+
     def on(self, cores: Number) -> "StackedStage":
         """Return the stage on a share of the cores."""
         per_core = 1.0 / cores

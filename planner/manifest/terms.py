@@ -361,6 +361,16 @@ class StageTiming:
     demand: Number
     """Seconds for which the stage would keep the memory busy."""
 
+    @property
+    def work(self) -> Number:
+        """Seconds that the stage computes on all cores."""
+        return sum(own.compute for own in self.mixed)
+
+    @property
+    def rest(self) -> Number:
+        """Seconds that no cores shorten and no compute hides."""
+        return self.memory + self.fixed + sum(own.fixed + own.serial * own.memory for own in self.mixed)
+
     def on(self, cores: Number) -> "StageTiming":
         """Return the stage on a share of the cores."""
         mixed = [Timing(own.compute / cores, own.memory, own.fixed, own.serial) for own in self.mixed]
@@ -380,6 +390,16 @@ class StageSeconds(Protocol):
     @property
     def demand(self) -> Number:
         """Seconds for which the stage would keep the memory busy."""
+        ...
+
+    @property
+    def work(self) -> Number:
+        """Seconds that the stage computes on all cores."""
+        ...
+
+    @property
+    def rest(self) -> Number:
+        """Seconds that no cores shorten and no compute hides."""
         ...
 
     def on(self, cores: Number) -> "StageSeconds":
