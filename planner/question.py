@@ -169,6 +169,8 @@ class Question:
     """In the predicted service times, with which every limit must hold; as predicted without."""
     headroom: float = 0.0
     """Relative rise of the rate at which all limits must still hold."""
+    stretch: tuple[tuple[Role, float], ...] = ()
+    """Factors on the predicted step times of roles, which the plans of the question have; 1 for others."""
     shape: Shape = "auto"
     encode: Encode = "fused"
     encode_share: float = 0.0
@@ -189,6 +191,16 @@ class Question:
             redundant=self.redundant if own.redundant is None else own.redundant,
             shared=self.shared if own.shared is None else own.shared,
         )
+
+    def stretch_of(self, role: Role) -> float:
+        """Return the factor on the predicted step times of a role."""
+        return dict(self.stretch).get(role, 1.0)
+
+    def on_clock(self, role: Role) -> "Question":
+        """Return the question on a clock on which a role takes what is predicted: the limits are so much tighter."""
+        times = self.stretch_of(role)
+        limits = self.ttft_seconds / times, self.tpot_seconds / times
+        return replace(self, stretch=(), ttft_seconds=limits[0], tpot_seconds=limits[1]) if self.stretch else self
 
     @property
     def given(self) -> dict[str, str]:

@@ -31,7 +31,7 @@ from planner.plans.assemble import assemble
 from planner.plans.expectation import planned_rate, workload_of
 from planner.plans.plan import Plan
 from planner.search.search import search
-from planner.search.sure import restated, stressed
+from planner.search.sure import ROLES, restated, stressed
 from planner.workload import Traffic
 from podplan.changing import measured_balance
 from podplan.options import Flags, Text, flag, flags_of
@@ -156,8 +156,8 @@ def watch(*sources: str, **flags: object) -> WatchResult:
         balance=_balance(manifest, typed.expert_loads),
     )
     question = question_of(manifest, seen.workload, seen.upper_per_second * (1 + room))
-    best = search(stressed(question, slow), explain=False, beside=False).best
-    best = None if best is None else restated(best, question, slow)
+    best = search(stressed(question, dict.fromkeys(ROLES, slow)), explain=False, beside=False).best
+    best = None if best is None else restated(best, question)
     startup = typed.seconds("startup", None, zero=True)
     if best is None:
         told = "no plan on these machines carries it, with the room asked for: plan MODEL --rate says what binds"

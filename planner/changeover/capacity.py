@@ -38,8 +38,8 @@ def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: 
                 )
         return [rate or 0.0 for rate in stated]
     deployed = from_manifest(manifest, workload)
-    slow, pools = times_with(confidence, deployed.deviation), {pool.role: pool for pool in deployed.pools}
-    return [_most(pools[role], limits, slow, rate or 1.0) for role, rate in zip(roles, stated, strict=True)]
+    pools = {pool.role: (pool, times_with(confidence, pool.deviation)) for pool in deployed.pools}
+    return [_most(*pools[role], limits, rate or 1.0) for role, rate in zip(roles, stated, strict=True)]
 
 
 def total_carried(manifest: Manifest, each: Sequence[float]) -> float:
@@ -50,7 +50,7 @@ def total_carried(manifest: Manifest, each: Sequence[float]) -> float:
     return min(by_role["prefill"], by_role["decode"]) + by_role["mixed"]
 
 
-def _most(pool: DeployedPool, limits: Limits, slow: float, near: float) -> float:
+def _most(pool: DeployedPool, slow: float, limits: Limits, near: float) -> float:
     """Return the largest rate of an instance within the limits of its role, with steps ``slow`` times as long.
 
     The rate is accurate to 0.4 %.

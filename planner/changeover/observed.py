@@ -147,7 +147,7 @@ def step_factor(manifest: Manifest, seen: Observed) -> float:
 def step_interval(manifest: Manifest) -> tuple[float, float]:
     """Return the 80 % interval of measured over predicted step times, from the plan's own deviation."""
     try:
-        deviation = from_manifest(manifest, workload_of(manifest.workload)).deviation
+        deviation = max(pool.deviation for pool in from_manifest(manifest, workload_of(manifest.workload)).pools)
     except BadInput:
         deviation = STEP_DEVIATION
     return 1 - 1.2816 * deviation, 1 + 1.2816 * deviation

@@ -53,6 +53,8 @@ class DeployedPool:
     instances: int
     at: Callable[[float, int], Standing]
     """Returns the standing of one of so many instances, given the rate of one."""
+    deviation: float
+    """Relative standard deviation of the predicted step times."""
     room_prompts: float = math.inf
     """Prompts whose KV a prefill instance holds."""
 
@@ -63,8 +65,6 @@ class Deployed:
 
     pools: tuple[DeployedPool, ...]
     losses: dict[Loss, tuple[Lost, ...]]
-    deviation: float
-    """Relative standard deviation of the predicted step times of the least certain pool."""
     asked_at_most: int | None = None
     """Evaluations that take acceptable time; None where an evaluation is quick."""
 
@@ -74,8 +74,9 @@ def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5
 
     Confidence 0.5 takes service times as predicted.
     """
-    slow, found, room = times_with(confidence, deployed.deviation), Standing(), math.inf
+    found, room = Standing(), math.inf
     for pool in deployed.pools:
+        slow = times_with(confidence, pool.deviation)
         left = pool.instances - (lost.counts.get(pool.role, 0) if lost else 0)
         if left <= 0:
             continue
@@ -119,12 +120,12 @@ def from_plan(plan: Plan) -> Deployed:
                 role="prefill",
                 instances=prefill.instances,
                 at=lambda rate, count: Standing(ttft=server.ttft(rate, count)),
+                deviation=deviation_of(prefill),
                 room_prompts=prefill.room_prompts,
             ),
-            DeployedPool(role="decode", instances=decode.instances, at=decode_at),
+            DeployedPool(role="decode", instances=decode.instances, at=decode_at, deviation=deviation_of(decode)),
         ),
         losses=losses,
-        deviation=deviation_of(plan),
     )
 
 
@@ -138,10 +139,10 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
                 role="mixed",
                 instances=pool.instances,
                 at=lambda rate, count: standing_of(server.state(rate, count)),
+                deviation=deviation_of(pool),
             ),
         ),
         losses={loss: (Lost(mixed=lost_instances(loss, devices, per_node)),) for loss in kinds},
-        deviation=deviation_of(plan),
     )
 
 

@@ -1,7 +1,6 @@
 """A manifest as a deployment: its queues at any rate, on a trace, and the instances that each node holds."""
 
 from collections.abc import Mapping
-from statistics import NormalDist
 
 from ground.errors import BadInput
 from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, standing_of
@@ -24,6 +23,7 @@ from planner.plans.expectation import (
     room_prompts,
 )
 from planner.plans.recorded import pools_on
+from planner.plans.servers import deviation_behind
 from planner.serving.aggregated import AggregatedPool
 from planner.serving.separate import SeparatePools
 from planner.workload import Trace, Workload, running_kv_tokens
@@ -84,12 +84,17 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
                 role="prefill",
                 instances=len(prefill.instances),
                 at=lambda rate, count: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count)),
+                deviation=_step_deviation(prefill, full_pass),
                 room_prompts=room_prompts(prefill, workload),
             ),
-            DeployedPool(role="decode", instances=len(decode.instances), at=decode_at),
+            DeployedPool(
+                role="decode",
+                instances=len(decode.instances),
+                at=decode_at,
+                deviation=_step_deviation(decode, full_batch),
+            ),
         ),
         losses={"instance": (Lost(prefill=1), Lost(decode=1)), "node": _nodes(manifest)},
-        deviation=max(_step_deviation(prefill, full_pass), _step_deviation(decode, full_batch)),
     )
 
 
@@ -103,10 +108,10 @@ def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> 
                 role="mixed",
                 instances=len(pool.instances),
                 at=lambda rate, count: standing_of(pool_mixed(manifest, pool, workload, rate, count)),
+                deviation=_step_deviation(pool, full_batch),
             ),
         ),
         losses={"instance": (Lost(mixed=1),), "node": _nodes(manifest)},
-        deviation=_step_deviation(pool, full_batch),
     )
 
 
@@ -114,8 +119,8 @@ def _step_deviation(pool: Pool, load: StepLoad) -> float:
     """Relative standard deviation of the predicted duration of a step."""
     cost = pool.step_costs[pool.phase].to_step_cost()
     timed = evaluate_best(cost, load, pool.microbatches)
-    known = interval(float(timed.seconds), operators(cost, load, timed), phase=pool.phase)
-    return (known.high / float(timed.seconds) - 1) / NormalDist().inv_cdf(0.5 + known.level / 2)
+    seconds = float(timed.seconds)
+    return deviation_behind(interval(seconds, operators(cost, load, timed), phase=pool.phase), seconds)
 
 
 def _nodes(manifest: Manifest) -> tuple[Lost, ...]:

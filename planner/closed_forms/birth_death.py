@@ -58,6 +58,16 @@ class DecodeState:
     span: Latency
     """transfer + wait + residence, from the first token to the last, of each request."""
 
+    def scaled(self, times: float) -> Self:
+        """Return the instance on a clock that runs slower by a factor."""
+        return replace(
+            self,
+            rate_per_second=self.rate_per_second / times,
+            mean_wait_seconds=self.mean_wait_seconds * times,
+            tpot=self.tpot.scaled(times),
+            span=self.span.scaled(times),
+        )
+
     @classmethod
     def idle(cls, rate_per_second: float) -> Self:
         """Return an instance whose requests end with the token that prefill gives, and are never its own."""

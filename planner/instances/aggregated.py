@@ -54,6 +54,17 @@ class AggregatedState:
     utilisation: float
     """Rate over the saturation rate."""
 
+    def scaled(self, times: float) -> "AggregatedState":
+        """Return the instance on a clock that runs slower by a factor."""
+        return replace(
+            self,
+            rate_per_second=self.rate_per_second / times,
+            ttft=self.ttft.scaled(times),
+            tpot=self.tpot.scaled(times),
+            e2e=self.e2e.scaled(times),
+            mean_step_seconds=self.mean_step_seconds * times,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlayedAggregated(Player):

@@ -65,6 +65,10 @@ class Least(NamedTuple):
             np.concatenate([part.fixed for part in parts]),
         )
 
+    def stretched(self, times: float) -> "Least":
+        """Return the bounds on a clock that runs slower by a factor."""
+        return Least(self.alone * times, self.finished / times, self.held, self.fixed * times)
+
     def select(self, index: Ints) -> "Least":
         """Return the bounds of some offers."""
         return Least(self.alone[index], self.finished[index], self.held[index], self.fixed[index])

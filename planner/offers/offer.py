@@ -5,7 +5,7 @@ Thousands of offers are made as arrays; a server is built for the few that a pla
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, Self
 
@@ -44,6 +44,49 @@ class Server(Protocol):
     def independent(self) -> bool:
         """Whether the capacity of several instances is a multiple of that of one."""
         ...
+
+
+class Timed(Server, Protocol):
+    """A server that tells how long requests take."""
+
+    def mean_seconds(self, instances: int, rate_per_second: float) -> float:
+        """Mean seconds of a request in a pool of so many instances at its rate; infinite where a limit is missed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stretched:
+    """A server on a clock that runs slower by a factor."""
+
+    kind: Server
+    times: float
+
+    @property
+    def independent(self) -> bool:
+        """As for the server."""
+        return self.kind.independent
+
+    def pool_capacity(self, instances: int) -> float:
+        """Largest rate within the limits."""
+        return self.kind.pool_capacity(instances) / self.times
+
+    def pool_carries(self, instances: int, rate_per_second: float) -> bool:
+        """Whether a rate is carried within the limits."""
+        return self.kind.pool_carries(instances, rate_per_second * self.times)
+
+    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+        """A guess of the largest rate, None where that would save little."""
+        likely = self.kind.likely_capacity(instances, least_per_second * self.times)
+        return None if likely is None else likely / self.times
+
+    def at(self, instances: int, rate_per_second: float | None = None) -> object:
+        """The server as planned, on its own clock."""
+        return self.kind.at(instances, None if rate_per_second is None else rate_per_second * self.times)
+
+    def mean_seconds(self, instances: int, rate_per_second: float) -> float:
+        """Mean seconds of a request."""
+        kind: Timed = self.kind  # type: ignore[assignment]
+        return kind.mean_seconds(instances, rate_per_second * self.times) * self.times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +145,18 @@ class Offers:
             layers=self.layers[index],
             build=partial(_of_some, index, self.build),
             least=None if self.least is None else self.least.select(index),
+        )
+
+    def stretched(self, times: float) -> "Offers":
+        """Return the offers on a clock that runs slower by a factor, as where all steps take so many times as long."""
+        if times == 1:
+            return self
+        return replace(
+            self,
+            bound_per_second=self.bound_per_second / times,
+            guess_per_second=self.guess_per_second / times,
+            build=lambda number: Stretched(self.build(number), times),
+            least=self.least and self.least.stretched(times),
         )
 
     def with_layers(self, allowed: set[tuple[int, int]]) -> "Offers":

@@ -78,15 +78,15 @@ class AggregatedPlan(Plan):
     def behind(self, encode: EncodePool, requests: Leaving) -> "AggregatedPlan":
         """Return the plan behind an encode pool, its instances played on the requests that leave that pool."""
         pool, stream = self.mixed, requests.stream
-        server = AggregatedServer(self.question, pool.candidate)
-        seen = aggregated_outcome(replace(server.pool, instances=pool.instances), stream)
+        server, times = AggregatedServer(self.question, pool.candidate), self.question.stretch_of("mixed")
+        seen = aggregated_outcome(replace(server.pool, instances=pool.instances), stream.at_rate(times))
         counted = replace(
             seen,
-            ttft_seconds=(seen.ttft_seconds + requests.encode_seconds)[stream.counting],
+            ttft_seconds=(seen.ttft_seconds + requests.encode_seconds / times)[stream.counting],
             tpot_seconds=seen.tpot_seconds[stream.counting],
         )
         later, each = stream.answer_tokens[stream.counting] - 1, self.requests_per_second / pool.instances
-        state = server.player.state_of(each, counted, later)
+        state = server.player.state_of(times * each, counted, later).scaled(times)
         return replace(self, encode=encode, mixed=replace(pool, state=state), ttft=state.ttft, tpot=state.tpot)
 
     def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "AggregatedPlan | None"]:
@@ -127,9 +127,12 @@ def make_aggregated(
     question: Question, server: AggregatedServer, instances: int, capacity_of_each: float, rate_per_second: float
 ) -> AggregatedPlan | None:
     """Return the plan of so many instances at a rate; None beyond saturation."""
-    state = server.state(rate_per_second / instances, instances)
+    times = question.stretch_of("mixed")
+    state = server.state(times * rate_per_second / instances, instances)
     if state is None:
         return None
+    if times != 1:
+        state = state.scaled(times)
     pool = AggregatedPool(
         question=question,
         candidate=server.candidate,
@@ -145,7 +148,7 @@ def make_aggregated(
         requests_per_second=rate_per_second,
         ttft=state.ttft,
         tpot=state.tpot,
-        played=server.told(rate_per_second / instances, instances),
+        played=None if question.stretch else server.told(rate_per_second / instances, instances),
     )
 
 

@@ -19,8 +19,8 @@ def encode_pool(
     question: Question, encode: tuple[PrefillServer, int, float], rate_per_second: float
 ) -> EncodePool | None:
     """Return the encode pool of (server, instances, rate of one) for a question; None beyond saturation."""
-    server, instances, capacity_of_each = encode
-    each = rate_per_second / instances
+    (server, instances, capacity_of_each), times = encode, question.stretch_of("encode")
+    each = times * rate_per_second / instances
     latency = server.ttft(each, instances)
     if latency is None:
         return None
@@ -31,8 +31,8 @@ def encode_pool(
         instances=instances,
         capacity_per_second=instances * capacity_of_each,
         utilisation=each / server.candidate.requests_per_second,
-        saturated=capacity_of_each >= server.most_per_second * (1 - 1e-6),
-        latency=latency.later(embedding_seconds(question)),
+        saturated=times * capacity_of_each >= server.most_per_second * (1 - 1e-6),
+        latency=latency.later(embedding_seconds(question)).scaled(times),
     )
 
 
@@ -49,10 +49,11 @@ def leaving(question: Question, pool: EncodePool, rate_per_second: float) -> Lea
     Requests of one pass leave together, once their embeddings have been sent. The next role is played on them.
     """
     server, context = pool.server(question), float(question.model.max_position)
-    stream = stationary(question.workload, MANY, most_tokens=context).at_rate(rate_per_second)
+    times = question.stretch_of("encode")
+    stream = stationary(question.workload, MANY, most_tokens=context).at_rate(times * rate_per_second)
     none = np.zeros(len(stream), dtype=np.int64)
     pictures = replace(stream, prompt_tokens=none + round(pool.question.workload.input_tokens.mean), reused_tokens=none)
     ready = play_prefill(replace(server.pool, instances=pool.instances), pictures).first_token_seconds
-    ready = ready + embedding_seconds(question)
-    order = np.argsort(ready, kind="stable")
-    return Leaving(replace(stream.select(order), arrival_seconds=ready[order]), (ready - stream.arrival_seconds)[order])
+    ready = times * (ready + embedding_seconds(question))
+    order, stays = np.argsort(ready, kind="stable"), ready - times * stream.arrival_seconds
+    return Leaving(replace(stream.select(order), arrival_seconds=ready[order]), stays[order])

@@ -291,11 +291,11 @@ class DisaggregatedPlan(Plan):
         """Return the plan behind an encode pool; where prefill memory fills up, waits count as independent."""
         if self.crowded_share:
             return replace(self, encode=encode, ttft=independent_sum(encode.latency, self.ttft))
-        pool, stream = (
-            replace(self.prefill.server(self.question).pool, instances=self.prefill.instances),
-            requests.stream,
-        )
-        took = play_prefill(pool, stream).first_token_seconds - stream.arrival_seconds + requests.encode_seconds
+        times = self.question.stretch_of("prefill")
+        pool = replace(self.prefill.server(self.question).pool, instances=self.prefill.instances)
+        stream = requests.stream.at_rate(times)
+        waits = play_prefill(pool, stream).first_token_seconds - stream.arrival_seconds
+        took = times * waits + requests.encode_seconds
         return replace(self, encode=encode, ttft=Latency.from_samples(took[stream.counting]))
 
     def resized(self, prefill: int, decode: int) -> "DisaggregatedPlan | None":
@@ -344,18 +344,22 @@ def make_plan(
 ) -> DisaggregatedPlan | None:
     """Return the plan of (server, instances, rate of one instance) per role at a rate; None beyond saturation.
 
-    ``saturated``: whether prefill is at its utilisation limit, where known.
+    Where a role's steps take f times what is predicted, its clock is slower by f and its rate on that clock f times as
+    high, transfers included. ``saturated``: whether prefill is at its utilisation limit, where known.
     """
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
-    ttft = first.ttft(rate_per_second / first_count, first_count)
+    times, slower = question.stretch_of("prefill"), question.stretch_of("decode")
+    ttft = first.ttft(times * rate_per_second / first_count, first_count)
     if ttft is None:
         return None
-    links = _links(question, (first, first_count), (second, second_count), rate_per_second)
+    links = _links(question, (first, first_count), (second, second_count), slower * rate_per_second)
     if links is None:
         return None
-    state = second.after(links.seconds).state(rate_per_second / second_count, second_count)
+    state = second.after(links.seconds).state(slower * rate_per_second / second_count, second_count)
     if state is None:
         return None
+    if question.stretch:
+        ttft, state = ttft.scaled(times), state.scaled(slower)
     prefill_pool = PrefillPool(
         question=question,
         candidate=first.candidate,
@@ -364,7 +368,7 @@ def make_plan(
         instances=first_count,
         capacity_per_second=first_count * first_rate,
         utilisation=rate_per_second / (first_count * first.candidate.requests_per_second),
-        saturated=first_rate >= first.most_per_second * (1 - 1e-6) if saturated is None else saturated,
+        saturated=times * first_rate >= first.most_per_second * (1 - 1e-6) if saturated is None else saturated,
     )
     decode_pool = DecodePool(
         question=question,
@@ -386,7 +390,9 @@ def make_plan(
         transfer_seconds=links.seconds,
         links=links,
         crowded_share=crowding.share,
-        played=first.played(rate_per_second / first_count, first_count, second_count * second_rate),
+        played=None
+        if question.stretch  # told once the plan is restated as predicted
+        else first.played(rate_per_second / first_count, first_count, second_count * second_rate),
     )
 
 

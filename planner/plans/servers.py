@@ -3,7 +3,7 @@
 import math
 from statistics import NormalDist
 
-from planner.costs.predict import Prediction
+from planner.costs.interval import Interval
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.plans.aggregated import AggregatedPool
@@ -45,11 +45,15 @@ PREDICTED = 0.5
 """Confidence in the predicted figures: service times are as likely longer as shorter."""
 
 
+_STEP = 0.002
+"""Of deviations, which are known no better; so neither one request more in a batch nor how it is solved moves them."""
+
+
 def times_with(confidence: float, deviation: float) -> float:
     """Return the factor on predicted service times that real ones do not exceed with a confidence.
 
     Service times are normal with the relative ``deviation``, and at least a twentieth of the prediction. Those of all
-    pools vary together, with the deviation of the least certain pool.
+    pools vary together, each with its own deviation.
     """
     return max(1 + NormalDist().inv_cdf(confidence) * deviation, 0.05)
 
@@ -59,12 +63,12 @@ def confidence_with(times: float, deviation: float) -> float:
     return NormalDist().cdf((times - 1) / deviation)
 
 
-def deviation_of(plan: Plan) -> float:
-    """Return the relative standard deviation of the predicted times of the least certain pool."""
-    return max(_deviation(pool.prediction) for _, pool in plan.pools())
+def deviation_of(pool: PlannedPool) -> float:
+    """Return the relative standard deviation of the predicted times of a pool."""
+    return deviation_behind(pool.prediction.interval, pool.prediction.about_seconds)
 
 
-def _deviation(prediction: Prediction) -> float:
-    """Return the relative standard deviation behind the central interval of a prediction."""
-    known = prediction.interval
-    return (known.high / prediction.about_seconds - 1) / NormalDist().inv_cdf(0.5 + known.level / 2)
+def deviation_behind(known: Interval, seconds: float) -> float:
+    """Return the relative standard deviation behind the central interval of a duration, up to a whole ``_STEP``."""
+    exact = (known.high / seconds - 1) / NormalDist().inv_cdf(0.5 + known.level / 2)
+    return math.ceil(exact / _STEP * (1 - 1e-9)) * _STEP

@@ -7,14 +7,14 @@ request likewise starts as a lower bound (``instances.least``).
 
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
 from ground.arrays import Floats, Ints
 from planner.instances.alignment import occupied_devices
 from planner.instances.space import Role
-from planner.offers.offer import Offers, Server
+from planner.offers.offer import Offers, Server, Timed
 from planner.question import Loss, Machines, lost_of_sizes
 
 Rates = Literal["bound", "guess", "tried", "exact"]
@@ -22,14 +22,6 @@ RELATIVE = 1e-9
 """Relative difference below which rates are equal."""
 BELOW = 1e-6
 """Relative distance below a rate to which a column that does not carry the rate is bounded."""
-
-
-class Timed(Protocol):
-    """A server that returns the mean time of a request."""
-
-    def mean_seconds(self, instances: int, rate_per_second: float) -> float:
-        """Mean seconds of a request in a pool of so many instances at its rate; infinite where a limit is missed."""
-        ...
 
 
 class Side:

@@ -41,8 +41,8 @@ def plan_cluster(fleet: Fleet) -> Answer:
         pairs = zip(fleet.members, stressed, strict=True)
         return _plan(replace(fleet, members=tuple(replace(member, question=own) for member, own in pairs)))
 
-    answer, times = surely(asked, solve)
-    own = [restated(*each) for each in zip(answer.plans, asked, times, strict=False)]
+    answer = surely(asked, solve)
+    own = [restated(*each) for each in zip(answer.plans, asked, strict=False)]
     plans = tuple(plan for plan in own if plan is not None)
     if len(plans) < len(own):
         raise Fault("pools carry a rate with confidence, and not as predicted")

@@ -93,10 +93,7 @@ class Pools:
         if found == [(layers[0], layers[1])]:
             return [Option(question, self.sides, self.transfer_seconds)]
         parts = [
-            tuple(
-                make_side(question, side.role, side.offers.with_layers(own), side.model)
-                for side, own in zip(self.sides, both, strict=True)
-            )
+            tuple(side.of(side.offers.with_layers(own)) for side, own in zip(self.sides, both, strict=True))
             for both in found
         ]
         return [Option(question, part, self.transfer_seconds) for part in parts if all(side.offers for side in part)]
@@ -129,7 +126,7 @@ class Costing:
 
     def prefill(self, question: Question, rows: list[Row]) -> Side:
         """Return the columns of prefill instances."""
-        asked, own = behind(question), (*_made_for(question, "prefill"), Same(rows))
+        asked, own = behind(question.on_clock("prefill")), (*_made_for(question, "prefill"), Same(rows))
         alike = _seen(question, "prefill", "tpot_seconds")
         if (*alike, *own) not in self._sides:
             key = (*_seen(question, "prefill", "tpot_seconds", "ttft_seconds"), *own)
@@ -147,7 +144,7 @@ class Costing:
             return option
         key = (*_seen(question, "encode", "tpot_seconds"), *_made_for(question, "prefill"))
         if key not in self._sides:
-            offers = prefill_offers(before(question), ROWS, self.count)
+            offers = prefill_offers(before(question.on_clock("encode")), ROWS, self.count)
             self._sides[key] = make_side(question, "encode", offers, self.model)
         return replace(option, sides=(self._sides[key], *option.sides))
 
@@ -156,7 +153,7 @@ class Costing:
         alike = _seen(question, "decode", "ttft_seconds", "encode_share")
         key = (*alike, *_made_for(question, "decode"), Same(rows), transfer_seconds)
         if key not in self._sides:
-            offers = decode_offers(question, rows, self.count, transfer_seconds)
+            offers = decode_offers(question.on_clock("decode"), rows, self.count, transfer_seconds)
             self._sides[key] = make_side(question, "decode", offers, self.model)
         return self._sides[key]
 
@@ -218,7 +215,8 @@ def slowest_transfer(question: Question, rows: Sequence[Row] | None = None) -> f
 
 
 def make_side(question: Question, role: Role, offers: Offers, model: str = "") -> Side:
-    """Return the columns of a role; the server of an offer is built once for all its columns."""
+    """Return the columns of a role from offers on its clock; the server of an offer is built once for all columns."""
+    offers = offers.stretched(question.stretch_of(role))
     offers = replace(offers, build=cache(offers.build))
     most = most_instances(question) if role in ROLES else None  # of a deployment with prefill and decode instances
     given = question.pin(role).instances
@@ -249,7 +247,8 @@ def aggregated(
     No capacity beyond the asked rate is sought.
     """
     space = RoleSpace(rows, {}) if rows is not None else role_space(question, "mixed")
-    asked = None if aim.rate is None else aim.rate * (question.rate_per_second or 1.0)
-    needed = needed_rates(question, aim, known)
-    offers, dropped = aggregated_offers(behind(question), space.rows, count, needed, asked)
+    times = question.stretch_of("mixed")
+    asked = None if aim.rate is None else aim.rate * (question.rate_per_second or 1.0) * times
+    needed = needed_rates(question, aim, known, times)
+    offers, dropped = aggregated_offers(behind(question.on_clock("mixed")), space.rows, count, needed, asked)
     return Aggregated(offers, dropped, {} if rows is not None else {"mixed": space.cut})

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ground.units import YEAR_SECONDS
 from planner.plans.plan import Plan
-from planner.plans.servers import PREDICTED, confidence_with, deviation_of
+from planner.plans.servers import PREDICTED, confidence_with, deviation_of, times_with
 from planner.question import Question
 from planner.search.search import search
 from planner.search.sure import times_of
@@ -56,15 +56,26 @@ def job_seconds(plan: Plan, job: Job) -> float:
 
 
 def seconds_with(plan: Plan, job: Job, confidence: float) -> float:
-    """Return the seconds that a job does not exceed with a confidence: its clock slows as service times do."""
-    return job_seconds(plan, job) * times_of(plan, confidence) / times_of(plan, plan.question.confidence)
+    """Return the seconds that a job does not exceed with a confidence: each pool's clock slows by its own factor."""
+    level = max(confidence, PREDICTED)
+    return max(seconds * times_with(level, deviation) for seconds, deviation in _as_predicted(plan, job))
 
 
 def confidence_in_time(plan: Plan, job: Job) -> float | None:
     """Return the confidence with which a job ends in its time; None without a time."""
-    if job.seconds is None:
+    limit = job.seconds
+    if limit is None:
         return None
-    return confidence_with(job.seconds / seconds_with(plan, job, PREDICTED), deviation_of(plan))
+    return min(confidence_with(limit / seconds, deviation) for seconds, deviation in _as_predicted(plan, job))
+
+
+def _as_predicted(plan: Plan, job: Job) -> list[tuple[float, float]]:
+    """Return the seconds that each pool takes for a job as predicted, and the deviation of its service times."""
+    told, last = times_of(plan, plan.question.confidence), last_seconds(plan)
+    return [
+        ((job.requests / pool.capacity_per_second + last) / told[role], deviation_of(pool))
+        for role, pool in plan.pools()
+    ]
 
 
 def last_seconds(plan: Plan) -> float:

@@ -14,6 +14,7 @@ from planner.objective import Aim, preferred
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
+from planner.offers.offer import Stretched
 from planner.plans.plan import Plan, in_time
 from planner.plans.quantised import Tried, alternatives, check_some, own_formats
 from planner.programme.columns import Side
@@ -91,16 +92,15 @@ def search(
         return _search(question, explain=explain, beside=beside, aside=aside, worth=worth)
 
     def solve(asked: Sequence[Question]) -> Answer:
-        times = question.ttft_seconds / asked[0].ttft_seconds
-        return _search(asked[0], explain=False, beside=beside, worth=lambda plan: holds(plan, question, times))
+        return _search(asked[0], explain=False, beside=beside, worth=lambda plan: holds(plan, question, asked[0]))
 
-    answer, (times,) = surely([question], solve)
+    answer = surely([question], solve)
     if explain and answer.best is None:
         from planner.search.changes.shortage import helped, short  # only a refusal needs it
 
         told, most = short(question, answer.binding_limit)
         answer = helped(replace(answer, explanation=told), question, most)
-    return in_own_terms(answer, question, times)
+    return in_own_terms(answer, question)
 
 
 def _search(
@@ -360,16 +360,20 @@ def _tighter(choice: Choice, part: float) -> Option:
     asked, aim = replace(option.question, tpot_seconds=option.question.tpot_seconds * part), choice.programme.aim
     side = option.decode
     if option.aggregated:
-        kind = side.server(int(side.offer[columns[-1]]))
+        kind = _own(side.server(int(side.offer[columns[-1]])))
         assert isinstance(kind, AggregatedKind)
         tighter = aggregated(asked, aim, None, [kind.row], count).option(asked)
         return replace(tighter, sides=(*option.encode, *tighter.sides))
     kinds = [kind for kind in _leading(side) if isinstance(kind, DecodeKind)]
     drafts = tuple(sorted({kind.full.candidate.drafts for kind in kinds}))
     asked, rows = replace(asked, drafts=drafts), list(dict.fromkeys(kind.row for kind in kinds))
-    offers = decode_offers(asked, rows, count, option.transfer_seconds)
+    offers = decode_offers(asked.on_clock("decode"), rows, count, option.transfer_seconds)
     return Option(option.question, (*option.sides[:-1], make_side(asked, "decode", offers)))
 
 
 def _leading(side: Side) -> list[object]:
-    return [side.server(number) for number in side.offers.leading(LEADING_OFFERS)]
+    return [_own(side.server(number)) for number in side.offers.leading(LEADING_OFFERS)]
+
+
+def _own(server: object) -> object:
+    return server.kind if isinstance(server, Stretched) else server

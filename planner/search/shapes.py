@@ -71,17 +71,20 @@ def limited(question: Question, aim: Aim, known: Incumbent | None) -> Aim:
     return replace(aim, devices={**aim.devices, machines.budget: min(most, aim.devices[machines.budget])})
 
 
-def needed_rates(question: Question, aim: Aim, known: Incumbent | None) -> Needed:
-    """Return the rate that aggregated instances of a pool must carry to beat the incumbent; any rate without one."""
+def needed_rates(question: Question, aim: Aim, known: Incumbent | None, times: float = 1.0) -> Needed:
+    """Return the rate that aggregated instances of a pool must carry to beat the incumbent; any rate without one.
+
+    It is told on a clock that runs ``times`` as quick.
+    """
     devices = limited(question, aim, known).devices[question.decode.budget]
-    return _of_each(question, devices, _least(question, aim, known))
+    return _of_each(question, devices, times * _least(question, aim, known))
 
 
 def needed_beside(question: Question, aim: Aim, known: Incumbent, sides: tuple[Side, Side]) -> Needed:
     """Return the rate that decode instances beyond the grid must carry to beat the incumbent.
 
     Prefill takes its devices first, the fewest whose bounds carry the rate. For an asked rate, decode must take fewer
-    devices than the columns of the grid that carry it.
+    devices than the columns of the grid that carry it. The rate is told on the clock of decode.
     """
     prefill, decode = sides
     machines, least = question.decode, _least(question, aim, known)
@@ -92,7 +95,7 @@ def needed_beside(question: Question, aim: Aim, known: Incumbent, sides: tuple[S
     if able.any() and aim.rate is not None:
         alone = Programme((((decode,),),), replace(aim, objective="chips")).settle(aim.rate)
         most = most if alone is None else min(most, int(decode.room[alone[0].columns[0]]) - 1)
-    return _of_each(question, most, least)
+    return _of_each(question, most, question.stretch_of("decode") * least)
 
 
 def _least(question: Question, aim: Aim, known: Incumbent | None) -> float:

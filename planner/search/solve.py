@@ -8,7 +8,6 @@ from ground.errors import Fault
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.objective import SLACK, Aim
-from planner.offers.aggregated_kinds import AggregatedKind
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, cost_of, make_plan, paid_devices, slowed_down
 from planner.programme.columns import Side
@@ -75,16 +74,17 @@ def choose(
 def plan_at(option: Option, columns: Sequence[int], rate_per_second: float) -> Plan | None:
     """Return the plan of chosen columns at a rate; None beyond saturation.
 
-    With the latency objective it has the budgets and caps that are quickest at the rate, else those that carry most.
+    Servers are on the clocks of their roles. With the latency objective the plan has the budgets and caps that are
+    quickest at the rate, else those that carry most.
     """
-    timed = option.question.goal.timed
+    timed, times = option.question.goal.timed, option.question.stretch_of
     chosen = list(zip(option.sides, columns, strict=True))
     if option.encode:
         (side, column), rest = chosen[0], replace(option, sides=option.sides[1:])
         server = side.chosen(column, rate_per_second if timed else None)
         assert isinstance(server, PrefillServer)
         left = int(side.left[column])
-        of_each = server.pool_capacity(left) / left if timed else side.rate_of_each(column)
+        of_each = server.pool_capacity(left) / left / times("encode") if timed else side.rate_of_each(column)
         plan = plan_at(rest, columns[1:], rate_per_second)
         return plan and plan.encoded(server, int(side.instances[column]), of_each)
     if option.aggregated:
@@ -93,7 +93,7 @@ def plan_at(option: Option, columns: Sequence[int], rate_per_second: float) -> P
     assert isinstance(first, PrefillServer) and isinstance(second, DecodeServer)
     if timed:
         left = int(option.sides[0].left[columns[0]])
-        each = first.pool_capacity(left) / left, second.pool_capacity(1)
+        each = first.pool_capacity(left) / left / times("prefill"), second.pool_capacity(1) / times("decode")
     else:
         each = chosen[0][0].rate_of_each(chosen[0][1]), chosen[1][0].rate_of_each(chosen[1][1])
     counts = [int(side.instances[column]) for side, column in chosen]
@@ -101,11 +101,9 @@ def plan_at(option: Option, columns: Sequence[int], rate_per_second: float) -> P
 
 
 def _aggregated_at(option: Option, side: Side, column: int, rate_per_second: float, *, timed: bool) -> Plan | None:
-    kind, left = side.server(int(side.offer[column])), int(side.left[column])
-    assert isinstance(kind, AggregatedKind)
-    server = kind.at(left, rate_per_second) if timed else kind.at(left)
+    server, left = side.chosen(column, rate_per_second if timed else None), int(side.left[column])
     assert isinstance(server, AggregatedServer)
-    carried = max(server.pool_capacity(left), rate_per_second)
+    carried = max(server.pool_capacity(left) / option.question.stretch_of("mixed"), rate_per_second)
     return make_aggregated(option.question, server, int(side.instances[column]), carried / left, rate_per_second)
 
 

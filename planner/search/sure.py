@@ -1,22 +1,28 @@
 """Plans that hold with a confidence in the predicted service times, and with headroom in the rate.
 
-If all service times are f times the predicted ones, the queue at rate R is the predicted queue at rate f R with a clock
-slowed by f. So the search plans for limits f times as tight at f (1 + headroom) times the rate, and then reports what
-the pools do at the asked rate under the asked limits.
+If all service times of a role are f times the predicted ones, its queue at rate R is the predicted queue at rate f R
+with a clock slowed by f. So the search takes the instances of each role on a clock slowed by a factor of the role, at
+(1 + headroom) times the rate, and then reports what the pools do at the asked rate as predicted. Errors of all roles
+have one sign and the same share of their deviations, so each role has its own factor at a confidence.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import get_args
 
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool
 from planner.plans.quantised import Tried, as_planned
 from planner.plans.servers import PREDICTED, deviation_of, server_of, times_with
-from planner.question import Question, lost_instances
+from planner.question import Question, Role, lost_instances
 from planner.search.answer import Answer
 
+Times = dict[Role, float]
+"""Factors on predicted service times, by role."""
+ROLES: tuple[Role, ...] = get_args(Role)
+
 _ROUNDS = 5
-"""Most searches; each stresses service times by the factor that the last plan needs for the confidence."""
+"""Most searches; each stresses service times by the factors that the last plan needs for the confidence."""
 _ALIKE = 1e-9
 """Factors nearer than this are equal."""
 
@@ -35,58 +41,61 @@ def is_plain(question: Question) -> bool:
     return (question.confidence or PREDICTED) <= PREDICTED and not question.headroom
 
 
-def stressed(question: Question, times: float) -> Question:
-    """Return the question whose answer holds if service times are ``times`` as long as predicted."""
+def stressed(question: Question, times: Times) -> Question:
+    """Return the question whose answer holds if service times of roles are ``times`` as long as predicted."""
     rate = question.rate_per_second
     return replace(
         question,
         confidence=None,
         headroom=0.0,
-        ttft_seconds=question.ttft_seconds / times,
-        tpot_seconds=question.tpot_seconds / times,
-        rate_per_second=None if rate is None else rate * share_of(question, times),
+        stretch=tuple((role, factor) for role, factor in times.items() if factor != 1),
+        rate_per_second=None if rate is None else rate * (1 + question.headroom),
     )
 
 
-def share_of(question: Question, times: float) -> float:
-    """Return the rate of the stressed question over that of the question."""
-    return times * (1 + question.headroom)
+def times_of(plan: Plan, confidence: float | None) -> Times:
+    """Return the factors on predicted service times, by role, that a plan's real ones keep below with a confidence."""
+    level = max(confidence or PREDICTED, PREDICTED)
+    return {role: times_with(level, deviation_of(pool)) for role, pool in plan.pools()}
 
 
-def times_of(plan: Plan, confidence: float | None) -> float:
-    """Return the factor on predicted service times that a plan's real ones keep below with a confidence."""
-    return times_with(max(confidence or PREDICTED, PREDICTED), deviation_of(plan))
+def surely(questions: Sequence[Question], solve: Callable[[list[Question]], Answer]) -> Answer:
+    """Return the answer to stressed questions, one per member.
 
-
-def surely(
-    questions: Sequence[Question], solve: Callable[[list[Question]], Answer]
-) -> tuple[Answer, tuple[float, ...]]:
-    """Return the answer to stressed questions, one per member, and the factor on the service times of each.
-
-    The factor must give the plan that is found its confidence. It rises to that of the last plan until it suffices;
-    where it is then larger than needed, one more search with the smaller factor may carry more.
+    The factors must give the plan that is found its confidence. They rise to those of the last plan until they suffice;
+    where they are then larger than needed, one more search with the smaller factors may carry more.
     """
-    times, held = (1.0,) * len(questions), None
+    times: list[Times] = [dict.fromkeys(ROLES, 1.0) for _ in questions]
+    held = None
     for _ in range(_ROUNDS):
         answer = solve([stressed(each, own) for each, own in zip(questions, times, strict=True)])
         if not answer.plans:
             break
-        wanted = tuple(times_of(plan, each.confidence) for plan, each in zip(answer.plans, questions, strict=True))
-        if all(more <= own * (1 + _ALIKE) for more, own in zip(wanted, times, strict=True)):
-            held = answer, times
-            if all(more >= own * (1 - _ALIKE) for more, own in zip(wanted, times, strict=True)):
+        wanted = [times_of(plan, each.confidence) for plan, each in zip(answer.plans, questions, strict=True)]
+        if all(_within(more, own) for more, own in zip(wanted, times, strict=True)):
+            held = answer
+            if all(
+                own[role] <= more[role] * (1 + _ALIKE) for more, own in zip(wanted, times, strict=True) for role in more
+            ):
                 break
-            times = wanted
-        elif held is None:
-            times = tuple(map(max, wanted, times))
+            times = [{**own, **less} for less, own in zip(wanted, times, strict=True)]
+        elif held is None:  # roles that the plan lacks are taken as uncertain as those that it has
+            times = [
+                {role: max(factor, more.get(role, max(more.values()))) for role, factor in own.items()}
+                for more, own in zip(wanted, times, strict=True)
+            ]
         else:  # a plan that carries more with shorter times needs longer ones
             break
-    return held or (answer, times)
+    return held or answer
 
 
-def holds(plan: Plan, question: Question, times: float) -> bool:
-    """Whether a plan found with a factor on service times has the confidence of a question."""
-    return times_of(plan, question.confidence) <= times * (1 + 2 * _ALIKE)
+def _within(wanted: Times, times: Times) -> bool:
+    return all(factor <= times.get(role, 1.0) * (1 + _ALIKE) for role, factor in wanted.items())
+
+
+def holds(plan: Plan, question: Question, asked: Question) -> bool:
+    """Whether a plan found for the stressed question ``asked`` has the confidence of a question."""
+    return _within(times_of(plan, question.confidence), dict(asked.stretch))
 
 
 def rate_with(plan: Plan, confidence: float) -> float:
@@ -97,24 +106,24 @@ def rate_with(plan: Plan, confidence: float) -> float:
     asked, times = plan.question, times_of(plan, confidence)
     hard = replace(stressed(asked, times), objective="throughput", rate_per_second=None)
 
-    def carried(pool: PlannedPool) -> float:
+    def carried(role: Role, pool: PlannedPool) -> float:
         lost = lost_instances(asked.survive, pool.candidate.devices, pool.machines.devices_per_node)
-        return server_of(plan, pool, hard).pool_capacity(pool.instances - lost)
+        return server_of(plan, pool, hard.on_clock(role)).pool_capacity(pool.instances - lost) / times[role]
 
-    return min(carried(pool) for _, pool in plan.pools()) / share_of(asked, times)
+    return min(carried(*each) for each in plan.pools()) / (1 + asked.headroom)
 
 
-def restated(plan: Plan, question: Question, times: float) -> Plan | None:
-    """Return the plan for the stressed question, restated at the rate and limits of the question itself."""
-    share, asked = share_of(question, times), as_planned(question, plan)
+def restated(plan: Plan, question: Question) -> Plan | None:
+    """Return the plan for the stressed question, restated for the service times and the rate of the question itself."""
+    share, asked = 1 + question.headroom, as_planned(question, plan)
     return plan.under(asked, share)(plan.requests_per_second / share)
 
 
-def in_own_terms(answer: Answer, question: Question, times: float) -> Answer:
+def in_own_terms(answer: Answer, question: Question) -> Answer:
     """Return the answer to the stressed question of a single model, restated for the question itself."""
 
     def own(plan: Plan | None) -> Plan | None:
-        return None if plan is None else restated(plan, question, times)
+        return None if plan is None else restated(plan, question)
 
     def tried(each: Tried) -> Tried:
         return replace(each, plan=own(each.plan))
@@ -124,7 +133,7 @@ def in_own_terms(answer: Answer, question: Question, times: float) -> Answer:
     pareto = [each for plan in answer.pareto if plan is not answer.best and (each := own(plan)) is not None]
     bound = answer.bound
     if bound is not None and goal.maximised:
-        bound = replace(bound, value=bound.value / share_of(question, times))
+        bound = replace(bound, value=bound.value / (1 + question.headroom))
     elif bound is not None and goal.timed:
         bound = replace(bound, covers=f"{bound.covers}; {STRESSED}")
     return replace(
@@ -132,7 +141,7 @@ def in_own_terms(answer: Answer, question: Question, times: float) -> Answer:
         fleet=replace(answer.fleet, members=tuple(replace(each, question=question) for each in answer.fleet.members)),
         plans=plans,
         pareto=tuple(sorted((*plans, *pareto), key=lambda plan: -plan.requests_per_second)),
-        growth=answer.growth / (share_of(question, times) if goal.maximised else 1.0),
+        growth=answer.growth / (1 + question.headroom if goal.maximised else 1.0),
         bound=bound,
         explanation=f"{', '.join(told_of(question))}: {best.explanation if best is not None else answer.explanation}",
         engines=tuple(map(tried, answer.engines)),

@@ -188,10 +188,11 @@ def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
             if id(side) not in wider and why_not_apart(question) is None:
                 known = Incumbent(rate=least, spent=(0.0, 0.0))
                 needed = needed_beside(question, aim, known, (option.sides[-2], side))
-                rows = apart_rows(question, needed, gathered.count)
+                own_clock, times = question.on_clock("decode"), question.stretch_of("decode")
+                rows = apart_rows(own_clock, needed, gathered.count)
                 dropped += rows.dropped
-                offers = decode_offers(question, rows.rows, gathered.count, option.transfer_seconds)
-                wider[id(side)] = side.with_more(offers) if offers else side
+                offers = decode_offers(own_clock, rows.rows, gathered.count, option.transfer_seconds)
+                wider[id(side)] = side.with_more(offers.stretched(times)) if offers else side
             found.append(replace(option, sides=(*option.sides[:-1], wider.get(id(side), side))))
         options.append(tuple(found))
         pruned += never_costed(member.name, dropped, least * (member.question.rate_per_second or 1.0))
