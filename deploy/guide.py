@@ -212,7 +212,7 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
     if joined:
         imex = "the service nvidia-imex" if target.bare else "NVIDIA's DRA driver, and nvidia-imex of the hosts off"
         yield f"IMEX on the nodes of {joined}: {imex}; every instance inside one NVLink domain (nvidia.com/gpu.clique)."
-    wide = [role.name for role in target.roles if talks_over_nodes(role) and role.accelerator == "nvidia"]
+    wide = [role.name for role in target.roles if talks_over_nodes(role) and role.accelerator != "ascend"]
     if wide and not target.bare and target.site.rdma_resource:
         yield f"RDMA in pods of {' and '.join(wide)}: {target.site.rdma_resource}, or what rdma_resource names."
 

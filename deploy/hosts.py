@@ -21,7 +21,7 @@ from ground.errors import BadInput
 
 PLACEHOLDER = "FILL-IN"
 COLUMNS = ("host", "cluster", "node", "role", "instance", "rank_of_node", "first_device", "ranks", "command")
-SLURM_DEVICES = {"nvidia": "gpus-per-node={}", "ascend": "gres=npu:{}"}
+SLURM_DEVICES = {"nvidia": "gpus-per-node={}", "amd": "gpus-per-node={}", "ascend": "gres=npu:{}"}
 
 
 def host_files(

@@ -10,7 +10,14 @@ from deploy.roles import RolePlan, aligned
 from ground.errors import Infeasible
 from ground.units import GIBI, format_bytes
 from models.spec import MLA
-from planner.engines.memory import Holding, dispatch_tokens, exchange_bytes, kept_bytes, low_latency_bytes
+from planner.engines.memory import (
+    Holding,
+    dispatch_tokens,
+    exchange_bytes,
+    kept_bytes,
+    low_latency_bytes,
+    taken_share,
+)
 from planner.engines.spec import EngineProfile
 
 THOUSANDTHS = 1000
@@ -47,7 +54,7 @@ def holding(engine: str, role: RolePlan) -> Holding:
     return Holding(
         engine=engine,
         role=role.role,
-        ascend=role.accelerator == "ascend",
+        accelerator=role.accelerator,
         exchanges=exchanges(role),
         hidden=role.model.hidden_size,
         experts_per_token=role.model.moe.experts_per_token if role.model.moe else 0,
@@ -90,8 +97,9 @@ def memory_of(profile: EngineProfile, role: RolePlan) -> Memory:
     beside = activations + max(float(kept), plan.buffers)
     outside, inside = (reserve + beside, 0.0) if engine in ("sglang", "xllm") else (reserve, beside)
     planned = (weights + inside + plan.kv_cache) / capacity
-    fraction = _floor(min(1 - outside / capacity, max(share, planned)))
-    return _fitting(profile, role, fraction, fraction * capacity - weights - inside)
+    taken = taken_share(held)
+    fraction = _floor(min(1 - outside / capacity, max(share, planned)) / taken)
+    return _fitting(profile, role, fraction, fraction * taken * capacity - weights - inside)
 
 
 def _fitting(profile: EngineProfile, role: RolePlan, fraction: float, cache: float) -> Memory:

@@ -26,6 +26,7 @@ from planner.manifest.schema import Manifest
 MOTOR_NODES = {"prefill": 8, "decode": 20}
 MOST_DISPATCHED = 1024  # by the counters of DeepEP's kernels, FINISHED_SUM_TAG
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+KNOWN = {"ascend": "Ascend 910 (A2 and A3)", "amd": "AMD MI300X, MI325X and MI355X"}
 COMMANDS: dict[str, Callable[[Target, RolePlan], Launch]] = {
     "vllm": vllm.launch,
     "vllm-ascend": vllm_ascend.launch,
@@ -150,9 +151,9 @@ def _check_machines(target: Target) -> None:
     """Raise Infeasible for devices whose images and labels are not known, and for DeepEP without NVLink."""
     for role in target.roles:
         title = role.hardware.device.title
-        if role.accelerator == "ascend" and generation_of(role.hardware) not in ("a2", "a3"):
+        if role.accelerator != "nvidia" and generation_of(role.hardware) in (None, "a5"):
             raise Infeasible(
-                f"--engine: images, resources, labels and rank tables are known here for Ascend 910 (A2 and A3), "
+                f"--engine: images, resources, labels and rank tables are known here for {KNOWN[role.accelerator]}, "
                 f"not for {title} (machine); plan, execute and simulate take it, deploy does not"
             )
         deepep = target.profile.engine in ("vllm", "sglang") and exchanges(role)

@@ -117,7 +117,7 @@ def read_roles(
     shape: ShapeName = "disaggregated" if any(pool.role == "prefill" for pool in manifest.pools) else "aggregated"
     for pool, setup in zip(manifest.pools, setups, strict=True):
         broken = (
-            (broken_encoder(profile, shape, setup.architecture) if pool.role == "encode" else None)
+            (broken_encoder(profile, shape, setup.architecture, setup.accelerator) if pool.role == "encode" else None)
             or broken_accelerator(profile, manifest.clusters[pool.hardware].spec)
             or broken_model(profile, setup.architecture)
             or broken_rule(profile, setup)
@@ -156,6 +156,7 @@ def _setup(manifest: Manifest, pool: Pool) -> Setup:
         role=pool.role,
         devices_per_node=int(manifest.clusters[pool.hardware].spec.devices_per_node.value),
         experts=experts,
+        accelerator=accelerator_of(manifest.clusters[pool.hardware].spec),
         device=manifest.clusters[pool.hardware].spec.device.title,
         architecture=model.architecture,
         scaled_columns=model.scaled_columns(pool.weights_dtype),

@@ -8,7 +8,7 @@ from deploy.words import Shell, flag_words, quoted
 
 ASCEND_RANK_TABLE = "/user/serverid/devindex/config/hccl.json"  # where the Ascend operator mounts what it collects
 
-VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES"}
+VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES"}
 
 
 def script(target: Target, launch: Launch) -> str:
@@ -33,7 +33,7 @@ def script(target: Target, launch: Launch) -> str:
 def _fabric(target: Target, launch: Launch) -> list[str]:
     """Return the check that RDMA is there before weights are loaded: an active port and the adapters' devices."""
     role = launch.role
-    if role.accelerator != "nvidia" or not talks_over_nodes(role) or target.site.rdma_resource is None:
+    if role.accelerator == "ascend" or not talks_over_nodes(role) or target.site.rdma_resource is None:
         return []
     seen = "grep -qs ACTIVE /sys/class/infiniband/*/ports/*/state && ls /dev/infiniband/uverbs* > /dev/null 2>&1"
     said = f"no RDMA on this node, which {role.name} needs; WITHOUT_RDMA=1 starts it all the same"

@@ -86,7 +86,7 @@ class Site(Strict):
     memory_per_device: Quantity = "32Gi"
     resources: dict[Label, Quantity] = Field(default={}, description="more resources of engine pods, such as hugepages")
     capabilities: list[Word] | None = Field(
-        default=None, description="Linux capabilities [IPC_LOCK where RDMA is used]"
+        default=None, description="Linux capabilities [IPC_LOCK where RDMA is used, SYS_PTRACE on AMD]"
     )
     host_network: bool = False
     node_selectors: ByRole = ByRole()

@@ -3,6 +3,7 @@
 from ground.units import format_bytes
 from hardware.formats import product_dtype, storable
 from hardware.loader import PURCHASE, prices
+from planner.engines.behaviour import untimed
 from planner.instances.reachable import REFERENCE
 from planner.instances.space import ROLES, engine_cut
 from planner.plans.plan import Plan
@@ -19,7 +20,14 @@ def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
     limits = {} if asked.job is not None else _limits(question)
     taken = {**limits, **_traffic(asked), **_machines(question), **_model(question, best), **_electricity(question)}
     named = {name: value for name, value in taken.items() if name in asked.flags.defaulted}
-    return named | _implied(asked)
+    return named | _implied(asked) | _times(best.question if best else question)
+
+
+def _times(question: Question) -> dict[str, object]:
+    """Return what stands for times of the engine on machines that it was never measured on."""
+    engine, machines = question.engine.partition("@")[0], (question.prefill.hardware, question.decode.hardware)
+    told = dict.fromkeys(filter(None, (untimed(engine, each) for each in machines)))
+    return {"engine_times": " and ".join(told)} if told else {}
 
 
 def _limits(question: Question) -> dict[str, object]:

@@ -16,7 +16,7 @@ from planner.costs.cache import POOL_BYTES, find_plane, prefixes_held
 from planner.costs.deployment import Phase, check_disaggregation
 from planner.costs.predict import Configuration, Prediction
 from planner.costs.predict import predict as predict_configuration
-from planner.engines.behaviour import DEFAULT_BUDGET, host_costs
+from planner.engines.behaviour import DEFAULT_BUDGET, host_costs, untimed
 from planner.engines.loader import load_engine
 from planner.serving.benchmark import WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
@@ -385,6 +385,8 @@ def assumptions(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
 def unasked(answer: Prediction) -> dict[str, object]:
     """Return what moved the answer and has no flag: how a closed loop is run, and what a pool holds."""
     asked, taken = answer.configuration, dict[str, object]()
+    if told := untimed((asked.host.engine or "reference").partition("@")[0], asked.hardware):
+        taken["engine_times"] = told
     if asked.phase == "mixed":
         host = format_duration(asked.host.request_seconds)
         tokens = format_duration(1000 * asked.host.token_seconds)

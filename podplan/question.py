@@ -15,7 +15,7 @@ from ground.units import counted, parse_count
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.costs.cache import find_plane
-from planner.engines.loader import Needs, load_engine
+from planner.engines.loader import Needs, accelerator_of, load_engine
 from planner.engines.spec import ShapeName
 from planner.instances.alignment import occupied_devices
 from planner.instances.encoding import ways_to_encode
@@ -390,7 +390,7 @@ def with_formats(question: Question, weights: str | None, kv_dtype: str | None) 
     for role, machines in (("prefill", question.prefill), ("decode", question.decode)):
         text = readers.weights_of(weights, role)
         words = readers.read_weight_choices(text, question.model, machines.hardware)
-        known = {word for types in runs for word in types.weights.value}
+        known = {word for types in runs for word in types.weights.of(accelerator_of(machines.hardware))}
         own.append(_left(words, known) if runs and readers.is_auto(text) else words)
     prefill, decode = (
         replace(machines, weights=words[0])

@@ -8,6 +8,7 @@ from deploy.roles import RolePlan
 from deploy.words import Shell, Value
 from planner.engines.memory import exchange_bytes, hccl_mebibytes
 
+AITER = {"vllm": "VLLM_ROCM_USE_AITER", "sglang": "SGLANG_USE_AITER"}  # rocm.docs.amd.com: vLLM optimization; SGLang
 LEAST_QUEUE = 1024  # DeepEP's default, which carries 511 tokens of a rank
 
 
@@ -23,9 +24,11 @@ def spans_nodes_by_nvlink(role: RolePlan) -> bool:
 
 
 def gpu_environment(target: Target, role: RolePlan) -> dict[str, Value]:
-    """Return the environment of NCCL, NVSHMEM (DeepEP) and UCX (NIXL) on GPUs."""
+    """Return the environment of NCCL or RCCL, NVSHMEM (DeepEP) and UCX (NIXL) on GPUs; AMD's kernels are AITER's."""
     interface, devices = target.site.network_interface, target.site.infiniband_device
     found: dict[str, Value] = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    if role.accelerator == "amd":
+        found |= {AITER[target.profile.engine]: 1, "HIP_FORCE_DEV_KERNARG": 1}
     if not talks_over_nodes(role):
         return found
     if devices:

@@ -9,6 +9,7 @@ from deploy.roles import RolePlan
 from deploy.site import Site
 from deploy.words import Flag, Value, sum_of
 from ground.units import MILLI
+from planner.engines.loader import generation_of
 from planner.engines.spec import EngineProfile, Metrics, PlatformKind
 from planner.manifest.schema import ServiceLevels
 
@@ -18,7 +19,7 @@ SIDECAR_SERVICE_PORT, SIDECAR_TARGET_PORT = 8000, 8200  # llm-d-modelservice's d
 DEFAULT_TTFT_SECONDS, DEFAULT_TPOT_SECONDS = 1.0, 0.05  # of xllm-service and MindIE Motor
 DEVICE = "DEVICE"  # shell variables that every script sets
 NODE_RANK = "NODE_RANK"
-ImagePart = Literal["nvidia", "a2", "a3", "router"]
+ImagePart = Literal["nvidia", "mi30x", "mi35x", "a2", "a3", "router"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +167,9 @@ class Launch:
 
 def machine_of(role: RolePlan) -> ImagePart:
     """Return which of an engine's images a role's machine takes."""
-    return "nvidia" if role.accelerator == "nvidia" else "a3" if role.paired else "a2"
+    found = "nvidia" if role.accelerator == "nvidia" else generation_of(role.hardware)
+    assert found is not None and found != "a5", "render refuses machines without images"
+    return found
 
 
 def port(target: Target, role: RolePlan, base: int) -> Value:

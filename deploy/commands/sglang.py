@@ -15,6 +15,7 @@ from deploy.words import Flag, Shell, Value
 BOOTSTRAP_PORT = 8998
 DIST_PORT = 5000
 STORE_PORT = 24669
+UCX = '"/opt/ucx/lib:${LD_LIBRARY_PATH:-}"'  # docker/rocm.Dockerfile: the image sets it in interactive shells alone
 PAGE_TOKENS = 128  # of Ascend, and a multiple of every page on GPUs: a chunk must be whole pages
 
 
@@ -176,6 +177,8 @@ def _environment(target: Target, role: RolePlan) -> dict[str, Value]:
     """Return the collectives' environment and the room of the low-latency exchange: a rank's requests and drafts."""
     if role.accelerator != "ascend":
         found = gpu_environment(target, role)
+        if role.accelerator == "amd" and role.disaggregated and target.site.kv_transfer == "nixl":
+            found["LD_LIBRARY_PATH"] = Shell(UCX)
     else:
         found = ascend_environment(target, role)
         if role.disaggregated:

@@ -8,7 +8,7 @@ from deploy.roles import RolePlan
 from deploy.scripts import ASCEND_RANK_TABLE
 from deploy.templates import Object, filled
 
-RESOURCES = {"nvidia": "nvidia.com/gpu", "ascend": "huawei.com/Ascend910"}
+RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "ascend": "huawei.com/Ascend910"}
 CHANNEL = "nvlink"
 """Name of the IMEX channel, through which pods share memory over the NVLink of several nodes."""
 STARTUP_PERIOD_SECONDS = 20
@@ -93,13 +93,18 @@ def super_pod_block(target: Target, launch: Launch) -> dict[str, str]:
 
 
 def security(target: Target, role: RolePlan) -> Object:
-    """Return an engine's security context: RDMA pins memory, and IBGDA's kernels map the adapter's registers."""
-    capabilities = target.site.capabilities
+    """Return an engine's security context: RDMA pins memory, and IBGDA's kernels map the adapter's registers.
+
+    ROCm's processes map each other's memory (vLLM: docs, deployment/k8s), which seccomp's default profile may refuse.
+    """
+    capabilities, amd = target.site.capabilities, role.accelerator == "amd"
     if capabilities is None:
-        fabric = role.accelerator == "nvidia" and talks_over_nodes(role)
+        fabric = role.accelerator != "ascend" and talks_over_nodes(role)
         ibgda = exchanges(role) and role.nodes > 1 and not spans_nodes_by_nvlink(role)
         capabilities = ["IPC_LOCK", *(["SYS_RAWIO"] if ibgda else [])] if fabric else []
-    found: Object = {"allowPrivilegeEscalation": False, "seccompProfile": {"type": "RuntimeDefault"}}
+        capabilities += ["SYS_PTRACE"] * amd
+    profile = {"type": "Unconfined" if amd else "RuntimeDefault"}
+    found: Object = {"allowPrivilegeEscalation": False, "seccompProfile": profile}
     return found | ({"capabilities": {"add": capabilities}} if capabilities else {})
 
 
@@ -112,7 +117,7 @@ def resources(target: Target, role: RolePlan) -> Object:
     """Return the resources of one node; devices and RDMA need limits equal to requests, processors none."""
     site, count = target.site, role.devices_per_node
     held = {resource_name(target, role): str(count), "memory": times(site.memory_per_device, count), **site.resources}
-    if role.accelerator == "nvidia" and talks_over_nodes(role) and site.rdma_resource:
+    if role.accelerator != "ascend" and talks_over_nodes(role) and site.rdma_resource:
         held[site.rdma_resource] = str(site.rdma_count)
     found: Object = {"requests": held | {"cpu": str(site.cpus_per_device * count)}, "limits": dict(held)}
     return found | ({"claims": [{"name": CHANNEL}]} if spans_nodes_by_nvlink(role) else {})

@@ -32,7 +32,7 @@ COMMANDS = {
     "dynamo.vllm": "vllm",
     "dynamo.sglang": "sglang",
 }
-DEVICES = re.compile(r"(nvidia\.com/gpu|huawei\.com/[A-Za-z0-9_-]+)\Z")
+DEVICES = re.compile(r"((?:nvidia|amd)\.com/gpu|huawei\.com/[A-Za-z0-9_-]+)\Z")
 PLACES = re.compile(
     r"(data-parallel-(address|rpc-port|start-rank|rank|size-local|hybrid-lb|external-lb)|node-rank|nnodes|dist-init-addr)"
 )

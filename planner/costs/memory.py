@@ -81,18 +81,18 @@ def memory(deployment: Deployment, *, kv_tokens: Number, sequences: Number, toke
 def _holding(deployment: Deployment, profile: EngineProfile, sequences: Number, tokens: Number) -> Holding:
     """Return an instance as the engines' rules of memory read it: those of deployment files."""
     strategy, moe, model = deployment.strategy, deployment.model.moe, deployment.model
-    ascend = accelerator_of(deployment.hardware) == "ascend"
+    accelerator = accelerator_of(deployment.hardware)
     spread = moe is not None and any(
-        mode.exchange == "all_to_all" and mode.serves(deployment.phase, model.architecture)
+        mode.exchange == "all_to_all" and mode.serves(deployment.phase, model.architecture, accelerator)
         for mode in profile.parallelism.experts
     )
     whole = np.equal(strategy.moe_tp, 1) & np.greater(strategy.moe_ep, 1)
-    apart = ascend or np.greater(strategy.attention_dp, 1)
+    apart = accelerator == "ascend" or np.greater(strategy.attention_dp, 1)
     prompts = profile.engine == "vllm-ascend" and deployment.phase == "prefill"
     return Holding(
         engine=profile.engine,
         role=deployment.phase,
-        ascend=ascend,
+        accelerator=accelerator,
         exchanges=spread and whole & apart,
         hidden=model.hidden_size,
         experts_per_token=moe.experts_per_token if moe else 0,

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from ground.errors import BadInput
 from ground.files import read_yaml
 from ground.records import Sourced, Stated, from_dict
-from planner.engines.loader import engine_names, load_engine
+from hardware.spec import HardwareSpec
+from planner.engines.loader import accelerator_of, engine_names, load_engine
 
 DEFAULT_BUDGET = 8192.0
 """Tokens of a step and DP rank where nobody states them: max_num_tokens of TensorRT-LLM (llmapi/llm_args.py) and
@@ -135,6 +136,13 @@ class HostCosts(NamedTuple):
     token_seconds: float = TOKEN_SECONDS
     engine: str | None = None
     source: str = "the hardware entry's graph_launch_seconds"
+
+
+def untimed(engine: str, hardware: HardwareSpec) -> str | None:
+    """Return what stands for the times of an engine on devices that it was never measured on, None of others."""
+    if engine == "reference" or accelerator_of(hardware) != "amd":
+        return None
+    return f"none of {engine} measured on {hardware.name}: its entry's kernels, host times as beside NVIDIA devices"
 
 
 SYSTEMS = {

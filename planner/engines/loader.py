@@ -12,7 +12,7 @@ from ground.records import from_dict
 from hardware.spec import HardwareSpec
 from planner.engines.memory import Generation
 from planner.engines.rules import Broken, broken_drafts
-from planner.engines.spec import Accelerator, EngineProfile, Orchestrator, ShapeName
+from planner.engines.spec import ACCELERATORS, Accelerator, EngineProfile, Orchestrator, ShapeName
 
 CATALOGUE = Path(__file__).parent / "catalog"
 ORCHESTRATORS = Path(__file__).parent / "orchestrators"
@@ -79,8 +79,15 @@ def _number(version: str) -> tuple[int, ...]:
 
 
 # The vendor is in the title of every device of the catalogue; "910" is how Ascend parts are named without it.
-WORDS: dict[str, Accelerator] = {"nvidia": "nvidia", "ascend": "ascend", "910": "ascend"}
-GENERATIONS: dict[str, Generation] = {"910b": "a2", "910c": "a3", "ascend 950": "a5"}
+WORDS: dict[str, Accelerator] = {"nvidia": "nvidia", "amd": "amd", "ascend": "ascend", "910": "ascend"}
+GENERATIONS: dict[str, Generation] = {
+    "910b": "a2",
+    "910c": "a3",
+    "ascend 950": "a5",
+    "amd mi30": "mi30x",  # gfx942
+    "amd mi32": "mi30x",
+    "amd mi35": "mi35x",  # gfx950
+}
 
 
 def accelerator_of(hardware: HardwareSpec) -> Accelerator | None:
@@ -89,7 +96,7 @@ def accelerator_of(hardware: HardwareSpec) -> Accelerator | None:
 
 
 def generation_of(hardware: HardwareSpec) -> Generation | None:
-    """Return the generation of a machine's Ascend devices by the words of its title, None of others.
+    """Return the generation of a machine's Ascend or AMD devices by the words of its title, None of others.
 
     A 910 that says no more is of A3 where two of its devices are a chip, else of A2.
     """
@@ -113,25 +120,27 @@ def broken_accelerator(profile: EngineProfile, hardware: HardwareSpec) -> Broken
     fact = profile.accelerators
     if profile.engine == "reference" or accelerator_of(hardware) in fact.value:
         return None
-    names = {"nvidia": "NVIDIA", "ascend": "Ascend"}
     sentence = (
-        f"{profile.title} runs here on {' and '.join(names[kind] for kind in fact.value)} devices, "
+        f"{profile.title} runs here on {' and '.join(ACCELERATORS[kind] for kind in fact.value)} devices, "
         f"not on {hardware.device.title}"
     )
     return Broken("accelerator", sentence, fact.source)
 
 
-def broken_encoder(profile: EngineProfile, shape: ShapeName, architecture: str) -> Broken | None:
+def broken_encoder(
+    profile: EngineProfile, shape: ShapeName, architecture: str, accelerator: Accelerator | None = None
+) -> Broken | None:
     """Return the rule that encode instances before a shape break, None where the engine has them for the model."""
     fact, unread = profile.encode_pools, profile.encode_lacks
-    if shape in fact.value and unread is not None and architecture in unread.value:
+    shapes = fact.of(accelerator)
+    if shape in shapes and unread is not None and architecture in unread.value:
         sentence = f"{profile.title} refuses encode instances for models of type {architecture!r}; use --encode fused"
         return Broken("encode-pools", sentence, unread.source)
-    if shape in fact.value:
+    if shape in shapes:
         return None
     sentence = f"{profile.title} encodes pictures within prefill as it is started here; use --encode fused"
-    if fact.value:
-        able = fact.value[0]
+    if shapes:
+        able = shapes[0]
         sentence = f"{profile.title} has encode instances before {able} ones alone; use --shape {able}"
     return Broken("encode-pools", sentence, fact.source)
 

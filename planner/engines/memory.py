@@ -22,10 +22,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from ground.units import GIBI, MEBI
-from planner.engines.spec import EngineProfile, RoleName
+from planner.engines.spec import Accelerator, EngineProfile, RoleName
 from planner.manifest.terms import Number, larger, smaller
 
-Generation = Literal["a2", "a3", "a5"]
+Generation = Literal["a2", "a3", "a5", "mi30x", "mi35x"]
 Exchange = Literal["mc2", "all_to_all", "allgather"]
 
 BF16_BYTES = 2
@@ -148,6 +148,7 @@ META_MEBIBYTES, MEBIBYTES_PER_TOKEN, MEBIBYTES_PER_GRAPH, LEAST_TOKENS = 512, 1.
 MOST_TOKENS = 8192  # the largest chunk that it sets itself below 160 GB; past it the plan counts activations
 MEBIBYTES_PER_RANK, LATENT_GRAPH_MEBIBYTES, FLOOR_MEBIBYTES = 128, 1536, 10_240
 FLOOR_FROM_BYTES = 60 * GIBI
+AITER_SHARE = 0.85  # srt/arg_groups/attention_hook.py: of the static share, past 8,192 tokens of context; taken always
 
 
 class Holding(NamedTuple):
@@ -155,12 +156,12 @@ class Holding(NamedTuple):
 
     ``sequences`` of a DP rank run, each with ``window`` tokens an iteration, and ``tokens`` of it are in a step;
     ``slots`` are a layer's experts and replicas, ``devices`` the instance's; ``exchanges`` says whether an all-to-all
-    reaches the experts, ``ascend`` whether over HCCL, ``nodes`` whether the instance spans several.
+    reaches the experts, ``nodes`` whether the instance spans several.
     """
 
     engine: str
     role: RoleName
-    ascend: bool
+    accelerator: Accelerator | None
     exchanges: bool | np.ndarray
     hidden: int
     experts_per_token: int
@@ -216,7 +217,7 @@ def low_latency_bytes(held: Holding) -> Number:
 
 def exchange_bytes(held: Holding) -> Number:
     """Return the bytes of a device that the exchange of experts holds."""
-    if held.ascend:
+    if held.accelerator == "ascend":  # over HCCL
         return HCCL_BUFFERS * hccl_mebibytes(held) * MEBI * held.exchanges
     if held.engine == "trtllm":
         return TRTLLM_EXCHANGE_BYTES * held.exchanges * np.greater(held.attention_dp, 1)
@@ -239,11 +240,17 @@ def kept_bytes(
     buffers = exchange_bytes(held)
     if profile.engine == "sglang":
         own = _sglang_bytes(held, activations, capacity) + buffers
-        return larger(buffers, own - reserve - activations)
+        kept = larger(buffers, own - reserve - activations)
+        return kept + (1 - taken_share(held)) * larger(capacity - reserve - activations - kept, 0.0)
     if profile.engine == "trtllm" and profile.deployment is not None:
         free = capacity - reserve - weights - activations - buffers
         return buffers + (1 - profile.deployment.memory.value) * larger(free, 0.0)
     return buffers
+
+
+def taken_share(held: Holding) -> float:
+    """Return what an engine takes of the share of memory that it is told: SGLang less on AMD, for AITER's workspace."""
+    return AITER_SHARE if held.engine == "sglang" and held.accelerator == "amd" else 1.0
 
 
 def _sglang_bytes(held: Holding, activations: Number, capacity: float) -> Number:

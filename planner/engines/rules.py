@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from planner.engines.spec import EngineProfile, ExpertMode, RoleName
+from planner.engines.spec import ACCELERATORS, Accelerator, EngineProfile, ExpertMode, RoleName
 from planner.strategy import Strategy, format_strategy
 
 
@@ -15,16 +15,18 @@ from planner.strategy import Strategy, format_strategy
 class Setup:
     """One instance as an engine would have to run it, in plain values.
 
-    ``experts`` is the number of routed experts per layer, 0 for a dense model; ``redundant`` the slots beyond
-    one per expert, in all; ``dedicated`` the EP ranks that hold only the shared expert; ``drafts`` the tokens
-    drafted per iteration; ``device`` the title of its devices, empty where pairs are of one kind; ``scaled_columns``
-    the width of an expert whose weights have a scale per block, 0 of others.
+    ``accelerator`` is the kind of its devices, None for any that the engine runs on; ``experts`` the number of routed
+    experts per layer, 0 for a dense model; ``redundant`` the slots beyond one per expert, in all; ``dedicated`` the EP
+    ranks that hold only the shared expert; ``drafts`` the tokens drafted per iteration; ``device`` the title of its
+    devices, empty where pairs are of one kind; ``scaled_columns`` the width of an expert whose weights have a scale per
+    block, 0 of others.
     """
 
     strategy: Strategy
     role: RoleName
     devices_per_node: int
     experts: int
+    accelerator: Accelerator | None = None
     device: str = ""
     architecture: str = ""
     scaled_columns: int = 0
@@ -78,7 +80,7 @@ def _grid_modes(profile: EngineProfile, setup: Setup) -> list[ExpertMode]:
         mode
         for mode in profile.parallelism.experts
         if (mode.ep == "divisor" or ep == (stage if mode.ep == "stage" else 1))
-        and mode.serves(setup.role, setup.architecture)
+        and mode.serves(setup.role, setup.architecture, setup.accelerator)
     ]
 
 
@@ -169,9 +171,11 @@ def _cache(profile: EngineProfile, setup: Setup) -> Broken | None:
     if setup.kv_dtype not in fact.value:
         sentence = f"{profile.title} caches keys and values as {' or '.join(fact.value)}, not {setup.kv_dtype}"
         return Broken("kv-dtype", sentence, fact.source)
-    weights = profile.cache.weights
-    if setup.weights not in weights.value:
-        sentence = f"{profile.title} runs weights in {' or '.join(weights.value)}, not {setup.weights}"
+    weights, known = profile.cache.weights, profile.cache.weights.of(setup.accelerator)
+    if setup.weights not in known:
+        other = setup.accelerator if setup.accelerator in (weights.on or {}) else None
+        where = f" on {ACCELERATORS[other]} devices" if other else ""
+        sentence = f"{profile.title} runs weights in {' or '.join(known)}{where}, not {setup.weights}"
         return Broken("weights", sentence, weights.source)
     return None
 

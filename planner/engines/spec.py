@@ -5,7 +5,9 @@ from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 from ground.records import Limits, Source, Sourced
 from hardware.spec import Dtype
 
-Accelerator = Literal["nvidia", "ascend"]
+Accelerator = Literal["nvidia", "amd", "ascend"]
+ACCELERATORS: dict[Accelerator, str] = {"nvidia": "NVIDIA", "amd": "AMD", "ascend": "Ascend"}
+"""How sentences name them."""
 ShapeName = Literal["disaggregated", "aggregated"]
 RoleName = Literal["encode", "prefill", "decode", "mixed"]
 Scope = Literal["rank", "instance"]
@@ -21,6 +23,12 @@ class Fact(NamedTuple, Generic[Value]):
     value: Value
     source: Source
     note: str | None = None
+    on: dict[Accelerator, Value] | None = None
+    """Of devices where it is another."""
+
+    def of(self, accelerator: Accelerator | None) -> Value:
+        """Return the value on a kind of devices."""
+        return self.value if self.on is None or accelerator is None else self.on.get(accelerator, self.value)
 
 
 class Versions(NamedTuple):
@@ -50,12 +58,15 @@ class ExpertMode(NamedTuple):
     """``model_type`` that have it; None: all MoE models."""
     roles: list[RoleName] | None = None
     """Roles of instances that have the feature; None: all."""
+    accelerators: list[Accelerator] | None = None
+    """Kinds of devices that it runs on; None: all of the engine's."""
     note: str | None = None
 
-    def serves(self, role: RoleName, architecture: str) -> bool:
-        """Whether instances of a role have it for a model."""
+    def serves(self, role: RoleName, architecture: str, accelerator: Accelerator | None) -> bool:
+        """Whether instances of a role have it for a model on a kind of devices, None for any."""
         named = self.architectures is None or architecture in self.architectures
-        return named and (self.roles is None or role in self.roles)
+        known = accelerator is None or self.accelerators is None or accelerator in self.accelerators
+        return named and known and (self.roles is None or role in self.roles)
 
 
 class Parallelism(NamedTuple):
@@ -217,7 +228,7 @@ class Metrics(NamedTuple):
 class Deployment(NamedTuple):
     """What deployment files need beside degrees: images of the pinned version, memory and metrics."""
 
-    images: dict[Literal["nvidia", "a2", "a3", "router"], Fact[str]]
+    images: dict[Literal["nvidia", "mi30x", "mi35x", "a2", "a3", "router"], Fact[str]]
     memory: Fact[float]
     """Share of device memory that the engine takes unless told; more only where a plan needs it."""
     metrics: Fact[Metrics] | None = None

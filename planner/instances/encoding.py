@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from models.vision import Encoding
-from planner.engines.loader import broken_encoder, load_engine
+from planner.engines.loader import accelerator_of, broken_encoder, load_engine
 from planner.engines.rules import Broken
 from planner.engines.spec import ShapeName
 from planner.instances.candidates import pass_seconds
@@ -45,11 +45,9 @@ def ways_to_encode(question: Question, shape: ShapeName) -> Ways:
     """Return the ways to encode the pictures of a question that the question allows and its engine supports."""
     if question.encode != "separate":
         return Ways((0.0,), None)
-    broken = (
-        None
-        if question.engine == "reference"
-        else broken_encoder(load_engine(question.engine), shape, question.model.architecture)
-    )
+    kind, architecture = accelerator_of(question.prefill.hardware), question.model.architecture
+    named = question.engine != "reference"
+    broken = broken_encoder(load_engine(question.engine), shape, architecture, kind) if named else None
     return Ways(() if broken else SHARES, broken)
 
 

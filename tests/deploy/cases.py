@@ -52,6 +52,13 @@ def plan(name: str) -> Manifest:
             prefill={"strategy": "TP=4", "instances": 2, "tokens": 4096},
             decode={"strategy": "DP=8, EP=8", "requests": 64},
         )
+    if name == "qwen-mi300x":  # the same under ROCm, decode over two nodes
+        return deployed(
+            "qwen3-235b-a22b",
+            "mi300x",
+            prefill={"strategy": "TP=4", "instances": 2, "tokens": 4096},
+            decode={"strategy": "DP=16, EP=16", "requests": 64},
+        )
     if name == "seen-h800":  # pictures of every prompt, encoded by instances that do nothing else
         return deployed(
             "qwen2.5-vl-7b-instruct",
@@ -76,7 +83,17 @@ def plan(name: str) -> Manifest:
     return deployed("deepseek-r1", "910c", mixed={"strategy": "DP=16, EP=16", "drafts": 1, "weights": "int8"})
 
 
-PLANS = ("r1-cm384", "r1-h800", "r1-gb200", "qwen-h800", "seen-h800", "rare-h800", "dense-mixed", "r1-mixed")
+PLANS = (
+    "r1-cm384",
+    "r1-h800",
+    "r1-gb200",
+    "qwen-h800",
+    "qwen-mi300x",
+    "seen-h800",
+    "rare-h800",
+    "dense-mixed",
+    "r1-mixed",
+)
 
 
 def pairs() -> list[tuple[str, str, PlatformKind]]:

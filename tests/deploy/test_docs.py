@@ -17,7 +17,7 @@ def strategies() -> list[str]:
     for profile in all_engines():
         facts = profile.parallelism
         degrees = {"stage": "EP = stage", "one": "TP = stage", "divisor": "any EP x TP"}
-        modes = "; ".join(f"{degrees[mode.ep]} ({mode.exchange})" for mode in facts.experts)
+        modes = "; ".join(dict.fromkeys(f"{degrees[mode.ep]} ({mode.exchange})" for mode in facts.experts))
         unit = {"total": "in all", "per_device": "per device", "map": "by the map"}[profile.redundancy.unit.value]
         roles = ", ".join(profile.microbatching.roles.value) or "none"
         cells = (

@@ -137,6 +137,8 @@ def test_the_tables_say_where_their_facts_are_from() -> None:
     ("name", "engine", "kind", "said"),
     [
         ("r1-cm384", "vllm-ascend", "dynamo", "no runtime for Ascend"),
+        ("qwen-mi300x", "vllm", "dynamo", "images are for NVIDIA devices; use bare or slurm or lws or statefulset"),
+        ("qwen-mi300x", "sglang", "llm-d", "read here for NVIDIA devices; use bare or slurm or lws or statefulset"),
         ("r1-cm384", "xllm", "llm-d", "not xLLM's"),
         ("r1-cm384", "mindie", "lws", "own deployer makes the objects; use bare or motor"),
         ("r1-cm384", "sglang", "dynamo", "use bare or slurm or lws or statefulset or volcano"),

@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from deploy.inventory import Inventory, check_inventory
+from deploy.memory import memory_of
 from deploy.reading.check import ascend_rows, read_back
 from deploy.reading.flags import read_flags, unknown_options
 from deploy.reading.nodes import Node, read_nodes
+from deploy.roles import read_roles
 from ground.errors import BadInput, Infeasible
 from ground.units import GIBI
 from planner.engines.loader import load_engine
@@ -136,6 +138,48 @@ def test_nvlink_over_trays_takes_a_claimed_channel(engine: str, kind: PlatformKi
     assert "NCCL_MNNVL_ENABLE" in text and "FABRIC" in text and "ibgda" not in text and "SYS_RAWIO" not in text
     assert ("VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL" in text) == (engine == "vllm")
     assert "resourceClaims" not in files.get("prefill.yaml", "")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_rocm_has_its_own_image_resource_and_switches_and_none_of_nvidia_s(engine: str) -> None:
+    """AITER, HIP and RDMA; no DeepEP, NVSHMEM or NVLink; SGLang's script says where the image has NIXL's libraries."""
+    pod, hosts = files_of("qwen-mi300x", engine, "lws"), files_of("qwen-mi300x", engine, "bare")
+    template = next(item for item in yaml.safe_load_all(pod["decode.yaml"]) if item["kind"] == "LeaderWorkerSet")
+    (container,) = template["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["containers"]
+    assert "rocm" in container["image"] and container["resources"]["limits"]["amd.com/gpu"] == "8"
+    assert container["resources"]["limits"]["rdma/ib"] == "1"
+    assert set(container["securityContext"]["capabilities"]["add"]) == {"IPC_LOCK", "SYS_PTRACE"}
+    assert container["securityContext"]["seccompProfile"] == {"type": "Unconfined"}
+    assert {"vllm": "VLLM_ROCM_USE_AITER=1", "sglang": "SGLANG_USE_AITER=1"}[engine] in pod["decode.yaml"]
+    assert (
+        "export HIP_VISIBLE_DEVICES=" in hosts["prefill.sh"]
+        and "--gpus-per-node=8" in (files_of("qwen-mi300x", engine, "slurm")["job.sbatch"])
+    )
+    assert ("/opt/ucx/lib" in hosts["decode.sh"]) == (engine == "sglang")
+    for name, text in (pod | hosts).items():
+        for word in ("NVSHMEM", "deepep", "DEEPEP", "MNNVL", "nvidia", "CUDA_", "SYS_RAWIO"):
+            assert word not in text, (name, word)
+
+
+def test_sglang_s_images_for_rocm_are_of_a_chip() -> None:
+    """For gfx942 and gfx950, with Mooncake beside NIXL, whose libraries it finds by itself."""
+    newer = deployed("qwen3-8b", "mi355x", mixed={"strategy": "TP=1"})
+    assert "-mi35x" in files_of(newer, "sglang", "lws")["mixed.yaml"]
+    assert "-mi30x" in files_of("qwen-mi300x", "sglang", "lws")["decode.yaml"]
+    moved = files_of("qwen-mi300x", "sglang", **MOONCAKE)["decode.sh"]
+    assert "--disaggregation-transfer-backend mooncake" in moved and "/opt/ucx" not in moved
+
+
+def test_sglang_takes_less_than_it_is_told_under_aiter() -> None:
+    """0.85 of --mem-fraction-static: files tell what leaves graphs their room, and the cache that follows is less."""
+    amd = deployed("qwen3-8b", "mi300x", mixed={"strategy": "TP=1"})
+    profile = load_engine("sglang")
+    (role,) = read_roles(amd, profile, None)
+    held, other = memory_of(profile, role), memory_of(profile, replace(role, accelerator="nvidia"))
+    capacity, weights = role.memory.capacity, role.memory.weights
+    assert held.fraction * capacity <= capacity - role.memory.reserve - role.memory.activations
+    assert held.cache_bytes == pytest.approx(0.85 * held.fraction * capacity - weights)
+    assert other.cache_bytes == pytest.approx(other.fraction * capacity - weights)
 
 
 def test_decode_goes_before_prefill_at_restarts() -> None:

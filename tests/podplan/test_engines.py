@@ -93,3 +93,16 @@ def test_a_refusal_is_told_of_an_engine_that_holds_the_model() -> None:
     assert refused.binding_limit == "ttft"
     told = refused.answer.explanation.partition("nearest change: --ttft ")[2]
     assert podplan.plan("kimi-k2", **asked, ttft=told).best is not None
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_that_was_never_measured_on_a_machine_says_so(engine: str) -> None:
+    """On AMD: what stands in for its times is assumed, and the interval is that of kernels that nobody measured."""
+    asked = {"phase": "decode", "strategy": "TP=1", "batch": 32, "engine": engine}
+    amd, measured = (podplan.predict("qwen3-8b", hw=hw, **asked).to_dict() for hw in ("mi325x", "h200"))
+    assert f"none of {engine} measured on mi325x" in amd["assumptions"]["engine_times"]
+    assert "engine_times" not in measured["assumptions"]
+    wide, narrow = ((each["interval"]["high"] / each["tpot_seconds"] - 1) for each in (amd, measured))
+    assert wide > 1.5 * narrow
+    planned = podplan.plan("qwen3-8b", **SMALL | {"hw": "mi300x"}, engine=engine).to_dict()
+    assert f"none of {engine} measured on mi300x" in planned["assumptions"]["engine_times"]

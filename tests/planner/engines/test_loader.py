@@ -118,6 +118,8 @@ def test_every_machine_of_the_catalogue_with_known_devices_has_an_engine() -> No
     """cm384 is for Ascend's engines, h800 for those of NVIDIA."""
     assert accelerator_of(load_hardware("cm384")) == "ascend"
     assert accelerator_of(load_hardware("h800")) == "nvidia"
+    for name in ("mi300x", "mi325x", "mi355x"):
+        assert {each.engine for each in Needs([load_hardware(name)], "qwen3").engines()} == {"vllm", "sglang"}
     broken = broken_accelerator(load_engine("vllm"), load_hardware("cm384"))
     assert broken is not None
     assert "not on Ascend" in broken.sentence
@@ -134,8 +136,10 @@ def test_an_orchestrator_names_engines_that_mark_it_possible(name: str) -> None:
     assert set(orchestrator.engines.value) == possible
 
 
-def test_one_rule_tells_ascend_generations_apart() -> None:
+def test_one_rule_tells_generations_apart() -> None:
     """By the words of a title; a 910 that says no more by its devices a chip, as costs and files both read it."""
+    images = {name: generation_of(load_hardware(name)) for name in ("mi300x", "mi325x", "mi355x")}
+    assert images == {"mi300x": "mi30x", "mi325x": "mi30x", "mi355x": "mi35x"}
     told = {name: generation_of(load_hardware(name)) for name in ("910b", "910b4", "910c", "cm384", "950dt", "h800")}
     assert told == {"910b": "a2", "910b4": "a2", "910c": "a3", "cm384": "a3", "950dt": "a5", "h800": None}
     for named, unnamed in (("a2", load_hardware("910b")), ("a3", load_hardware("910c"))):
@@ -147,5 +151,8 @@ def test_encode_instances_are_refused_for_models_that_the_engine_does_not_name()
     """SGLang checks the architecture when it starts: Gemma's pictures are encoded within prefill alone."""
     sglang = load_engine("sglang")
     assert broken_encoder(sglang, "aggregated", load_model("qwen3-vl-8b-instruct").architecture) is None
+    for engine in ("sglang", "vllm"):
+        broken = broken_encoder(load_engine(engine), "aggregated", "qwen3_vl_text", "amd")
+        assert broken is not None and broken.rule == "encode-pools" and "--encode fused" in broken.sentence
     broken = broken_encoder(sglang, "aggregated", load_model("gemma-3-27b-it").architecture)
     assert broken is not None and broken.rule == "encode-pools" and "gemma3_text" in broken.sentence

@@ -41,8 +41,29 @@ def test_the_hybrid_runs_without_an_all_to_all() -> None:
         assert mode is not None and mode.exchange == "all_gather"
         full = expert_mode(load_engine(engine), deepseek("DP=64, EP=64"))
         assert full is not None and full.exchange == "all_to_all"
+    for engine, kind in (("sglang", "nvidia"), ("sglang", "ascend"), ("vllm", "nvidia")):
+        mode = expert_mode(load_engine(engine), deepseek("DP=64, EP=64", accelerator=kind))
+        assert mode is not None and mode.exchange == "all_to_all"
     other = expert_mode(load_engine("sglang"), deepseek("DP=64, EP=64", architecture="gpt_oss"))
     assert other is not None and other.exchange == "all_gather"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_facts_of_one_kind_of_devices_hold_there_alone(engine: str) -> None:
+    """AMD's images have no DeepEP, so experts gather, prompts take any EP, and nothing overlaps; nor is there NVFP4."""
+    for role in ("prefill", "decode", "mixed"):
+        mode = expert_mode(load_engine(engine), deepseek("DP=64, EP=64", accelerator="amd", role=role))
+        assert mode is not None and mode.exchange == "all_gather"
+    odd = {"role": "prefill", "devices_per_node": 8, "experts": 384}
+    for kind, broken in (("nvidia", "exchange-ranks"), ("amd", None)):
+        assert rule(engine, "DP=48, EP=48", accelerator=kind, **odd) == broken
+        assert rule(engine, "DP=64, EP=64", accelerator=kind, microbatches=2) == (
+            "microbatches-mode" if kind == "amd" else None
+        )
+        assert rule(engine, "DP=64, EP=64", accelerator=kind, weights="mxfp4") is None
+        assert rule(engine, "DP=64, EP=64", accelerator=kind, weights="nvfp4") == ("weights" if kind == "amd" else None)
+    found = broken_rule(load_engine(engine), deepseek("DP=64, EP=64", accelerator="amd", weights="nvfp4"))
+    assert found is not None and "on AMD devices, not nvfp4" in found.sentence
 
 
 @pytest.mark.parametrize("engine", [name for name in engine_names() if name != "reference"])
