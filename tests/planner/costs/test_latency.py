@@ -2,13 +2,11 @@
 
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.balance.imbalance import MIXED, parse_balance, static_factor
-from planner.costs.deployment import StrategyArray
 from planner.costs.latency import (
     balanced_cost,
     causal_pairs,
@@ -74,15 +72,6 @@ def test_balance_settings():
     whole = instance("deepseek-r1", "h200", "decode", "fp8", attention_tp=8, moe_tp=8)
     assert balanced_cost(whole, parse_balance("measured")).balance == 1.0
     assert deviations(1) == 0.0
-
-
-def test_balance_of_many_instances():
-    """Arrays of EP degrees get the balance of each."""
-    degrees, one = np.array([32, 64]), np.array([1, 1])
-    array = StrategyArray(attention_tp=one, attention_dp=degrees, moe_tp=one, moe_ep=degrees, staged=False, pp=one)
-    cost = balanced_cost(instance("deepseek-r1", "h800", "decode", "fp8", strategy=array), parse_balance("measured"))
-    expected = [static_factor(256, degree, 0, MIXED, True) for degree in (32, 64)]
-    assert np.asarray(cost.balance) == pytest.approx(np.array(expected))
 
 
 @pytest.mark.parametrize(("requests", "kv", "tpot_ms"), [(48, 4096, 49.4), (56, 2048, 47.4), (12, 4096, 24.6)])

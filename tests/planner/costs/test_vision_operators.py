@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 import podplan
@@ -82,23 +81,6 @@ def test_decode_sees_no_pictures_but_holds_the_encoder() -> None:
     assert all(term.name != "vision_encoder" for term in balanced_cost(own, PERFECT).head_terms)
     text = weight_bytes(deployment(pictures=0, phase="decode"))
     assert weight_bytes(own) - text == pytest.approx(2 * 0.676e9, rel=0.02)
-
-
-def test_one_formula_for_many() -> None:
-    """Arrays of degrees give what each degree gives."""
-    from planner.costs.deployment import StrategyArray
-
-    own, degrees = deployment(pictures=2), np.array([1.0, 2.0, 4.0])
-    one = np.ones(3)
-    many = dataclasses.replace(
-        own,
-        strategy=StrategyArray(attention_tp=degrees, attention_dp=one, moe_tp=one, moe_ep=one, staged=False, pp=one),
-    )
-    assert own.seen is not None
-    together = np.stack(np.broadcast_arrays(*encoder_term(many, own.seen).seconds))
-    for column, degree in enumerate((1, 2, 4)):
-        alone = np.array(encoder_term(deployment(pictures=2, tp=degree), own.seen).seconds)
-        assert together[:, column] == pytest.approx(alone)
 
 
 def test_a_plan_for_pictures_carries_them_to_its_manifest() -> None:
