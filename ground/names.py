@@ -7,10 +7,12 @@ from itertools import chain, count
 
 LONGEST = 200
 """Most characters of a name that is compared; the time of a comparison is quadratic in them."""
+MOST = 3
+"""Names that are suggested at most."""
 
 
-def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Return up to ``limit`` of ``known`` that resemble ``name``, nearest first, without regard to case.
+def close_names(name: str, known: Iterable[str]) -> list[str]:
+    """Return up to ``MOST`` of ``known`` that resemble ``name``, nearest first, without regard to case.
 
     A name that starts with what was typed counts as near, however long it is.
     """
@@ -18,10 +20,10 @@ def close_names(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
         return []
     by_lower = {candidate.lower(): candidate for candidate in known}
     typed = name.lower()
-    near = get_close_matches(typed, by_lower, n=limit, cutoff=0.6)
+    near = get_close_matches(typed, by_lower, n=MOST, cutoff=0.6)
     if len(typed) >= 3:
         near += [candidate for candidate in sorted(by_lower) if candidate.startswith(typed) and candidate not in near]
-    return [by_lower[candidate] for candidate in near[:limit]]
+    return [by_lower[candidate] for candidate in near[:MOST]]
 
 
 def file_names(names: Iterable[str], taken: Collection[str] = ()) -> list[str]:

@@ -16,8 +16,8 @@ from planner.plans.expectation import expect, workload_of
 from planner.question import Machines, Question
 from planner.workload import Lengths, Workload
 
-SCORE = 1.96
-"""Standard deviations on each side that hold 95 % of a normal estimate."""
+SCORE, STEP_SCORE = 1.96, 1.2816
+"""Standard deviations on each side that hold 95 % of a normal estimate, and 80 % of step times."""
 STEP_DEVIATION = 0.1
 """Relative standard deviation of a predicted TPOT where the plan states no interval: about the median error."""
 LEAST_REQUESTS = 30
@@ -150,7 +150,7 @@ def step_interval(manifest: Manifest) -> tuple[float, float]:
         deviation = max(pool.deviation for pool in from_manifest(manifest, workload_of(manifest.workload)).pools)
     except BadInput:
         deviation = STEP_DEVIATION
-    return 1 - 1.2816 * deviation, 1 + 1.2816 * deviation
+    return 1 - STEP_SCORE * deviation, 1 + STEP_SCORE * deviation
 
 
 def question_of(manifest: Manifest, workload: Workload, rate: float) -> Question:

@@ -163,11 +163,4 @@ def _expert_rules(model: ModelSpec, degrees: Degrees, weights: Dtype, feed_forwa
         _rule(f"*.shared_expert*.{name}.weight*", feed_forward, axis, shared, "shared_expert", "moe_tp")
         for name, axis in names[3:]
     ]
-    return (
-        [*common, *routed, _rule("*.gate.weight", "bf16")]
-        if model.moe.shared_experts
-        else [
-            *routed,
-            _rule("*.gate.weight", "bf16"),
-        ]
-    )
+    return [*(common if model.moe.shared_experts else ()), *routed, _rule("*.gate.weight", "bf16")]

@@ -57,10 +57,10 @@ class Verdict:
         return self.balanced.fits and self.saves >= _WORTH
 
 
-def redundancies(experts: int, ranks: int, further: int = 4) -> list[int]:
-    """The fewest redundant experts that divide evenly, and up to ``further`` more slots on every rank."""
+def redundancies(experts: int, ranks: int) -> list[int]:
+    """The fewest redundant experts that divide evenly, and up to four more slots on every rank."""
     least, most = -experts % ranks, experts * (ranks - 1)
-    return [least + extra * ranks for extra in range(further + 1) if least + extra * ranks <= most]
+    return [least + extra * ranks for extra in range(5) if least + extra * ranks <= most]
 
 
 def curve(

@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 from ground.arrays import Floats, Ints
 from models.spec import MoE
 
-ROPE_BASE = 10_000.0
+ROPE_BASE, EPSILON = 10_000.0, 1e-6
 INT8_LARGEST = 127.0
 
 
-def rms_norm(x: Floats, weight: Floats, epsilon: float = 1e-6) -> Floats:
-    """x / sqrt(mean(x²) + epsilon) · weight over the last axis (Zhang and Sennrich, arXiv 1910.07467)."""
+def rms_norm(x: Floats, weight: Floats) -> Floats:
+    """x / sqrt(mean(x²) + ``EPSILON``) · weight over the last axis (Zhang and Sennrich, arXiv 1910.07467)."""
     mean_square = np.einsum("...i,...i->...", x, x)[..., None] / x.shape[-1]
-    normed: Floats = x / np.sqrt(mean_square + epsilon) * weight
+    normed: Floats = x / np.sqrt(mean_square + EPSILON) * weight
     return normed
 
 

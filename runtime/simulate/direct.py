@@ -111,19 +111,18 @@ class _Direct:
         self._busy += [self._busy_seconds(np.inf)] * (1 + len(marks) - len(self._busy))
         wall = time.perf_counter() - started
         window = Window(options.warmup_seconds, min(options.measured_until_seconds, self._ledger.last_seconds))
-        return result_of(self._ledger, self._ran(), window, wall)
+        instances: dict[str, int] = {pool.role: len(pool.instances) for pool in self._pools}
+        return result_of(self._ledger, self._ran(), instances, self._busy, window, wall)
 
     def _ran(self) -> Ran:
         devices = {pool.role: len(pool.instances) * pool.devices_per_instance for pool in self._pools}
         links = devices if self._sent else {}
         return Ran(
-            instances={pool.role: len(pool.instances) for pool in self._pools},
-            busy=self._busy,
             steps=self._steps(),
             occupancy=self._occupancy.means(),
             expert_imbalance={role: float(cost.balance) for role, cost in self._costs.items() if cost.experts},
-            waited_seconds=self._waited,
-            transfers=self._transfers,
+            transfer_wait_seconds=self._waited,
+            mean_transfer_wait_seconds=self._waited / self._transfers if self._transfers else 0.0,
             link_utilisation={role: self._sent / (count * self._last) for role, count in links.items() if self._last},
             events=sum(self._steps().values()),
         )

@@ -47,9 +47,9 @@ class Engine:
         """Run ``action(argument)`` at ``seconds`` of virtual time."""
         heapq.heappush(self._heap, (seconds, priority, next(self._counter), action, argument))
 
-    def soon(self, action: Action, argument: Any = None) -> None:
-        """Run ``action(argument)`` at this instant, after everything else that happens in it."""
-        heapq.heappush(self._heap, (self.now_seconds, START, next(self._counter), action, argument))
+    def soon(self, action: Action) -> None:
+        """Run ``action(None)`` at this instant, after everything else that happens in it."""
+        self.at(self.now_seconds, START, action)
 
     @property
     def happens_now(self) -> bool:

@@ -42,18 +42,18 @@ class Fault:
     for_seconds: float
 
 
-def parse_fault(text: str, flag: str = "--fail") -> Fault:
-    """Return a fault such as ``device decode-0/5 at 10s for 1min``; BadInput naming the flag."""
+def parse_fault(text: str) -> Fault:
+    """Return a fault such as ``device decode-0/5 at 10s for 1min``."""
     match = _TEXT.fullmatch(text.strip())
     if not match:
         raise BadInput(
-            f"{flag}: {text[:60]!r} must look like 'device decode-0/5 at 10s for 1min', 'node 3 at 10s for 1min' or "
+            f"--fail: {text[:60]!r} must look like 'device decode-0/5 at 10s for 1min', 'node 3 at 10s for 1min' or "
             "'link prefill-0 at 10s for 2s'"
         )
     kind, target, at, length = match.groups()
-    at_seconds, for_seconds = parse_duration(at, flag, allow_zero=True), parse_duration(length, flag)
+    at_seconds, for_seconds = parse_duration(at, "--fail", allow_zero=True), parse_duration(length, "--fail")
     if max(at_seconds, for_seconds) > MOST_SECONDS:
-        raise BadInput(f"{flag}: {text[:60]!r} is too long; a fault begins after and lasts at most 36500d")
+        raise BadInput(f"--fail: {text[:60]!r} is too long; a fault begins after and lasts at most 36500d")
     return Fault(kind=kind, target=target, at_seconds=at_seconds, for_seconds=for_seconds)  # type: ignore[arg-type]
 
 

@@ -1,7 +1,7 @@
 """From what happened to what is reported: the keys of ``plan simulate --json``."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from planner.manifest.schema import Statistics
 from runtime.simulate.ledger import Ledger, Window
@@ -11,16 +11,37 @@ from runtime.simulate.system import Part, System
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationResult:
+class Ran:
+    """What a run tells beside its requests, however it was made; by role where it is a mapping.
+
+    Waits for KV links and their ``link_utilisation``, the share of all links of a role's devices that carry KV, are of
+    the whole run. ``occupancy`` is over time: KV and slots set aside in decode over all there are, and the fullest
+    rank's KV over the mean one.
+    """
+
+    occupancy: dict[str, float] | None
+    expert_imbalance: dict[str, float]
+    transfer_wait_seconds: float
+    mean_transfer_wait_seconds: float
+    link_utilisation: dict[str, float]
+    steps: dict[str, int]
+    events: int
+    ssd_hit_share: float = 0.0
+    faults: dict[str, int] = field(default_factory=dict)
+    role_flips: int = 0
+    changes: dict[str, float] = field(default_factory=dict)
+    """Of a migration or an autoscaler: device-seconds held, steps and when they ended, instances that came and went."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationResult(Ran):
     """Counts and latencies of the requests offered in the measured window, and the rates in it.
 
     requests = completed + failed + running. Latencies are over completed requests, None where
     there is none (TPOT needs an output of two tokens). ``slo_attainment`` is the share of all offered
     requests that completed within every limit; ``goodput_requests_per_second`` counts those. ``confidence`` holds half
-    widths of 95 % intervals of means, from batches of consecutive requests. ``occupancy`` is over time: KV and slots
-    set aside in decode over all there are, and the fullest rank's KV over the mean one. Figures of offline requests
-    stand apart. Waits for KV links and their ``link_utilisation``, the share of all links of a role's devices that
-    carry KV, are of the whole run. ``wall_seconds`` is the event loop alone.
+    widths of 95 % intervals of means, from batches of consecutive requests. Figures of offline requests stand apart.
+    ``wall_seconds`` is the event loop alone.
     """
 
     requests: int
@@ -38,24 +59,12 @@ class SimulationResult:
     goodput_requests_per_second: float
     utilisation: dict[str, float]
     confidence: dict[str, float]
-    occupancy: dict[str, float] | None
     prefix_hit_share: float
-    ssd_hit_share: float
-    expert_imbalance: dict[str, float]
     failures: dict[str, int]
-    faults: dict[str, int]
     retried_requests: int
-    role_flips: int
-    transfer_wait_seconds: float
-    mean_transfer_wait_seconds: float
-    link_utilisation: dict[str, float]
     offline: dict[str, float] | None
-    steps: dict[str, int]
-    events: int
     wall_seconds: float
     batches: BatchMeans
-    changes: dict[str, float] = field(default_factory=dict)
-    """Of a migration or an autoscaler: device-seconds held, steps and when they ended, instances that came and went."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the result as plain data."""
@@ -65,65 +74,45 @@ class SimulationResult:
         return plain | {key: value.model_dump() if (value := getattr(self, key)) else None for key in latencies}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """What a run tells beside its requests, however it was made; by role where it is a mapping."""
-
-    instances: Mapping[str, int]
-    busy: list[dict[str, float]]
-    """Busy seconds at the ends of warm-up and window and at the end of the run."""
-    steps: dict[str, int]
-    occupancy: dict[str, float] | None
-    expert_imbalance: dict[str, float]
-    waited_seconds: float
-    """For KV links, of all transfers."""
-    transfers: int
-    link_utilisation: dict[str, float]
-    events: int
-    ssd_hit_share: float = 0.0
-    faults: Mapping[str, int] = field(default_factory=dict)
-    role_flips: int = 0
-    changes: dict[str, float] = field(default_factory=dict)
-
-
-def ran_of(
-    system: System,
-    watcher: Watcher,
-    *,
-    busy: list[dict[str, float]],
-    faults: Mapping[str, int],
-    changes: dict[str, float],
-) -> Ran:
+def ran_of(system: System, watcher: Watcher, *, faults: Mapping[str, int], changes: dict[str, float]) -> Ran:
     """Return what a run of the event engine tells beside its requests."""
-    groups, cache, links = watcher.groups(), system.shared.cache, system.links
+    cache, links = system.shared.cache, system.links
     return Ran(
-        instances={role: len({part.name for part in parts}) for role, parts in groups.items()},
-        busy=busy,
-        steps={role: sum(part.steps for part in parts) for role, parts in groups.items()},
+        steps={role: sum(part.steps for part in parts) for role, parts in watcher.groups().items()},
         occupancy=watcher.occupancy.means(),
         expert_imbalance=_expert_imbalance(system),
-        waited_seconds=links.waited_seconds if links is not None else 0.0,
-        transfers=links.transfers if links is not None else 0,
+        transfer_wait_seconds=links.waited_seconds if links else 0.0,
+        mean_transfer_wait_seconds=links.waited_seconds / links.transfers if links and links.transfers else 0.0,
         link_utilisation=_link_utilisation(system),
         events=system.shared.engine.events,
         ssd_hit_share=cache.ssd_hit_tokens / cache.asked_tokens if cache.asked_tokens else 0.0,
-        faults=faults,
+        faults=dict(sorted(faults.items())),
         changes=changes,
         role_flips=system.roles.flips if system.roles is not None else 0,
     )
 
 
-def result_of(ledger: Ledger, ran: Ran, window: Window, wall_seconds: float) -> SimulationResult:
+def result_of(
+    ledger: Ledger,
+    ran: Ran,
+    instances: Mapping[str, int],
+    busy: list[dict[str, float]],
+    window: Window,
+    wall_seconds: float,
+) -> SimulationResult:
     """Return latencies of the requests that arrived in the window, and rates of what completed in it.
 
     A rate counts completions whenever their requests arrived: while a system fills up or falls behind it differs
     from the arrivals.
+
+    Args: ``busy`` seconds of the ``instances`` of each role at the ends of warm-up, window and run.
     """
     latencies = ledger.latencies
     seconds = max(window.end_seconds - window.start_seconds, 0.0)
     per_second = 1.0 / seconds if seconds > 0 else 0.0
     offered, done, failed = ledger.offered, ledger.offered_completed, ledger.offered_failed
     return SimulationResult(
+        **{each.name: getattr(ran, each.name) for each in fields(Ran)},
         requests=offered,
         completed=done,
         failed=failed,
@@ -137,27 +126,16 @@ def result_of(ledger: Ledger, ran: Ran, window: Window, wall_seconds: float) -> 
         queueing_seconds=latencies["queueing"].statistics(),
         slo_attainment=ledger.attained / offered if offered else 0.0,
         goodput_requests_per_second=ledger.good * per_second,
-        utilisation=_utilisation(ran.instances, ran.busy, window.start_seconds > 0, seconds),
+        utilisation=_utilisation(instances, busy, window.start_seconds > 0, seconds),
         confidence={
             name: found[1]
             for name in ledger.batches.names
             if (found := interval(ledger.batches.means(name))) is not None
         },
-        occupancy=ran.occupancy,
         prefix_hit_share=ledger.reused_tokens / ledger.prompt_tokens if ledger.prompt_tokens else 0.0,
-        ssd_hit_share=ran.ssd_hit_share,
-        expert_imbalance=ran.expert_imbalance,
         failures=dict(sorted(ledger.reasons.items())),
-        faults=dict(sorted(ran.faults.items())),
         retried_requests=ledger.retried,
-        role_flips=ran.role_flips,
-        changes=ran.changes,
-        transfer_wait_seconds=ran.waited_seconds,
-        mean_transfer_wait_seconds=ran.waited_seconds / ran.transfers if ran.transfers else 0.0,
-        link_utilisation=ran.link_utilisation,
         offline=_offline(ledger, per_second),
-        steps=ran.steps,
-        events=ran.events,
         wall_seconds=wall_seconds,
         batches=ledger.batches,
     )

@@ -126,8 +126,9 @@ class _Run:
         if self._observer is not None:
             self._observer.close()
         faults, changes = self._faults.begun, self._changes(end)
-        ran = ran_of(self._system, self._watcher, busy=marks, faults=faults, changes=changes)
-        return result_of(ledger, ran, Window(options.warmup_seconds, end), wall)
+        ran = ran_of(self._system, self._watcher, faults=faults, changes=changes)
+        instances = {role: len({each.name for each in parts}) for role, parts in self._watcher.groups().items()}
+        return result_of(ledger, ran, instances, marks, Window(options.warmup_seconds, end), wall)
 
     def _changes(self, end: float) -> dict[str, float]:
         """Return what came of a migration or an autoscaler; nothing without one."""
