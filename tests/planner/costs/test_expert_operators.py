@@ -10,7 +10,7 @@ from hardware.engines import with_engine
 from hardware.loader import load_hardware
 from models.loader import load_model
 from planner.costs.deployment import Deployment
-from planner.costs.expert_operators import curve_of, measured_experts, products
+from planner.costs.expert_operators import curve_of, measured_experts, products, routed_terms
 from planner.costs.roofline import Roofline
 from planner.manifest.terms import timing
 from planner.strategy import parse_strategy
@@ -78,3 +78,15 @@ def test_experts_spread_over_ranks_where_they_were_measured_cut():
     four, eight = (np.array(curve_of(own, found, float(ranks))) for ranks in (4, 8))
     assert four == pytest.approx(np.exp(found.tensor[4]))
     assert np.all(eight < four) and np.all(eight > four / 2.5)
+
+
+@pytest.mark.parametrize(("machine", "held"), [("l40s", True), ("rtx-pro-6000", True), ("h200", False)])
+def test_a_token_reads_its_experts_from_memory(machine: str, held: bool):
+    """Where one token's experts were timed in a cache, the device's bandwidth holds; elsewhere the curve stands."""
+    own = experts((2048, 768, 8, 128), machine, "sglang", "bf16")
+    curves = measured_experts(own)
+    assert curves is not None
+    (term, *_) = routed_terms(own)
+    measured, least = curve_of(own, curves, 1.0), 8 * 3 * 2048 * 768 * 2.0 / term.bytes_per_second
+    assert (measured[0] < least) == held
+    assert np.array(term.seconds) == pytest.approx(np.maximum(measured, least))
