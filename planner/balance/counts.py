@@ -59,15 +59,15 @@ def replica_counts(loads: NDArray[Any], slots: int, max_per_expert: int) -> Ints
             f"--redundant-experts {slots - experts} must be between 0 and {experts * (max_per_expert - 1)} "
             f"for {experts} experts."
         )
-    counts = [1] * experts
+    counts, own = [1] * experts, [float(load) for load in loads.tolist()]
     # Ties go to the expert with fewer replicas, then to the lower id: equal loads get equal counts.
-    heap = [(-float(load), 1, expert) for expert, load in enumerate(loads)] if slots > experts else []
+    heap = [(-load, 1, expert) for expert, load in enumerate(own)] if slots > experts else []
     heapq.heapify(heap)
     for _ in range(slots - experts):
         _, count, expert = heap[0]
         counts[expert] = count + 1
         if count + 1 < max_per_expert:
-            heapq.heapreplace(heap, (-float(loads[expert]) / (count + 1), count + 1, expert))
+            heapq.heapreplace(heap, (-own[expert] / (count + 1), count + 1, expert))
         else:
             heapq.heappop(heap)
     return np.array(counts, dtype=np.int64)
@@ -98,9 +98,16 @@ def longest_first(loads: NDArray[Any], counts: Ints, ranks: int) -> Ints:
     order = np.argsort(-per_replica, kind="stable")
     if slots_per_rank == 1:
         return np.repeat(order, counts[order])[:, None]
-    held: list[list[int]] = [[] for _ in range(ranks)]
-    heap = [(0.0, rank) for rank in range(ranks)]
-    for expert, load, count in zip(order.tolist(), per_replica[order].tolist(), counts[order].tolist(), strict=True):
+    # The first that have a load stand alone, rank after rank.
+    alone = int(((counts[order].cumsum() <= ranks) & (per_replica[order] > 0)).sum())
+    first = np.repeat(order[:alone], counts[order[:alone]])
+    held: list[list[int]] = [[expert] for expert in first.tolist()]
+    heap = list(zip(per_replica[first].tolist(), range(first.size), strict=True))
+    held += [[] for _ in range(ranks - first.size)]
+    heap += [(0.0, rank) for rank in range(first.size, ranks)]
+    heapq.heapify(heap)
+    left = order[alone:]
+    for expert, load, count in zip(left.tolist(), per_replica[left].tolist(), counts[left].tolist(), strict=True):
         if count == 1 and heap:
             total, rank = heap[0]
             held[rank].append(expert)

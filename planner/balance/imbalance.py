@@ -164,6 +164,8 @@ def sample_expert_loads(distribution: LoadDistribution, layers: int, experts: in
 _SEED = 20251
 _SHUFFLES = 256
 _DRIFTS = 64
+_FEW_SLOTS = 7
+"""Slots of a rank up to which their loads are added slot by slot: NumPy's sums of few neighbours are slow."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -192,14 +194,17 @@ def static_factor(experts: int, ranks: int, redundant: int, distribution: LoadDi
     if balanced:
         past = quantile_loads(distribution, experts)
         counts = replica_counts(past, experts + redundant, ranks)
-        slots = longest_first(past, counts, ranks).ravel()
+        held = longest_first(past, counts, ranks)
         present = drifted_loads(distribution, experts)
     else:
         slots = np.arange(experts + redundant) % experts
-        counts = np.bincount(slots, minlength=experts)
+        held, counts = slots.reshape(ranks, slots_per_rank), np.bincount(slots, minlength=experts)
         present = _shuffled_loads(distribution, experts)
-    per_slot = (present / counts)[:, slots]  # [draws, slots]
-    busiest = per_slot.reshape(-1, ranks, slots_per_rank).sum(axis=2).max(axis=1)
+    if slots_per_rank > _FEW_SLOTS:
+        busiest = (present / counts)[:, held.ravel()].reshape(-1, *held.shape).sum(axis=2).max(axis=1)
+    else:
+        loads = present.T / counts[:, None]  # [experts, draws]
+        busiest = functools.reduce(np.add, (loads[slot] for slot in held.T)).max(axis=0)
     return float(busiest.mean()) * ranks / experts
 
 
