@@ -46,7 +46,7 @@ from ground.arrays import Floats, percentiles
 from planner.instances.candidates import Count
 from planner.instances.least import BATCHES, Least
 from planner.manifest.stacks import taken
-from planner.manifest.stepcost import evaluate, stage_layers
+from planner.manifest.stepcost import evaluate_each, stage_layers
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.serving.streams import stationary
 from planner.workload import Workload
@@ -398,7 +398,7 @@ class Bounds:
 
     def _parts(self, load: StepLoad, shape: tuple[int, ...]) -> tuple[Floats, Floats]:
         """Return the seconds, and the part that the last pipeline stage takes beyond its layers."""
-        found = [evaluate(self.cost, load, n, least=self.least) for n in self.microbatches]
+        found = evaluate_each(self.cost, load, self.microbatches, least=self.least)
         self.count.evaluated += len(found) * int(np.prod(shape))
         seconds, heads = (
             np.stack([np.broadcast_to(np.asarray(part, dtype=np.float64), shape) for part in parts])

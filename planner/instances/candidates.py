@@ -18,7 +18,7 @@ from planner.costs.memory import Memory, expert_device_memory, memory
 from planner.instances.brackets import largest
 from planner.instances.space import Group, Row
 from planner.manifest.stacks import taken
-from planner.manifest.stepcost import evaluate
+from planner.manifest.stepcost import evaluate, evaluate_each
 from planner.manifest.terms import Number, StepCost, StepLoad, larger
 from planner.question import Question
 from planner.workload import KvLoad, Workload, running_kv_tokens, total_kv_tokens
@@ -220,10 +220,17 @@ def pass_seconds(
     cost: StepCost, workload: Workload, prompts: Number, mean_prompts: Number, chunks: int, microbatches: int
 ) -> Number:
     """Seconds from the start of the first to the end of the last part of a pass."""
-    total: Number = 0.0
+    return each_pass_seconds(cost, workload, (prompts, mean_prompts), chunks, (microbatches,))[0]
+
+
+def each_pass_seconds(
+    cost: StepCost, workload: Workload, prompts: tuple[Number, Number], chunks: int, counts: Sequence[int]
+) -> list[Number]:
+    """Return ``pass_seconds`` with each number of microbatches; ``prompts`` of the busiest DP group and of the mean."""
+    total: list[Number] = [0.0] * len(counts)
     for number in range(chunks):
-        load = chunk_load(workload, prompts, mean_prompts, chunks, number)
-        total = total + evaluate(cost, load, microbatches).seconds
+        each = evaluate_each(cost, chunk_load(workload, *prompts, chunks, number), counts)
+        total = [so_far + own.seconds for so_far, own in zip(total, each, strict=True)]
     return total
 
 

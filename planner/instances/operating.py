@@ -19,15 +19,15 @@ from planner.instances.candidates import (
     DecodeCandidate,
     PrefillCandidate,
     busiest_prompts,
+    each_pass_seconds,
     kv_of_busiest,
-    pass_seconds,
     row_microbatches,
 )
 from planner.instances.decode_played import PlayedDecode
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import Acceptance, tokens_per_iteration, tokens_squared_cv
 from planner.manifest.stacks import stacked
-from planner.manifest.stepcost import evaluate
+from planner.manifest.stepcost import evaluate_each
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
 from planner.serving.capacity import Limits, largest_rate, on_grid_above
@@ -58,10 +58,8 @@ def dealt_pass_seconds(dealing: Dealing, prompts: Floats, chunks: int) -> Floats
     busy_groups = np.minimum(prompts, dealing.ranks)
     busiest = busiest_prompts(dealing.workload, np.ceil(prompts / dealing.ranks), np.maximum(busy_groups, 1.0))
     mean = prompts / dealing.ranks
-    options = [
-        pass_seconds(dealing.cost, dealing.workload, busiest, mean, chunks, count)
-        for count in range(1, dealing.microbatches + 1)
-    ]
+    counts = range(1, dealing.microbatches + 1)
+    options = each_pass_seconds(dealing.cost, dealing.workload, (busiest, mean), chunks, counts)
     return np.asarray(np.minimum.reduce([np.broadcast_to(option, prompts.shape) for option in options]))
 
 
@@ -163,10 +161,8 @@ def iteration_seconds(
         decode_kv_tokens=kv_of_busiest(expected_maximum_normal(ranks), busiest, running_kv_tokens(workload)),
         mean_tokens=requests / ranks * cost.queries_per_sequence,
     )
-    seconds: Number = evaluate(cost, load, 1).seconds
-    if microbatches > 1:
-        seconds = np.where(busiest >= 2, np.minimum(seconds, evaluate(cost, load, 2).seconds), seconds)
-    return np.asarray(seconds)
+    single, *double = (each.seconds for each in evaluate_each(cost, load, range(1, microbatches + 1)))
+    return np.where(busiest >= 2, np.minimum(single, double[0]), single) if double else np.asarray(single)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ after the other; inside a domain the microbatches alternate (xDeepServe section 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -113,20 +113,21 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1, *, least: bo
     compute + core share · communication). On devices of their own, attention and experts follow
     ``planner.manifest.stepcost``.
     """
-    values = variables(cost, load, microbatches)
-    whole = values if microbatches == 1 else variables(cost, load, 1, experts=False)
-    return _composed(cost, load, microbatches, values, _once(cost, whole), least=least)
+    return evaluate_each(cost, load, (microbatches,), least=least)[0]
+
+
+def evaluate_each(cost: StepCost, load: StepLoad, counts: Sequence[int], *, least: bool = False) -> list[StepSeconds]:
+    """Return the durations with each number of microbatches; what runs once a step is evaluated once."""
+    whole = variables(cost, load, 1, experts=1 in counts)
+    once = _once(cost, whole)
+    parts = (whole if each == 1 else variables(cost, load, each) for each in counts)
+    return [_composed(cost, load, each, values, once, least=least) for each, values in zip(counts, parts, strict=True)]
 
 
 def evaluate_best(cost: StepCost, load: StepLoad, most: int = 2) -> StepSeconds:
     """Return the faster of one and, where allowed and possible, two microbatches (numbers only)."""
-    whole = variables(cost, load, 1)
-    once = _once(cost, whole)
-    single = _composed(cost, load, 1, whole, once)
-    if most < 2 or not cost.moe_layers or not splittable(load):
-        return single
-    double = _composed(cost, load, 2, variables(cost, load, 2), once)
-    return double if double.seconds < single.seconds else single
+    both = most > 1 and cost.moe_layers and splittable(load)
+    return min(evaluate_each(cost, load, (1, 2) if both else (1,)), key=lambda each: each.seconds)
 
 
 def _once(cost: StepCost, whole: Mapping[str, Number]) -> Stages:

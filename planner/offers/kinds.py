@@ -21,7 +21,7 @@ from planner.instances.candidates import (
     PROMPTS_PER_PASS,
     PrefillCandidate,
     busiest_prompts,
-    pass_seconds,
+    each_pass_seconds,
     prefill_fits,
     row_microbatches,
 )
@@ -120,8 +120,9 @@ class PrefillKind:
         fullest = busiest_prompts(question.workload, held, ranks)
         seconds, chosen = np.full(held.shape, np.inf), np.ones(held.shape, dtype=np.int64)
         most = np.zeros(held.shape)
-        for parts in row_microbatches(question, self.row):
-            took = np.asarray(pass_seconds(cost, question.workload, fullest, held, self.chunks, parts))
+        counts = row_microbatches(question, self.row)
+        found = each_pass_seconds(cost, question.workload, (fullest, held), self.chunks, counts)
+        for parts, took in zip(counts, map(np.asarray, found), strict=True):
             most = np.maximum(most, saturated(question, cost, (held, ranks), took, (self.chunks, parts)))
             chosen, seconds = np.where(took < seconds, parts, chosen), np.minimum(took, seconds)
         fits = np.broadcast_to(prefill_fits(deployment, question.workload, held, self.chunks), held.shape)

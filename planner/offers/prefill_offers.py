@@ -16,7 +16,7 @@ from planner.instances.candidates import (
     SHORTEST_CHUNK_TOKENS,
     Count,
     busiest_prompts,
-    pass_seconds,
+    each_pass_seconds,
     prefill_fits,
     row_microbatches,
 )
@@ -169,7 +169,7 @@ class _Passes:
     def single(self) -> Floats:
         """Seconds of a pass with one prompt in the whole instance, [rows]."""
         ranks = np.asarray(self.group.deployment.strategy.attention_dp)
-        return np.asarray(np.minimum.reduce([self._seconds(1.0, 1.0 / ranks, parts) for parts in self._microbatches]))
+        return np.asarray(np.minimum.reduce(self._seconds(1.0, 1.0 / ranks)))
 
     def longest(self) -> Floats:
         """Seconds of the longest prompt that must be in time, alone, [rows]; 0 where prompts are equal."""
@@ -189,8 +189,8 @@ class _Passes:
         ranks, shape = np.asarray(deployment.strategy.attention_dp), (prompts.size, len(self.group.rows))
         fullest = busiest_prompts(question.workload, prompts, ranks)
         seconds, most, chosen = np.full(shape, np.inf), np.zeros(shape), np.ones(shape, dtype=np.int64)
-        for parts in self._microbatches:
-            took = np.broadcast_to(self._seconds(fullest, prompts, parts), shape)
+        for parts, each in zip(self._microbatches, self._seconds(fullest, prompts), strict=True):
+            took = np.broadcast_to(each, shape)
             bound = saturated(question, self.cost, (prompts, ranks), took, (self.chunks, parts))
             chosen = np.where(took < seconds, parts, chosen)
             seconds, most = np.minimum(seconds, took), np.maximum(most, bound)
@@ -207,10 +207,12 @@ class _Passes:
     def _microbatches(self) -> Sequence[int]:
         return row_microbatches(self.question, self.group.rows[0])
 
-    def _seconds(self, fullest: Number, prompts: Number, microbatches: int) -> Floats:
-        took = np.asarray(pass_seconds(self.cost, self.question.workload, fullest, prompts, self.chunks, microbatches))
-        self.count.evaluated += max(took.size, len(self.group.rows))
-        return took
+    def _seconds(self, fullest: Number, prompts: Number) -> list[Floats]:
+        """Seconds of a pass with each number of microbatches."""
+        held, workload = (fullest, prompts), self.question.workload
+        found = each_pass_seconds(self.cost, workload, held, self.chunks, self._microbatches)
+        self.count.evaluated += sum(max(np.size(took), len(self.group.rows)) for took in found)
+        return [np.asarray(took) for took in found]
 
 
 def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> Offers:

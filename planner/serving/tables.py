@@ -12,8 +12,8 @@ import numpy as np
 
 from ground.arrays import Floats, distinct
 from planner.loops.arrays import TableArrays
-from planner.manifest.stepcost import evaluate, layers_per_stage
-from planner.manifest.terms import Number, StepCost, StepLoad
+from planner.manifest.stepcost import evaluate, evaluate_each, layers_per_stage
+from planner.manifest.terms import StepCost, StepLoad
 
 _SHARES, _LENGTHS, _PREFIXES = 4, 5, (0.0, 1.0, 2.0, 4.0, 16.0)
 _TOKENS, _TOKENS_OF_SEVERAL = 32, 20
@@ -142,12 +142,12 @@ class _Seconds:
     def _fastest(self, load: StepLoad) -> Floats:
         """Return the seconds with the quicker number of microbatches; two need a rank with two tokens or requests."""
         fewest = self.loads.fewest_microbatches
-        single: Number = evaluate(self.cost, load, fewest).seconds
-        if self.loads.microbatches <= fewest or not self.cost.moe_layers:
+        counts = (fewest, 2) if self.loads.microbatches > fewest and self.cost.moe_layers else (fewest,)
+        single, *double = (each.seconds for each in evaluate_each(self.cost, load, counts))
+        if not double:
             return np.asarray(single)
-        double = evaluate(self.cost, load, 2).seconds
         splittable = np.maximum(np.maximum(load.prefill_tokens, load.decode_sequences), load.mean_tokens) >= 2
-        return np.where(splittable, np.minimum(single, double), single)
+        return np.where(splittable, np.minimum(single, double[0]), single)
 
     def heads(self, running: Floats) -> Floats:
         """Return what the last pipeline stage takes beyond its layers of a step of so many, [running]."""
