@@ -8,15 +8,17 @@ from cli.output import Screen, note, print_json, progress, with_bar
 from cli.plan_parts import show_day
 from cli.plan_view import show_first
 from ground.units import carried_rate, format_duration
-from ground.workers import executor_of
+from ground.workers import aside, executor_of
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
 from planner.search.answer import Change
 from planner.search.changes.near import Near
 from planner.search.changes.resources import Bought
-from podplan.explaining import ExplainResult, explain
+from planner.search.search import at_need
+from podplan.explaining import ExplainResult, explained
 from podplan.options import flag
 from podplan.plan_data import pools_text
+from podplan.question_files import single_question
 
 
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")
@@ -34,9 +36,10 @@ def command(
     Every figure of a changed machine or question comes from solving it again. Exit code 3: no plan keeps the limits;
     then the nearest change in each direction is told, each solved as printed.
     """
-    typed = given if name is None else {**given, "name": name}
+    entry = single_question(given if name is None else {**given, "name": name}, "explain")
     with progress("searching deployments ..."):
-        found = explain(**typed, workers=with_bar("solving changed questions", executor_of(workers)))
+        executor = with_bar("solving changed questions", executor_of(workers))
+        found = explained(entry, executor, aside if workers is None else at_need)
     if found.ignored:
         note(found.ignored)
     print_json(found.to_dict()) if json else _show(Screen(), found)

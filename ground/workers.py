@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ground.errors import BadInput, PodplanError
@@ -110,14 +111,18 @@ def spread(
     return results()
 
 
-@contextmanager
-def aside(work: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
-    """Do a piece of work on another core, in a copy of this process, until its result is asked for or the block ends.
+Steps = Callable[[], Iterator[Result]]
+"""Work whose results come one after another."""
 
-    Where there is no other core, or the copy is lost, this process does it when the result is asked for.
+
+@contextmanager
+def aside(work: Steps[Result]) -> Iterator[Callable[[], Result]]:
+    """Do work on another core, in a copy of this process, until the block ends; each call gives its next result.
+
+    Where there is no other core, or the copy is lost, this process does it when a result is asked for.
     """
     if cores() == 1:
-        yield work
+        yield work().__next__
         return
     from multiprocessing import get_context  # only where there is another core
 
@@ -127,28 +132,32 @@ def aside(work: Callable[[], Result]) -> Iterator[Callable[[], Result]]:
     process.start()
     outbox.close()
 
-    def result() -> Result:
-        try:
-            found, error = inbox.recv()
-        except EOFError:
-            return work()
-        if error is not None:
-            raise error
-        done: Result = found
-        return done
+    def results() -> Iterator[Result]:
+        received = 0
+        while True:
+            try:
+                found, error = inbox.recv()
+            except EOFError:
+                yield from islice(work(), received, None)
+                return
+            if error is not None:
+                raise error
+            received += 1
+            yield found
 
     try:
-        yield result
+        yield results().__next__
     finally:
         process.kill()
         process.join()
         inbox.close()
 
 
-def _send(work: Callable[[], object], outbox: "Connection") -> None:
+def _send(work: Steps[object], outbox: "Connection") -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        outbox.send((work(), None))
+        for found in work():
+            outbox.send((found, None))
     except PodplanError as error:
         outbox.send((None, error))
 

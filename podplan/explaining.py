@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ground.units import carried_rate, counted
-from ground.workers import Workers, executor_of
+from ground.workers import Executor, Workers, aside, executor_of
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.plans.worked import worked_plan
@@ -13,12 +13,13 @@ from planner.search.answer import Answer, Change
 from planner.search.changes.near import Near, headroom_of, near_plans, sizes_of
 from planner.search.changes.nearest import nearest_changes
 from planner.search.changes.resources import Bought, bought
+from planner.search.search import Aside, at_need
 from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.plan_data import levels_of, plan_json, plan_row, question_json
 from podplan.planning import solved
 from podplan.question import Asked
-from podplan.question_files import asked_of, single_question, typed_of
+from podplan.question_files import Entry, asked_of, single_question, typed_of
 from podplan.result import Result, Row, as_data, picked
 
 
@@ -119,9 +120,14 @@ def explain(question: str | None = None, *, workers: Workers = None, **flags: ob
     Raises:
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
-    executor, entry = executor_of(workers), single_question(typed_of({"model": question, **flags}), "explain")
+    entry = single_question(typed_of({"model": question, **flags}), "explain")
+    return explained(entry, executor_of(workers), aside if workers is None else at_need)
+
+
+def explained(entry: Entry, executor: Executor, beside: Aside = at_need) -> ExplainResult:
+    """Return the explanation of a question; ``executor`` shares what-ifs, ``beside`` searches half of the engines."""
     asked, ignored = asked_of(entry), entry.ignored
-    answer = solved(asked, beside=False, play=False).answer
+    answer = solved(asked, beside=False, play=False, aside=beside).answer
     if answer.best is None:
         changes = tuple(nearest_changes(asked.question, answer.changes, each=executor))
         return ExplainResult(asked=asked, answer=answer, changes=changes, ignored=ignored)

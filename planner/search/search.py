@@ -44,6 +44,8 @@ class Part(NamedTuple):
     """Of each of them; None without a plan."""
     queues_solved: int = 0
     candidates_evaluated: int = 0
+    answer: Answer | None = None
+    """Of the best of them, once it is told."""
 
 
 class Besides(NamedTuple):
@@ -55,14 +57,14 @@ class Besides(NamedTuple):
     part: Part = Part()
 
 
-Aside = Callable[[Callable[[], Besides]], AbstractContextManager[Callable[[], Besides]]]
-"""Runs a piece of work, at once or in parallel, until the block ends or the result is asked for."""
+Aside = Callable[[Callable[[], Iterator[Besides]]], AbstractContextManager[Callable[[], Besides]]]
+"""Runs work, at once or in parallel, until the block ends; each call gives its next result."""
 
 
 @contextmanager
-def at_need(work: Callable[[], Besides]) -> Iterator[Callable[[], Besides]]:
-    """Do the work when its result is asked for."""
-    yield work
+def at_need(work: Callable[[], Iterator[Besides]]) -> Iterator[Callable[[], Besides]]:
+    """Do the work when its results are asked for."""
+    yield work().__next__
 
 
 def search(
@@ -114,10 +116,11 @@ def _search(
     asked = alternatives(question)
     check_some(question, check_layouts)
     one_format = len({own_formats(each) for each in asked}) == 1  # else the best ones have to be known
-    if beside and question.engines and one_format and worth is None:  # published deployments are not worth a process
-        here = len(asked) - len(asked) // 3
-        with aside(partial(_besides, asked[0], asked[here:], chosen=True)) as besides:
-            return _answer(question, asked, here, explain=explain, besides=besides)
+    if question.engines and one_format and worth is None and (beside or aside is not at_need):
+        here = len(asked) - len(asked) // (3 if beside else 2)  # published deployments are not worth a process
+        work = partial(_besides, asked[0], asked[here:], chosen=True) if beside else partial(_parts, asked[here:])
+        with aside(work) as besides:
+            return _answer(question, asked, here, explain=explain, beside=beside, besides=besides)
     return _answer(question, asked, len(asked), explain=explain, beside=beside, worth=worth)
 
 
@@ -133,11 +136,11 @@ def _answer(
 ) -> Answer:
     """Return the answer to alternatives; the first ``here`` are searched here, the others with the ``besides``.
 
-    The best of those here is told while the others are searched; should one of them be better, it is searched again.
+    The best of those here is told while the others are searched, and so is the best of those.
     """
     found, known = _found(asked[:here], most_alone=question.goal.maximised and not beside)
     place = preferred([each.best for each in found], question.goal)
-    answer = answer_of(found[place], beside=True) if besides and place is not None else None
+    answer = answer_of(found[place], beside=beside) if besides and place is not None else None
     told = besides() if besides else None
     part = told.part if told else Part()
     plans = [*(each.best for each in found), *(each.plan for each in part.tried)]
@@ -146,11 +149,11 @@ def _answer(
         return _refused([*found, *_found(asked[here:])[0]], question)
     chosen, plan = place or 0, plans[place or 0]
     beside = beside and plan is not None and (worth is None or worth(plan))
-    if answer is None or chosen >= here:
-        best = found[chosen] if chosen < here else _found([asked[chosen]])[0][0]
-        answer = answer_of(best, beside=beside)
+    if besides and chosen >= here:
+        answer = besides().part.answer
+    answer = answer or answer_of(found[chosen], beside=beside)
     if beside:
-        told = told or _besides(answer.question, (), chosen=bool(question.engines))
+        told = told or next(_besides(answer.question, (), chosen=bool(question.engines)))
         answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
     tried = () if known else (*map(tried_of, found), *part.tried)
     if question.engines and not known:
@@ -229,9 +232,9 @@ def _of_engines(tried: Sequence[Tried], question: Question) -> tuple[Tried, ...]
     return tuple(sorted(every, key=lambda tried: question.goal.key(tried.plan) if tried.plan else (math.inf, 0.0)))
 
 
-def _besides(question: Question, engines: Sequence[Question], *, chosen: bool) -> Besides:
-    """Return published deployments, the reference engine's plan if an engine was ``chosen``, and results of
-    ``engines``.
+def _besides(question: Question, engines: Sequence[Question], *, chosen: bool) -> Iterator[Besides]:
+    """Yield published deployments, the reference engine's plan if an engine was ``chosen``, and results of ``engines``;
+    then the answer of the best of these.
 
     The deployments are those of the question's model and machine; all use the formats of the question.
     """
@@ -239,15 +242,20 @@ def _besides(question: Question, engines: Sequence[Question], *, chosen: bool) -
     published = tuple(published_plan(asked, each) for each in matching(asked))
     costing = Costing()
     unrestricted = find(gather_fleet(Fleet.of(asked), costing=costing)).best if chosen else None
-    part = _part(engines, replace(costing, count=Count())) if engines else Part()
-    return Besides(published, unrestricted, part)
+    for each in _parts(engines, replace(costing, count=Count()), beside=True):
+        yield each._replace(published=published, unrestricted=unrestricted)
 
 
-def _part(asked: Sequence[Question], costing: Costing) -> Part:
-    """Return the results of some engines."""
-    found, _ = _found(asked, costing)
-    bounds = tuple(each.bound() if each.plans else None for each in found)
-    return Part(tuple(map(tried_of, found)), bounds, _queues_solved(found), costing.count.total)
+def _parts(asked: Sequence[Question], costing: Costing | None = None, *, beside: bool = False) -> Iterator[Besides]:
+    """Yield the results of some engines; then the answer of the best."""
+    costing = costing or Costing()
+    found, _ = _found(asked, costing, most_alone=bool(asked) and asked[0].goal.maximised and not beside)
+    bounds = tuple(each.bound() if each.plans and beside else None for each in found)
+    part = Part(tuple(map(tried_of, found)), bounds, _queues_solved(found), costing.count.total)
+    yield Besides(part=part)
+    place = preferred([each.best for each in found], asked[0].goal)
+    assert place is not None, "asked for where one has the best plan"
+    yield Besides(part=part._replace(answer=answer_of(found[place], beside=beside)))
 
 
 def question_of(found: Found) -> Question:
