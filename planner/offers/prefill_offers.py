@@ -219,8 +219,9 @@ def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> 
     """Return the offers of a table's rows that keep the limit with one prompt in the instance, with their bounds.
 
     Let a be the last costed budget within the limit and b the first beyond it. Seconds per prompt fall with the budget,
-    so between them a row carries at most the rate of b, and at most b - 1 prompts in the seconds of a. Where even one
-    prompt per group is late, partly filled passes may still be in time.
+    or rise a little from some budget on, so between them a row carries at most the largest rate of any budget up to b,
+    and at most b - 1 prompts in the seconds of a. Where even one prompt per group is late, partly filled passes may
+    still be in time.
     """
     number = table.single.size
     ranks = np.broadcast_to(np.asarray(table.group.deployment.strategy.attention_dp, dtype=np.float64), number)
@@ -229,10 +230,12 @@ def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> 
     last = np.maximum(known - 1, 0)
     after = np.where(known > 0, np.minimum(known, table.prompts.size - 1), 0)
     most = np.maximum(table.prompts[after] - 1, table.prompts[last])
-    bound = question.most_utilisation * table.saturated[rows, last if varied(question) else after]
+    largest = question.most_utilisation * np.maximum.accumulate(table.saturated, axis=1)
+    bound = largest[rows, last if varied(question) else after]
     full, prompts = table.seconds[rows, last], table.prompts.astype(np.float64) * ranks[:, None]
     if not varied(question):
-        bound = np.minimum(bound, question.most_utilisation * np.where(after > last, most * ranks / full, np.inf))
+        between = np.maximum(question.most_utilisation * most * ranks / full, largest[rows, last])
+        bound = np.minimum(bound, np.where(after > last, between, np.inf))
     bound = np.minimum(bound, most_linked(question, table.group.deployment))
     guess = likely_rate(question, table.saturated, table.seconds, table.longest[:, None])
     guess = np.where(known > 0, np.where(good, guess, 0.0).max(axis=1), guess[:, 0])

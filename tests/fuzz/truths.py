@@ -147,7 +147,9 @@ def sized(ask: Asking) -> Iterator[str]:
         fewer = ask.plan(rate=most * share / 2)
         if fewer is None or fewer.chips > plan.chips + EXACT:
             yield f"half the rate needs {fewer and fewer.chips} chips, the whole {plan.chips}"
-    rate = most * 1.001 or 0.01
+    best = ask.plan()
+    known = best.played.requests_per_second[1] if best and best.played else most  # a played rate has an interval
+    rate = max(most, known) * 1.001 or 0.01
     above = ask.plan(rate=rate)
     if above is not None:
         yield f"sizing serves {rate:.9g}/s on {above.devices} devices, planning {most:.9g}/s at most"

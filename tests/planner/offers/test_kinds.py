@@ -91,6 +91,19 @@ def test_no_budget_passes_the_bound_of_its_row(prompt: float, limit: float, hard
             assert 0.98 * server.saturation_per_second <= offers.bound_per_second[number] * (1 + 1e-9)
 
 
+def test_a_row_is_bounded_by_its_best_budget_even_below_the_largest() -> None:
+    """Seconds per prompt of DeepSeek-V2-Lite on an A100 rise again beyond 32 prompts."""
+    asked = {"model": "deepseek-v2-lite", "hardware": "a100", "devices": 1, "lengths": (1000, 256)}
+    asked |= {"engine": "sglang@0.5.23"}
+    for limit in (5.0, 50.0):
+        question = small_question(**asked, ttft_seconds=limit)
+        offers = prefill_offers(question, role_rows(question, "prefill"), Count())
+        (kind,) = prefill_kinds(question)
+        places = np.flatnonzero(kind.budgets.bound_per_second == kind.bound_per_second)
+        assert kind.budgets.prompts[places].max() < kind.budgets.prompts.max()
+        assert kind.bound_per_second <= offers.bound_per_second[0] * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("instances", [1, 3])
 def test_a_looser_ttft_never_carries_less(instances: int) -> None:
     """Not even by part of a step of the grid of rates, where the limit decides which budgets are tried."""
