@@ -13,7 +13,7 @@ from typing import get_args
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool
 from planner.plans.quantised import Tried, as_planned
-from planner.plans.servers import PREDICTED, deviation_of, server_of, times_with
+from planner.plans.servers import DEVIATION_STEP, PREDICTED, deviation_of, server_of, times_with
 from planner.question import Question, Role, lost_instances
 from planner.search.answer import Answer
 
@@ -21,7 +21,7 @@ Times = dict[Role, float]
 """Factors on predicted service times, by role."""
 ROLES: tuple[Role, ...] = get_args(Role)
 
-_ROUNDS = 5
+_ROUNDS = 6
 """Most searches; each stresses service times by the factors that the last plan needs for the confidence."""
 _ALIKE = 1e-9
 """Factors nearer than this are equal."""
@@ -63,14 +63,19 @@ def surely(questions: Sequence[Question], solve: Callable[[list[Question]], Answ
     """Return the answer to stressed questions, one per member.
 
     The factors must give the plan that is found its confidence. They rise to those of the last plan until they suffice;
-    where they are then larger than needed, one more search with the smaller factors may carry more.
+    where they are then larger than needed, one more search with the smaller factors may carry more. Where nothing
+    carries what is asked with them, they rise again from those of plans that are more certain by a step.
     """
     times: list[Times] = [dict.fromkeys(ROLES, 1.0) for _ in questions]
-    held = None
+    held = refused = None
     for _ in range(_ROUNDS):
         answer = solve([stressed(each, own) for each, own in zip(questions, times, strict=True)])
         if not answer.plans:
-            break
+            surer = [_surer(each, own) for each, own in zip(questions, times, strict=True)]
+            if held or refused or surer == times:
+                break
+            refused, times = answer, surer
+            continue
         wanted = [times_of(plan, each.confidence) for plan, each in zip(answer.plans, questions, strict=True)]
         if all(_within(more, own) for more, own in zip(wanted, times, strict=True)):
             held = answer
@@ -86,7 +91,13 @@ def surely(questions: Sequence[Question], solve: Callable[[list[Question]], Answ
             ]
         else:  # a plan that carries more with shorter times needs longer ones
             break
-    return held or answer
+    return held or refused or answer
+
+
+def _surer(question: Question, times: Times) -> Times:
+    """Return the factors of pools whose deviations are a step smaller."""
+    step = times_with(max(question.confidence or PREDICTED, PREDICTED), DEVIATION_STEP) - 1
+    return {role: max(factor - step, 1.0) for role, factor in times.items()}
 
 
 def _within(wanted: Times, times: Times) -> bool:

@@ -1,6 +1,7 @@
 """Plans with a confidence: how much longer service times are taken to be."""
 
 from dataclasses import replace
+from functools import partial
 from statistics import NormalDist
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.costs.interval import Interval
-from planner.plans.servers import deviation_behind
+from planner.plans.servers import DEVIATION_STEP, deviation_behind, times_with
 from planner.search import sure
 from planner.search.changes.resources import more_compute, more_memory
 from planner.search.search import search
@@ -79,3 +80,16 @@ def test_a_deviation_is_told_in_steps_and_never_too_small(high, more):
     told, exact = deviation_behind(Interval(1.0, high, 0.8), 1.0), (high - 1) / NormalDist().inv_cdf(0.9)
     assert exact * (1 - 1e-6) <= told < exact + 0.0021
     assert deviation_behind(Interval(1.0, high * more, 0.8), 1.0) - told in (0.0, pytest.approx(0.002))
+
+
+def test_what_a_surer_plan_carries_is_not_refused(monkeypatch):
+    """The plan that is first best needs times with which nothing carries the rate; another needs shorter ones."""
+    monkeypatch.setattr(sure, "times_of", lambda plan, _: {"prefill": plan})
+    asked, step = small_question(confidence=0.9), times_with(0.9, DEVIATION_STEP) - 1
+
+    def solve(stressed, carrying):
+        factor = stressed[0].stretch_of("prefill")
+        return SimpleNamespace(plans=(1.05 if factor == 1 else carrying,) if factor < 1.05 else ())
+
+    assert sure.surely([asked], partial(solve, carrying=1.05 - step)).plans == (pytest.approx(1.05 - step),)
+    assert sure.surely([asked], partial(solve, carrying=1.05)).plans == ()
