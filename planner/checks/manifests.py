@@ -116,7 +116,9 @@ def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> 
 
 
 def _step_deviation(pool: Pool, load: StepLoad) -> float:
-    """Relative standard deviation of the predicted duration of a step."""
+    """Relative standard deviation of the predicted duration of a step, as the manifest states it or of this one."""
+    if pool.predicted is not None and pool.predicted.deviation is not None:
+        return pool.predicted.deviation
     cost = pool.step_costs[pool.phase].to_step_cost()
     timed = evaluate_best(cost, load, pool.microbatches)
     seconds = float(timed.seconds)

@@ -137,6 +137,7 @@ class PoolPrediction(Strict):
     requests_per_second: Result | None = None
     utilisation: Result | None = None
     bottleneck: Name | None = None
+    deviation: Result | None = Field(default=None, description="standard deviation of step times, relative")
 
 
 class Pool(Strict):

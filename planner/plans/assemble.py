@@ -56,6 +56,7 @@ from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.expectation import aggregated_prediction, busy_share, open_prediction
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
+from planner.plans.servers import deviation_of
 from planner.question import Question
 from planner.serving.prompts import prompts_of
 from planner.serving.rules import engine_rule
@@ -184,6 +185,7 @@ def _pool_prediction(pool: PlannedPool) -> PoolPrediction:
         requests_per_second=pool.capacity_per_second / pool.instances,
         utilisation=pool.utilisation,
         bottleneck=prediction.bottleneck,
+        deviation=deviation_of(pool),
     )
 
 

@@ -147,12 +147,16 @@ def sized(ask: Asking) -> Iterator[str]:
         fewer = ask.plan(rate=most * share / 2)
         if fewer is None or fewer.chips > plan.chips + EXACT:
             yield f"half the rate needs {fewer and fewer.chips} chips, the whole {plan.chips}"
-    best = ask.plan()
-    known = best.played.requests_per_second[1] if best and best.played else most  # a played rate has an interval
-    rate = max(most, known) * 1.001 or 0.01
+    rate = _beyond(ask.plan()) or 0.01
     above = ask.plan(rate=rate)
     if above is not None:
         yield f"sizing serves {rate:.9g}/s on {above.devices} devices, planning {most:.9g}/s at most"
+
+
+def _beyond(plan: Plan | None) -> float:
+    """Return a rate that a plan with the largest rate cannot carry: beyond the interval, if it was played."""
+    most = 0.0 if plan is None else plan.requests_per_second
+    return 1.001 * (max(most, plan.played.requests_per_second[1]) if plan and plan.played else most)
 
 
 def _kept(ask: Asking, plan: Plan) -> Iterator[str]:
@@ -176,8 +180,9 @@ def judged(ask: Asking) -> Iterator[str]:
     yield from _kept(ask, found.best)
     if not ask.check(rate=most).verdict.holds:
         yield f"a check refuses the {most:.9g}/s that planning serves: {ask.check(rate=most).verdict.explanation}"
-    if ask.check(rate=most * 1.001).verdict.holds:
-        yield f"a check holds at {most * 1.001:.9g}/s, planning serves {most:.9g}/s"
+    beyond = _beyond(found.best)
+    if ask.check(rate=beyond).verdict.holds:
+        yield f"a check holds at {beyond:.9g}/s, planning serves {most:.9g}/s"
     with TemporaryDirectory() as folder:
         path = Path(folder) / "manifest.yaml"
         path.write_text(dump_manifest(found.manifest()), encoding="utf-8")

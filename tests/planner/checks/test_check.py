@@ -173,12 +173,17 @@ def test_survivors_hold_and_failures_are_measured() -> None:
 
 
 def test_a_manifest_is_weighed_as_the_plan_that_it_came_from() -> None:
-    """Its queues give the plan's latencies, and its own intervals the same order of deviation."""
+    """Its queues give the plan's latencies, and it states the deviations; its own intervals have the same order."""
     plan, manifest = small_plan(), small_manifest()
-    deployed, known = from_manifest(manifest, workload_of(manifest.workload)), from_plan(plan)
-    for pool, other in zip(deployed.pools, known.pools, strict=True):
+    silent = manifest.model_copy(
+        update={"pools": [pool.model_copy(update={"predicted": None}) for pool in manifest.pools]}
+    )
+    workload = workload_of(manifest.workload)
+    deployed, own, known = from_manifest(manifest, workload), from_manifest(silent, workload), from_plan(plan)
+    for pool, bare, other in zip(deployed.pools, own.pools, known.pools, strict=True):
         assert pool.role == other.role
-        assert pool.deviation == pytest.approx(other.deviation, rel=0.3)
+        assert pool.deviation == other.deviation
+        assert bare.deviation == pytest.approx(other.deviation, rel=0.3)
     limits = Limits.of(plan.question, plan.requests_per_second)
     verdict = check_deployed(deployed, limits)
     assert verdict.margins[1].value == pytest.approx(plan.tpot.p99, rel=0.05)
