@@ -127,6 +127,16 @@ def broken_accelerator(profile: EngineProfile, hardware: HardwareSpec) -> Broken
     return Broken("accelerator", sentence, fact.source)
 
 
+def broken_span(profile: EngineProfile, machines: Sequence[HardwareSpec]) -> Broken | None:
+    """Return the rule that machines of several kinds break: no engine is known to move KV between such."""
+    kinds = sorted({kind for machine in machines if (kind := accelerator_of(machine))})
+    if profile.engine == "reference" or len(kinds) < 2:
+        return None
+    named = " and ".join(ACCELERATORS[kind] for kind in kinds)
+    sentence = f"{profile.title} is not known to move keys and values between {named} devices"
+    return Broken("accelerator", sentence, profile.prefill_decode.same.source)
+
+
 def broken_encoder(
     profile: EngineProfile, shape: ShapeName, architecture: str, accelerator: Accelerator | None = None
 ) -> Broken | None:
@@ -167,6 +177,7 @@ class Needs(NamedTuple):
         """Yield the rules that an engine breaks."""
         rules = [broken_model(profile, self.architecture)]
         rules += [broken_accelerator(profile, machine) for machine in self.machines]
+        rules.append(broken_span(profile, self.machines))
         if self.drafts:
             rules.append(broken_drafts(profile, self.architecture))
         yield from (rule for rule in rules if rule is not None)

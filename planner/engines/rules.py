@@ -347,6 +347,7 @@ CHECKS: tuple[Check, ...] = (
 LAYOUT_CHECKS: tuple[Check, ...] = (_dedicated, _redundancy, _microbatches, _drafts, _cache)
 STRATEGY_CHECKS = tuple(check for check in CHECKS if check not in LAYOUT_CHECKS)
 """Checks that read the degrees alone, so that they cut a strategy with every expert layout."""
+OVERLAP_CHECKS: tuple[Check, ...] = (_microbatches,)
 ROLE_CHECKS: tuple[Check, ...] = (_kernels,)
 SHARED_CHECKS = tuple(check for check in STRATEGY_CHECKS if check not in ROLE_CHECKS)
 """Strategy checks with the same result for every role, without pipeline stages."""

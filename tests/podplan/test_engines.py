@@ -104,5 +104,10 @@ def test_an_engine_that_was_never_measured_on_a_machine_says_so(engine: str) -> 
     assert "engine_times" not in measured["assumptions"]
     wide, narrow = ((each["interval"]["high"] / each["tpot_seconds"] - 1) for each in (amd, measured))
     assert wide > 1.5 * narrow
+    wide_ep = {"phase": "prefill", "strategy": "DP=8, EP=8", "tokens": 4096, "engine": engine}
+    steps = {
+        hw: podplan.predict("deepseek-r1", hw=hw, **wide_ep).to_dict()["microbatches"] for hw in ("mi325x", "h200")
+    }
+    assert steps == {"mi325x": 1, "h200": 2}  # without an all-to-all nothing overlaps
     planned = podplan.plan("qwen3-8b", **SMALL | {"hw": "mi300x"}, engine=engine).to_dict()
     assert f"none of {engine} measured on mi300x" in planned["assumptions"]["engine_times"]

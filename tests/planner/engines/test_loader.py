@@ -120,6 +120,11 @@ def test_every_machine_of_the_catalogue_with_known_devices_has_an_engine() -> No
     assert accelerator_of(load_hardware("h800")) == "nvidia"
     for name in ("mi300x", "mi325x", "mi355x"):
         assert {each.engine for each in Needs([load_hardware(name)], "qwen3").engines()} == {"vllm", "sglang"}
+    apart = [load_hardware("h200"), load_hardware("mi300x")]
+    assert not Needs(apart, "qwen3").engines()
+    assert [rule.sentence for rule in Needs(apart, "qwen3").missing(load_engine("sglang"))] == [
+        "SGLang is not known to move keys and values between AMD and NVIDIA devices"
+    ]
     broken = broken_accelerator(load_engine("vllm"), load_hardware("cm384"))
     assert broken is not None
     assert "not on Ascend" in broken.sentence
