@@ -130,7 +130,7 @@ class DecodeQueue:
 
     def running(self, rate_per_second: float) -> tuple[float, float]:
         """Return the mean number of running requests at a rate, all beyond saturation, and their iteration seconds."""
-        table = self._tabulated()
+        table = self.tabulated()
         occupied = _occupancy(table, rate_per_second)
         running = float(self.most_requests) if occupied is None else float(occupied[1:] @ table.running)
         return running, float(np.interp(running, *self._table))
@@ -154,7 +154,7 @@ class DecodeQueue:
             BadInput: a rate not above 0 or no room for one request.
         """
         alike = max(min(instances, _MOST_TOGETHER // max(self.most_requests, 1)), 1)
-        return _state(self._tabulated(alike), rate_per_second * alike, alike)
+        return _state(self.tabulated(alike), rate_per_second * alike, alike)
 
     def capacity(self, limit_seconds: float, percentile: float, most_utilisation: float = 0.98) -> float | None:
         """Return the largest rate at which TPOT at ``percentile`` keeps the limit; None where none does.
@@ -164,7 +164,7 @@ class DecodeQueue:
         Raises:
             BadInput: no room for one request.
         """
-        table = self._tabulated()
+        table = self.tabulated()
 
         def seconds(rate: float) -> float:
             state = _state(table, rate)
@@ -184,7 +184,8 @@ class DecodeQueue:
         seconds = np.asarray(self.iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
         return nodes, np.maximum.accumulate(seconds)
 
-    def _tabulated(self, instances: int = 1) -> Iterating:
+    def tabulated(self, instances: int = 1) -> Iterating:
+        """Return the iteration times by the requests on so many instances that are filled alike."""
         each = np.arange(1.0, self.most_requests * instances + 1) / instances
         return Iterating(
             iteration_seconds=np.interp(each, *self._table),

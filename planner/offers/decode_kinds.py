@@ -164,12 +164,12 @@ class DecodeKind:
 
     @cached_property
     def _batches(self) -> Batches:
-        full, widest = self.full, self._server(int(self._caps[0][-1])).decoding
-        queue = widest.queue(full.transfer_seconds)
-        each = np.arange(1.0, queue.most_requests + 1)
+        full, (batches, seconds) = self.full, self._full
+        queue = self._server(int(batches[-1])).queue
+        table = queue.tabulated()
         return Batches(
-            iteration_seconds=np.maximum.accumulate(widest.table()),
-            full_seconds=np.maximum.accumulate(self._seconds(each / widest.ranks)),
+            iteration_seconds=table.iteration_seconds,
+            full_seconds=np.interp(table.running / self._groups, batches, np.maximum.accumulate(seconds)),
             iterations=queue.iterations_per_request,
             transfer_seconds=queue.transfer_seconds,
             joining_iterations=queue.joining_iterations,
@@ -180,14 +180,18 @@ class DecodeKind:
         )
 
     @cached_property
+    def _full(self) -> tuple[Ints, Floats]:
+        """Caps and the seconds of their full iterations, each [caps]."""
+        candidate, batches = self.full.candidate, np.array([self.full.candidate.batch])
+        if self.full.question.pin("decode").batch is None:
+            batches = np.arange(candidate.row.strategy.pp * candidate.microbatches, self._widest + 1)
+        return batches, self._seconds(batches.astype(np.float64))
+
+    @cached_property
     def _caps(self) -> tuple[Ints, Floats]:
         """Caps and upper bounds on their rates, each [caps]."""
-        candidate, question = self.full.candidate, self.full.question
-        batches = np.array([candidate.batch])
-        if question.pin("decode").batch is None:
-            batches = np.arange(candidate.row.strategy.pp * candidate.microbatches, self._widest + 1)
-        seconds = self._seconds(batches.astype(np.float64))
-        rates = request_rate(question, candidate.deployment, batches.astype(np.float64), seconds)
+        question, (batches, seconds) = self.full.question, self._full
+        rates = request_rate(question, self.full.candidate.deployment, batches.astype(np.float64), seconds)
         return batches, np.minimum(question.most_utilisation * rates, self.bound_per_second)
 
     @cached_property
