@@ -247,15 +247,15 @@ def _besides(question: Question, engines: Sequence[Question], *, chosen: bool) -
 
 
 def _parts(asked: Sequence[Question], costing: Costing | None = None, *, beside: bool = False) -> Iterator[Besides]:
-    """Yield the results of some engines; then the answer of the best."""
+    """Yield the results of some engines, or of none; then the answer of the best, where one has a plan."""
     costing = costing or Costing()
     found, _ = _found(asked, costing, most_alone=bool(asked) and asked[0].goal.maximised and not beside)
     bounds = tuple(each.bound() if each.plans and beside else None for each in found)
     part = Part(tuple(map(tried_of, found)), bounds, _queues_solved(found), costing.count.total)
     yield Besides(part=part)
-    place = preferred([each.best for each in found], asked[0].goal)
-    assert place is not None, "asked for where one has the best plan"
-    yield Besides(part=part._replace(answer=answer_of(found[place], beside=beside)))
+    place = preferred([each.best for each in found], asked[0].goal) if asked else None
+    if place is not None:
+        yield Besides(part=part._replace(answer=answer_of(found[place], beside=beside)))
 
 
 def question_of(found: Found) -> Question:

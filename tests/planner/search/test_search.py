@@ -1,5 +1,7 @@
 """The search against trying everything, and what must hold when a question changes."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -9,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
+from ground.workers import Steps
 from planner.programme.programme import Programme
 from planner.search.fleet import Fleet, aim_of
 from planner.search.pareto import dominates
-from planner.search.search import search
+from planner.search.search import Besides, search
 from planner.search.ways import gather_fleet
 from tests.planner.programme.test_programme import by_enumeration
 from tests.questions import rate_of, small_answer, small_question
@@ -67,6 +70,20 @@ def test_engines_that_are_searched_aside_count_as_those_searched_here(engines: t
     assert answer.best in answer.pareto and answer.bound is not None
     bounds = [each.bound.value for each in alone.values() if each.bound]
     assert answer.bound.value == max(bounds)
+
+
+@pytest.mark.parametrize(
+    ("engines", "fields"), [(("vllm", "sglang"), {}), (("vllm", "sglang", "trtllm"), {"ttft_seconds": 1e-3})], ids=str
+)
+def test_what_is_searched_aside_ends_as_it_should(engines: tuple[str, ...], fields: dict[str, Any]) -> None:
+    """Of two engines none is searched aside, and one that is may have no plan: another process goes on to the end."""
+
+    @contextmanager
+    def to_the_end(work: Steps[Besides]) -> Iterator[Callable[[], Besides]]:
+        yield iter(list(work())).__next__
+
+    question = small_question(model="qwen3-8b", devices=2, engine=engines[0], engines=engines, **fields)
+    assert (search(question, explain=False, aside=to_the_end).best is None) == bool(fields)
 
 
 @pytest.mark.parametrize("asked", SMALL, ids=str)
