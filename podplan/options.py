@@ -261,7 +261,8 @@ class SimulateFlags(Flags):
     cold: bool = switch("Start a stream empty, not with requests in decode.")
     policies: Text = flag("A,B,C", "Compare policies on the same requests.")
     offline: Text = flag(
-        "N[,P+A]", "Offline requests that are served behind the online ones, with prompts of P and answers of A tokens."
+        "N[,P+A][@R/s]",
+        "Offline requests behind the online ones, of prompts of P and answers of A, one by one at a rate.",
     )
     fail: list[str] | None = flag("FAULT", "Such as 'node 3 at 10s for 1min'; repeatable.")
     migration: Text = flag("FILE", "Play a migration.yaml of plan migrate, beside the same requests without it.")

@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from ground.errors import BadInput
 from ground.files import check_file, staging, writing
-from ground.units import counted, parse_count
+from ground.units import counted, parse_count, parse_rate
 from planner.manifest.document import read_manifest
 from planner.manifest.migration import union
 from planner.manifest.schema import Manifest, ManifestWorkload, Prediction
@@ -282,7 +282,8 @@ def _rebalanced(flags: SimulateFlags, manifest: Manifest, offered: Offered) -> R
 
 
 def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:
-    """Return the offline requests of ``N`` or ``N,PROMPT+ANSWER``; lengths as planned where none are given."""
+    """Return the offline requests of ``N[,PROMPT+ANSWER][@RATE]``: lengths as planned, all there at once or evenly."""
+    text, paced, rate = text.partition("@")
     counted, _, lengths = text.partition(",")
     count, workload = parse_count(counted, "--offline"), manifest.workload
     check_most("--offline", count)
@@ -294,7 +295,8 @@ def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:
     longest = manifest.model.spec.max_position
     if count and workload.input_tokens + workload.output_tokens > longest:
         raise BadInput(f"--offline: {text[:40]} is past the {longest} positions of {manifest.model.spec.name}")
-    return backlog(workload, count, seed).within(longest)
+    per_second = parse_rate(rate, "--offline") if paced else None
+    return backlog(workload, count, seed, per_second).within(longest)
 
 
 def _check_measured(result: SimulationResult, warmup: str | None) -> None:

@@ -24,8 +24,8 @@ _LEAST_SHARE, _LEAST_CHUNK = 0.05, 16
 _SPARE_GUARD = 0.8
 """Share of the TPOT limit that running requests may come to with prompts beside them."""
 
-_OFFLINE_GUARD = 0.4
-"""Share of the TTFT limit that an online prompt may come to behind offline ones."""
+_OFFLINE_GUARD, _IN_TIME = 0.4, 0.8
+"""Shares of the TTFT limit: what an online prompt may come to behind offline ones, and what counts as in time."""
 
 Finished = Callable[["PrefillInstance", int, Request], None]
 """Called with the instance, the DP rank and the request when a prompt's last pass ends."""
@@ -47,7 +47,8 @@ class PrefillInstance:
         self._interrupts = shared.manifest.routing.offline == "slo"
         self._counts_offline = shared.manifest.routing.offline == "equal"
         limit = shared.manifest.service_levels.ttft_seconds
-        self._offline_seconds = math.inf if limit is None else _OFFLINE_GUARD * limit
+        limit = math.inf if limit is None else limit
+        self._offline_seconds, self._in_time_seconds = _OFFLINE_GUARD * limit, _IN_TIME * limit
         self.ranks = pool.degrees.attention_dp
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
         self.budget = pool.limits.tokens_per_device * self.rank_devices
@@ -184,9 +185,8 @@ class PrefillInstance:
             self._fill_in_order(making, self.queue)
         elif self.accepts:
             self._fill_evenly(making, self.queue)
-        most = self._most_with_offline(making)
-        if most < math.inf:
-            making.room = [min(r, max(int(most) - t, 0)) for r, t in zip(making.room, making.tokens, strict=True)]
+        if self._interrupts and self.accepts and self._shared.offline:
+            self._leave_time(making)
         for request, rank, done in making.before:
             if request.offline:
                 self._chunk(making, request, rank, done)
@@ -194,21 +194,28 @@ class PrefillInstance:
             self._fill_in_order(making, self.offline)
         return making
 
-    def _most_with_offline(self, making: Pass) -> float:
-        """Return the tokens up to which offline prompts fill a rank: half the time that an online prompt has.
+    def _leave_time(self, making: Pass) -> None:
+        """Cut room so that offline prompts lengthen a pass to at most half the time that an online prompt has.
 
         One that comes just after the begin of a pass waits for it and takes one more; those in it have waited already.
-        Ranks are filled up to the fullest one, which the others wait for.
+        Other ranks are filled up to the fullest one, which they wait for, as far as prompts in the pass, with what it
+        leaves of them, stay in time: experts serve all ranks, so that a pass grows with what the others carry.
         """
-        if not self._interrupts or not self.accepts:
-            return math.inf
-        prompts = [request for request, _ in making.ended] + [request for request, _, _ in making.carried]
-        here = [request.arrival for request in prompts if not request.offline]
-        if not here:  # one prompt is the shortest pass
-            return max(self._offline_seconds / 2 / self._rank_token_seconds, 1.0)
-        waited = self._engine.now_seconds - min(here)
-        seconds = min(self._offline_seconds / 2, self._offline_seconds - waited)
-        return max(seconds / self._rank_token_seconds, float(max(making.tokens)))
+        token_seconds, now, longest = self._rank_token_seconds, self._engine.now_seconds, max(making.tokens)
+        carried = [(request, request.prompt - end) for request, _, end in making.carried]
+        here = [(r.arrival, left) for r, left in [*((r, 0) for r, _ in making.ended), *carried] if not r.offline]
+        seconds, share = self._offline_seconds / 2, 1.0
+        if here:
+            seconds = min(seconds, self._offline_seconds - now + min(here)[0])
+            latest = min(arrival - left * token_seconds for arrival, left in here) + self._in_time_seconds - now
+            if loads := making.loads():
+                least = self.timer.step_seconds(loads, self.ranks)
+                most = self.timer.step_seconds([max(loads, key=lambda load: load.tokens)], 1)
+                share = min(max((latest - least) / (most - least), 0.0), 1.0) if least < most else 1.0
+        most_tokens = max(seconds / token_seconds, 0.0 if here else 1.0)
+        for rank, tokens in enumerate(making.tokens):
+            more = max(most_tokens - tokens, share * (longest - tokens))
+            making.room[rank] = int(min(making.room[rank], more))
 
     def _fill_in_order(self, making: Pass, queue: deque[Request]) -> None:
         """Give each prompt to the rank with most room, until one fits nowhere; ranks with as much go in turn.

@@ -142,9 +142,10 @@ def closed_loop(workload: ManifestWorkload, concurrency: int, count: int, seed: 
     return replace(_at_once(workload, count, seed), concurrency=concurrency)
 
 
-def backlog(workload: ManifestWorkload, count: int, seed: int = 0) -> Requests:
-    """Return ``count`` requests that are all there at time 0: offline work."""
-    return _at_once(workload, count, seed + 1_000_003)
+def backlog(workload: ManifestWorkload, count: int, seed: int = 0, per_second: float | None = None) -> Requests:
+    """Return ``count`` requests of offline work: all there at time 0, or one by one."""
+    made = _at_once(workload, count, seed + 1_000_003)
+    return made if per_second is None else replace(made, arrival_seconds=np.arange(count) / per_second)
 
 
 def with_running(requests: Requests, count: int, seed: int = 0) -> Requests:

@@ -141,6 +141,14 @@ def test_faults_bursts_offline_work_and_loads_are_played(planned: str, capsys: p
     assert data["queueing_seconds"]["mean"] >= 0 and data["confidence"]["ttft"] > 0
 
 
+def test_offline_requests_may_come_one_by_one(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """At 2 a second ten of them end after 4.5 s, all at once before; what is no rate is refused."""
+    flags = (planned, "--rate", "100/s", "--requests", "100", "--offline")
+    assert simulated(capsys, *flags, "10,64+8@2/s", "--warmup", "0s")["duration_seconds"] > 4.5
+    assert simulated(capsys, *flags, "10,64+8", "--warmup", "0s")["duration_seconds"] < 4.5
+    refused(capsys, "--offline", "simulate", *flags, "10@often")
+
+
 def test_lengths_without_times_need_a_rate(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bad rows are left out as far as allowed, and told."""
     trace = tmp_path / "lengths.csv"
