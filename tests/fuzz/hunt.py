@@ -156,6 +156,8 @@ def _child(case: Case, folder: Path, limit_seconds: float) -> NoReturn:
         streams = (os.fdopen(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww"))
         sys.stdin, sys.stdout, sys.stderr = streams
         warnings.simplefilter("default")
+        if case.signal:  # which may come between the opening of a file and the block that closes it
+            warnings.simplefilter("ignore", ResourceWarning)
         sys.argv = ["plan", *_typed(case)]
         main.run()
     except KeyboardInterrupt:  # before the command had begun
