@@ -45,7 +45,7 @@ PREDICTED = 0.5
 """Confidence in the predicted figures: service times are as likely longer as shorter."""
 
 
-DEVIATION_STEP = 0.002
+_STEP = 0.002
 """Of deviations, which are known no better; so neither one request more in a batch nor how it is solved moves them."""
 
 
@@ -71,4 +71,4 @@ def deviation_of(pool: PlannedPool) -> float:
 def deviation_behind(known: Interval, seconds: float) -> float:
     """Return the relative standard deviation behind the central interval of a duration, up to a whole step."""
     exact = (known.high / seconds - 1) / NormalDist().inv_cdf(0.5 + known.level / 2)
-    return math.ceil(exact / DEVIATION_STEP * (1 - 1e-9)) * DEVIATION_STEP
+    return math.ceil(exact / _STEP * (1 - 1e-9)) * _STEP

@@ -8,12 +8,12 @@ have one sign and the same share of their deviations, so each role has its own f
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool
 from planner.plans.quantised import Tried, as_planned
-from planner.plans.servers import DEVIATION_STEP, PREDICTED, deviation_of, server_of, times_with
+from planner.plans.servers import PREDICTED, deviation_of, server_of, times_with
 from planner.question import Question, Role, lost_instances
 from planner.search.answer import Answer
 
@@ -62,42 +62,54 @@ def times_of(plan: Plan, confidence: float | None) -> Times:
 def surely(questions: Sequence[Question], solve: Callable[[list[Question]], Answer]) -> Answer:
     """Return the answer to stressed questions, one per member.
 
-    The factors must give the plan that is found its confidence. They rise to those of the last plan until they suffice;
-    where they are then larger than needed, one more search with the smaller factors may carry more. Where nothing
-    carries what is asked with them, they rise again from those of plans that are more certain by a step.
+    Where nothing carries the asked rates with the factors that a first plan needs, those of the plan with the largest
+    rates are taken: smaller batches may be surer.
     """
-    times: list[Times] = [dict.fromkeys(ROLES, 1.0) for _ in questions]
-    held = refused = None
+    found = _settled(questions, solve, [dict.fromkeys(ROLES, 1.0) for _ in questions])
+    if found.held is not None:
+        return found.held
+    if found.last.plans or questions[0].goal.maximised or all(set(own.values()) == {1.0} for own in found.times):
+        return found.last
+    most = _settled([replace(each, objective="throughput") for each in questions], solve, found.times)
+    again = None if most.held is None else _settled(questions, solve, most.times)
+    return again.held if again and again.held else found.last
+
+
+class _Settled(NamedTuple):
+    """The answer whose plans have their confidence, if any, the last one, and the factors with which it was found."""
+
+    held: Answer | None
+    last: Answer
+    times: list[Times]
+
+
+def _settled(questions: Sequence[Question], solve: Callable[[list[Question]], Answer], times: list[Times]) -> _Settled:
+    """Return the answer with the smallest factors that are known to give the plans that are found their confidence.
+
+    They rise to those of the last plan until they suffice. Where they are then larger than needed, smaller ones may
+    carry more: those of that plan, and if the plan found with them needs longer ones, what it needs.
+    """
+    held: tuple[Answer, list[Times]] | None = None
+    failed = False
     for _ in range(_ROUNDS):
         answer = solve([stressed(each, own) for each, own in zip(questions, times, strict=True)])
         if not answer.plans:
-            surer = [_surer(each, own) for each, own in zip(questions, times, strict=True)]
-            if held or refused or surer == times:
-                break
-            refused, times = answer, surer
-            continue
+            break
         wanted = [times_of(plan, each.confidence) for plan, each in zip(answer.plans, questions, strict=True)]
         if all(_within(more, own) for more, own in zip(wanted, times, strict=True)):
-            held = answer
-            if all(
-                own[role] <= more[role] * (1 + _ALIKE) for more, own in zip(wanted, times, strict=True) for role in more
-            ):
+            held, smaller = (answer, times), [{**own, **less} for less, own in zip(wanted, times, strict=True)]
+            if failed or all(_within(own, less) for own, less in zip(times, smaller, strict=True)):
                 break
-            times = [{**own, **less} for less, own in zip(wanted, times, strict=True)]
-        elif held is None:  # roles that the plan lacks are taken as uncertain as those that it has
+            times = smaller
+        else:  # roles that the plan lacks are taken as uncertain as those that it has
+            failed = held is not None
             times = [
                 {role: max(factor, more.get(role, max(more.values()))) for role, factor in own.items()}
                 for more, own in zip(wanted, times, strict=True)
             ]
-        else:  # a plan that carries more with shorter times needs longer ones
-            break
-    return held or refused or answer
-
-
-def _surer(question: Question, times: Times) -> Times:
-    """Return the factors of pools whose deviations are a step smaller."""
-    step = times_with(max(question.confidence or PREDICTED, PREDICTED), DEVIATION_STEP) - 1
-    return {role: max(factor - step, 1.0) for role, factor in times.items()}
+            if held and all(_within(known, own) for known, own in zip(held[1], times, strict=True)):
+                break
+    return _Settled(held[0], answer, held[1]) if held else _Settled(None, answer, times)
 
 
 def _within(wanted: Times, times: Times) -> bool:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.costs.interval import Interval
-from planner.plans.servers import DEVIATION_STEP, deviation_behind, times_with
+from planner.plans.servers import deviation_behind
 from planner.search import sure
 from planner.search.changes.resources import more_compute, more_memory
 from planner.search.search import search
@@ -18,11 +18,12 @@ from tests.questions import small_question
 
 # By how much longer times are assumed: the plan that is best then, and by how much longer its own are.
 SHORTER_SUFFICE = {1.0: ("a", 1.05), 1.05: ("b", 1.02), 1.02: ("b", 1.02)}
-SHORTER_DO_NOT = {1.0: ("a", 1.05), 1.05: ("b", 1.02), 1.02: ("c", 1.04)}
+BETWEEN = {1.0: ("a", 1.05), 1.05: ("b", 1.02), 1.02: ("c", 1.04), 1.04: ("c", 1.03)}
+SHORTER_DO_NOT = {1.0: ("a", 1.05), 1.05: ("b", 1.02), 1.02: ("c", 1.06)}
 
 
-@pytest.mark.parametrize("best", [SHORTER_SUFFICE, SHORTER_DO_NOT])
-def test_times_are_those_of_the_plan_that_is_found(best, monkeypatch):
+@pytest.mark.parametrize(("best", "found"), [(SHORTER_SUFFICE, "b"), (BETWEEN, "c"), (SHORTER_DO_NOT, "b")])
+def test_times_are_those_of_the_plan_that_is_found(best, found, monkeypatch):
     """A plan whose own times are shorter than those it was found with is searched for with its own."""
     asked, tried = small_question(confidence=0.9), []
     monkeypatch.setattr(sure, "times_of", lambda plan, _: {"prefill": plan[1], "decode": 1.0})
@@ -33,8 +34,8 @@ def test_times_are_those_of_the_plan_that_is_found(best, monkeypatch):
         assert stressed[0].on_clock("decode").tpot_seconds == asked.tpot_seconds
         return SimpleNamespace(plans=(best[tried[-1]],))
 
-    assert sure.surely([asked], solve).plans == (("b", 1.02),)
-    assert tried == [1.0, 1.05, 1.02]
+    assert [plan[0] for plan in sure.surely([asked], solve).plans] == [found]
+    assert tried == list(best)
 
 
 UNEVEN = {
@@ -85,11 +86,13 @@ def test_a_deviation_is_told_in_steps_and_never_too_small(high, more):
 def test_what_a_surer_plan_carries_is_not_refused(monkeypatch):
     """The plan that is first best needs times with which nothing carries the rate; another needs shorter ones."""
     monkeypatch.setattr(sure, "times_of", lambda plan, _: {"prefill": plan})
-    asked, step = small_question(confidence=0.9), times_with(0.9, DEVIATION_STEP) - 1
+    asked = small_question(confidence=0.9, rate_per_second=1.0, objective="chips")
 
-    def solve(stressed, carrying):
+    def solve(stressed, surer):
         factor = stressed[0].stretch_of("prefill")
-        return SimpleNamespace(plans=(1.05 if factor == 1 else carrying,) if factor < 1.05 else ())
+        if factor == 1:
+            return SimpleNamespace(plans=(1.05,))
+        return SimpleNamespace(plans=(surer,) if factor <= surer or stressed[0].goal.maximised else ())
 
-    assert sure.surely([asked], partial(solve, carrying=1.05 - step)).plans == (pytest.approx(1.05 - step),)
-    assert sure.surely([asked], partial(solve, carrying=1.05)).plans == ()
+    assert sure.surely([asked], partial(solve, surer=1.02)).plans == (1.02,)
+    assert sure.surely([asked], partial(solve, surer=1.0)).plans == ()
