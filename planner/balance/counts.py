@@ -1,6 +1,6 @@
 """How many replicas each expert gets, and which ranks hold them: what slots allow, water-filling, longest first."""
 
-import heapq
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Any
 
 import numpy as np
@@ -59,18 +59,24 @@ def replica_counts(loads: NDArray[Any], slots: int, max_per_expert: int) -> Ints
             f"--redundant-experts {slots - experts} must be between 0 and {experts * (max_per_expert - 1)} "
             f"for {experts} experts."
         )
-    counts, own = [1] * experts, [float(load) for load in loads.tolist()]
+    return np.bincount(replicated(loads, slots - experts, max_per_expert), minlength=experts) + 1
+
+
+def replicated(loads: NDArray[Any], further: int, max_per_expert: int) -> Ints:
+    """Return the experts that get the ``further`` slots beyond one per expert, slot by slot: see ``replica_counts``."""
+    own = loads.tolist()
     # Ties go to the expert with fewer replicas, then to the lower id: equal loads get equal counts.
-    heap = [(-load, 1, expert) for expert, load in enumerate(own)] if slots > experts else []
-    heapq.heapify(heap)
-    for _ in range(slots - experts):
+    heap = [(-load, 1, expert) for expert, load in enumerate(own)] if further and max_per_expert > 1 else []
+    heapify(heap)
+    taken = []
+    for _ in range(further):
         _, count, expert = heap[0]
-        counts[expert] = count + 1
+        taken.append(expert)
         if count + 1 < max_per_expert:
-            heapq.heapreplace(heap, (-own[expert] / (count + 1), count + 1, expert))
+            heapreplace(heap, (-own[expert] / (count + 1), count + 1, expert))
         else:
-            heapq.heappop(heap)
-    return np.array(counts, dtype=np.int64)
+            heappop(heap)
+    return np.array(taken, dtype=np.int64)
 
 
 def water_filling(loads: NDArray[Any], slots: int, max_per_expert: int) -> Ints:
@@ -105,27 +111,28 @@ def longest_first(loads: NDArray[Any], counts: Ints, ranks: int) -> Ints:
     heap = list(zip(per_replica[first].tolist(), range(first.size), strict=True))
     held += [[] for _ in range(ranks - first.size)]
     heap += [(0.0, rank) for rank in range(first.size, ranks)]
-    heapq.heapify(heap)
+    heapify(heap)
     left = order[alone:]
     for expert, load, count in zip(left.tolist(), per_replica[left].tolist(), counts[left].tolist(), strict=True):
         if count == 1 and heap:
             total, rank = heap[0]
-            held[rank].append(expert)
-            if len(held[rank]) < slots_per_rank:
-                heapq.heapreplace(heap, (total + load, rank))
+            own = held[rank]
+            own.append(expert)
+            if len(own) < slots_per_rank:
+                heapreplace(heap, (total + load, rank))
             else:
-                heapq.heappop(heap)
+                heappop(heap)
             continue
         # Taking all replicas of an expert at once puts them on different ranks.
-        chosen = [heapq.heappop(heap) for _ in range(min(count, len(heap)))]
+        chosen = [heappop(heap) for _ in range(min(count, len(heap)))]
         for total, rank in chosen:
             held[rank].append(expert)
             if len(held[rank]) < slots_per_rank:
-                heapq.heappush(heap, (total + load, rank))
+                heappush(heap, (total + load, rank))
         for _ in range(count - len(chosen)):
             _make_room(held, expert, slots_per_rank)
             heap = [entry for entry in heap if len(held[entry[1]]) < slots_per_rank]
-            heapq.heapify(heap)
+            heapify(heap)
     return np.array(held, dtype=np.int64)
 
 

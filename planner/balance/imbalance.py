@@ -18,11 +18,11 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.arrays import Floats
+from ground.arrays import Floats, Ints
 from ground.errors import BadInput
 from ground.names import suggest
 from ground.units import number_of
-from planner.balance.counts import check_redundancy, longest_first, replica_counts
+from planner.balance.counts import check_redundancy, longest_first, replica_counts, replicated
 from planner.manifest.terms import Number
 
 _MOST_SIGMA = 3.0
@@ -193,7 +193,9 @@ def static_factor(experts: int, ranks: int, redundant: int, distribution: LoadDi
     slots_per_rank = check_redundancy(experts, ranks, redundant)
     if balanced:
         past = quantile_loads(distribution, experts)
-        counts = replica_counts(past, experts + redundant, ranks)
+        counts = np.bincount(_replicated(distribution, experts)[:redundant], minlength=experts) + 1
+        if redundant > experts or counts.max() > ranks:
+            counts = replica_counts(past, experts + redundant, ranks)
         held = longest_first(past, counts, ranks)
         present = drifted_loads(distribution, experts)
     else:
@@ -216,11 +218,19 @@ def _shuffled_loads(distribution: LoadDistribution, experts: int) -> Floats:
 
 
 @functools.lru_cache(maxsize=8)
+def _replicated(distribution: LoadDistribution, experts: int) -> Ints:
+    """The experts that get one further slot each in turn, for up to twice as many slots as experts on many ranks."""
+    return replicated(quantile_loads(distribution, experts), experts, experts)
+
+
+@functools.lru_cache(maxsize=8)
 def drifted_loads(distribution: LoadDistribution, experts: int) -> Floats:
     """The typical loads after drift, [draws, experts], every draw with mean 1; fixed seed."""
     scores = np.random.default_rng(_SEED).standard_normal((_DRIFTS, experts))
     loads = quantile_loads(distribution, experts) * np.exp(distribution.drift_log_sigma * scores)
-    return np.asarray(loads / loads.mean(axis=1, keepdims=True), dtype=np.float64)
+    return np.asfortranarray(
+        loads / loads.mean(axis=1, keepdims=True), dtype=np.float64
+    )  # the draws of an expert together
 
 
 @functools.lru_cache(maxsize=1)
