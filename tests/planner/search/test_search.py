@@ -57,6 +57,22 @@ def test_what_stands_beside_a_plan_does_not_change_it(asked: dict[str, Any]) -> 
     assert (alone.best.ttft, alone.best.tpot) == (full.best.ttft, full.best.tpot)
 
 
+@contextmanager
+def eagerly(work: Callable[[], Iterator[Any]]) -> Iterator[Callable[[], Any]]:
+    """Do all work at once, as another process does."""
+    yield iter(list(work())).__next__
+
+
+@pytest.mark.parametrize("engines", [("vllm", "sglang"), ("sglang", "vllm", "trtllm")], ids=len)
+@pytest.mark.parametrize("tpot_seconds", [0.05, 1e-5])
+def test_engines_aside_may_be_none_or_have_no_plan(engines: tuple[str, ...], tpot_seconds: float) -> None:
+    """Of two engines none is searched aside, of three one is; work aside goes to its end whatever is asked of it."""
+    question = small_question(model="qwen3-8b", devices=2, engine=engines[0], engines=engines)
+    answer = search(replace(question, tpot_seconds=tpot_seconds), aside=eagerly)
+    assert (answer.best is None) == (tpot_seconds < 0.001)
+    assert {each.engine for each in answer.engines} <= set(engines)
+
+
 @pytest.mark.parametrize("engines", [("vllm", "sglang", "trtllm"), ("sglang", "trtllm", "vllm")], ids=str)
 def test_engines_that_are_searched_aside_count_as_those_searched_here(engines: tuple[str, ...]) -> None:
     """The last of three is searched aside: whichever it is, each engine comes to what it does alone."""
