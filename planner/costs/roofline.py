@@ -20,6 +20,7 @@ import numpy as np
 
 from ground.arrays import Floats, placed
 from ground.errors import BadInput
+from ground.identity import Kept, Same
 from hardware.fits import cards_of, carried, exchange_protocol, server, started
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from hardware.spec import AttentionFit, CollectiveFit, CollectiveOp, Dtype, ExchangeFit, Fitted, HardwareSpec, MatmulFit
@@ -256,10 +257,30 @@ def collective(
     """
     share = (ranks - 1) / ranks
     wire: Number = {"all_reduce": 2 * share, "point_to_point": 1.0}.get(op, share)
-    over = np.atleast_1d(ranks if span is None else span)
+    over = ranks if span is None else span
+    degrees = (np.asarray(each, dtype=np.float64) for each in (ranks, over))
+    key = (Same(hardware), op, in_graph, *((each.shape, each.tobytes()) for each in degrees))
+    protocols, worst, family = _LIBRARIES.of(key, lambda: _library(hardware, op, ranks, over, in_graph))
+    shape = Shape(family, message, {"one": 1.0}, ranks)
+    return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=worst, shape=shape)
+
+
+class _Library(NamedTuple):
+    """How a library runs a collective: (latency, bytes per second) of each protocol, the fits' error and family."""
+
+    protocols: tuple[tuple[Number, Number], ...]
+    residual: float
+    family: str
+
+
+_LIBRARIES = Kept[_Library](most=64)
+"""A deployment asks for the same collective in several places, with messages of their own."""
+
+
+def _library(hardware: HardwareSpec, op: CollectiveOp, ranks: Number, span: Number, in_graph: bool) -> _Library:
+    over = np.atleast_1d(span)
     spans, where = placed(over)
     fits = [collective_fit(hardware, op, int(each), in_graph) for each in spans]
-    worst = max(residual(fit) for fit in fits)
     peers = np.atleast_1d(ranks) - 1
     devices, inside = (column[where] for column in np.array([server(hardware, fit) for fit in fits]).T)
     cards = cards_of(peers + 1, over, devices)
@@ -273,8 +294,7 @@ def collective(
     if np.ndim(ranks) == 0:
         protocols = tuple((float(np.max(latency)), float(np.max(rate))) for latency, rate in protocols)
     family = f"{op} {fits[-1].scope}{' in graph' if fits[-1].in_graph else ''}"
-    shape = Shape(family, message, {"one": 1.0}, ranks)
-    return CommunicationTerm(name, stage, scale(message, wire), protocols, residual=worst, shape=shape)
+    return _Library(protocols, max(residual(fit) for fit in fits), family)
 
 
 def _columns(fits: list[CollectiveFit]) -> list[tuple[Floats, ...]]:
