@@ -1,12 +1,15 @@
 """Aggregated instances, played: latencies at a rate, and the largest rate within the limits."""
 
+import pickle
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from hashlib import blake2b
 from itertools import pairwise
 
 import numpy as np
 
 from ground.arrays import Floats, Ints
+from ground.identity import Kept
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.candidates import BUDGETS, MOST_BATCH, AggregatedCandidate
@@ -16,7 +19,7 @@ from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
 from planner.question import Question
 from planner.serving.aggregated import AggregatedPool, play_aggregated
-from planner.serving.capacity import Capacity, Limits, Outcome, Until, on_grid_above
+from planner.serving.capacity import Capacity, Limits, Outcome, Until
 from planner.serving.latency import Latency
 from planner.serving.played import FEW, MANY, Player
 from planner.serving.played import Played as Sample
@@ -159,6 +162,10 @@ def _outcome(first_seconds: Floats, left_seconds: Floats, stream: Stream) -> Out
     )
 
 
+_TABLES = Kept[TableArrays](most=256)
+"""Step tables by the content of the step cost and by the largest loads."""
+
+
 def aggregated_times(
     cost: StepCost, workload: Workload, budget_tokens: int, context_tokens: int, microbatches: int
 ) -> TableArrays:
@@ -173,7 +180,8 @@ def aggregated_times(
         microbatches=microbatches,
         stages=stages,
     )
-    return step_table(stacked(cost), loads)
+    # A refusal tries the same rows on many sizes; a digest of the cost takes a twentieth of its table's time.
+    return _TABLES.of((blake2b(pickle.dumps(cost)).digest(), loads), lambda: step_table(stacked(cost), loads))
 
 
 def player_of(
@@ -274,17 +282,8 @@ class AggregatedServer:
         return self.player.keeps(each, instances) and each <= self.most_per_second * (1 + 1e-9)
 
     def pool_reaches(self, instances: int, rate_per_second: float) -> bool:
-        """Whether ``pool_capacity``, a rate on the grid or the most that is planned with, is at least a rate.
-
-        The rate is one that few requests do not show to be late.
-        """
-        each = rate_per_second / instances
-        above = on_grid_above(each)
-        if self.player.keeps(above, instances, few=False):
-            return each <= self.most_per_second * (1 + 1e-9)
-        if self.player.verdict(above, instances, MANY).ended or not each <= self.most_per_second < above:
-            return False
-        return self.player.keeps(self.most_per_second, instances, few=False)
+        """Whether ``pool_capacity`` is at least a rate that few requests do not show to be late."""
+        return self.player.reaches(rate_per_second / instances, instances, lambda: self.most_per_second)
 
     def told(self, rate_per_second: float, instances: int) -> Sample:
         """Return sample and confidence intervals of a pool of so many instances, given the rate of one."""

@@ -30,7 +30,7 @@ from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate_each
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
-from planner.serving.capacity import Limits, largest_rate, on_grid_above
+from planner.serving.capacity import Limits, largest_rate
 from planner.serving.decode import DecodePool
 from planner.serving.latency import Latency
 from planner.serving.played import Played, PlayedPrefill
@@ -288,9 +288,9 @@ class PrefillServer:
         return self.tail_seconds(each, instances) <= self.question.ttft_seconds
 
     def pool_reaches(self, instances: int, rate_per_second: float) -> bool:
-        """Whether ``pool_capacity``, which is told on a grid, is no less than a rate."""
-        each = rate_per_second / instances
-        return self.pool_carries(instances, instances * max(each, min(on_grid_above(each), self.most_per_second)))
+        """Whether ``pool_capacity`` is at least a rate that few requests do not show to be late; where played."""
+        assert self.player is not None, "asked only where instances are played"
+        return self.player.reaches(rate_per_second / instances, instances, lambda: self.most_per_second)
 
     def ttft(self, rate_per_second: float, instances: int = 1) -> Latency | None:
         """TTFT of one of ``instances`` that are dealt requests in turn, at the rate of one; None beyond saturation."""

@@ -22,6 +22,7 @@ from planner.serving.capacity import (
     Until,
     at_percentile,
     capacity,
+    on_grid_above,
     percentile_interval,
     trial,
 )
@@ -138,6 +139,18 @@ class Player:
             return False
         found = self.verdict(rate_per_second, instances, MANY)
         return not self._noted(found, instances, MANY, late=found.ended or found.excess > 1)
+
+    def reaches(self, rate_per_second: float, instances: int, most: Callable[[], float]) -> bool:
+        """Whether the capacity of one of ``instances`` is at least a rate that few requests do not show to be late.
+
+        Args: ``most`` returns the largest rate that is planned with; a capacity is that or a rate on the grid.
+        """
+        above = on_grid_above(rate_per_second)
+        if self.keeps(above, instances, few=False):
+            return rate_per_second <= most() * (1 + 1e-9)
+        if self.verdict(above, instances, MANY).ended or not rate_per_second <= most() < above:
+            return False
+        return self.keeps(most(), instances, few=False)
 
     def told(self, rate_per_second: float, instances: int, most_per_second: float) -> Played:
         """Return sample and intervals for ``instances``, given the rate of one and the most that all may carry."""

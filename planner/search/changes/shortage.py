@@ -23,9 +23,11 @@ def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
     question, there = option.question, _there(option.question, most_per_second)
     if question.survive is not None and _programme(question, [side.without_spares() for side in option.sides]).settle():
         return "survive", f"--survive: after losing the worst {question.survive} {there}"
+    if question.one_pool:  # both roles share devices
+        return "devices", there
     alone = {side.role: _alone(question, side) for side in option.sides}
     short = [side for side in option.sides if alone[side.role] < (question.rate_per_second or 0.0) * (1 - 1e-9)]
-    if question.one_pool or not short:  # both roles share devices, or what one leaves undone makes the other late
+    if not short:  # what one role leaves undone makes the other late
         return "devices", there
     told = " and ".join(
         f"{side.machines.devices} devices of {side.machines.hardware.name} carry the {side.role} of "
