@@ -285,6 +285,11 @@ def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:
     """Return the offline requests of ``N[,PROMPT+ANSWER][@RATE]``: lengths as planned, all there at once or evenly."""
     text, paced, rate = text.partition("@")
     counted, _, lengths = text.partition(",")
+    if manifest.routing.offline != "equal" and not any(pool.role == "prefill" for pool in manifest.pools):
+        raise BadInput(
+            "--offline: aggregated instances put no request behind others; use a manifest of --shape disaggregated, or "
+            "set its routing.offline to equal, which serves all in order"
+        )
     count, workload = parse_count(counted, "--offline"), manifest.workload
     check_most("--offline", count)
     if lengths:

@@ -8,8 +8,9 @@ import pytest
 
 from cli.main import main
 from planner.manifest.document import dump_manifest
+from planner.manifest.layout import Degrees, Instance
 from podplan.simulation import relative_error
-from tests.manifests import manifest
+from tests.manifests import build, manifest, pool
 from tests.shell import answered, refused
 
 KEYS = {
@@ -147,6 +148,21 @@ def test_offline_requests_may_come_one_by_one(planned: str, capsys: pytest.Captu
     assert simulated(capsys, *flags, "10,64+8@2/s", "--warmup", "0s")["duration_seconds"] > 4.5
     assert simulated(capsys, *flags, "10,64+8", "--warmup", "0s")["duration_seconds"] < 4.5
     refused(capsys, "--offline", "simulate", *flags, "10@often")
+
+
+def test_offline_requests_are_not_put_behind_others_in_aggregated_instances(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No rule of theirs knows them: refused, but where all are served in order."""
+    pools = [pool("mixed", Degrees(attention_tp=1, attention_dp=1), [Instance(name="a", nodes=[0])])]
+    own = build(pools, {"input_tokens": 256, "output_tokens": 16})
+    path = tmp_path / "manifest.yaml"
+    path.write_text(dump_manifest(own))
+    flags = (str(path), "--rate", "20/s", "--requests", "50", "--offline", "10,64+8")
+    refused(capsys, "aggregated instances put no request behind others", "simulate", *flags)
+    in_order = own.routing.model_copy(update={"offline": "equal"})
+    path.write_text(dump_manifest(own.model_copy(update={"routing": in_order})))
+    assert simulated(capsys, *flags)["offline"]["completed"] == 10
 
 
 def test_lengths_without_times_need_a_rate(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
