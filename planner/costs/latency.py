@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ground.arrays import placed
 from planner.balance.imbalance import Balance, expected_maximum_normal, static_factor
 from planner.costs.deployment import Deployment
 from planner.costs.operators import build_step_cost
@@ -36,9 +37,10 @@ def balanced_cost(deployment: Deployment, balance: Balance) -> StepCost:
         count, extra = int(deployment.expert_ranks), int(deployment.redundant)
         one = static_factor(experts, count, extra, balance.distribution, balanced)
         return replace(cost, balance=one, sampling_deviations=deviations(count))
-    layouts = np.stack(np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)).reshape(2, -1)
-    pairs, where = np.unique(layouts, axis=1, return_inverse=True)
-    each = [(int(count), int(extra)) for count, extra in pairs.T]
+    ranks, redundant = np.broadcast_arrays(deployment.expert_ranks, deployment.redundant)
+    most = int(redundant.max(initial=0)) + 1
+    layouts, where = placed((ranks * most + redundant).ravel())
+    each = [divmod(layout, most) for layout in layouts.astype(np.intp).tolist()]
     static = np.array([static_factor(experts, *layout, balance.distribution, balanced) for layout in each])
     noise = np.array([deviations(count) for count, _ in each])
     return replace(cost, balance=static[where], sampling_deviations=noise[where])
