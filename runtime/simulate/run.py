@@ -312,7 +312,8 @@ class ArrivalFeed:
     def left(self, request: Request) -> None:
         """Let the closed loop's next request in, or the next turn of a session some time later."""
         if self._closed:
-            self._one_more()
+            if not request.offline:
+                self._one_more()
         elif request.session >= 0 and self._turns.get(request.session):
             self._open[request.session] -= 1
             if self._open[request.session]:

@@ -13,7 +13,7 @@ from runtime.simulate.engine import ARRIVAL, COMPLETION, Engine, generator
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
-from runtime.simulate.workload import Requests, closed_loop, from_trace, open_loop
+from runtime.simulate.workload import Requests, backlog, closed_loop, from_trace, open_loop
 from tests.manifests import build, manifest, pool
 
 ONE = Degrees(attention_tp=1, attention_dp=1)
@@ -103,6 +103,15 @@ def test_closed_loop_keeps_its_concurrency() -> None:
     result = simulate(made, closed_loop(made.workload, 8, 400))
     assert result.completed == 400
     assert result.requests_per_second * mean(result, "e2e_seconds") == pytest.approx(8, rel=0.05)
+
+
+def test_offline_requests_that_leave_let_no_others_into_a_closed_loop() -> None:
+    """As many online requests are open with a backlog as without one, by Little's law over the online ones."""
+    made = manifest()
+    options = SimulationOptions(offline=backlog(made.workload, 100, 1))
+    result = simulate(made, closed_loop(made.workload, 8, 400), options)
+    assert result.offline is not None and result.offline["completed"] == 100
+    assert result.requests_per_second * mean(result, "e2e_seconds") <= 8 * 1.05
 
 
 def test_full_decode_ranks_press_back() -> None:
