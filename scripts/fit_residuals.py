@@ -4,12 +4,14 @@ Maximum likelihood of the effects in ``planner.verification.residuals`` on relea
 on its deviations whose intervals score best, without runs of the group and with five. And the test: each family of
 models is left out in turn, its intervals come from the deviations of the others, and five random runs of a model,
 machine and engine are then given back. Runs more than e times off (``ACCIDENT``; 30 of 837, of TTFT alone: servers that
-compiled kernels while measured) are left out of fits, not of tests. Writes planner/verification/deviations.yaml.
+compiled kernels while measured) are left out of fits, not of tests. Writes planner/verification/deviations.yaml. With
+OMP_NUM_THREADS=1 it takes minutes, for its matrices are small.
 """
 
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -17,7 +19,17 @@ import numpy as np
 import yaml
 from scipy.optimize import minimize
 
-from planner.verification.residuals import FEATURES, LEVELS, Deviations, Residual, covariance, expected, shared, weights
+from planner.verification.residuals import (
+    EXPERTS,
+    FEATURES,
+    LEVELS,
+    Deviations,
+    Residual,
+    covariance,
+    expected,
+    shared,
+    weights,
+)
 from planner.verification.runs import METRICS, read_runs
 from planner.verification.verify import FITTED, place_of, point
 
@@ -57,34 +69,36 @@ def fit(rows: list[Residual], rng: np.random.Generator, most: int = 320) -> Devi
     count, errors = len(LEVELS), np.array([each.error for each in chosen])
     same = [shared(labels, chosen, chosen) for labels in LEVELS]
     features = np.array([each.features for each in chosen])
+    expert = np.array([EXPERTS in each.labels for each in chosen], dtype=float)
     squares = (features[:, None] - features[None]) ** 2
 
     def made(x: np.ndarray) -> Deviations:
-        values = [float(each) for each in np.exp(x)]
-        scales = tuple(values[count + 1 : -1])
-        return Deviations(levels=tuple(values[:count]), smooth=values[count], scales=scales, own=values[-1])
+        *values, experts, own = [float(each) for each in np.exp(x)]
+        scales = tuple(values[count + 1 :])
+        return Deviations(levels=tuple(values[:count]), smooth=values[count], scales=scales, own=own, experts=experts)
 
     def loss(x: np.ndarray) -> tuple[float, np.ndarray]:
         """Return minus the logarithm of likelihood and prior, and its gradient (Rasmussen and Williams, Eq. 5.9)."""
-        variances = np.exp(2 * x)
-        scaled = squares / variances[count + 1 : -1]
+        variances, even = np.exp(2 * x), errors * np.exp(-x[-2] * expert)
+        scaled = squares / variances[count + 1 : -2]
         smooth = variances[count] * same[-1] * np.exp(-scaled.sum(axis=2) / 2)
         levels = [variance * each for variance, each in zip(variances, same, strict=False)]
         own = variances[-1] * np.diag(1 / counts)
         inverse = np.linalg.inv(inner := sum(levels) + smooth + own)
-        left = inverse @ errors
+        left = inverse @ even
         slopes = [2 * each for each in (*levels, smooth)] + [smooth * scaled[:, :, k] for k in range(len(FEATURES))]
         weighed = inverse - np.outer(left, left)
-        gradient = np.array([(weighed * each).sum() / 2 for each in (*slopes, 2 * own)])
-        amplitudes, lengths = x[: count + 1] + 2.5, x[count + 1 : -1] - 0.5
-        gradient[:-1] += np.concatenate([amplitudes / 4, lengths])
-        prior = (amplitudes**2).sum() / 8 + (lengths**2).sum() / 2
-        return float((errors @ left + np.linalg.slogdet(inner)[1]) / 2 + prior), gradient
+        gradient = np.array([(weighed * each).sum() / 2 for each in (*slopes, 0 * own, 2 * own)])
+        gradient[-2] = expert.sum() - (expert * even) @ left
+        amplitudes, lengths, likeness = x[: count + 1] + 2.5, x[count + 1 : -2] - 0.5, x[-2]
+        gradient[:-1] += np.concatenate([amplitudes / 4, lengths, [likeness]])
+        prior = (amplitudes**2).sum() / 8 + ((lengths**2).sum() + likeness**2) / 2
+        return float((even @ left + np.linalg.slogdet(inner)[1]) / 2 + x[-2] * expert.sum() + prior), gradient
 
-    x, counts = np.array([-2.5] * (count + 1) + [0.5] * len(FEATURES) + [-2.5]), np.ones(len(chosen))
+    x, counts = np.array([-2.5] * (count + 1) + [0.5] * len(FEATURES) + [0.0, -2.5]), np.ones(len(chosen))
     for _ in range(3):
         x = minimize(loss, x, jac=True, method="L-BFGS-B", options={"maxiter": 40}).x
-        counts = weights(made(x), covariance(made(x), chosen, chosen), errors)
+        counts = weights(made(x), covariance(made(x), chosen, chosen), errors * np.exp(-x[-2] * expert))
     return made(x)
 
 
@@ -96,10 +110,10 @@ def calibrated(found: Deviations, rows: list[Residual], rng: np.random.Generator
     """
     trials = [([], rows[::4]), *((known, asked[:20]) for known, asked in drawn(rows, rng, 5))]
     choices = [
-        Deviations(
+        replace(
+            found,
             levels=tuple(each * level for each in found.levels),
             smooth=found.smooth * smooth,
-            scales=found.scales,
             own=found.own * own,
         )
         for level, smooth, own in product((0.35, 0.6, 1.0), (0.6, 0.8, 1.0), (1.0, 1.25, 1.5))
@@ -158,6 +172,7 @@ def main() -> None:
             "smooth": round(float(fitted.smooth), 4),
             "scales": [round(float(x), 3) for x in fitted.scales],
             "own": round(float(fitted.own), 4),
+            "experts": round(float(fitted.experts), 3),
         }
         print(name, data[name])
     if "--write" in sys.argv:

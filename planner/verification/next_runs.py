@@ -13,7 +13,7 @@ import json
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ground.errors import BadInput
-from planner.verification.residuals import FREEDOM, Residual, posterior
+from planner.verification.residuals import EXPERTS, FREEDOM, Residual, evened, posterior
 from planner.verification.runs import METRICS
 from planner.verification.verify import deviations
 
@@ -62,10 +62,12 @@ def next_runs(folder: Path, count: int, known: Sequence[tuple[str, Residual]]) -
     metric = METRICS[1] if question["objective"] == "latency" else METRICS[2]
     spread = deviations()[metric]
     places = [_place(question, plan) for plan in contenders]
+    if any(EXPERTS in row.labels and row.labels.get("model") == question["model"] for _, row in known):
+        places = [replace(place, labels={**place.labels, EXPERTS: "yes"}) for place in places]
     shift, shared = posterior(spread, [row for name, row in known if name == metric], places)
     means = means + (-shift if question["objective"] == "latency" else shift)
     scores = np.array([NormalDist().inv_cdf((n + 0.5) / POINTS) for n in range(POINTS)])
-    own = spread.own**2 * FREEDOM / (FREEDOM - 2)
+    own = (spread.own * evened(spread, places)[1][0]) ** 2 * FREEDOM / (FREEDOM - 2)
     found = []
     for number, plan in enumerate(contenders):
         slopes = shared[:, number] / math.sqrt(shared[number, number] + own)

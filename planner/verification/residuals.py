@@ -8,6 +8,7 @@ off teaches little:
 
     y_i = sum over levels u_level[key of i] + f_version(x_i) + e_i,   cov f(x, x') = s^2 exp(-|x - x'|^2 / 2)
 
+all of it times `experts` for models with experts, whose kernels and loads are known less surely than dense ones'.
 x are the logarithms of devices, open requests, prompt and answer tokens, each over its length scale. Partial pooling
 follows: a run of a group nobody measured has the deviation of all levels together; a few runs of its own narrow it
 to what they leave (kriging, each run's own variance weighted anew until nothing moves). The deviations are fitted by
@@ -39,6 +40,8 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("engine", "hardware", "model", "weights", "version"),
 )
 """Labels that runs share at each level; none: all runs."""
+EXPERTS = "experts"
+"""Label of runs of models with experts."""
 FREEDOM = 4
 """Degrees of freedom of the error of each run alone; the quantile below is for 4."""
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
@@ -59,6 +62,8 @@ class Deviations:
     """Length scale of the logarithm of each of ``FEATURES``, over which that error changes."""
     own: float
     """Scale of the error of each run alone."""
+    experts: float = 1.0
+    """How many times as large all of these are for a model with experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +85,12 @@ class Expected:
     high: float
     deviation: float
     """Standard deviation of the logarithm."""
+
+
+def evened(deviations: Deviations, runs: Sequence[Residual]) -> tuple[list[Residual], Floats]:
+    """Return the runs with errors as a dense model's would be, and how many times as large theirs are."""
+    times = np.array([deviations.experts if EXPERTS in run.labels else 1.0 for run in runs])
+    return [replace(run, error=run.error / scale) for run, scale in zip(runs, times, strict=True)], times
 
 
 def covariance(deviations: Deviations, one: Sequence[Residual], other: Sequence[Residual]) -> Floats:
@@ -147,6 +158,7 @@ def expected(
     """Return the corrections and intervals of runs, given runs with known errors, at a confidence level."""
     if not asked:
         return []
+    (known, _), (asked, times) = evened(deviations, known), evened(deviations, asked)
     if known:
         deviations = widened(deviations, known)
     prior = np.diag(covariance(deviations, asked, asked)) if len(asked) < 64 else _variance(deviations, len(asked))
@@ -157,21 +169,22 @@ def expected(
         variance = variance - np.einsum("ij,ji->i", between, solved[:, 1:])
     variance, tail = np.maximum(variance, 0.0), FREEDOM / (FREEDOM - 2)
     scores = NormalDist().inv_cdf((1 + level) / 2), quantile((1 + level) / 2)
-    reach = np.hypot(scores[0] * np.sqrt(variance), scores[1] * deviations.own)
-    spread = np.sqrt(variance + tail * deviations.own**2)
+    reach = times * np.hypot(scores[0] * np.sqrt(variance), scores[1] * deviations.own)
+    spread = times * np.sqrt(variance + tail * deviations.own**2)
     return [
         Expected(math.exp(m), math.exp(m - r), math.exp(m + r), s)
-        for m, r, s in zip(mean.tolist(), reach.tolist(), spread.tolist(), strict=True)
+        for m, r, s in zip((times * mean).tolist(), reach.tolist(), spread.tolist(), strict=True)
     ]
 
 
 def posterior(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Floats, Floats]:
     """Return mean [asked] and covariance [asked, asked] of the shared errors of runs."""
-    shared = covariance(deviations, asked, asked)
+    (known, _), (asked, times) = evened(deviations, known), evened(deviations, asked)
+    shared, pairs = covariance(deviations, asked, asked), np.outer(times, times)
     if not known:
-        return np.zeros(len(asked)), shared
+        return np.zeros(len(asked)), pairs * shared
     between, solved = _learnt(deviations, known, asked)
-    return between @ solved[:, 0], shared - between @ solved[:, 1:]
+    return times * (between @ solved[:, 0]), pairs * (shared - between @ solved[:, 1:])
 
 
 def _learnt(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Floats, Floats]:

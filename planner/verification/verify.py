@@ -12,7 +12,7 @@ import yaml
 from ground.errors import BadInput
 from planner.accuracy import Errors
 from planner.costs.predict import Configuration, predict
-from planner.verification.residuals import Deviations, Expected, Residual, expected
+from planner.verification.residuals import EXPERTS, Deviations, Expected, Residual, expected
 from planner.verification.runs import METRICS, Run
 
 LEVEL = 0.8
@@ -64,7 +64,11 @@ def deviations() -> dict[str, Deviations]:
     data = yaml.safe_load(FITTED.read_text(encoding="utf-8"))["metrics"]
     return {
         name: Deviations(
-            levels=tuple(each["levels"]), smooth=each["smooth"], scales=tuple(each["scales"]), own=each["own"]
+            levels=tuple(each["levels"]),
+            smooth=each["smooth"],
+            scales=tuple(each["scales"]),
+            own=each["own"],
+            experts=each.get("experts", 1.0),
         )
         for name, each in data.items()
     }
@@ -86,7 +90,8 @@ def place_of(run: Run, configuration: Configuration) -> Residual:
         configuration.prompt_tokens,
         configuration.output_tokens,
     )
-    return Residual(labels=run.labels, features=tuple(math.log(each) for each in features))
+    labels = {**run.labels, **({EXPERTS: "yes"} if configuration.model.moe is not None else {})}
+    return Residual(labels=labels, features=tuple(math.log(each) for each in features))
 
 
 def verify_runs(

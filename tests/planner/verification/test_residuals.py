@@ -1,11 +1,21 @@
 """Partial pooling of errors: against simulated effects, and what a few runs of one's own teach."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from planner.verification.residuals import LEVELS, Deviations, Residual, covariance, expected, quantile
+from planner.verification.residuals import (
+    EXPERTS,
+    LEVELS,
+    Deviations,
+    Residual,
+    covariance,
+    expected,
+    posterior,
+    quantile,
+)
 
 DEVIATIONS = Deviations(levels=(0.05, 0.1, 0.05, 0.05, 0.05, 0.0, 0.1, 0.0), smooth=0.05, scales=(1.0,) * 4, own=0.05)
 
@@ -71,6 +81,21 @@ def test_a_run_far_off_teaches_little() -> None:
     odd = Residual(labels={}, features=(0.0, 4.0, 0.0, 0.0), error=3.0)
     asked = [Residual(labels={}, features=(0.0, 5.0, 0.0, 0.0))]
     assert 1.0 < expected(made, [*known, odd], asked)[0].factor < 1.2
+
+
+def test_models_with_experts_err_by_a_multiple() -> None:
+    """Their intervals are as many times as wide, and what a run of theirs tells of itself stays."""
+    made, expert = replace(DEVIATIONS, experts=2.0), replace(_run("a"), labels={**_run("a").labels, EXPERTS: "yes"})
+    dense, moe = expected(made, [], [_run("a"), expert])
+    assert math.log(moe.high) == pytest.approx(2 * math.log(dense.high)) and moe.deviation == 2 * dense.deviation
+    known = [replace(expert, error=0.2)] * 50
+    alike = expected(made, [replace(_run("a"), error=0.1)] * 50, [_run("a")])[0]
+    assert math.log(expected(made, known, [expert])[0].factor) == pytest.approx(2 * math.log(alike.factor))
+    shift, shared = posterior(made, known, [expert])
+    assert shift[0] == pytest.approx(2 * math.log(alike.factor))
+    assert shared[0, 0] == pytest.approx(
+        4 * posterior(made, [replace(_run("a"), error=0.1)] * 50, [_run("a")])[1][0, 0]
+    )
 
 
 @pytest.mark.parametrize(("level", "value"), [(0.5, 0.0), (0.9, 1.5332), (0.975, 2.7764), (0.1, -1.5332)])
