@@ -20,6 +20,7 @@ from planner.costs.predict import Configuration
 from planner.engines.behaviour import DEFAULT_BUDGET, host_costs
 from planner.manifest.drafts import MOST_DRAFTS
 from planner.strategy import Strategy, parse_strategy
+from planner.verification.residuals import EXPERTS
 
 METRICS = ("ttft_seconds", "tpot_seconds", "output_tokens_per_second_per_chip")
 NEEDED = ("model", "hardware", "strategy", "isl", "osl")
@@ -67,6 +68,8 @@ def _run(cells: dict[str, str], where: str, number: int) -> Run:
         known = {name: _positive(cells, name) for name in METRICS if cells.get(name, "").strip()}
         configuration = _configuration(cells)
         known = _with_throughput(known, configuration)
+        if configuration.model.moe is not None:
+            labels[EXPERTS] = "yes"
     except BadInput as error:
         reason = f"{where}: {error}"
     if configuration is not None and not known:

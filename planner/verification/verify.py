@@ -12,7 +12,7 @@ import yaml
 from ground.errors import BadInput
 from planner.accuracy import Errors
 from planner.costs.predict import Configuration, predict
-from planner.verification.residuals import EXPERTS, Deviations, Expected, Residual, expected
+from planner.verification.residuals import Deviations, Expected, Residual, expected
 from planner.verification.runs import METRICS, Run
 
 LEVEL = 0.8
@@ -90,8 +90,7 @@ def place_of(run: Run, configuration: Configuration) -> Residual:
         configuration.prompt_tokens,
         configuration.output_tokens,
     )
-    labels = {**run.labels, **({EXPERTS: "yes"} if configuration.model.moe is not None else {})}
-    return Residual(labels=labels, features=tuple(math.log(each) for each in features))
+    return Residual(labels=run.labels, features=tuple(math.log(each) for each in features))
 
 
 def verify_runs(
