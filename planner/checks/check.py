@@ -67,7 +67,7 @@ def check_deployed(
         explanation=told,
         margins=margins,
         confidence=confidence,
-        held_confidence=held_confidence(deployed, limits, loss),
+        held_confidence=held_confidence(deployed, limits, loss, confidence),
         after_loss=after,
         plan=None,
         rate_per_second=limits.rate_per_second,

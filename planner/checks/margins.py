@@ -102,14 +102,16 @@ def sureness(plan: Plan) -> Sureness:
     """
     question = plan.question
     limits = Limits.of(question, plan.requests_per_second * (1 + question.headroom))
-    held = held_confidence(from_plan(plan), limits, question.survive)
+    held = held_confidence(from_plan(plan), limits, question.survive, question.confidence)
     return Sureness(held=held, rate_per_second=rate_with(plan, SURE))
 
 
-def held_confidence(deployed: Deployed, limits: Limits, loss: Loss | None = None) -> float | None:
+def held_confidence(
+    deployed: Deployed, limits: Limits, loss: Loss | None = None, asked: float | None = None
+) -> float | None:
     """Return the confidence up to which each latency limit holds, to about 1 %; 0 or 1 beyond 3 deviations.
 
-    With a ``loss`` the limits have to hold after the worst one.
+    With a ``loss`` the limits have to hold after the worst one. The confidence that is ``asked`` for is tried itself.
 
     Each limit counts on its own. With this confidence p, both hold with a probability between 2 p - 1 and p. None where
     the computation would take too long.
@@ -128,10 +130,11 @@ def held_confidence(deployed: Deployed, limits: Limits, loss: Loss | None = None
         return 1.0
     if not holds(low):
         return 0.0
+    middle = min(max(NormalDist().inv_cdf(asked or PREDICTED), low), high)
     for _ in range(_ROUNDS):
-        middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)
-    return NormalDist().cdf((low + high) / 2)
+        middle = (low + high) / 2
+    return NormalDist().cdf(middle)
 
 
 def worst_loss(deployed: Deployed, limits: Limits, loss: Loss, confidence: float = PREDICTED) -> AfterLoss:

@@ -10,7 +10,7 @@ from planner.checks.check import check_deployed, check_question
 from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, from_plan, standing
 from planner.checks.deployed_trace import plan_on
 from planner.checks.manifests import from_manifest
-from planner.checks.margins import Limits, Margin, held_confidence, worst_loss
+from planner.checks.margins import Limits, Margin, held_confidence, sureness, worst_loss
 from planner.checks.on_trace import held_at
 from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer
@@ -140,6 +140,15 @@ def test_confidence_costs_rate() -> None:
     assert sure.holds
     assert sure.held_confidence is not None
     assert sure.held_confidence >= 0.89
+
+
+@pytest.mark.parametrize("confidence", [0.6, 0.8, 0.95])
+def test_a_plan_tells_no_less_confidence_than_was_asked_for(confidence: float) -> None:
+    """Though the confidence is told to about 1 %; it is hardly more, for the rate is the largest that has it."""
+    plan = search(_asked(confidence=confidence)).best
+    assert plan is not None
+    held = sureness(plan).held
+    assert held is not None and confidence <= held < confidence + 0.04
 
 
 def test_what_survives_a_loss_is_told_of_the_survivors() -> None:
