@@ -19,7 +19,7 @@ from planner.costs.predict import predict as predict_configuration
 from planner.engines.behaviour import DEFAULT_BUDGET, host_costs, untimed
 from planner.engines.loader import accelerator_of, load_engine
 from planner.engines.rules import OVERLAP_CHECKS, Setup, broken_rule
-from planner.serving.benchmark import WAVES
+from planner.serving.benchmark import MOST_OPEN, WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan import readers
 from podplan.options import PredictFlags, QuestionFlags, flag_name, flags_of, left_open
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from podplan.planning import PlanResult
 
 MOST_PASSES = 1000  # of one prompt: each is costed on its own
-MOST_OPEN = 100_000  # requests of a closed loop, which is played request by request
 
 ROOM = 1.25
 """Limits over what was predicted, so that a queue fits between."""

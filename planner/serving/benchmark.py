@@ -21,6 +21,8 @@ from planner.serving.tables import Loads, step_table
 
 WAVES = 10
 """Requests of a benchmark run over its concurrency; see the module's docstring."""
+MOST_OPEN = 100_000
+"""Most requests of a closed loop, which are played one by one."""
 
 _GOLDEN = 0.6180339887498949  # multiples of it spread evenly over (0, 1): lengths without a random generator
 

@@ -19,6 +19,7 @@ from planner.costs.deployment import Host, default_weights
 from planner.costs.predict import Configuration
 from planner.engines.behaviour import DEFAULT_BUDGET, host_costs
 from planner.manifest.drafts import MOST_DRAFTS
+from planner.serving.benchmark import MOST_OPEN
 from planner.strategy import Strategy, parse_strategy
 from planner.verification.residuals import EXPERTS
 
@@ -27,6 +28,8 @@ NEEDED = ("model", "hardware", "strategy", "isl", "osl")
 SYNONYMS = {"auto": "", "fp4": "nvfp4", "fp8_block": "fp8", "fp8_e4m3": "fp8", "bfloat16": "bf16", "w8a8": "int8"}
 """Names of number formats in engines' own flags; ``auto`` is the default."""
 
+MOST_TOKENS = 10_000_000
+"""Most tokens of a request, as of Llama 4 Scout's context: engines may stretch what a model's configuration states."""
 SPARE_TOKENS = 1500
 """generator/rule_plugin/benchmark/trtllm.rule of github.com/ai-dynamo/aiconfigurator, of an aggregated worker."""
 
@@ -104,7 +107,11 @@ def _configuration(cells: dict[str, str]) -> Configuration:
     if cells.get("rate", "").strip() and not cells.get("concurrency", "").strip():
         parse_rate(cells["rate"], "rate")
         raise BadInput("a run at a rate is compared with its manifest: give --manifest, or a concurrency")
-    concurrency = _positive(cells, "concurrency")
+    concurrency, prompt, answer = (_positive(cells, name) for name in ("concurrency", "isl", "osl"))
+    if concurrency > MOST_OPEN:
+        raise BadInput(f"concurrency {concurrency:g} is more than the {MOST_OPEN} requests that are played one by one")
+    if (longest := (prompt + answer) * (1 + spread)) > MOST_TOKENS:
+        raise BadInput(f"isl and osl make {longest:g} tokens, more than the {MOST_TOKENS} of any model's context")
     strategy = _strategy(cells["strategy"], model)
     wait_steps, wait_share = _waits(cells, strategy)
     return Configuration(
@@ -115,8 +122,8 @@ def _configuration(cells: dict[str, str]) -> Configuration:
         weights=cast(Dtype, _choice(cells, "weights", get_args(Dtype), default_weights(hardware, model))),
         kv_dtype=cast(KvDtype, _choice(cells, "kv_dtype", get_args(KvDtype), "bf16")),
         balance=Balance(kind="measured"),
-        prompt_tokens=_positive(cells, "isl"),
-        output_tokens=_positive(cells, "osl"),
+        prompt_tokens=prompt,
+        output_tokens=answer,
         length_spread=spread,
         wait_steps=int(wait_steps),
         wait_share=wait_share,

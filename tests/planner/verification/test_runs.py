@@ -60,6 +60,18 @@ def test_answers_of_one_token_have_no_tpot(tmp_path: Path) -> None:
     assert run.configuration is not None and "tpot_seconds" not in point(run.configuration)
 
 
+def test_a_run_too_large_to_play_says_why(tmp_path: Path) -> None:
+    """It is skipped, and the others of its table are compared."""
+    path, most = tmp_path / "runs.csv", 10**20
+    rows = [(100, 10, most), (100, most, 8), (most, 10, 8), (100, 10, 8)]
+    text = "".join(f"qwen3-8b,h200,vllm,,bf16,,TP=1,{isl},{osl},{open_},0.01\n" for isl, osl, open_ in rows)
+    path.write_text(f"{HEAD}\n{text}", encoding="utf-8")
+    runs = read_runs(path)
+    assert [run.configuration is None for run in runs] == [True, True, True, False]
+    assert "concurrency 1e+20 is more than the 100000" in (runs[0].reason or "")
+    assert all("isl and osl make 1e+20 tokens" in (run.reason or "") for run in runs[1:3])
+
+
 def test_a_budget_that_no_row_states_is_the_default_or_what_the_generator_wrote(tmp_path: Path) -> None:
     """TensorRT-LLM's runs from AIConfigurator were set up by its generator; all others had the engine's default."""
     path = tmp_path / "runs.csv"
