@@ -25,8 +25,8 @@ def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
 
 def _times(question: Question) -> dict[str, object]:
     """Return what stands for times of the engine on machines that it was never measured on."""
-    engine, machines = question.engine.partition("@")[0], (question.prefill.hardware, question.decode.hardware)
-    told = dict.fromkeys(filter(None, (untimed(engine, each) for each in machines)))
+    machines = question.prefill.hardware, question.decode.hardware
+    told = dict.fromkeys(filter(None, (untimed(question.engine, each) for each in machines)))
     return {"engine_times": " and ".join(told)} if told else {}
 
 

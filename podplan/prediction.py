@@ -404,7 +404,7 @@ def assumptions(flags: PredictFlags, answer: Prediction) -> dict[str, object]:
 def unasked(answer: Prediction) -> dict[str, object]:
     """Return what moved the answer and has no flag: how a closed loop is run, and what a pool holds."""
     asked, taken = answer.configuration, dict[str, object]()
-    if told := untimed((asked.host.engine or "reference").partition("@")[0], asked.hardware):
+    if told := untimed(asked.host.engine, asked.hardware):
         taken["engine_times"] = told
     if asked.phase == "mixed":
         host = format_duration(asked.host.request_seconds)

@@ -228,9 +228,8 @@ def drifted_loads(distribution: LoadDistribution, experts: int) -> Floats:
     """The typical loads after drift, [draws, experts], every draw with mean 1; fixed seed."""
     scores = np.random.default_rng(_SEED).standard_normal((_DRIFTS, experts))
     loads = quantile_loads(distribution, experts) * np.exp(distribution.drift_log_sigma * scores)
-    return np.asfortranarray(
-        loads / loads.mean(axis=1, keepdims=True), dtype=np.float64
-    )  # the draws of an expert together
+    even = loads / loads.mean(axis=1, keepdims=True)
+    return np.asfortranarray(even, dtype=np.float64)  # the draws of an expert together
 
 
 @functools.lru_cache(maxsize=1)

@@ -138,8 +138,9 @@ class HostCosts(NamedTuple):
     source: str = "the hardware entry's graph_launch_seconds"
 
 
-def untimed(engine: str, hardware: HardwareSpec) -> str | None:
-    """Return what stands for the times of an engine on devices that it was never measured on, None of others."""
+def untimed(system: str | None, hardware: HardwareSpec) -> str | None:
+    """Return what stands for the times of a system on devices that it was never measured on, None of others."""
+    engine = (system or "reference").partition("@")[0]
     if engine == "reference" or accelerator_of(hardware) != "amd":
         return None
     return f"none of {engine} measured on {hardware.name}: its entry's kernels, host times as beside NVIDIA devices"
