@@ -54,7 +54,10 @@ class Ledger:
         self.last_seconds = 0.0
         self.latencies = {name: Quantiles() for name in MEASURES}
         self.batches = BatchMeans((*MEASURES, "attained"))
+        self.online = 0
         self.on_leave: Callable[[Request], None] | None = None
+        self.on_idle: Callable[[], None] | None = None
+        """Is told whenever the last online request under way has left."""
         self.on_outcomes: Callable[[Outcomes], None] | None = None
         self._rows: list[tuple[float, ...]] = []
 
@@ -68,7 +71,9 @@ class Ledger:
         self.arrived += 1
         if request.offline:
             self.offline_offered += 1
-        elif self._window.start_seconds <= request.arrival <= self._window.end_seconds:
+            return
+        self.online += 1
+        if self._window.start_seconds <= request.arrival <= self._window.end_seconds:
             self.offered += 1
 
     def arrive_all(self, arrivals: Floats) -> None:
@@ -123,6 +128,13 @@ class Ledger:
         )
         if len(self._rows) >= _AT_ONCE:
             self.flush()
+        if request.offline:
+            counted = completed and self._window.start_seconds <= seconds <= self._window.end_seconds
+            self.offline_tokens += request.outputs if counted else 0
+        else:
+            self.online -= 1
+            if not self.online and self.on_idle:
+                self.on_idle()
         if self.on_leave:
             self.on_leave(request)
 
@@ -150,7 +162,6 @@ class Ledger:
         self.attained += int((good & offered & online).sum())
         self.finished += int((finished & online).sum())
         self.finished_tokens += int(done.outputs[finished & online].sum())
-        self.offline_tokens += int(done.outputs[finished & done.offline].sum())
         self.good += int((good & finished & online).sum())
         self.retried += int((done.retries > 0).sum())
         self.prompt_tokens += int(done.inputs[offered].sum())

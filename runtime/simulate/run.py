@@ -89,6 +89,9 @@ class _Run:
         self._migration = None if migrating is None else Migration(migrating, self._standby, engine)
         self._scaler = None if rule is None else Autoscaler(rule, self._system, self._standby)
         ledger.on_leave = self._feed.left
+        self._idle: tuple[float, dict[str, float], int] | None = None
+        if options.offline is not None and options.measured_until_seconds == NEVER:
+            ledger.on_idle = self._mark
         if observer is not None:
             ledger.on_outcomes = observer.outcomes
 
@@ -122,13 +125,21 @@ class _Run:
         ended = ledger.last_seconds if not ledger.running else engine.now_seconds
         last = options.until_seconds if options.until_seconds < NEVER else ended
         end = min(options.measured_until_seconds, last)
-        marks.append(self._watcher.busy_seconds())
+        if self._idle is not None and not ledger.online:
+            end, busy, ledger.offline_tokens = self._idle
+            marks.append(busy)
+        else:
+            marks.append(self._watcher.busy_seconds())
         if self._observer is not None:
             self._observer.close()
         faults, changes = self._faults.begun, self._changes(end)
         ran = ran_of(self._system, self._watcher, faults=faults, changes=changes)
         instances = {role: len({each.name for each in parts}) for role, parts in self._watcher.groups().items()}
         return result_of(ledger, ran, instances, marks, Window(options.warmup_seconds, end), wall)
+
+    def _mark(self) -> None:
+        """Note what offline requests came to by now: what is measured ends with the last online request."""
+        self._idle = self._shared.engine.now_seconds, self._watcher.busy_seconds(), self._shared.ledger.offline_tokens
 
     def _changes(self, end: float) -> dict[str, float]:
         """Return what came of a migration or an autoscaler; nothing without one."""

@@ -142,11 +142,16 @@ def test_faults_bursts_offline_work_and_loads_are_played(planned: str, capsys: p
     assert data["queueing_seconds"]["mean"] >= 0 and data["confidence"]["ttft"] > 0
 
 
-def test_offline_requests_may_come_one_by_one(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """At 2 a second ten of them end after 4.5 s, all at once before; what is no rate is refused."""
-    flags = (planned, "--rate", "100/s", "--requests", "100", "--offline")
-    assert simulated(capsys, *flags, "10,64+8@2/s", "--warmup", "0s")["duration_seconds"] > 4.5
-    assert simulated(capsys, *flags, "10,64+8", "--warmup", "0s")["duration_seconds"] < 4.5
+def test_what_is_measured_ends_with_the_last_online_request(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """At 2 a second ten offline requests end after 4.5 s, long after the online ones; all are served all the same."""
+    flags = (planned, "--rate", "100/s", "--requests", "100", "--warmup", "0s", "--offline")
+    paced, at_once = (simulated(capsys, *flags, text) for text in ("10,64+8@2/s", "10,64+8"))
+    assert paced["duration_seconds"] < 4.5 and paced["requests_per_second"] > 100 / 4.5
+    for data in (paced, at_once):
+        assert data["completed"] == 100 and data["offline"]["completed"] == 10
+    rates = [data["offline"]["output_tokens_per_second"] * data["duration_seconds"] for data in (paced, at_once)]
+    assert rates[1] == pytest.approx(80) and rates[0] < 64 and rates[0] % 8 == pytest.approx(0, abs=1e-6)
+    assert all(0 < share <= 1 for share in paced["utilisation"].values())
     refused(capsys, "--offline", "simulate", *flags, "10@often")
 
 
