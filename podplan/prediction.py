@@ -1,7 +1,7 @@
 """`podplan.predict`: one configuration, every operator; a refusal names the flag and what would be right."""
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, get_args
 
 from ground.errors import BadInput
@@ -17,8 +17,7 @@ from planner.costs.deployment import Phase, check_disaggregation
 from planner.costs.predict import Configuration, Prediction
 from planner.costs.predict import predict as predict_configuration
 from planner.engines.behaviour import DEFAULT_BUDGET, host_costs, untimed
-from planner.engines.loader import accelerator_of, load_engine
-from planner.engines.rules import OVERLAP_CHECKS, Setup, broken_rule
+from planner.engines.loader import load_engine
 from planner.serving.benchmark import MOST_OPEN, WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan import readers
@@ -244,26 +243,7 @@ def read_configuration(flags: PredictFlags) -> Configuration:
     )
     _check_lengths(configuration)
     _check_split(flags, configuration)
-    if configuration.microbatches is None and not _overlaps(configuration):
-        return replace(configuration, microbatches=1)
     return configuration
-
-
-def _overlaps(asked: Configuration) -> bool:
-    """Whether the engine overlaps two microbatches in a layout; the reference runtime does in every one."""
-    name, moe = (asked.host.engine or "reference").partition("@")[0], asked.model.moe
-    if name == "reference":
-        return True
-    setup = Setup(
-        strategy=asked.strategy,
-        role=asked.phase,
-        devices_per_node=int(asked.hardware.devices_per_node.value),
-        experts=moe.experts if moe else 0,
-        accelerator=accelerator_of(asked.hardware),
-        architecture=asked.model.architecture,
-        microbatches=2,
-    )
-    return broken_rule(load_engine(name), setup, OVERLAP_CHECKS) is None
 
 
 def _engine(text: str | None) -> str | None:

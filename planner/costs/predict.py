@@ -28,7 +28,8 @@ from planner.costs.interval import Interval, interval, loop_interval, scaled
 from planner.costs.latency import balanced_cost, decode_load, prefill_passes
 from planner.costs.memory import Memory, expert_device_memory, kv_capacity_tokens, memory
 from planner.engines.behaviour import HostCosts
-from planner.engines.loader import engine_names, load_engine
+from planner.engines.loader import accelerator_of, engine_names, load_engine
+from planner.engines.rules import OVERLAP_CHECKS, Setup, broken_rule
 from planner.manifest.drafts import Acceptance, tokens_per_iteration
 from planner.manifest.stepcost import StepSeconds, evaluate, evaluate_best
 from planner.manifest.terms import StepCost, StepLoad
@@ -187,9 +188,28 @@ def predict(configuration: Configuration) -> Prediction:
 
     Raises BadInput where slots do not divide or nothing about the layout is possible.
     """
+    if configuration.microbatches is None and not overlaps(configuration):
+        configuration = replace(configuration, microbatches=1)
     answers = [_predicted(configuration, layout) for layout in expert_layouts(configuration)]
     fitting = [answer for answer in answers if answer.fits] or answers
     return min(fitting, key=lambda answer: answer.iteration_seconds)
+
+
+def overlaps(asked: Configuration) -> bool:
+    """Whether the engine overlaps two microbatches in a layout; the reference runtime does in every one."""
+    name, moe = (asked.host.engine or "reference").partition("@")[0], asked.model.moe
+    if name == "reference" or name not in engine_names():
+        return True
+    setup = Setup(
+        strategy=asked.strategy,
+        role=asked.phase,
+        devices_per_node=int(asked.hardware.devices_per_node.value),
+        experts=moe.experts if moe else 0,
+        accelerator=accelerator_of(asked.hardware),
+        architecture=asked.model.architecture,
+        microbatches=2,
+    )
+    return broken_rule(load_engine(name), setup, OVERLAP_CHECKS) is None
 
 
 def expert_layouts(configuration: Configuration) -> list[Deployment]:

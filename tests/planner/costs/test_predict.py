@@ -14,6 +14,7 @@ from models.loader import load_model
 from planner.balance.imbalance import parse_balance
 from planner.costs.deployment import default_weights
 from planner.costs.predict import Configuration, Prediction, expert_layouts, predict
+from planner.engines.behaviour import host_costs
 from planner.strategy import parse_strategy
 
 CASES: dict[str, dict[str, Any]] = {
@@ -106,6 +107,13 @@ def test_exposed_seconds_add_up(name: str, size: int, kv: int, reuse: float, spl
     answer = predict(asked)
     assert exposed(answer) == pytest.approx(answer.iteration_seconds, rel=1e-9)
     assert all(row.seconds >= 0 and row.exposed_seconds >= -1e-12 for row in answer.operators)
+
+
+@pytest.mark.parametrize(("engine", "microbatches"), [(None, 2), ("sglang@0.4.6", 2), ("vllm-ascend", 1)])
+def test_engines_overlap_what_their_rules_let_them(engine: str | None, microbatches: int) -> None:
+    """Microbatches that nobody stated are those that the engine runs, whoever asks the cost model."""
+    asked = configuration(model="deepseek-r1", hardware="h800", phase="prefill", strategy="DP=32, EP=32")
+    assert predict(replace(asked, host=host_costs(engine))).microbatches == microbatches
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
