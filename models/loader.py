@@ -78,10 +78,7 @@ def _bare(name: str) -> str:
 def _read_catalogue(name: str) -> ModelSpec:
     data = read_yaml(catalogue_path(name))
     assert isinstance(data, dict)
-    spec = from_dict(ModelSpec, data)
-    if spec.name != name:
-        raise BadInput(f"{catalogue_path(name)}: name is {spec.name!r} and must be {name!r}, as its file is called")
-    return spec
+    return from_dict(ModelSpec, data)
 
 
 def _read_path(path: Path) -> ModelSpec:

@@ -1,8 +1,8 @@
-"""`python -m tests.mutants planner/manifest/checks.py tests/planner/manifest`: whether tests notice small faults.
+"""`python -m tests.mutants planner/manifest tests/planner/manifest`: whether tests notice small faults.
 
-Each mutant is a module with one operator, constant, condition or raise changed. It runs under the tests given, in a
-process of its own, and is killed where one of them fails or takes too long; survivors are printed with what they
-change. Equivalent mutants, such as < for <= where both never meet, survive by right.
+Each mutant is the module, or one of the folder's, with one operator, constant, condition or raise changed. It runs
+under the tests given, in a process of its own, and is killed where one of them fails or takes too long; survivors are
+printed with what they change. Equivalent mutants, such as < for <= where both never meet, survive by right.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import os
 import random
 import resource
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -22,6 +23,8 @@ from types import ModuleType
 import numpy  # noqa: F401 - so that every child has it
 import pydantic  # noqa: F401
 import pytest
+
+import planner.loops.compiled  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
@@ -130,6 +133,17 @@ class Finder(MetaPathFinder, Loader):
         exec(compile(ast.fix_missing_locations(self.tree), str(self.path), "exec"), module.__dict__)  # type: ignore[arg-type]
 
 
+class Nearest:
+    """Plugin that runs a module's own tests, of the file named for it, before the others."""
+
+    def __init__(self, path: Path) -> None:
+        self.own = f"test_{path.stem}"
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Put them first."""
+        items.sort(key=lambda item: item.path.stem != self.own)
+
+
 def survives(path: Path, mutant: tuple[int, int] | None, tests: Sequence[str], limit_seconds: int) -> tuple[bool, str]:
     """Return whether tests pass with a mutant of a module, and what it changes."""
     tree, change = ast.parse(path.read_text(encoding="utf-8")), _Change(*mutant or (-2, 0))
@@ -140,34 +154,37 @@ def survives(path: Path, mutant: tuple[int, int] | None, tests: Sequence[str], l
         for number in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         sys.meta_path.insert(0, Finder(path, tree))
-        code = pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=no", *tests])
-        os._exit(int(code))
+        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header", "--tb=no"]
+        os._exit(int(pytest.main([*options, *tests], plugins=[Nearest(path)])))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, change.told
 
 
 def run() -> int:
-    """Tell the survivors among so many mutants of a module and the share that is killed."""
+    """Tell the survivors among so many mutants of all modules together, and the share that is killed of each."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
-    parser.add_argument("module", type=Path)
+    parser.add_argument("modules", type=Path, help="a module, or a folder of them")
     parser.add_argument("tests", nargs="+")
     parser.add_argument("--sample", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-seconds", type=int, default=120)
     given = parser.parse_args()
-    path = given.module.resolve()
-    if not survives(path, None, given.tests, given.limit_seconds)[0]:
+    paths = sorted(given.modules.rglob("*.py")) if given.modules.is_dir() else [given.modules]
+    paths = [path.resolve() for path in paths]
+    if not survives(paths[0], None, given.tests, given.limit_seconds)[0]:
         sys.exit("the tests fail without a mutant, or take too long")
-    everything = mutants(path.read_text(encoding="utf-8"))
+    everything = [(path, mutant) for path in paths for mutant in mutants(path.read_text(encoding="utf-8"))]
     chosen = sorted(random.Random(given.seed).sample(everything, min(given.sample, len(everything))))
-    alive = 0
-    for mutant in chosen:
+    count, alive = Counter(path for path, _ in chosen), Counter[Path]()
+    for path, mutant in chosen:
         lives, told = survives(path, mutant, given.tests, given.limit_seconds)
-        alive += lives
+        alive[path] += lives
         if lives:
-            sys.stdout.write(f"{given.module}:{told}\n")
+            sys.stdout.write(f"{path.relative_to(ROOT)}:{told}\n")
             sys.stdout.flush()
-    share = 1 - alive / max(len(chosen), 1)
-    sys.stdout.write(f"{given.module}: {share:.0%} of {len(chosen)} mutants killed, of {len(everything)}\n")
+    for path, number in count.items():
+        sys.stdout.write(f"{path.relative_to(ROOT)}: {number - alive[path]} of {number} killed\n")
+    share = 1 - alive.total() / max(len(chosen), 1)
+    sys.stdout.write(f"{given.modules}: {share:.0%} of {len(chosen)} mutants killed, of {len(everything)}\n")
     return 0
 
 

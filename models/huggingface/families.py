@@ -4,6 +4,7 @@ Keys of the latter and the meaning of windows are those of the families' own con
 (github.com/huggingface/transformers, src/transformers/models), limits of pictures those of their processors.
 """
 
+import math
 from collections.abc import Callable
 
 from ground.validation import validate
@@ -119,9 +120,10 @@ def _llama4(vision: Config, _: Config) -> Fields:
 
 def _gemma3(vision: Config, config: Config) -> Fields:
     """SigLIP on squares, pooled to ``mm_tokens_per_image`` tokens."""
-    side = round(config.integer("mm_tokens_per_image") ** 0.5)
+    tokens = config.integer("mm_tokens_per_image")
+    side = math.isqrt(tokens)
     patches = vision.integer("image_size", most=10_000) // vision.integer("patch_size")
-    if side < 1 or patches % side:
+    if side**2 != tokens or patches % side:
         config.refuse("mm_tokens_per_image", f"must be the square of a divisor of {patches} patches a side")
     return {**_square(vision, patches // side), "resolution": "fixed"}
 

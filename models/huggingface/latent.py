@@ -52,8 +52,9 @@ def deepseek_v4(config: Config) -> Fields:
     first layers, whose experts are chosen by hash, is counted with the others'.
     """
     layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
-    ratios = config.find("compress_ratios")[1]
-    if not isinstance(ratios, list) or len(ratios) < layers or set(map(str, ratios)) - {"0", "4", "128"}:
+    stated = config.find("compress_ratios")[1]
+    ratios = stated if isinstance(stated, list) else []
+    if len(ratios) < layers or any(type(ratio) is not int or ratio not in (0, 4, 128) for ratio in ratios):
         config.refuse("compress_ratios", f"must state 0, 4 or 128 for each of the {layers} layers")
     head, rotary = config.integer("head_dim"), config.integer("qk_rope_head_dim")
     config.require("num_key_value_heads", (1,), "must be 1: one head of keys serves all queries")

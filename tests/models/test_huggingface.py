@@ -37,6 +37,14 @@ def compressed(kind: str, bits: int) -> Keys:
     return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
 
 
+def within(name: str, section: str, **keys: object) -> Keys:
+    """Return the configuration of a model with other keys in a section."""
+    found = config(name)
+    held = found[section]
+    assert isinstance(held, dict)
+    return found | {section: held | keys}
+
+
 @pytest.mark.parametrize(
     ("keys", "name"),
     [
@@ -59,6 +67,7 @@ def compressed(kind: str, bits: int) -> Keys:
         (config("pangu_ultra"), "pangu-ultra-moe"),
         (config("openpangu_r"), "openpangu-r-72b"),
         (config("deepseek_v32"), "deepseek-v3.2"),
+        (config("deepseek_v4_flash"), "deepseek-v4-flash"),
         (config("glm_5"), "glm-5"),
         (config("longcat_flash"), "longcat-flash"),
         (config("longcat_flash_lite"), "longcat-flash-lite"),
@@ -193,6 +202,19 @@ def test_what_is_not_carried_is_refused(tmp_path: Path, keys: Keys, said: str) -
         (config("hunyuan_a13b") | {"use_cla": True}, "use_cla is true: must be false"),
         (config("minimax_m2") | {"attn_type_list": [0] * 62}, "must be 1 for every layer: others are linear attention"),
         (config("minimax_m2") | {"shared_intermediate_size": 64}, "shared_intermediate_size is 64: must be 0"),
+        (config("deepseek_v4_flash") | {"compress_ratios": [4] * 42}, "must state 0, 4 or 128 for each of the 43"),
+        (config("deepseek_v4_flash") | {"compress_ratios": ["4"] * 43}, "must state 0, 4 or 128 for each of the 43"),
+        (config("deepseek_v4_flash") | {"compress_ratios": [True] * 43}, "must state 0, 4 or 128 for each of the 43"),
+        (config("deepseek_v4_flash") | {"o_groups": 7}, "64 heads must be a multiple of the output_groups"),
+        (within("llama_4_maverick", "text_config", num_hidden_layers=49), "must be a multiple of 2 and 4, by which"),
+        (config("qwen3_next") | {"mamba_ssm_dtype": "float16"}, 'is "float16": must be float32 or bfloat16'),
+        (within("qwen2_5_vl_7b", "vision_config", fullatt_block_indexes=7), "is 7: must be a list of layers"),
+        (within("qwen2_5_vl_7b", "vision_config", fullatt_block_indexes=[0] * 33), "at most the 32 layers"),
+        (within("kimi_k25", "vision_config", merge_kernel_size=[2, 1]), "must be two equal numbers"),
+        (within("kimi_k25", "vision_config", vt_num_attention_heads=7), "1152 must be a multiple of 7 heads"),
+        (within("gemma_3_27b", "vision_config", image_size=897), "must be a multiple of 4 patches"),
+        (config("gemma_3_27b") | {"mm_tokens_per_image": 250}, "must be the square of a divisor of 64 patches"),
+        (config("gemma_3_27b") | {"mm_tokens_per_image": 81}, "must be the square of a divisor of 64 patches"),
     ],
 )
 def test_other_families_refuse_too(tmp_path: Path, keys: Keys, said: str) -> None:
@@ -212,9 +234,7 @@ def test_windows_are_carried(tmp_path: Path) -> None:
 def test_experts_of_every_second_layer(tmp_path: Path) -> None:
     """Llama-4-Maverick has experts in layers 1, 3, … 47, Scout's step of one in all."""
     assert load(tmp_path, config("llama_4_maverick")).moe_layer_numbers == list(range(1, 48, 2))
-    text = config("llama_4_maverick")["text_config"]
-    assert isinstance(text, dict)
-    scout = load(tmp_path, config("llama_4_maverick") | {"text_config": text | {"interleave_moe_layer_step": 1}})
+    scout = load(tmp_path, within("llama_4_maverick", "text_config", interleave_moe_layer_step=1))
     assert (scout.dense_layers, scout.interleaved, scout.moe_layer_numbers) == (0, False, list(range(48)))
 
 
@@ -225,6 +245,10 @@ def test_harmless_keys_are_harmless(tmp_path: Path) -> None:
     assert load(tmp_path, config("mixtral_8x7b") | {"sliding_window": 32768}).layers == 32
     assert load(tmp_path, config("llama_8b") | {"model_type": "mistral", "sliding_window": None}).layers == 32
     assert load(tmp_path, config("deepseek_v3") | {"head_dim": 64, "num_key_value_heads": 3}).attention.kind == "mla"
+    assert load(tmp_path, config("qwen3_32b") | {"num_hidden_layers": 64.0}).layers == 64
+    assert load(tmp_path, config("hunyuan_a13b") | {"moe_topk": 8}) == load(tmp_path, config("hunyuan_a13b"))
+    assert load(tmp_path, config("minimax_m2") | {"use_mtp": False}).mtp_layers == 0
+    assert load(tmp_path, without(config("qwen3_vl_8b"), "vision_config")).vision is None
 
 
 def test_llama_without_kv_heads_has_one_per_head(tmp_path: Path) -> None:

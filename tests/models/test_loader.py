@@ -146,6 +146,26 @@ def test_a_model_that_cannot_be_is_refused(tmp_path: Path, old: str, new: str, s
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        ("deepseek-v4-flash", "q_lora_rank: 1024", "q_lora_rank: null", "compression needs an indexer"),
+        ("deepseek-v4-flash", "layers: 21", "layers: 44", "attention.indexer.layers must be at most the 43 layers"),
+        ("gpt-oss-120b", "layers: 18", "layers: 37", "attention.window.layers must be at most the 36 layers"),
+        ("qwen3-next-80b-a3b", "layers: 36", "layers: 48", "must leave one of the 48 layers to attention"),
+        ("qwen3-vl-8b-instruct", "resolution: native", "resolution: tiles", "image_size is that of resolution fixed"),
+    ],
+)
+def test_layers_of_a_kind_are_among_the_layers(tmp_path: Path, name: str, old: str, new: str, said: str) -> None:
+    """Windows, indexers, delta-nets and encoders of pictures keep the limits of the model that has them."""
+    text = catalogue_path(name).read_text(encoding="utf-8")
+    assert old in text
+    path = tmp_path / "model.yaml"
+    path.write_text(text.replace(old, new), encoding="utf-8")
+    with pytest.raises(BadInput, match=said):
+        load_model(str(path))
+
+
 def test_a_dense_model_has_dense_layers_only(tmp_path: Path) -> None:
     """Without experts every layer is dense, and heads share KV heads evenly."""
     text = catalogue_path("qwen3-8b").read_text(encoding="utf-8")
