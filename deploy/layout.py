@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from deploy.commands.launch import Target
 from deploy.reading.nodes import read_documents
+from deploy.site import merged
 from ground.files import to_yaml
 
 Layout = Literal["plain", "kustomize", "helm"]
@@ -88,16 +89,14 @@ def _helm(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str, str]
 def _template(target: Target, item: Object, sheet: str, values: Object) -> str:
     """Return an object's template; what it takes from the values is noted there."""
     item = _with_images(item, values["images"])
-    metadata = item["metadata"]
-    if "namespace" in metadata:
-        metadata = metadata | {"namespace": "PODPLAN_namespace_NALPDOP"}
+    if "namespace" in item["metadata"]:
+        item = merged(item, {"metadata": {"namespace": "PODPLAN_namespace_NALPDOP"}})
     if sheet in PROOF and item["kind"] == "Job":
-        metadata = metadata | {"annotations": metadata["annotations"] | {"helm.sh/hook": "test"}}
-    item = item | {"metadata": metadata}
+        item = merged(item, {"metadata": {"annotations": {"helm.sh/hook": "test"}}})
     if item["kind"] == "LeaderWorkerSet":
         key = _key(sheet)
-        values["instances"][key] = item["spec"]["replicas"]
-        item = item | {"spec": item["spec"] | {"replicas": f"PODPLAN_instances_{key}_NALPDOP"}}
+        values["instances"][key] = item["spec"].get("replicas", 1)
+        item = merged(item, {"spec": {"replicas": f"PODPLAN_instances_{key}_NALPDOP"}})
     text = to_yaml(item).replace("{{", '{{ "{{" }}')
     return TOKEN.sub(lambda found: "{{ " + _reference(found[1]) + " }}", text)
 

@@ -17,7 +17,7 @@ from deploy.proof import Load, benchmark, load_of, smoke
 from deploy.reading.check import check_round_trip
 from deploy.roles import RolePlan, read_roles
 from deploy.site import Site
-from ground.errors import BadInput, Infeasible
+from ground.errors import BadInput, Fault, Infeasible
 from ground.version import VERSION
 from planner.engines.loader import generation_of, load_orchestrator
 from planner.engines.spec import EngineProfile, PlatformKind
@@ -84,10 +84,30 @@ def render(
         ),
     )
     check_kind(target)
-    files = dict(_files(target, inventory, load_of(manifest, target)))
-    check_round_trip(target, files)
+    files = _checked(target, lambda held: dict(_files(held, inventory, load_of(manifest, held))))
     files["README.md"] = guide(target, files)
     return Deployment(target=target, files=files)
+
+
+def _checked(target: Target, files_of: Callable[[Target], dict[str, str]]) -> dict[str, str]:
+    """Return the files of a target, which add up to the manifest before the site's patches are over them.
+
+    A patch may well add a container or change a number: what it makes of the files is the site's own.
+
+    Raises Fault where they do not add up, BadInput where the site's own variables are why.
+    """
+    site = target.site
+    plain = replace(target, site=site.model_copy(update={"patches": [], "environment": {}}))
+    files = files_of(plain)
+    check_round_trip(plain, files)
+    if site.environment:
+        own = replace(target, site=site.model_copy(update={"patches": []}))
+        files = files_of(own)
+        try:
+            check_round_trip(own, files)
+        except Fault as error:
+            raise BadInput(f"--values: environment: with it {error}") from None
+    return files_of(target) if site.patches else files
 
 
 def deployment_name(manifest: Manifest) -> str:

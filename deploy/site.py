@@ -147,10 +147,24 @@ def merged(item: Any, patch: Any) -> Any:
     return found
 
 
+def taken_apart(whole: Json, item: Json) -> str | None:
+    """Return what a patch took from an object that makes it the object that it is; None for nothing."""
+    for key in sorted(whole.keys() & {"apiVersion", "kind", "metadata", "spec"}):
+        told, kept = whole[key], item.get(key)
+        if not (isinstance(kept, dict) if isinstance(told, dict) else kept == told):
+            return key
+    return None if whole["metadata"]["name"] == item["metadata"].get("name") else "name"
+
+
 def patched(site: Site, item: Json) -> Json:
-    """Return an object with every patch of the site that it matches."""
-    for patch in site.patches:
+    """Return an object with every patch of the site that it matches. BadInput for one that takes an object apart."""
+    for number, patch in enumerate(site.patches):
         kind, name = patch.target.kind, patch.target.name
-        if kind in (None, item.get("kind")) and name in (None, item.get("metadata", {}).get("name")):
-            item = merged(item, patch.merge)
+        if kind in (None, item["kind"]) and name in (None, item["metadata"]["name"]):
+            whole, item = item, merged(item, patch.merge)
+            if lost := taken_apart(whole, item):
+                told = f"{whole['kind']} {whole['metadata']['name']}"
+                raise BadInput(
+                    f"--values: patches[{number}].merge: takes the {lost} of {told} apart; patch what is within"
+                )
     return item

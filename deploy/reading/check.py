@@ -27,7 +27,7 @@ ROUTERS: dict[str, tuple[str | None, dict[str, str]]] = {
     "nginx": (None, {}),
 }
 PRIVATE = ("--port", "--devices", "--transfer_listen_port", "--disagg_pd_port")
-PROBLEMS = (ValueError, KeyError, IndexError, TypeError, UnknownForm, json.JSONDecodeError)
+PROBLEMS = (AttributeError, ValueError, KeyError, IndexError, TypeError, UnknownForm, json.JSONDecodeError)
 
 
 def check_round_trip(target: Target, files: Mapping[str, str]) -> dict[str, list[Counted]]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from deploy.reading.engines import READERS, Counted
 from deploy.reading.flags import TABLES, Flags, read_flags, table, table_key, unknown_flags
-from deploy.reading.nodes import Node, read_documents
+from deploy.reading.nodes import Node, counted, read_documents
 from deploy.reading.shell import Process, UnknownForm, arithmetic
 from ground.archives import unbroken
 from ground.errors import BadInput
@@ -50,7 +50,6 @@ STATED = {
 LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length"}
 STARTS = re.compile(r"^# Starts one node of the role (\S+)\.", re.MULTILINE)
 HEADS = re.compile(r"\tbash (\S+)\.sh \d+ 0$", re.MULTILINE)
-MOST_DEVICES = 16_384
 PARSED = {"--enable-dp-attention"}  # deprecated, and read all the same
 
 
@@ -196,9 +195,10 @@ def _of_objects(text: str) -> Iterator[Found]:
 
 def _count(value: object, what: str) -> int:
     """Return a number of instances or nodes; BadInput where it is none that a cluster has."""
-    if type(value) is not int or not 1 <= value <= MOST_DEVICES:
-        raise BadInput(f"SOURCE: {what} is {str(value)[:20]!r}; it must be a whole number from 1 to {MOST_DEVICES}")
-    return value
+    try:
+        return counted(value)
+    except ValueError as error:
+        raise BadInput(f"SOURCE: {what}: {error}") from None
 
 
 def _ran(container: Object, scripts: Mapping[str, str]) -> str:

@@ -80,6 +80,17 @@ def _bare(files: Mapping[str, str]) -> Iterator[Node]:
 POD = {"POD_IP": "10.0.0.1"}
 
 
+MOST_DEVICES = 16_384
+"""Of a cluster whose files are read."""
+
+
+def counted(value: object) -> int:
+    """Return a number of instances or nodes. ValueError where it is none that a cluster has."""
+    if type(value) is not int or not 1 <= value <= MOST_DEVICES:
+        raise ValueError(f"{str(value)[:20]!r} is not a whole number from 1 to {MOST_DEVICES}")
+    return value
+
+
 def granted(container: Object) -> int:
     """Return the devices that a container may use: its first limit; all limits must equal their requests."""
     limits = container["resources"]["limits"]
@@ -100,15 +111,15 @@ def _pod_node(template: Object, scripts: dict[str, str], instance: int, rank: in
 
 def _lws(item: Object, scripts: dict[str, str]) -> Iterator[Node]:
     spec = item["spec"]["leaderWorkerTemplate"]
-    for instance in range(item["spec"]["replicas"]):
-        for rank in range(spec["size"]):
+    for instance in range(counted(item["spec"]["replicas"])):
+        for rank in range(counted(spec["size"])):
             template = spec.get("leaderTemplate", spec["workerTemplate"]) if rank == 0 else spec["workerTemplate"]
             place = {"LWS_WORKER_INDEX": str(rank), "LWS_LEADER_ADDRESS": f"{item['metadata']['name']}-{instance}"}
             yield _pod_node(template, scripts, instance, rank, place)
 
 
 def _statefulset(item: Object, scripts: dict[str, str]) -> Iterator[Node]:
-    for rank in range(item["spec"]["replicas"]):
+    for rank in range(counted(item["spec"]["replicas"])):
         place = {"HOSTNAME": f"{item['metadata']['name']}-{rank}"}
         yield _pod_node(item["spec"]["template"], scripts, 0, rank, place)
 
@@ -116,7 +127,7 @@ def _statefulset(item: Object, scripts: dict[str, str]) -> Iterator[Node]:
 def _volcano(item: Object, scripts: dict[str, str]) -> Iterator[Node]:
     rank = 0
     for task in item["spec"]["tasks"]:
-        for index in range(task["replicas"]):
+        for index in range(counted(task["replicas"])):
             yield _pod_node(task["template"], scripts, 0, rank, {"VC_TASK_INDEX": str(index)})
             rank += 1
     if item["spec"]["minAvailable"] != rank:
@@ -130,6 +141,6 @@ def _dynamo(item: Object) -> Iterator[Node]:
         (container,) = component["podTemplate"]["spec"]["containers"]
         words = (*container["command"], *container["args"])
         own = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-        for instance in range(component["replicas"]):
-            for rank in range(component.get("multinode", {"nodeCount": 1})["nodeCount"]):
+        for instance in range(counted(component["replicas"])):
+            for rank in range(counted(component.get("multinode", {"nodeCount": 1})["nodeCount"])):
                 yield Node(component["name"], instance, rank, granted(container), (Process(words, own),))

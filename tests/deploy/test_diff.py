@@ -87,3 +87,13 @@ def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:
             path.write_text(text, encoding="utf-8")
         with pytest.raises(BadInput, match=said):
             read_folder(path.parent, titles)
+
+
+@pytest.mark.parametrize(("old", "new"), [("replicas: 2", "replicas: 99999999"), ("\ndata:", "\ndata: [1]\ndatum:")])
+def test_changed_objects_are_refused(old: str, new: str) -> None:
+    """Instances beyond any cluster are not counted one by one, and files that are none are told."""
+    files = files_of("r1-h800", "vllm", "lws")
+    changed = files["decode.yaml"].replace(old, new, 1)
+    assert changed != files["decode.yaml"]
+    with pytest.raises(BadInput, match="--diff: here cannot be read back: "):
+        read_files("here", "vllm", "0", "lws", files | {"decode.yaml": changed})

@@ -101,8 +101,10 @@ def test_a_wrong_inventory_names_the_host(change: Any, said: str, tmp_path: Path
 
 
 def test_site_values_are_strict_and_find_their_inventory(tmp_path: Path) -> None:
-    """An unknown key is refused; the inventory is looked for beside the values."""
+    """An unknown key is refused; the inventory is looked for beside the values. Comments alone state nothing."""
     path = tmp_path / "site.yaml"
+    path.write_text("# nothing yet\n", encoding="utf-8")
+    assert read_site(path) == read_site(None)
     path.write_text("namespace: serving\ninventory: hosts.yaml\n", encoding="utf-8")
     assert read_site(path).inventory == str(tmp_path / "hosts.yaml")
     for text, said in (

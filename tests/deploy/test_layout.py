@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from deploy.layout import laid_out
-from deploy.render import render
+from deploy.render import Deployment, render
 from deploy.site import Site, read_site
+from ground.errors import BadInput
 from planner.engines.loader import load_engine
 from planner.engines.spec import PlatformKind
 from tests.deploy.cases import DIGEST, files_of, made, plan
@@ -64,6 +65,42 @@ def test_a_chart_s_values_reach_its_objects(tmp_path: Path) -> None:
     assert pod["containers"][0]["image"] == "own/vllm:1"
     assert not any(key[0] == "PodMonitor" for key in found)
     assert any(key[0] == "PodMonitor" for key in objects(deployment.files))
+
+
+DECODE = {"kind": "LeaderWorkerSet", "name": "qwen3-235b-a22b-decode"}
+
+
+def of_site(**values: Any) -> Deployment:
+    """Return a deployment with values of a site."""
+    return render(plan("qwen-h800"), load_engine("vllm"), "lws", Site.model_validate(values), DIGEST)
+
+
+def test_patches_are_the_site_s_own() -> None:
+    """Other images, numbers and containers stand in every layout; images of one name have values of their own."""
+    held = [{"name": "engine", "image": "own/vllm:2"}, {"name": "log", "image": "own/log:1"}]
+    pods = {"leaderWorkerTemplate": {"workerTemplate": {"spec": {"containers": held}}}}
+    deployment = of_site(patches=[{"target": DECODE, "merge": {"spec": {"replicas": None, **pods}}}])
+    assert laid_out("plain", deployment.target, deployment.files) == deployment.files
+    chart = laid_out("helm", deployment.target, deployment.files)
+    values = yaml.safe_load(chart["values.yaml"])
+    assert {"engine", "engineOther", "log"} <= values["images"].keys() and values["instances"]["decode"] == 1
+    assert "own/log" in laid_out("kustomize", deployment.target, deployment.files)["overlays/site/kustomization.yaml"]
+
+
+@pytest.mark.parametrize(
+    "merge",
+    [{"spec": 3}, {"spec": None}, {"kind": "Pod"}, {"apiVersion": None}, {"metadata": []}, {"metadata": {"name": "x"}}],
+)
+def test_a_patch_cannot_take_an_object_apart(merge: dict[str, Any]) -> None:
+    """What an object is and is called stays; the message names the patch."""
+    with pytest.raises(BadInput, match=r"--values: patches\[1\]\.merge: takes the \w+ of LeaderWorkerSet .* apart"):
+        of_site(patches=[{"merge": {}}, {"target": DECODE, "merge": merge}])
+
+
+def test_variables_that_take_commands_apart_are_the_site_s() -> None:
+    """The site's environment goes before what is generated, so what it breaks is refused by its name."""
+    with pytest.raises(BadInput, match="--values: environment: with it rendered files"):
+        render(plan("r1-mixed"), load_engine("mindie"), "bare", Site(environment={"WORLD_SIZE": "8"}), DIGEST)
 
 
 SITE = """

@@ -19,7 +19,7 @@ from ground.errors import BadInput, Infeasible
 from ground.version import VERSION
 from planner.engines.loader import load_engine, load_orchestrator
 from planner.engines.spec import PlatformKind
-from tests.deploy.cases import DIGEST, PLANS, files_of, made, pairs, plan
+from tests.deploy.cases import DIGEST, PLANS, SEEN, files_of, made, pairs, plan
 from tests.deploy.emitted import commands, possible
 from tests.deploy.objects import check
 from tests.deploy.plans import deployed
@@ -186,6 +186,24 @@ def test_pools_that_cannot_be_told_apart_are_refused() -> None:
     mixed = manifest.model_copy(update={"pools": [prefill, decode, decode.model_copy(update={"role": "mixed"})]})
     with pytest.raises(BadInput, match="a router each"):
         files_of(mixed, "sglang")
+    for kind in ("dynamo", "llm-d"):
+        with pytest.raises(BadInput, match=f"{kind} starts no encode instances here"):
+            files_of("seen-h800", "vllm", kind)
+
+
+def test_what_files_cannot_hold_is_refused() -> None:
+    """Layers of unlike slots, consumers of pictures over nodes, and more than a ConfigMap holds."""
+    unlike = plan("r1-cm384").model_copy(deep=True)
+    mapping = unlike.pools[1].expert_map
+    assert mapping is not None
+    mapping.placements[0].slots.append(0)
+    with pytest.raises(Infeasible, match="layers with 320 and 321 expert slots; engines take one number"):
+        files_of(unlike, "sglang")
+    wide = {"encode": {"strategy": "TP=1"}, "mixed": {"strategy": "TP=4 [PP=4]"}}
+    with pytest.raises(BadInput, match="reaches embeddings' consumers on one node each"):
+        files_of(deployed("qwen2.5-vl-7b-instruct", "h800", SEEN, **wide), "vllm")
+    with pytest.raises(BadInput, match="a ConfigMap holds 1048576; use --platform bare"):
+        files_of("qwen-h800", "vllm", "lws", environment={f"LONG_{n}": "x" * 4000 for n in range(300)})
 
 
 SITE: dict[str, Any] = {

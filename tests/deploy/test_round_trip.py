@@ -54,6 +54,7 @@ TAMPERED: list[tuple[str, str, PlatformKind, str, str, str, str]] = [
     ("r1-h800", "vllm", "dynamo", "graph.yaml", r"kv_consumer", "kv_producer", "decode beside a KV role of prefill"),
     ("r1-h800", "vllm", "llm-d", "decode.yaml", r"size: 4", "size: 2", "data-parallel ranks|devices is 16"),
     ("r1-h800", "vllm", "lws", "decode.yaml", r"--enable-dbo", "--enable-bdo", "does not know --enable-bdo"),
+    ("seen-h800", "sglang", "bare", "mixed.sh", r"(--encoder-urls \S+) \S+", r"\1", "addresses for 2 encode instances"),
     ("dense-mixed", "vllm", "bare", "mixed.sh", r"--nnodes 2", "--nnodes 3", "--nnodes is 3 of 2 nodes"),
     ("qwen-h800", "trtllm", "bare", "options-decode.yml", r"max_num_tokens", "max_tokens", "take no max_tokens"),
     ("qwen-h800", "trtllm", "bare", "options-decode.yml", r"UCX", "TCP", "take no cache_transceiver_config.backend"),
@@ -82,7 +83,7 @@ def test_words_follow_bash() -> None:
     assert told == ["one", "two $A", "x y", "50", '--j={"k":4}', "a", "b c", "b c"]
     assert words('"${HOSTNAME%-*}-0" "${HOSTNAME##*-}" "${B:-$N}"', scope) == ["set-0-0", "12", "3"]
     assert words("$((N * 4 / 2 - 1)) ${N}", scope) == ["5", "3"]
-    for unknown in ("$(date)", "$(seq -s, 1 2", "${N", "$((N % 2))", "${N[0]}"):
+    for unknown in ("$(date)", "$(seq -s, 1 2", "${N", "$((N % 2))", "${N[0]}", "$NONE"):
         with pytest.raises(UnknownForm):
             words(unknown, scope)
 

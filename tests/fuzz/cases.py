@@ -33,7 +33,7 @@ START: dict[str, list[list[str]]] = {
     "deploy": [
         *(["GPUS", "--engine", engine, "--out", "out", "--values", "site.yaml"] for engine in ("vllm", "sglang")),
         *(["NPUS", "--engine", engine, "--out", "out", "--values", "site.yaml"] for engine in ASCEND),
-        ["GPUS", "--engine", "vllm", "--platform", "kubernetes", "--out", "out"],
+        ["GPUS", "--engine", "vllm", "--platform", "kubernetes", "--out", "out", "--values", "site.yaml"],
     ],
     "simulate": [
         ["MANIFEST", *more] for more in (["--rate", "5/s", "--requests=9"], ["--trace", "trace"], ["--trace=."])

@@ -216,6 +216,10 @@ SITE = {
     "shared_memory": "64Gi",
     "inventory": "inventory.yaml",
     "http_port": 8000,
+    "environment": {"NCCL_DEBUG": "INFO"},
+    "patches": [
+        {"target": {"kind": "LeaderWorkerSet"}, "merge": {"spec": {"replicas": 3}, "metadata": {"labels": {"a": "b"}}}}
+    ],
 }
 INVENTORY = {"hosts": [{"name": f"host-{n}", "address": f"10.1.0.{n + 1}"} for n in range(64)]}
 MAP = MoeMap(slots=np.arange(16).reshape(1, 16).repeat(3, axis=0), experts=16, ranks=8)

@@ -105,7 +105,7 @@ def test_a_report_of_llm_d_says_what_it_measured(tmp_path: Path) -> None:
     path.write_text(REPORT.replace("Qwen/Qwen3-32B", "", 1), encoding="utf-8")
     assert [role.name for role in read_source(str(path))] == ["component 3"]
     path.write_text(REPORT.replace("replicas: 2", "replicas: many"), encoding="utf-8")
-    with pytest.raises(BadInput, match="replicas is 'many'"):
+    with pytest.raises(BadInput, match="replicas: 'many' is not a whole number"):
         read_source(str(path))
 
 
@@ -264,11 +264,11 @@ def test_the_command_prints_headroom_and_findings(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (("replicas: 2", "replicas: many"), "replicas is 'many'"),
-        (("size: 2", "size: 0"), "size is '0'"),
+        (("replicas: 2", "replicas: many"), "replicas: 'many'"),
+        (("size: 2", "size: 0"), "size: '0'"),
         (("containers:", "containers: x\n        others:"), "not as its kind has it"),
         (("env: [{name: DP_LOCAL", "env: [{nme: DP_LOCAL"), "not as its kind has it"),
-        (("-tp 1", "-tp 99999999"), "must be a whole number from 1 to"),
+        (("-tp 1", "-tp 99999999"), "is not a whole number from 1 to"),
         (("-tp 1", "-tp ²"), "is not a number of devices"),
         (("serve deepseek-ai/DeepSeek-R1", "serve --port 80"), "has no command that is read here"),
         (("--max-num-seqs 512", "--max-num-seqs x"), "its command does not add up: invalid literal"),
