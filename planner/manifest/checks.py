@@ -227,7 +227,7 @@ def _check_costs(manifest: Manifest, pool: Pool, path: str) -> None:
     needed = {"mixed": ("mixed",), "encode": ("prefill",)}.get(pool.role, ("prefill", "decode"))
     for phase in needed:
         if phase not in pool.step_costs:
-            raise BadInput(f"{path}: {phase} is missing; a {pool.role} pool needs it")
+            raise BadInput(f"{path}: {phase} is missing; {pool.role} pools need it")
     for phase, cost in pool.step_costs.items():
         queries = pool.mtp.beams * (1 + pool.mtp.drafts)
         if phase != "prefill" and cost.queries_per_sequence != queries:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from planner.manifest.layout import Degrees
 from planner.manifest.schema import LinkMapping
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, StepCost, StepLoad, variables
+from tests.deploy.cases import SEEN
+from tests.deploy.plans import deployed
 from tests.manifests import cost, manifest, small_model
 
 Plain = dict[str, Any]
@@ -100,6 +103,7 @@ COST = (*DECODE, "step_costs", "decode")
 SPOILT = {
     "version": (_set("manifest_version", to=2), "manifest_version"),
     "huge": (_set("kv_transfer", "latency_seconds", to=1e308), r"kv_transfer\.latency_seconds: .*1e\+30"),
+    "less": (_set("kv_transfer", "latency_seconds", to=-0.5), r"kv_transfer\.latency_seconds"),
     "tiny": (_set("kv_transfer", "bandwidth_bytes_per_second", to=5e-324), r"kv_transfer\.bandwidth_bytes_per_second"),
     "unknown_key": (_set("pools", 0, "colour", to=1), r"pools\[0\]\.colour"),
     "cluster": (_set("pools", 0, "hardware", to="moon"), r"pools\[0\]\.hardware"),
@@ -147,7 +151,7 @@ SPOILT = {
     "axis": (_set(*DECODE, "weight_shards", 0, "axis", to=0), r"weight_shards\[0\]: a cut needs axis"),
     "mixed_phase": (
         lambda data: (data["pools"][1].update(role="mixed"), data["pools"][1]["step_costs"].pop("mixed")),
-        r"step_costs: mixed is missing; a mixed pool",
+        r"step_costs: mixed is missing; mixed pools",
     ),
     "no_slots": (_set(*COST, "slots_per_rank", to=0), r"decode: experts need slots_per_rank > 0"),
     "large_top_k": (_set(*COST, "experts_per_token", to=17), r"experts_per_token from 1 to 16"),
@@ -186,6 +190,22 @@ def test_hashes_of_specs_stay() -> None:
     assert spec_hash(small_model()) == "4e2a44ed76d2a920f2cf9d7d80e3f293f4ac742255980e20f0357a6408c04e6b"
 
 
+def bounds(schema: object) -> list[object]:
+    """Return the limits and defaults of a schema, in its order."""
+    if isinstance(schema, list):
+        return [limit for part in schema for limit in bounds(part)]
+    if not isinstance(schema, dict):
+        return []
+    own = [[key, schema[key]] for key in sorted(schema) if key == "default" or key.startswith(("max", "min", "excl"))]
+    return own + [limit for key in sorted(schema) for limit in bounds(schema[key])]
+
+
+def test_limits_of_the_schema_stay() -> None:
+    """Manifests that are written keep the limits and defaults that they are read with, until a field comes or goes."""
+    told = sha256(json.dumps(bounds(json_schema())).encode()).hexdigest()
+    assert told[:16] == "07d9fce83a2528ed"
+
+
 @pytest.mark.parametrize("case", SPOILT)
 def test_wrong_manifest_is_refused_with_the_path(case: str) -> None:
     """Each contradiction is one BadInput sentence that names file and field."""
@@ -195,6 +215,40 @@ def test_wrong_manifest_is_refused_with_the_path(case: str) -> None:
     with pytest.raises(BadInput, match=message) as caught:
         parse_manifest(data, "m.yaml")
     assert str(caught.value).startswith("m.yaml") and "\n" not in str(caught.value)
+
+
+ENCODES = {
+    "no_encoder": (_set("model", "spec", "vision", to=None), r"role: encode is for models with an encoder"),
+    "no_embeddings": (_set("embedding_transfer", to=None), "embedding_transfer: must be given"),
+    "no_pictures": (_set("workload", "picture_tokens", to=0), r"workload\.picture_tokens: must be given"),
+    "layers": (_set("pools", 0, "layers_per_stage", to=[3]), "layers_per_stage"),
+    "alone": (lambda data: data["pools"].pop(), "pools: an encode pool needs prefill and decode pools"),
+    "beside": (lambda data: data["pools"].pop(0), "embedding_transfer: must be given where a pool has the role encode"),
+    "phase": (
+        lambda data: data["pools"][0]["step_costs"].update(mixed=data["pools"][0]["step_costs"].pop("prefill")),
+        r"step_costs: prefill is missing; encode pools need it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENCODES)
+def test_wrong_encode_pools_are_refused(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What instances that encode pictures need, and what needs them."""
+    spoil, message = ENCODES[case]
+    with pytest.raises(BadInput, match=r"pools\[0\]\.role: encode is for models .* on one device an instance"):
+        deployed("qwen2.5-vl-7b-instruct", "h800", SEEN, encode={"strategy": "TP=2"}, mixed={"strategy": "TP=1"})
+    roles: dict[str, Plain] = {"encode": {"strategy": "TP=1"}, "mixed": {"strategy": "TP=1"}}
+    data = deployed("qwen2.5-vl-7b-instruct", "h800", SEEN, **roles).model_dump(mode="json")
+    spoil(data)
+    monkeypatch.setattr("planner.manifest.checks._check_hashes", lambda _: None)
+    with pytest.raises(BadInput, match=message):
+        parse_manifest(data, "m.yaml")
+
+
+def test_a_long_version_is_cut() -> None:
+    """A message stays one line that can be read."""
+    with pytest.raises(BadInput, match=f"manifest_version: '{'x' * 40}' is not known"):
+        parse_manifest({"manifest_version": "x" * 99}, "m.yaml")
 
 
 @pytest.mark.parametrize("data", [None, [], "text", {}, {"manifest_version": True}])

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from planner.manifest.drafts import accepted_tokens, reached, step_chances, tokens_per_iteration
+from planner.manifest.drafts import (
+    MOST_DRAWN,
+    accepted_tokens,
+    drawn_iterations,
+    mean_iterations,
+    reached,
+    step_chances,
+    tokens_per_iteration,
+)
 
 
 def test_tokens_by_hand() -> None:
@@ -31,3 +39,22 @@ def test_drawn_steps_have_those_chances(acceptance: float | tuple[float, ...]) -
     assert chances @ np.arange(1, 5) == pytest.approx(tokens_per_iteration(3, acceptance))
     drawn = accepted_tokens(np.random.default_rng(1), 100_000, 3, acceptance)
     assert np.bincount(drawn, minlength=5)[1:] / drawn.size == pytest.approx(chances, abs=0.01)
+
+
+def test_answers_take_the_iterations_that_pass_their_tokens() -> None:
+    """Drawn ones are distributed as playing each answer by itself; the longest take the mean, and no answer none."""
+    random = np.random.default_rng(3)
+    answers = np.full(20_000, 10)
+    drawn = drawn_iterations(answers, 2, 0.6, random)
+    played = np.cumsum(accepted_tokens(random, answers.size * 10, 2, 0.6).reshape(-1, 10), axis=1)
+    alone = 1 + (played < 10).sum(axis=1)
+    assert np.bincount(drawn, minlength=11) / 20_000 == pytest.approx(
+        np.bincount(alone, minlength=11) / 20_000, abs=0.02
+    )
+    mixed = np.array([0, 1, MOST_DRAWN, MOST_DRAWN + 1])
+    assert drawn_iterations(mixed, 0, 0.6, random).tolist() == [1, 1, MOST_DRAWN, MOST_DRAWN + 1]
+    found = drawn_iterations(mixed, 2, 0.6, random)
+    means = mean_iterations(mixed, 2, 0.6)
+    assert found[:2].tolist() == [1, 1] and found[3] == means[3] and found[2] != means[2]
+    assert found[2] == pytest.approx(means[2], rel=0.01)
+    assert mean_iterations(np.array([0, 1, 4, 98]), 1, 0.6).tolist() == [1, 1, 3, 62]

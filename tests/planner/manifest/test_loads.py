@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.manifest.loads import check_expert_map, imbalance, rank_loads
+from planner.manifest.layout import ExpertLayers, ExpertMap
+from planner.manifest.loads import check_expert_map, imbalance, placement_balance, rank_loads
 
 
 def test_rank_loads_splits_an_expert_evenly_over_its_replicas():
@@ -46,3 +47,16 @@ def test_check_expert_map_names_the_place_of_a_violation(slots, message):
     """Every way in which a map can be wrong has its own sentence with the path."""
     with pytest.raises(BadInput, match=message):
         check_expert_map(np.array(slots), experts=3, ranks=2, path="decode.map")
+
+
+def test_a_map_is_as_even_as_its_layers_in_the_mean():
+    """Expert 0 on both ranks: 4 + 1 to 4 + 2 of loads 8, 1, 2; a layer with the slots of another has its own loads."""
+    both = ExpertMap(expert_ranks=[0, 1], placements=[ExpertLayers(layers=[1, 2], slots=[0, 1, 0, 2])])
+    loads = np.array([[8.0, 1.0, 2.0], [0.0, 0.0, 6.0]])
+    assert placement_balance(both) == 1.0
+    assert placement_balance(both, loads) == pytest.approx((6 / 5.5 + 6 / 3) / 2)
+    assert placement_balance(both, loads[:1]) == pytest.approx(6 / 5.5)
+    assert placement_balance(both, np.zeros((2, 3))) == 1.0
+    three = ExpertMap(expert_ranks=[0, 1, 2], placements=[ExpertLayers(layers=[1], slots=[0, 1, 0, 2, 1, 2])])
+    assert placement_balance(three, loads[:1]) == pytest.approx(5 / (11 / 3))
+    assert placement_balance(three, loads[:1], gone={0}) == pytest.approx((8 + 1) / 5.5)

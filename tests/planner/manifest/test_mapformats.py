@@ -1,6 +1,7 @@
 """Expert maps in the formats of engines: written, read back, and refused where the engine would stumble."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -69,7 +70,9 @@ def _changed(name, change):
         ("sglang.json", lambda d: d["physical_to_logical_map"][0].pop(), "equal lengths"),
         ("sglang.json", lambda d: d["physical_to_logical_map"][4].__setitem__(1, 7), "must be between 0 and 3"),
         ("sglang.json", lambda d: d["physical_to_logical_map"][4].__setitem__(1, "7"), "must hold expert numbers"),
+        ("sglang.json", lambda d: d["physical_to_logical_map"][4].__setitem__(1, 2**31), "must hold expert numbers"),
         ("sglang.json", lambda d: d.update(physical_to_logical_map=[]), "a list of rows"),
+        ("sglang.json", lambda d: d["physical_to_logical_map"].append([]), "a list of rows"),
         ("vllm_ascend.json", lambda d: d.update(moe_layer_count=3), "moe_layer_count"),
         ("vllm_ascend.json", lambda d: d["layer_list"].reverse(), r"layer_list\[0\]: must have layer_id 0"),
         (
@@ -96,6 +99,14 @@ def test_what_an_engine_would_stumble_over_is_named(name, change, message):
     """One sentence with the path."""
     with pytest.raises(BadInput, match=message):
         read_map(_changed(name, change), name, experts=4, ranks=2)
+
+
+def test_more_slots_than_are_read_are_refused(monkeypatch):
+    """Five rows of six are thirty."""
+    for most in (30, 29):
+        monkeypatch.setattr("planner.manifest.mapformats.MOST_SLOTS", most)
+        with nullcontext() if most == 30 else pytest.raises(BadInput, match="has more than 29 slots"):
+            read_map(written("sglang.json"), "sglang.json", experts=4, ranks=2)
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "a: b", "x: [", "{" * 10_000])
