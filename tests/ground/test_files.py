@@ -157,6 +157,26 @@ def test_what_is_no_table_is_one_sentence(text: str, told: str) -> None:
         csv_table(text, "f", ("a",))
 
 
+def test_a_table_has_so_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more is refused with its line."""
+    monkeypatch.setattr("ground.files.MOST_ROWS", 2)
+    assert len(csv_table("a\n1\n2\n", "f")) == 2
+    with pytest.raises(BadInput, match="line 4: a table has at most 2 rows"):
+        csv_table("a\n1\n2\n3\n", "f")
+
+
+def test_a_folder_is_none_where_a_file_stands(tmp_path: Path) -> None:
+    """A link to nothing is none either, and files that are there need --force."""
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nothing")
+    for name in ("file", "link"):
+        with pytest.raises(BadInput, match=r"--out: .* is a file, or a link to nothing; give a folder"):
+            files.check_folder(tmp_path / name, (), force=True, flag="--out")
+    files.check_folder(tmp_path, ("file",), force=True, flag="--out")
+    with pytest.raises(BadInput, match=r"--out: .*file exists already"):
+        files.check_folder(tmp_path, ("other", "file"), force=False, flag="--out")
+
+
 @given(st.text(st.sampled_from('ab,"\r\n\0 1٣')))
 def test_any_text_is_read_or_refused(text: str) -> None:
     """No text makes anything else than rows or bad input, whole or by the line."""

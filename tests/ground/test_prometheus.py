@@ -1,6 +1,7 @@
 """The text format of metrics: sums over labels, histograms, differences, and lines that are none."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +50,8 @@ def test_beyond_the_last_edge_nothing_is_known() -> None:
     assert histogram is not None
     assert histogram.at(99) is None
     assert not math.isnan(histogram.squared_cv)
+    assert histogram.at(10) == 1.0 and replace(histogram, count=11).at(100) is None
+    assert replace(histogram, count=1).squared_cv == replace(histogram, buckets=()).squared_cv == 0.0
 
 
 @pytest.mark.parametrize("line", ["name", "1name 2", "name{a=1 2", "name two", "<html>"])

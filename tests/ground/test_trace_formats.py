@@ -1,8 +1,11 @@
 """Every trace format of serving tools: fields, units, sessions, and how a format is seen."""
 
+import gzip
 import importlib.util
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,6 +140,8 @@ def test_bad_rows_are_skipped_as_many_as_allowed(tmp_path: Path) -> None:
     assert "line 3: input_length is missing" in trace.skipped[0] and "line 4" in trace.skipped[1]
     with pytest.raises(BadInput, match="line 4"):
         read_trace(path, skip_bad_rows=1)
+    table = read_trace(written(tmp_path, 'timestamp,input_length,output_length\n"0\n0,9,2\n1\n'), skip_bad_rows=2)
+    assert len(table) == 1 and "line 2: is not a line of a CSV file" in table.skipped[0]
 
 
 def test_a_stream_is_the_trace_in_parts(tmp_path: Path) -> None:
@@ -151,6 +156,10 @@ def test_a_stream_is_the_trace_in_parts(tmp_path: Path) -> None:
     assert np.concatenate([p.input_tokens for p in parts]).tolist() == whole.input_tokens.tolist()
     with pytest.raises(BadInput, match="sort the file"):
         list(stream_trace(written(tmp_path, lines(*reversed(rows))), rows_per_part=64))
+    with pytest.raises(BadInput, match="sessions and rows without arrivals need the whole file"):
+        list(stream_trace(written(tmp_path, lines({**MOONCAKE[0], "session_id": "a"}))))
+    exact = written(tmp_path, lines(*MOONCAKE))
+    assert [len(part) for part in stream_trace(exact, rows_per_part=2)] == [1, 1]
 
 
 def test_a_repeated_trace_goes_on_at_its_rate(tmp_path: Path) -> None:
@@ -159,6 +168,10 @@ def test_a_repeated_trace_goes_on_at_its_rate(tmp_path: Path) -> None:
     twice = repeat(trace, 2)
     assert twice.arrival_seconds.tolist() == [0.0, 2.0, 4.0, 6.0]
     assert requests_per_second(twice) == requests_per_second(trace)
+    turns = [{**row, "session_id": name} for name in ("a", "b") for row in MOONCAKE]
+    again = repeat(read_trace(written(tmp_path, lines(*turns))), 2)
+    assert again.session is not None and again.delay_seconds is not None
+    assert again.session.tolist() == [0, 1, 0, 1, 2, 3, 2, 3] and np.nansum(again.delay_seconds) == 8.0
 
 
 @pytest.mark.parametrize(
@@ -173,6 +186,30 @@ def test_a_repeated_trace_goes_on_at_its_rate(tmp_path: Path) -> None:
         (lines({"spans": [{"attributes": 1}]}), None, "must have attributes"),
         ('[{"timestamp": 0, "input_length": -4, "output_length": 1}]', None, "item 1: input_length"),
         ("PAR1 is how Parquet begins", None, "Parquet"),
+        ("[1, 2]", None, "item 1: must be a JSON object"),
+        ("\ufeff\n \n", None, "has no request"),
+        ('TIMESTAMP,ContextTokens,GeneratedTokens\n"x', None, "line 2: "),
+        ("Timestamp,Request tokens,Response tokens\n5,9,0", None, "has no request"),
+        ("input_length,output_length\n9,2", "guidellm", "column timestamp is missing for the format guidellm"),
+        (lines(*MOONCAKE), "moncake", "trace format 'moncake' is not known; use one of azure"),
+        (lines({"id": "a", "requests": 3}), None, "requests: must be a list"),
+        (lines({"spans": 3}), "otel", "spans: must be a list"),
+        (lines({"spans": [{"attributes": {f"{USAGE}input_tokens": 1}}]}), None, "has no request"),
+        (
+            lines({"spans": [{"attributes": dict.fromkeys([f"{USAGE}input_tokens", f"{USAGE}output_tokens"], 1)}]}),
+            None,
+            "start_time is missing",
+        ),
+        (lines({"conversations": 3}), "sharegpt", "conversations: must be a list of objects"),
+        (lines({"conversations": [{"value": "a"}]}), "sharegpt", "has no request"),
+        (lines({"conversations": [{"value": 3}, {"value": "a"}]}), "sharegpt", "value: must be a text"),
+        (lines(MOONCAKE[0], {"input_length": 9, "output_length": 2}), None, "timestamp is missing|has no arrival"),
+        (lines({**MOONCAKE[0], "session_id": True}), None, "session_id: must be a text or a whole number"),
+        (
+            lines({**MOONCAKE[0], "session_id": "a"}, {**MOONCAKE[1], "session_id": "a", "delay": -1}),
+            None,
+            "must not be",
+        ),
         ('{"timestamp": 0,\n', None, "line 1: must be a JSON object"),
     ],
 )
@@ -181,6 +218,20 @@ def test_what_a_format_lacks_is_told(tmp_path: Path, text: str, format: str | No
     with pytest.raises(BadInput, match=message) as caught:
         read_trace(written(tmp_path, text), format)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
+
+
+def test_a_document_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON that spans lines is held whole, so it may be smaller than JSON lines; a packed one must be whole."""
+    text = json.dumps(MOONCAKE, indent=1)
+    monkeypatch.setattr("ground.trace_lines.MOST_DOCUMENT_BYTES", len(text))
+    assert len(read_trace(written(tmp_path, text))) == 2
+    with pytest.raises(BadInput, match="a JSON document has at most"):
+        read_trace(written(tmp_path, text + "\n"))
+    monkeypatch.undo()
+    path = tmp_path / "packed"
+    path.write_bytes(gzip.compress(text.encode())[:-9])
+    with pytest.raises(BadInput, match=r"packed: cannot be read \("):
+        read_trace(path)
 
 
 def client_set(folder: Path) -> Path:
@@ -196,6 +247,7 @@ def client_set(folder: Path) -> Path:
 def test_a_client_set_becomes_a_stream(tmp_path: Path) -> None:
     """Rates are exact per window, lengths follow the distributions, and a seed draws the same again."""
     path = client_set(tmp_path)
+    (path / "README.md").write_text("what stands beside them is not read")
     trace, again, other = read_trace(path, seed=1), read_trace(path, seed=1), read_trace(path, seed=2)
     assert isinstance(trace, Trace) and trace.format == "servegen"
     assert len(trace) == 2 * 2 * 300
@@ -223,6 +275,7 @@ WINDOW = "0,1,2,Gamma,1,1\n"
         (WINDOW, "", "unexpected EOF|invalid syntax"),
         (WINDOW, "{9: -1}", "negative or not finite"),
         (b"\xff", "{9: 1}", "is not UTF-8"),
+        ("0,-1,2,Gamma,1,1\n", "{9: 1}", "needs a rate from 0"),
     ],
 )
 def test_a_client_set_that_cannot_be_read_is_refused(
@@ -236,6 +289,29 @@ def test_a_client_set_that_cannot_be_read_is_refused(
         (tmp_path / "chunk-0-dataset.json").write_text(json.dumps(held))
     with pytest.raises(BadInput, match=told):
         read_trace(tmp_path)
+
+
+def test_parquet_is_read_by_rows_or_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of every batch; without pyarrow, and where it finds the file broken, one sentence."""
+    path = tmp_path / "t.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(BadInput, match="install pyarrow to read it"):
+        read_trace(path)
+
+    class Batch(list[dict[str, object]]):
+        to_pylist = list[dict[str, object]].copy
+
+    def opened(_: Path) -> SimpleNamespace:
+        return SimpleNamespace(iter_batches=lambda batch_size: iter([Batch([row]) for row in held]))
+
+    monkeypatch.setitem(sys.modules, "pyarrow", SimpleNamespace(ArrowException=ArithmeticError))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", SimpleNamespace(ParquetFile=opened))
+    held: list[dict[str, object]] = MOONCAKE
+    assert read_trace(path).arrival_seconds.tolist() == [0.0, 2.0]
+    held = [{**MOONCAKE[0], "input_length": "x"}]
+    with pytest.raises(BadInput, match="row 1: input_length"):
+        read_trace(path)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pyarrow") is None, reason="pyarrow is optional")

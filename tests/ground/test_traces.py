@@ -112,8 +112,9 @@ def test_wrong_trace_is_refused(tmp_path: Path, text: str | bytes, message: str)
 
 def test_absent_file_and_unknown_format_are_refused(tmp_path: Path) -> None:
     """Neither becomes a traceback."""
-    with pytest.raises(BadInput, match="no such file"):
-        read_trace(tmp_path / "absent")
+    for name in ("absent", "x" * 5000):
+        with pytest.raises(BadInput, match=r"no such file|cannot be read"):
+            read_trace(tmp_path / name)
     with pytest.raises(BadInput, match="line 1: TIMESTAMP is missing"):
         read_trace(write(tmp_path, MOONCAKE), "azure")
 

@@ -75,6 +75,16 @@ def test_what_is_not_accepted_is_told_with_its_line(text: str, told: str) -> Non
     assert "\n" not in str(caught.value)
 
 
+def test_what_no_file_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text beyond the limit before it is parsed, and halves of letters before they are written."""
+    with pytest.raises(BadInput, match="is no Unicode text, which YAML is"):
+        to_yaml({"a": "\ud800"})
+    monkeypatch.setattr("ground.yamldata.SIZE_LIMIT", 4)
+    assert parse_yaml("a: 1", "f.yaml") == {"a": 1}
+    with pytest.raises(BadInput, match=r"f\.yaml: YAML of more than 0 MiB is not read"):
+        parse_yaml("a: 12", "f.yaml")
+
+
 def test_nested_aliases_cannot_fill_the_memory() -> None:
     """Ten levels of ten aliases would be ten thousand million items."""
     levels = ["a0: &a0 [x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 11)]

@@ -1,8 +1,5 @@
 """Exchange buffers by the libraries' arithmetic, held against published sizes."""
 
-import doctest
-
-from planner.engines import memory
 from planner.engines.memory import (
     deepep_low_latency_bytes,
     deepep_normal_bytes,
@@ -13,7 +10,6 @@ from planner.engines.memory import (
 
 def test_hccl_holds_what_guides_and_logs_say() -> None:
     """vLLM-Ascend sets 600 for 80 tokens, EP 32, 8 experts a device of R1; the others were reckoned by hand."""
-    assert doctest.testmod(memory).failed == 0
     for tokens, ranks, local, needed in ((80, 32, 8, 598), (82, 48, 6, 687), (86, 64, 5, 799), (172, 64, 5, 1597)):
         found = hccl_low_latency_mebibytes(tokens, 7168, ranks=ranks, local=local, experts_per_token=8)
         assert abs(found - needed) <= 1, (tokens, ranks, local)
