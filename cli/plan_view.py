@@ -114,6 +114,7 @@ def show_first(
         else job_text(plan, job),
         f"{format_count(plan.output_tokens_per_second)} output tokens/s, "
         f"{format_count(plan.output_tokens_per_second / plan.chips)} per chip",
+        *_beside(plan),
         *_per_million(plan),
     ]
     survives = f", also after losing any one {question.survive}" if question.survive else ""
@@ -125,6 +126,12 @@ def show_first(
         ("Limits", str(answer.binding_limit)),
     )
     screen.lines("")
+
+
+def _beside(plan: Plan) -> list[str]:
+    """Say what offline requests are answered beside the others."""
+    rate, tokens = plan.offline_per_second, plan.offline_output_tokens_per_second
+    return [f"beside them {format_rate(rate)} offline, {format_count(tokens)} output tokens/s"] if rate else []
 
 
 def job_text(plan: Plan, job: Job) -> str:

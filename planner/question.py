@@ -15,7 +15,7 @@ from planner.costs.deployment import DRIVEN, Host, Shared
 from planner.manifest.drafts import Acceptance
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
 from planner.strategy import Strategy, format_strategy
-from planner.workload import Workload
+from planner.workload import Offline, Workload
 
 Loss = Literal["node", "instance"]
 
@@ -182,6 +182,18 @@ class Question:
     pins: tuple[tuple[Role, Pin], ...] = ()
     max_instance_devices: int | None = None
     """Devices of an instance at most, all of which a fault of one takes with it."""
+    offline: Offline | None = None
+    """Work beside the online requests, in proportion to them, for which the TPOT limit alone holds."""
+
+    @property
+    def decoded(self) -> Workload:
+        """The traffic of decode instances: online requests and what runs beside them."""
+        return self.workload if self.offline is None else self.offline.beside(self.workload)
+
+    @property
+    def requests_each(self) -> float:
+        """Requests in decode for each online one, itself included."""
+        return 1.0 + (self.offline.per_request if self.offline else 0.0)
 
     def pin(self, role: Role) -> Pin:
         """Return the pinned fields of a role; redundancy and shared ranks default to those given for all roles."""

@@ -108,6 +108,11 @@ class Workload:
         return Seen(pictures=self.pictures, prompt_tokens=self.input_tokens.mean, encoding=self.encoding)
 
     @property
+    def varied(self) -> bool:
+        """Whether prompts differ in length or in reused tokens."""
+        return bool(self.prompts is not None or self.input_tokens.squared_cv or self.prefix_reuse)
+
+    @property
     def decoded_tokens(self) -> float:
         """Mean tokens of an answer after the first, which prefill gives; at least 1."""
         return max(self.output_tokens.mean - 1, 1.0)
@@ -116,6 +121,41 @@ class Workload:
     def decodes(self) -> bool:
         """Whether any answer goes on after the token that prefill gives: else no KV is sent, and there is no TPOT."""
         return self.output_tokens.mean > 1 or self.output_tokens.squared_cv > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offline:
+    """Requests for whose answers nobody waits, so many for each online one; lengths are fixed."""
+
+    per_request: float
+    input_tokens: float
+    output_tokens: float
+
+    def beside_rate(self, online_per_second: float) -> dict[str, float]:
+        """Return rate and lengths beside so many online requests per second."""
+        rate = self.per_request * online_per_second
+        return {"requests_per_second": rate, "input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+
+    def beside(self, online: Workload) -> Workload:
+        """Return the traffic of online and offline requests together, by its moments."""
+        weights = np.array([1.0, self.per_request]) / (1.0 + self.per_request)
+        sides = (online.input_tokens, self.input_tokens), (online.output_tokens, self.output_tokens)
+        means = np.array([[own.mean, other] for own, other in sides])  # [prompts and answers, online and offline]
+        spreads = np.array([own.squared_cv * own.mean**2 * weights[0] for own, _ in sides])
+        both = means @ weights
+        apart = means - both[:, None]
+        variance = spreads + apart**2 @ weights
+        prompt, answer = (
+            Lengths(mean=float(mean), squared_cv=float(square) if (square := own / mean**2) > _EQUAL else 0.0)
+            for mean, own in zip(both, variance, strict=True)
+        )
+        shared = weights[0] * online.length_covariance + float(apart[0] * apart[1] @ weights)
+        covariance = shared if prompt.squared_cv and answer.squared_cv else 0.0
+        return Workload(input_tokens=prompt, output_tokens=answer, length_covariance=covariance, beams=online.beams)
+
+
+_EQUAL = 1e-12
+"""Squared coefficient of variation below which lengths are equal."""
 
 
 class KvLoad(NamedTuple):

@@ -20,7 +20,8 @@ def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
     limits = {} if asked.job is not None else _limits(question)
     taken = {**limits, **_traffic(asked), **_machines(question), **_model(question, best), **_electricity(question)}
     named = {name: value for name, value in taken.items() if name in asked.flags.defaulted}
-    return named | _implied(asked) | _times(best.question if best else question)
+    told = {} if question.offline is None else {"offline": "its prompts wait, so TTFT is of online requests alone"}
+    return named | _implied(asked) | told | _times(best.question if best else question)
 
 
 def _times(question: Question) -> dict[str, object]:

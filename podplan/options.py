@@ -131,6 +131,10 @@ class QuestionFlags(Flags):
         "Offline requests, 1M requests in 6h, without latency limits unless given: the fewest chips that end in time; "
         "1M requests: how long the devices take.",
     )
+    offline: Text = flag(
+        "R/s[,P+A]",
+        "Offline requests beside --rate, of prompts of P and answers of A [as long], that wait.",
+    )
     trace: Text = flag("FILE", "Lengths, arrivals and rate of a trace, in any of its formats.")
     format: Text = flag("NAME", "azure or mooncake [as the file looks].")
     ttft: Text = flag("DURATION", "Limit of the time to the first token [2s].", unit="s")

@@ -129,6 +129,8 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
     if workload.sessions is not None:
         shape = picked(workload.sessions, "turns think_seconds branches keeps_answers")
         data["sessions"] = shape | {"new_tokens": workload.sessions.new_tokens.mean}
+    if question.offline is not None:
+        data["offline"] = picked(question.offline, "per_request input_tokens output_tokens")
     if question.prefix_pool is not None:
         data["cache"] = picked(question.prefix_pool, "plane capacity_bytes ssd_bytes ssd_share")
     if asked.day:
@@ -160,6 +162,8 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
     if isinstance(plan, DisaggregatedPlan):
         keys = "transfer_seconds wait_seconds bytes_per_prompt=sent_bytes utilisation most_requests_per_second="
         data["kv_links"] = picked(plan.links, f"{keys}most_per_second")
+    if plan.offline_per_second:
+        data |= picked(plan, "offline_requests_per_second=offline_per_second offline_output_tokens_per_second")
     if plan.encode is not None:
         data["encode_seconds"] = latency_json(plan.encode.latency, levels)
     if plan.played is not None:

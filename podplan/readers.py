@@ -185,6 +185,15 @@ def read_tokens(text: str | None, flag: str, default: int) -> int:
     return value
 
 
+def read_both_lengths(text: str, flag: str, longest: int) -> tuple[int, int]:
+    """Return prompt and answer of ``1155+211``, which a model with so many positions has room for."""
+    prompt, _, answer = text.partition("+")
+    found = read_tokens(prompt, flag, 0), read_tokens(answer, flag, 0)
+    if sum(found) > longest:
+        raise BadInput(f"{flag}: {text[:40]} is past the {longest} positions of the model")
+    return found
+
+
 def read_beams(text: str | None) -> int:
     """Return the beams of a request, at least 1."""
     count = 1 if text is None else parse_count(text, "--beams")

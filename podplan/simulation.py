@@ -1,5 +1,6 @@
 """`podplan.simulate`: a manifest at work in virtual time, measured beside predicted."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -11,12 +12,12 @@ from ground.files import check_file, staging, writing
 from ground.units import counted, parse_count, parse_rate
 from planner.manifest.document import read_manifest
 from planner.manifest.migration import union
-from planner.manifest.schema import Manifest, ManifestWorkload, Prediction
+from planner.manifest.schema import Manifest, ManifestWorkload, OfflineWork, Prediction
 from planner.placement.following import Changing, Rebalanced, rebalanced
 from podplan.changing import PlayedMigration, measured_balance, read_autoscale, read_change, read_loads
 from podplan.offered import Offered, check_most, read_offered, read_seed
 from podplan.options import SimulateFlags, flag_name, flags_of
-from podplan.readers import read_tokens
+from podplan.readers import read_both_lengths
 from podplan.result import Result, Row, picked
 from runtime.simulate.engine import NEVER
 from runtime.simulate.faults import parse_fault
@@ -248,12 +249,15 @@ def check_together(flags: SimulateFlags) -> None:
 def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -> Offered:
     """Add offline requests, faults and expert loads to a run."""
     options = offered.options
-    if flags.offline is not None:
-        asked = _backlog(flags.offline, manifest, options.seed)
-        last = max(float(part.arrival_seconds.max()) for part in offered.requests()) if flags.trace else NEVER
-        options = replace(
-            options, offline=asked, measured_until_seconds=min(last or NEVER, options.measured_until_seconds)
-        )
+    planned = manifest.workload.offline if flags.concurrency is None else None
+    if flags.offline is not None or planned is not None:
+        last = max(float(part.arrival_seconds.max()) for part in offered.requests())
+        end = min((last if flags.trace else 0.0) or NEVER, options.measured_until_seconds)
+        if flags.offline is None and planned is not None:
+            asked = _as_planned(planned, options.seed, min(last, end))
+        else:
+            asked = _backlog(flags.offline or "", manifest, options.seed)
+        options = replace(options, offline=asked, measured_until_seconds=end)
     found = _rebalanced(flags, manifest, offered)
     faults = tuple(parse_fault(text) for text in flags.fail or ())
     scale = None if flags.autoscale is None else read_autoscale(flags.autoscale)
@@ -292,16 +296,20 @@ def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:
         )
     count, workload = parse_count(counted, "--offline"), manifest.workload
     check_most("--offline", count)
-    if lengths:
-        prompt, _, answer = lengths.partition("+")
-        own = {"input_tokens": prompt, "output_tokens": answer}
-        tokens = {side: read_tokens(text, "--offline", 0) for side, text in own.items()}
-        workload = ManifestWorkload.model_validate(tokens)
     longest = manifest.model.spec.max_position
-    if count and workload.input_tokens + workload.output_tokens > longest:
-        raise BadInput(f"--offline: {text[:40]} is past the {longest} positions of {manifest.model.spec.name}")
+    if lengths:
+        prompt, answer = read_both_lengths(lengths, "--offline", longest)
+        workload = ManifestWorkload(input_tokens=prompt, output_tokens=answer)
     per_second = parse_rate(rate, "--offline") if paced else None
     return backlog(workload, count, seed, per_second).within(longest)
+
+
+def _as_planned(work: OfflineWork, seed: int, seconds: float) -> Requests:
+    """Return the offline requests that were planned beside the online ones, up to a time."""
+    count = max(math.ceil(work.requests_per_second * seconds), 1)
+    check_most("--offline", count)
+    lengths = ManifestWorkload(input_tokens=work.input_tokens, output_tokens=work.output_tokens)
+    return backlog(lengths, count, seed, work.requests_per_second)
 
 
 def _check_measured(result: SimulationResult, warmup: str | None) -> None:

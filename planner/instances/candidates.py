@@ -150,9 +150,9 @@ def least_batch(group: Group, microbatches: int) -> NDArray[np.float64]:
 
 
 def request_rate(question: Question, deployment: Deployment, batch: Number, seconds: Number) -> NDArray[np.float64]:
-    """Requests per second of an instance whose DP ranks run ``batch`` requests each in steps of ``seconds``."""
+    """Online requests per second of an instance whose DP ranks run ``batch`` requests each in steps of ``seconds``."""
     accepted = accepted_tokens(deployment, question.acceptance)
-    answer_tokens = question.workload.decoded_tokens
+    answer_tokens = question.decoded.decoded_tokens * question.requests_each
     return np.asarray(batch * deployment.strategy.attention_groups * accepted / (seconds * answer_tokens))
 
 

@@ -307,11 +307,12 @@ def links_of(question: Question, cache: Cache, prefill: tuple[Strategy, int], de
 
 
 def most_linked(question: Question, deployment: Deployment) -> Floats:
-    """Requests per second whose KV the links of one instance carry; [instances] where degrees are arrays.
+    """Online requests per second whose KV the links of one instance carry; [instances] where degrees are arrays.
 
     Every attention device has its own link on the KV plane, used up to ``MOST_LINK_UTILISATION``.
     """
-    prompts, strategy = prompts_of(question.workload), deployment.strategy
+    prompts, strategy = prompts_of(question.decoded), deployment.strategy
     sent = float(np.asarray(model_cache(deployment).bytes(prompts.tokens, 1.0)) @ prompts.weights)
     links = np.asarray(strategy.attention_groups * strategy.attention_tp * strategy.pp, dtype=np.float64)
-    return links * (MOST_LINK_UTILISATION * kv_plane(question)[0] / sent if question.workload.decodes else np.inf)
+    each = sent * question.requests_each
+    return links * (MOST_LINK_UTILISATION * kv_plane(question)[0] / each if question.decoded.decodes else np.inf)

@@ -24,6 +24,7 @@ from planner.instances.candidates import (
     row_microbatches,
 )
 from planner.instances.decode_played import PlayedDecode
+from planner.instances.prefill_bounds import offline_seconds
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import Acceptance, tokens_per_iteration, tokens_squared_cv
 from planner.manifest.stacks import stacked
@@ -81,13 +82,7 @@ def pass_times(dealing: Dealing, budget_tokens: float, most_tokens: float) -> Ta
 
 def has_closed_form(workload: Workload, chunks: int) -> bool:
     """Whether bulk service is exact: equal prompts, not chunked, with Poisson arrivals or Poisson dealt in turn."""
-    varied = (
-        workload.trace is not None
-        or workload.prompts is not None
-        or workload.input_tokens.squared_cv
-        or workload.prefix_reuse
-    )
-    return not varied and workload.arrival_squared_cv == 1 and chunks == 1
+    return not workload.varied and workload.trace is None and workload.arrival_squared_cv == 1 and chunks == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +233,19 @@ class PrefillServer:
 
     @property
     def saturation_per_second(self) -> float:
-        """Prompts per second of passes that are always full."""
+        """Prompts per second of passes that are always full, of which offline ones have their part."""
+        return self._alone_per_second * self.left_share
+
+    @cached_property
+    def left_share(self) -> float:
+        """Share of the time of full passes that offline prompts leave."""
+        question, row = self.question, self.candidate.row
+        counts, held = row_microbatches(question, row), (self.budget_tokens, row.strategy.attention_dp)
+        each = [float(np.min(offline_seconds(question, self.cost, *held, count))) for count in counts]
+        return 1.0 / (1.0 + self._alone_per_second * min(each))
+
+    @property
+    def _alone_per_second(self) -> float:
         if self.question.queueing == "mixserve":
             return self.candidate.requests_per_second
         return self.player.saturation_per_second if self.player else self.passes.saturation_per_second
@@ -330,7 +337,7 @@ class DecodeServer:
 
     def after(self, transfer_seconds: float) -> "DecodeServer":
         """Return the instance behind other transfers."""
-        known = self.queue if self.question.workload.decodes else None
+        known = self.queue if self.question.decoded.decodes else None
         return replace(self, transfer_seconds=transfer_seconds, known_queue=known)
 
     @property
@@ -359,12 +366,12 @@ class DecodeServer:
                 self.cost,
                 ranks=ranks,
                 slots=candidate.batch,
-                kv_tokens_per_request=running_kv_tokens(question.workload).mean_tokens,
+                kv_tokens_per_request=running_kv_tokens(question.decoded).mean_tokens,
                 microbatches=candidate.microbatches,
             ),
             ranks=ranks,
             slots=candidate.batch,
-            capacity_tokens=float(kv_capacity_tokens(candidate.deployment, candidate.memory(question.workload))),
+            capacity_tokens=float(kv_capacity_tokens(candidate.deployment, candidate.memory(question.decoded))),
             drafts=candidate.drafts,
             acceptance=question.acceptance,
             latency_seconds=self.transfer_seconds,
@@ -381,7 +388,7 @@ class DecodeServer:
         question, candidate = self.question, self.candidate
         return Decoding(
             cost=self.cost,
-            workload=question.workload,
+            workload=question.decoded,
             ranks=candidate.row.strategy.attention_groups,
             slots=candidate.batch,
             microbatches=candidate.microbatches,
@@ -420,24 +427,23 @@ class DecodeServer:
         if self.question.queueing == "mixserve":
             keeps = self.candidate.iteration_seconds <= self.question.tpot_seconds * self.decoding.accepted
             return self.question.most_utilisation * self.candidate.requests_per_second if keeps else 0.0
-        question = self.question
-        if not question.workload.decodes:
+        asked = self.question
+        if not asked.decoded.decodes:
             return self.most_per_second
-        return self.queue.capacity(question.tpot_seconds, question.percentile, question.most_utilisation) or 0.0
+        most = self.queue.capacity(asked.tpot_seconds, asked.percentile, asked.most_utilisation)
+        return (most or 0.0) / asked.requests_each
 
     def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
-        """Occupancy and TPOT of one of so many instances at its rate; None beyond saturation.
+        """Occupancy and TPOT of one of so many instances at its rate of online requests; None beyond saturation.
 
         Requests go to the rank with least reserved KV, which balances instances. Sizes are chosen as for one instance
         (``pool_capacity``), which is conservative for several.
         """
         if self.question.queueing == "mixserve":
-            full = (self.candidate.requests_per_second, self.candidate.iteration_seconds)
-            return full_batch_state(
-                rate_per_second, self.decoding.iterations, full, self.transfer_seconds, self.decoding.accepted
-            )
-        if not self.question.workload.decodes:
+            full, own = (self.candidate.requests_per_second, self.candidate.iteration_seconds), self.decoding
+            return full_batch_state(rate_per_second, own.iterations, full, self.transfer_seconds, own.accepted)
+        if not self.question.decoded.decodes:
             return DecodeState.idle(rate_per_second)
         if self.player is not None:
             return self.player.state(rate_per_second, instances)
-        return self.queue.state(rate_per_second, instances)
+        return self.queue.state(rate_per_second * self.question.requests_each, instances)

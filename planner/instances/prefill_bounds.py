@@ -1,6 +1,6 @@
 """Upper bounds on the prompts per second of prefill instances, as arrays."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -12,12 +12,6 @@ from planner.question import Question
 from planner.serving.played import MANY
 from planner.serving.streams import stationary
 from planner.workload import Workload
-
-
-def varied(question: Question) -> bool:
-    """Whether prompts differ in length or in reused tokens."""
-    workload = question.workload
-    return bool(workload.prompts is not None or workload.input_tokens.squared_cv or workload.prefix_reuse)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,7 +56,7 @@ def _played(question: Question) -> _Sample:
 def saturated(
     question: Question, cost: StepCost, held: tuple[Number, Number], seconds: Floats, cut: tuple[int, int]
 ) -> Floats:
-    """Upper bound on prompts per second of any sequence of passes; shaped like ``seconds``.
+    """Upper bound on prompts per second of any sequence of passes beside offline ones; shaped like ``seconds``.
 
     Equal prompts: prompts of a full pass over its seconds. Unequal prompts: a pass takes at least as long as one with
     mean tokens and pairs, even over its groups, because seconds are about convex in the load, the busiest group has at
@@ -70,12 +64,14 @@ def saturated(
 
     Args: ``held``: prompts per group, groups; ``seconds`` of full passes; ``cut``: chunks per prompt, microbatches.
     """
-    prompts, ranks = held
-    if not varied(question):
+    (prompts, ranks), (chunks, parts) = held, cut
+    held_tokens = np.atleast_1d(np.asarray(prompts, dtype=np.float64)) * question.workload.input_tokens.mean / chunks
+    if question.offline is not None:
+        alone = saturated(replace(question, offline=None), cost, held, seconds, cut)
+        return np.asarray(1 / (1 / alone + offline_seconds(question, cost, held_tokens, ranks, parts)))
+    if not question.workload.varied:
         return np.asarray(prompts * ranks / seconds)
-    chunks, parts = cut
-    sample, prompt = _played(question), question.workload.input_tokens.mean
-    held_tokens = np.atleast_1d(np.asarray(prompts, dtype=np.float64)) * prompt / chunks
+    sample = _played(question)
     rooms = np.array([sample.room(tokens) for tokens in held_tokens.ravel().tolist()])
     each = held_tokens / rooms.reshape(held_tokens.shape)
     load = StepLoad(
@@ -86,6 +82,29 @@ def saturated(
         mean_tokens=each * sample.new.mean(),
     )
     return np.asarray(each * ranks / evaluate(cost, load, parts).seconds)
+
+
+def offline_seconds(
+    question: Question, cost: StepCost, held_tokens: Number, ranks: Number, microbatches: int
+) -> Number:
+    """Seconds of full passes that the offline prompts beside an online one take; 0 where there are none.
+
+    They fill what passes leave in parts of any length, so only their tokens and pairs count. Args: ``held_tokens`` of a
+    pass and group, ``ranks``: groups.
+    """
+    offline = question.offline
+    if offline is None:
+        return 0.0
+    prompt = offline.input_tokens
+    each = held_tokens / prompt
+    load = StepLoad(
+        prefill_tokens=held_tokens,
+        prefill_context_tokens=np.maximum(prompt - held_tokens, 0.0) / 2,
+        prefill_pairs=each * prompt * (prompt + 1) / 2,
+        finishing_prompts=each,
+        mean_tokens=held_tokens,
+    )
+    return np.asarray(offline.per_request * evaluate(cost, load, microbatches).seconds / (each * ranks))
 
 
 def longest_alone(question: Question, cost: StepCost, ranks: Number, microbatches: int) -> Floats:

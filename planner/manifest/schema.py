@@ -332,6 +332,14 @@ class SessionShape(Strict):
     keeps_answers: bool = True
 
 
+class OfflineWork(Strict):
+    """Requests beside the others for whose answers nobody waits."""
+
+    requests_per_second: Rate
+    input_tokens: float = Field(ge=1)
+    output_tokens: float = Field(ge=1)
+
+
 class ManifestWorkload(Strict):
     """The traffic that the plan was made for; lengths by mean and squared coefficient of variation (0: fixed).
 
@@ -351,6 +359,7 @@ class ManifestWorkload(Strict):
     sessions: SessionShape | None = None
     picture_tokens: Amount = Field(default=0.0, description="of a prompt, made by the model's encoder of pictures")
     pictures: ShownPictures | None = Field(default=None, description="what they are made from")
+    offline: OfflineWork | None = None
 
 
 class Prediction(Strict):

@@ -119,7 +119,7 @@ class DecodeKind:
         batches, bounds = self._caps
         able = batches[bounds >= rate]
         if able.size and self.full.question.queueing == "bulk":
-            kept = self._batches.kept(able * self._groups, rate)
+            kept = self._batches.kept(able * self._groups, rate * self.full.question.requests_each)
             keep = able[kept >= self.full.question.percentile / 100]
             yield from (self._server(int(cap)) for cap in keep[::-1][:_TRIED])
             yield from (self.full, self.best)
@@ -148,7 +148,7 @@ class DecodeKind:
         able = batches[bounds >= rate]
         if not able.size:
             return None
-        cap = int(able[np.argmax(self._batches.kept(able * self._groups, rate))])
+        cap = int(able[np.argmax(self._batches.kept(able * self._groups, rate * self.full.question.requests_each))])
         return cap if self._keeps(cap, rate) else None
 
     def _keeps(self, cap: int, rate: float) -> bool:
@@ -210,7 +210,7 @@ class DecodeKind:
     def _seconds(self, batches: Floats) -> Floats:
         candidate, question = self.full.candidate, self.full.question
         spread = expected_maximum_normal(candidate.row.strategy.attention_groups)
-        kv = running_kv_tokens(question.workload)
+        kv = running_kv_tokens(question.decoded)
         return np.asarray(iteration(self.full.cost, spread, batches, kv, candidate.microbatches))
 
     def _server(self, cap: int) -> DecodeServer:

@@ -168,16 +168,16 @@ def decode_offers(question: Question, rows: list[Row], count: Count, slowest_sec
 
 def _bounded(question: Question, whole: Built, count: Count) -> _Table | None:
     """Return the rows that hold a request, with bounds on their rates; those that memory limits are exact."""
-    room, batch = largest_room(whole.group, 1, reserved_kv_tokens(question.workload)), question.pin("decode").batch
+    room, batch = largest_room(whole.group, 1, reserved_kv_tokens(question.decoded)), question.pin("decode").batch
     if batch is not None:
         room = np.where(room >= batch, float(batch), 0.0)
     held = np.flatnonzero(room >= least_batch(whole.group, 1))
     if not held.size:
         return None
-    rows, room, kv = whole.select(held), room[held], running_kv_tokens(question.workload)
+    rows, room, kv = whole.select(held), room[held], running_kv_tokens(question.decoded)
     group, cost, spread = rows.group, rows.cost, rows.deviations
     # A given batch need not be full to keep the limit; requests with a single token have none to keep.
-    longest = question.tpot_seconds if batch is None and question.workload.decodes else np.inf
+    longest = question.tpot_seconds if batch is None and question.decoded.decodes else np.inf
     limit = np.broadcast_to(longest * accepted_tokens(group.deployment, question.acceptance), room.shape)
     usable = sorted(row_microbatches(question, group.rows[0]))
     times = {parts: IterationTime(cost, spread, kv, parts, count) for parts in usable}

@@ -30,7 +30,7 @@ from planner.instances.operating import (
     PrefillServer,
     has_closed_form,
 )
-from planner.instances.prefill_bounds import saturated, varied
+from planner.instances.prefill_bounds import saturated
 from planner.instances.space import Row
 from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost
@@ -114,7 +114,7 @@ class PrefillKind:
         question, deployment, ranks = self.question, self.deployment, self.row.strategy.attention_dp
         given = question.pin("prefill").tokens
         prompts = np.arange(1 if given is None else self.most_prompts, self.most_prompts + 1)
-        if varied(question) and given is None:
+        if question.workload.varied and given is None:
             prompts = prompts[np.isin(prompts, PROMPTS_PER_PASS)]
         cost, held = self.cost, prompts.astype(np.float64)
         fullest = busiest_prompts(question.workload, held, ranks)
@@ -338,5 +338,5 @@ def likely_rate(question: Question, saturated: Floats, seconds: Floats, longest:
     half the limit. If prompts differ, the longest prompt leaves little of the limit for waiting.
     """
     limit = question.ttft_seconds
-    share = np.maximum(limit - longest, 0.0) / (limit + seconds) if varied(question) else limit / (2 * seconds)
+    share = np.maximum(limit - longest, 0.0) / (limit + seconds) if question.workload.varied else limit / (2 * seconds)
     return np.asarray(question.most_utilisation * saturated * np.minimum(share, 1.0), dtype=np.float64)

@@ -22,7 +22,7 @@ from planner.instances.candidates import (
 )
 from planner.instances.kv_links import most_linked, transfer_seconds
 from planner.instances.least import Least
-from planner.instances.prefill_bounds import longest_alone, saturated, varied
+from planner.instances.prefill_bounds import longest_alone, saturated
 from planner.instances.space import Built, Group, Row, built, row_deployment
 from planner.manifest.stacks import taken
 from planner.manifest.terms import Number, StepCost
@@ -174,7 +174,7 @@ class _Passes:
     def longest(self) -> Floats:
         """Seconds of the longest prompt that must be in time, alone, [rows]; 0 where prompts are equal."""
         ranks = np.broadcast_to(np.asarray(self.group.deployment.strategy.attention_dp), len(self.group.rows))
-        if not varied(self.question):
+        if not self.question.workload.varied:
             return np.zeros(ranks.shape)
         self.count.evaluated += len(self._microbatches) * len(self.group.rows)
         found = [longest_alone(self.question, self.cost, ranks, parts) for parts in self._microbatches]
@@ -231,9 +231,9 @@ def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> 
     after = np.where(known > 0, np.minimum(known, table.prompts.size - 1), 0)
     most = np.maximum(table.prompts[after] - 1, table.prompts[last])
     largest = question.most_utilisation * np.maximum.accumulate(table.saturated, axis=1)
-    bound = largest[rows, last if varied(question) else after]
+    bound = largest[rows, last if question.workload.varied else after]
     full, prompts = table.seconds[rows, last], table.prompts.astype(np.float64) * ranks[:, None]
-    if not varied(question):
+    if not question.workload.varied:
         between = np.maximum(question.most_utilisation * most * ranks / full, largest[rows, last])
         bound = np.minimum(bound, np.where(after > last, between, np.inf))
     bound = np.minimum(bound, most_linked(question, table.group.deployment))
@@ -256,7 +256,7 @@ def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> I
     slower with one prompt and at every costed budget.
     """
     able = np.flatnonzero((table.single <= question.ttft_seconds) & (table.longest <= question.ttft_seconds))
-    if not varied(question):
+    if not question.workload.varied:
         return able
     buckets = (table.group.sizes * 1_000_000 + ranks).astype(np.int64)
     timely = np.where(table.seconds <= question.ttft_seconds, table.seconds, 1e30)
@@ -269,7 +269,7 @@ def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) ->
     number = table.single.size
     fixed = np.broadcast_to(np.asarray(transfer_seconds(question, table.group.deployment), dtype=np.float64), number)
     held, seconds = np.ones((number, 1)), table.single[:, None]
-    if not varied(question):
+    if not question.workload.varied:
         held, seconds = np.column_stack([held, prompts]), np.column_stack([seconds, table.seconds])
     return Least.of(held, seconds, fixed)
 

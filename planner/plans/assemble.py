@@ -40,6 +40,7 @@ from planner.manifest.schema import (
     Manifest,
     ManifestWorkload,
     MemoryBytes,
+    OfflineWork,
     PhaseName,
     Pool,
     PoolPrediction,
@@ -311,6 +312,7 @@ def stated_workload(question: Question, requests_per_second: float) -> ManifestW
         sessions=_sessions(traffic),
         picture_tokens=float(traffic.pictures.tokens) if traffic.pictures else 0.0,
         pictures=ShownPictures(**asdict(traffic.pictures.shown)) if traffic.pictures else None,
+        offline=OfflineWork(**question.offline.beside_rate(requests_per_second)) if question.offline else None,
     )
 
 
@@ -435,7 +437,9 @@ def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
         limits=limits,
         busy={
             "decode": busy_share(
-                decoding.table(), decoding.iterations.mean, plan.requests_per_second / decode.instances
+                decoding.table(),
+                decoding.iterations.mean,
+                plan.requests_per_second * question.requests_each / decode.instances,
             )
             if question.workload.decodes
             else 0.0

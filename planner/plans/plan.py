@@ -144,6 +144,17 @@ class Plan(ABC):
         return self.requests_per_second * self.question.workload.output_tokens.mean
 
     @property
+    def offline_per_second(self) -> float:
+        """Offline requests beside the others."""
+        return self.requests_per_second * (self.question.requests_each - 1.0)
+
+    @property
+    def offline_output_tokens_per_second(self) -> float:
+        """Output tokens of offline requests."""
+        offline = self.question.offline
+        return self.offline_per_second * offline.output_tokens if offline else 0.0
+
+    @property
     def e2e_mean_seconds(self) -> float:
         """Mean time from scheduled arrival to the last token."""
         return self.e2e.mean
@@ -284,8 +295,13 @@ class DisaggregatedPlan(Plan):
 
     @cached_property
     def e2e(self) -> Latency:
-        """Sum of TTFT and the time in decode."""
-        return end_to_end(self.ttft, self.decode.state, self.question.workload.output_tokens.mean - 1)
+        """Sum of TTFT and the time in decode, where offline answers may be of other lengths."""
+        question, state = self.question, self.decode.state
+        tokens = question.workload.decoded_tokens
+        if question.offline is not None:
+            alike, times = not question.workload.output_tokens.squared_cv, tokens / question.decoded.decoded_tokens
+            state = replace(state, span=state.tpot.scaled(tokens) if alike else state.span.scaled(times))
+        return end_to_end(self.ttft, state, question.workload.output_tokens.mean - 1)
 
     def behind(self, encode: EncodePool, requests: Leaving) -> "DisaggregatedPlan":
         """Return the plan behind an encode pool; where prefill memory fills up, waits count as independent."""
@@ -367,7 +383,7 @@ def make_plan(
         machines=question.prefill,
         instances=first_count,
         capacity_per_second=first_count * first_rate,
-        utilisation=rate_per_second / (first_count * first.candidate.requests_per_second),
+        utilisation=rate_per_second / (first_count * first.candidate.requests_per_second * first.left_share),
         saturated=times * first_rate >= first.most_per_second * (1 - 1e-6) if saturated is None else saturated,
     )
     decode_pool = DecodePool(
@@ -405,8 +421,10 @@ def _links(
     links = links_of(
         question, model_cache(first.candidate.deployment), (strategies[0], first_count), (strategies[1], second_count)
     )
-    source, sink = Source(first.passes, first_count), Sink(second.queue, second_count)
-    return link_state(links, rate_per_second, question.workload, source, sink)
+    source, sink, each = Source(first.passes, first_count), Sink(second.queue, second_count), question.requests_each
+    state = link_state(links, rate_per_second * each, question.decoded, source, sink)
+    most = {role: carried / each for role, carried in state.most_per_second.items()} if state else {}
+    return state and state._replace(most_per_second=most)
 
 
 def in_time(plan: Plan | None) -> Plan | None:

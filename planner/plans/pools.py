@@ -119,7 +119,7 @@ class DecodePool(PlannedPool):
     @cached_property
     def memory(self) -> Memory:
         """Bytes per device with the mean KV of a full batch."""
-        return self.candidate.memory(self.question.workload)
+        return self.candidate.memory(self.question.decoded)
 
 
 def asked_of(question: Question, role: Role, row: Row) -> Configuration:
@@ -155,7 +155,7 @@ def answering(question: Question, role: Role, row: Row, drafts: int) -> Configur
 def decode_prediction(question: Question, candidate: DecodeCandidate) -> Prediction:
     """Every operator of the full batch at the workload's mean KV."""
     asked = answering(question, "decode", candidate.row, candidate.drafts)
-    kv = running_kv_tokens(question.workload).mean_tokens
+    kv = running_kv_tokens(question.decoded).mean_tokens
     return predict(replace(asked, microbatches=candidate.microbatches, batch=candidate.batch, kv_tokens=kv))
 
 

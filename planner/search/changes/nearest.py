@@ -74,10 +74,14 @@ def rate_change(question: Question, most_per_second: float | None, feasible: Try
         most = most_carried(replace(question, objective="throughput", rate_per_second=None))
     for part in (1.0, 0.99, 0.97) if most > 0 else ():  # sizing agrees with planning to a tolerance
         rate = rounded_down(most * part)
-        changed = replace(question, rate_per_second=rate)
+        changed, value = replace(question, rate_per_second=rate), format_rate(rate)
+        if (own := question.offline) is not None:
+            beside = rounded_down(rate * own.per_request)
+            changed = replace(changed, offline=replace(own, per_request=beside / rate))
+            value += f" --offline {format_rate(beside)},{own.input_tokens:.0f}+{own.output_tokens:.0f}"
         if feasible(changed):
-            told = format_rate(rate)
-            return Change(direction="rate", flag="--rate", value=told, told=f"{told} are carried", question=changed)
+            told = f"{format_rate(rate)} are carried"
+            return Change(direction="rate", flag="--rate", value=value, told=told, question=changed)
     return _none("rate", "--rate", "no rate at all is carried within the limits")
 
 
