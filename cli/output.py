@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import TextIO, TypeVar
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
-from cli.plots import Plot, check_plot, plotted
 from cli.tables import GAP, TextTable, folded
 from ground.errors import BadInput
 from ground.files import check_file, check_folder, write_files
 from ground.units import MICRO, format_duration
 from ground.workers import Executor
 from podplan.result import Result, as_json
+
+if TYPE_CHECKING:
+    from cli.plots import Plot
 
 LINE_WIDTH = 118
 """Of sentences, however wide the terminal is."""
@@ -146,10 +148,12 @@ class Outputs:
                 continue
             check_file(path, force=force, flag=flag)
             if flag == "--plot":
+                from cli.plots import check_plot  # few commands draw
+
                 check_plot(path)
 
     def write(
-        self, found: Result, plot: Callable[[], Plot] | None = None, more: Callable[[], Mapping[str, str]] = dict
+        self, found: Result, plot: "Callable[[], Plot] | None" = None, more: Callable[[], Mapping[str, str]] = dict
     ) -> None:
         """Write the files of a result and ``more`` beside them, its rows as CSV, and a picture, where asked for."""
         files: dict[Path, str | bytes] = {}
@@ -160,6 +164,8 @@ class Outputs:
         if (csv := self.paths.get("--csv")) is not None:
             files[csv] = found.to_csv()
         if (picture := self.paths.get("--plot")) is not None and plot is not None:
+            from cli.plots import plotted
+
             files[picture] = plotted(plot(), picture)
         if files:
             write_files(files, force=self.force)

@@ -9,8 +9,8 @@ a rate without a shape stands as the work of one second). A ``feed_forward`` row
 followed by a down product, ``columns`` the intermediate and ``depth`` the hidden size.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,8 +32,7 @@ INPUT_BYTES: dict[Dtype, float] = {"bf16": 2, "fp8": 1, "int8": 1, "nvfp4": 0.56
 OUTPUT_BYTES = 2  # every measured kernel writes bf16
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(NamedTuple):
     """Shape of a dense (``groups`` 1) or grouped matrix product; ``rows`` is per group."""
 
     groups: Number

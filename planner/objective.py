@@ -93,8 +93,7 @@ class Aim:
         return OBJECTIVES[self.objective]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Incumbent:
+class Incumbent(NamedTuple):
     """The best choice known so far: its rate in units of what is asked, and what its devices count."""
 
     rate: float

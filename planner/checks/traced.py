@@ -140,4 +140,4 @@ def least_chips(plan: Plan, trace: Trace, known: Bound) -> Bound | None:
     ((side, column),) = alone.picked(picks)
     least = int(side.devices[column]) / machines.devices_per_chip + int(able.min()) / decode.machines.devices_per_chip
     told = "prefill alone on the trace's own requests beside decode whose full batches carry the rate"
-    return replace(known, value=least, gap=1 - least / plan.chips, covers=f"{told}; {known.covers}")
+    return known._replace(value=least, gap=1 - least / plan.chips, covers=f"{told}; {known.covers}")

@@ -6,6 +6,7 @@ the cap stands, so sums up to each cap tell all of them in one go.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,8 +42,7 @@ class Batches(Iterating):
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Occupancies:
+class _Occupancies(NamedTuple):
     """Running requests at a rate with each cap: what is summed up to it; [caps], and [0..requests] of the product."""
 
     batches: Batches

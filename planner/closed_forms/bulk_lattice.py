@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,8 +76,7 @@ _NEVER = math.log(1e14)
 """What is rarer than one in that does not happen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class Arrivals(NamedTuple):
     """A stream of prompts: events per second, how many make a prompt, and variance over mean of their number."""
 
     events_per_second: float
@@ -191,8 +191,7 @@ RARE = 1e-7
 """Masses that are left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lattice:
+class Lattice(NamedTuple):
     """How waiting prompts are counted, and over which times."""
 
     fine: int
@@ -260,8 +259,7 @@ def lattice_of(passes: Passes, rate: float, squared_cv: float, phases: int) -> L
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Settled:
+class _Settled(NamedTuple):
     """The pass whose arrivals fill the next."""
 
     prompts: float

@@ -16,8 +16,7 @@ section IV. The sojourn is derived here.
 
 import cmath
 import math
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,8 +30,7 @@ _NEGLIGIBLE = 1e-10
 """Share of a chance by which it may be off where a tail is taken as geometric, and mass below the least that waits."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
+class Chain(NamedTuple):
     """The stationary chain."""
 
     lattice: Lattice
@@ -62,8 +60,7 @@ def settled_chain(passes: Passes, arrivals: Arrivals, rate: float, squared_cv: f
     return Chain(lattice=lattice, passes=lasting, reached=reached, starts=starts.reshape(sizes, fine), left=left)
 
 
-@dataclass(frozen=True, slots=True)
-class _Walk:
+class _Walk(NamedTuple):
     """How what waits goes up and down from pass to pass, on a lattice: the chances that so much or more arrives."""
 
     lattice: Lattice
@@ -163,8 +160,7 @@ class _Walk:
         return _Tail(first, math.exp(-decay), chances[: fine * sizes + 1])
 
 
-@dataclass(frozen=True, slots=True)
-class _Tail:
+class _Tail(NamedTuple):
     """States whose chances fall off by one factor."""
 
     first: int
@@ -273,8 +269,7 @@ def _idle_share(chain: Chain) -> float:
     return float((lasting * short[:, ::-1].T).sum())
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(NamedTuple):
     """What comes before the own pass ends."""
 
     rest: Floats

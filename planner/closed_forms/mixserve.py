@@ -24,7 +24,7 @@ Where the paper contradicts itself, the reading here is:
 - Section III-D2 loops to n where n-1 shards are sent; n-1 is used.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -35,24 +35,21 @@ from planner.serving.latency import Latency
 from planner.workload import Lengths
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(NamedTuple):
     """Cost of one round over a link between a pair: alpha + beta·elements. By default it counts elements."""
 
     alpha_seconds: float = 0.0
     beta_seconds_per_element: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Links:
+class Links(NamedTuple):
     """The lines inside a node and between nodes."""
 
     intra: Line
     inter: Line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class Shape(NamedTuple):
     """One pass of a MoE layer: b requests of s tokens, hidden size h, k experts per token."""
 
     b: Number

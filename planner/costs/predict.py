@@ -413,8 +413,7 @@ def _benchmark(configuration: Configuration, deployment: Deployment) -> "Benchma
         ranks=configuration.strategy.attention_dp,
         budget_tokens=configuration.batched_tokens,
         capacity_tokens=capacity if capacity >= longest else math.inf,
-        rule=replace(
-            rule,
+        rule=rule._replace(
             wait_steps=configuration.wait_steps,
             wait_share=configuration.wait_share,
             balance_steps=configuration.balance_steps,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,8 +39,7 @@ _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
 """Requests of a long stream; times that a stream must fill an instance, which begins empty; most requests for that."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AggregatedState:
+class AggregatedState(NamedTuple):
     """Latencies and load of an aggregated instance at one arrival rate, over the played requests."""
 
     rate_per_second: float
@@ -59,8 +59,7 @@ class AggregatedState:
 
     def scaled(self, times: float) -> "AggregatedState":
         """Return the instance on a clock that runs slower by a factor."""
-        return replace(
-            self,
+        return self._replace(
             rate_per_second=self.rate_per_second / times,
             ttft=self.ttft.scaled(times),
             tpot=self.tpot.scaled(times),

@@ -73,8 +73,7 @@ _RUNNING = (0.0, 1.0, 8.0, 64.0, 512.0)
 """Running requests of a rank at which the steps of instances are compared."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Means:
+class Means(NamedTuple):
     """Means over a stream of requests, which end at the model's context."""
 
     new_tokens: float

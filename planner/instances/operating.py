@@ -85,8 +85,7 @@ def has_closed_form(workload: Workload, chunks: int) -> bool:
     return not workload.varied and workload.trace is None and workload.arrival_squared_cv == 1 and chunks == 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decoding:
+class Decoding(NamedTuple):
     """A decode instance whose requests are dealt to the rank with fewest: its iteration cost and its queue."""
 
     cost: StepCost

@@ -5,8 +5,9 @@ later.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,8 +37,7 @@ Needed = Callable[[Ints], Floats]
 """The rate that an instance of so many devices, [instances], must carry to matter; infinite where none does."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
+class Dropped(NamedTuple):
     """Numbers of rows, with each number of drafts, that were not played."""
 
     slow: int = 0

@@ -9,7 +9,7 @@ for the leading rows of each size, which are therefore in the right order.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,8 +67,7 @@ class _Ends:
         return _Ends(self.low[rows], self.below[rows], self.high[rows], self.above[rows])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _Table(NamedTuple):
     """Rows of one group: bounds on their rates, and their largest batches within the limit where known, [rows]."""
 
     question: Question

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -43,8 +43,7 @@ from planner.serving.played import EVENLY, FEW, SURE, PlayedPrefill
 _EACH = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Budgets:
+class Budgets(NamedTuple):
     """Prompts per DP group and pass, microbatches and seconds of a full pass, bounds on the rate; each [budgets]."""
 
     prompts: Ints

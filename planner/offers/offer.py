@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -54,8 +54,7 @@ class Timed(Server, Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Stretched:
+class Stretched(NamedTuple):
     """A server on a clock that runs slower by a factor."""
 
     kind: Server

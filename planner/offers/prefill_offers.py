@@ -7,6 +7,7 @@ with them the budget of a row is chosen (``offers.kinds``). Only its bound decid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,7 @@ from planner.question import Question
 POINTS_AT_ONCE = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PrefillTable:
+class _PrefillTable(NamedTuple):
     """Rows of one group: seconds of full passes with ``prompts`` per DP group, [rows, budgets].
 
     ``fits`` is whether memory holds them. ``single`` [rows] is the seconds of a pass with one prompt in the whole
@@ -62,8 +62,7 @@ def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
     return timely_offers(question, prefill_tables(question, rows, count), Slower())
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillTables:
+class PrefillTables(NamedTuple):
     """Pass seconds of rows, up to the first budget beyond a TTFT limit; they serve every tighter limit too."""
 
     ttft_seconds: float

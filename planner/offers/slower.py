@@ -13,6 +13,7 @@ all instances have together.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,7 @@ Excess = Callable[[], Floats]
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class Passes:
+class Passes(NamedTuple):
     """Pass or step seconds of an instance by sort of load, and what decides which prompts share a pass."""
 
     alike: tuple[int, ...]

@@ -110,7 +110,7 @@ def _expect_mixed(
     state = pool_mixed(manifest, pool, workload, requests_per_second / count, count)
     if state is None:
         return Expectation(prediction=None, basis="the aggregated instances cannot keep up with this rate")
-    limits, state = manifest.service_levels, replace(state, ttft=encode(state.ttft), e2e=encode(state.e2e))
+    limits, state = manifest.service_levels, state._replace(ttft=encode(state.ttft), e2e=encode(state.e2e))
     return Expectation(
         prediction=aggregated_prediction(state, requests_per_second, workload.output_tokens.mean, limits), basis=QUEUED
     )

@@ -5,9 +5,9 @@ they are launched separately. An aggregated instance loads one checkpoint.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from ground.errors import BadInput
 from hardware.formats import KvDtype, multiplied, storable
@@ -21,8 +21,7 @@ from planner.plans.plan import Plan
 from planner.question import Encode, Formats, Question
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class Tried(NamedTuple):
     """Result of an engine in a format: its plan or the binding limit, and the numbers cut by role and rule."""
 
     engine: str

@@ -24,7 +24,6 @@ is its devices and those that node-aligned instances leave unusable.
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -217,8 +216,7 @@ class Pruned(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class Bound(NamedTuple):
     """The best value that the covered space can reach, and how far the plan is from it."""
 
     objective: ObjectiveName
@@ -236,7 +234,7 @@ class Bound:
     def of_plan(self, value: float) -> "Bound":
         """Return the bound beside a plan's own value; a value better than the bound becomes the bound."""
         best = self.goal.best_bound([self.value, value])
-        return replace(self, value=best, gap=abs(best - value) / abs(value) if value else abs(best - value))
+        return self._replace(value=best, gap=abs(best - value) / abs(value) if value else abs(best - value))
 
 
 def proven(programme: Programme, picks: Picks, models: Sequence[str], left_out: Sequence[Pruned]) -> Bound:
@@ -281,8 +279,7 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
     if best is None or len(parts) < 2:
         return best
     value = best.goal.best_bound([part.value for part in parts])
-    return replace(
-        best,
+    return best._replace(
         value=value,
         gap=abs(value - best.value) / abs(best.value) if best.value else abs(value - best.value),
         covers=f"each of {len(parts)} engines and number formats: of the chosen one {best.covers}",

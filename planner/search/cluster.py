@@ -32,14 +32,14 @@ def plan_cluster(fleet: Fleet) -> Answer:
     expert layouts fit no strategy.
     """
     check_fleet(fleet)
-    fleet = replace(fleet, members=tuple(_with_engines(fleet, member) for member in fleet.members))
+    fleet = fleet._replace(members=tuple(_with_engines(fleet, member) for member in fleet.members))
     asked = [member.question for member in fleet.members]
     if all(map(is_plain, asked)):
         return _plan(fleet)
 
     def solve(stressed: list[Question]) -> Answer:
         pairs = zip(fleet.members, stressed, strict=True)
-        return _plan(replace(fleet, members=tuple(replace(member, question=own) for member, own in pairs)))
+        return _plan(fleet._replace(members=tuple(member._replace(question=own) for member, own in pairs)))
 
     answer = surely(asked, solve)
     own = [restated(*each) for each in zip(answer.plans, asked, strict=False)]
@@ -48,7 +48,7 @@ def plan_cluster(fleet: Fleet) -> Answer:
         raise Fault("pools carry a rate with confidence, and not as predicted")
     bound = answer.bound
     if bound is not None and fleet.goal.timed:
-        bound = replace(bound, covers=f"{bound.covers}; {STRESSED}")
+        bound = bound._replace(covers=f"{bound.covers}; {STRESSED}")
     told = explanation(fleet, plans, answer.growth) if plans else answer.explanation
     with_ = ", ".join(dict.fromkeys(text for question in asked for text in told_of(question)))
     return replace(answer, fleet=fleet, bound=bound, plans=plans, explanation=f"{with_}: {told}")
@@ -63,12 +63,12 @@ def _with_engines(fleet: Fleet, member: Member) -> Member:
         return member
     best: dict[str | None, tuple[tuple[float, float], str]] = {}
     for each in formats_of(member, "disaggregated"):
-        plan = find(gather_fleet(replace(fleet, members=(each,)))).best
+        plan = find(gather_fleet(fleet._replace(members=(each,)))).best
         kind = accelerator_of((each.pools or (each.question.decode,))[0].hardware)
         found = (fleet.goal.key(plan) if plan else (math.inf, 0.0)), each.question.engine
         best[kind] = min(best.get(kind, found), found)
     engines = tuple(engine for _, engine in best.values())
-    return replace(member, question=replace(member.question, engine=engines[0], engines=engines))
+    return member._replace(question=replace(member.question, engine=engines[0], engines=engines))
 
 
 def _plan(fleet: Fleet) -> Answer:

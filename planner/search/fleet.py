@@ -1,7 +1,7 @@
 """Models that share a cluster: the rate and pools of each, and the objective."""
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import replace
+from typing import NamedTuple, Self
 
 from ground.errors import BadInput
 from planner.instances.space import check_layouts
@@ -9,8 +9,7 @@ from planner.objective import OBJECTIVES, Aim, Objective, ObjectiveName
 from planner.question import Machines, Question
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(NamedTuple):
     """One model of a fleet. Its question gives the rate that it must serve; its machines name the pools.
 
     With ``pools`` each role may stand on any of them; the question's machines are the first.
@@ -21,8 +20,7 @@ class Member:
     pools: tuple[Machines, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Fleet(NamedTuple):
     """Members on shared pools. ``devices`` are those of each pool and override the members' machines."""
 
     members: tuple[Member, ...]

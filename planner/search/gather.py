@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from typing import NamedTuple
 
 from ground.identity import Same
 from models.spec import ModelSpec
@@ -37,8 +38,7 @@ Cut = dict[Role, dict[str, int]]
 """Strategies and layouts that were not costed, by role and rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """A way to serve a model: the question on the machines used, and the columns of its roles in order.
 
     The roles are encode, if any, then prefill and decode, or aggregated alone.
@@ -70,8 +70,7 @@ class Option:
         return {side.machines.budget for side in self.sides}
 
 
-@dataclass(frozen=True, slots=True)
-class Pools:
+class Pools(NamedTuple):
     """The columns of prefill and decode instances, and the numbers cut."""
 
     prefill: Side
@@ -146,7 +145,7 @@ class Costing:
         if key not in self._sides:
             offers = prefill_offers(before(question.on_clock("encode")), ROWS, self.count)
             self._sides[key] = make_side(question, "encode", offers, self.model)
-        return replace(option, sides=(self._sides[key], *option.sides))
+        return option._replace(sides=(self._sides[key], *option.sides))
 
     def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:
         """Return the columns of decode instances for a KV transfer time of prompts."""
@@ -226,8 +225,7 @@ def make_side(question: Question, role: Role, offers: Offers, model: str = "") -
     return Side(role, machines_of(question, role), offers, question.survive, unit, allowed, model)
 
 
-@dataclass(frozen=True, slots=True)
-class Aggregated:
+class Aggregated(NamedTuple):
     """Aggregated instances on one pool, and the numbers pruned by a bound and cut by rules."""
 
     offers: Offers

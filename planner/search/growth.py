@@ -1,8 +1,9 @@
 """What to buy when: a size for each month of a growing rate, in the engine and formats of the largest size."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
+from typing import NamedTuple
 
 from planner.plans.plan import Plan, paid_devices
 from planner.plans.quantised import as_planned
@@ -10,8 +11,7 @@ from planner.question import Question
 from planner.search.search import search
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Month:
+class Month(NamedTuple):
     """A month's rate, its plan, and the nodes of each machine in use, those of earlier months included."""
 
     number: int

@@ -1,9 +1,10 @@
 """Published deployments beside a plan: the published strategies, searched on the same devices for the same question."""
 
 import csv
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from planner.costs.deployment import Shared
 from planner.instances.space import ROLES, role_rows
@@ -14,8 +15,7 @@ from planner.strategy import parse_strategy
 TABLE = Path(__file__).parents[1] / "published" / "deployments.csv"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class Published(NamedTuple):
     """A published deployment of a model on a machine; instances are None where not stated."""
 
     name: str
@@ -28,8 +28,7 @@ class Published:
     where: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class Beside(NamedTuple):
     """A published deployment on the devices of a question.
 
     ``plan`` has the numbers of instances that serve the question best; None where limits or devices allow none.

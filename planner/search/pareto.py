@@ -8,8 +8,9 @@ queues are solved: the figures of each plan are exact, but only the question's b
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,8 +47,7 @@ Spread = Callable[[Callable[[Pools], list[Cells]], Sequence[Pools]], Iterable[li
 """Maps a function over items, perhaps in several processes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Front:
+class Front(NamedTuple):
     """Pareto-optimal plans, largest rate first, and the numbers tried for them."""
 
     plans: tuple[Plan, ...]
@@ -80,7 +80,7 @@ def wide_front(question: Question, best: Plan, levels: int, over: Spread = map) 
 
 def _row(question: Question, gathered: Sequence[Pools], levels: int, first: Pools) -> list[Cells]:
     """Return the cells of separate pools at one level of TTFT, by level of TPOT."""
-    return [_separate(question, replace(first, decode=second.decode), levels) for second in gathered]
+    return [_separate(question, first._replace(decode=second.decode), levels) for second in gathered]
 
 
 def _unsettled(cells: Sequence[Cell], found: Sequence[tuple[Aim, Plan]], question: Question) -> list[Cell]:
@@ -134,7 +134,7 @@ def _plan(question: Question, option: Option, programme: Programme, picks: Picks
     rate = (asked or programme.carried(picks)) * (question.rate_per_second or 1.0)
     own = on_machines(question, option.decode.machines) if option.aggregated else question
     own = replace(own, rate_per_second=None if asked is None else rate)
-    plan = in_time(plan_at(replace(option, question=own), picks[0].columns, rate))
+    plan = in_time(plan_at(option._replace(question=own), picks[0].columns, rate))
     return plan if plan is not None and _keeps(plan, question) else None
 
 

@@ -305,7 +305,7 @@ def answer_of(found: Found, *, beside: bool) -> Answer:
         bound, given = found.bound(), answer.question.given
         if bound is not None and given:
             named = ", ".join(f"--{flag.replace('_', '-')} {text}" for flag, text in given.items())
-            bound = replace(bound, covers=f"{bound.covers}, with {named}")
+            bound = bound._replace(covers=f"{bound.covers}, with {named}")
         answer = replace(answer, pareto=tuple(front_of(best, others_of(choice))), bound=bound)
     return replace(answer, candidates_evaluated=choice.gathered.count.total)
 
@@ -359,7 +359,7 @@ def _only(option: Option, column: int) -> Option:
     if not option.aggregated:
         return option
     own = option.decode.of(option.decode.offers.select(option.decode.offer[[column]]))
-    return replace(option, sides=(*option.encode, own))
+    return option._replace(sides=(*option.encode, own))
 
 
 def _tighter(choice: Choice, part: float) -> Option:
@@ -371,7 +371,7 @@ def _tighter(choice: Choice, part: float) -> Option:
         kind = _own(side.server(int(side.offer[columns[-1]])))
         assert isinstance(kind, AggregatedKind)
         tighter = aggregated(asked, aim, None, [kind.row], count).option(asked)
-        return replace(tighter, sides=(*option.encode, *tighter.sides))
+        return tighter._replace(sides=(*option.encode, *tighter.sides))
     kinds = [kind for kind in _leading(side) if isinstance(kind, DecodeKind)]
     drafts = tuple(sorted({kind.full.candidate.drafts for kind in kinds}))
     asked, rows = replace(asked, drafts=drafts), list(dict.fromkeys(kind.row for kind in kinds))

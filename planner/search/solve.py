@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ground.errors import Fault
 from planner.instances.aggregated import AggregatedServer
@@ -24,8 +25,7 @@ LONGER = 1.02
 ROOMIER = (1.001, 1.01, 1.1, 1.5)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The best columns of every model over all options."""
 
     ways: Ways
@@ -80,7 +80,7 @@ def plan_at(option: Option, columns: Sequence[int], rate_per_second: float) -> P
     timed, times = option.question.goal.timed, option.question.stretch_of
     chosen = list(zip(option.sides, columns, strict=True))
     if option.encode:
-        (side, column), rest = chosen[0], replace(option, sides=option.sides[1:])
+        (side, column), rest = chosen[0], option._replace(sides=option.sides[1:])
         server = side.chosen(column, rate_per_second if timed else None)
         assert isinstance(server, PrefillServer)
         left = int(side.left[column])
@@ -150,7 +150,7 @@ class Found:
             return bound.of_plan(mean_seconds(self.plans))
         if goal.priced:
             return self._in_whole_nodes(bound)
-        return replace(bound, gap=self.gap) if self.gap else bound
+        return bound._replace(gap=self.gap) if self.gap else bound
 
     def _in_whole_nodes(self, bound: Bound) -> Bound:
         """Return a bound on devices as one on whole nodes, which are paid for, where all machines are equal."""
@@ -161,7 +161,7 @@ class Found:
         if len(kinds) == 1:
             (machines,) = kinds.values()
             devices = math.ceil(bound.value / machines.device_cost - SLACK)
-            bound = replace(bound, value=paid_devices(machines, devices) * machines.device_cost)
+            bound = bound._replace(value=paid_devices(machines, devices) * machines.device_cost)
         return bound.of_plan(cost)
 
 

@@ -149,19 +149,19 @@ def in_own_terms(answer: Answer, question: Question) -> Answer:
         return None if plan is None else restated(plan, question)
 
     def tried(each: Tried) -> Tried:
-        return replace(each, plan=own(each.plan))
+        return each._replace(plan=own(each.plan))
 
     best, goal = own(answer.best), question.goal
     plans = () if best is None else (best,)
     pareto = [each for plan in answer.pareto if plan is not answer.best and (each := own(plan)) is not None]
     bound = answer.bound
     if bound is not None and goal.maximised:
-        bound = replace(bound, value=bound.value / (1 + question.headroom))
+        bound = bound._replace(value=bound.value / (1 + question.headroom))
     elif bound is not None and goal.timed:
-        bound = replace(bound, covers=f"{bound.covers}; {STRESSED}")
+        bound = bound._replace(covers=f"{bound.covers}; {STRESSED}")
     return replace(
         answer,
-        fleet=replace(answer.fleet, members=tuple(replace(each, question=question) for each in answer.fleet.members)),
+        fleet=answer.fleet._replace(members=tuple(each._replace(question=question) for each in answer.fleet.members)),
         plans=plans,
         pareto=tuple(sorted((*plans, *pareto), key=lambda plan: -plan.requests_per_second)),
         growth=answer.growth / (1 + question.headroom if goal.maximised else 1.0),
@@ -170,5 +170,5 @@ def in_own_terms(answer: Answer, question: Question) -> Answer:
         engines=tuple(map(tried, answer.engines)),
         formats=tuple(map(tried, answer.formats)),
         unrestricted=own(answer.unrestricted),
-        published=tuple(replace(each, plan=own(each.plan)) for each in answer.published),
+        published=tuple(each._replace(plan=own(each.plan)) for each in answer.published),
     )

@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -63,8 +64,7 @@ class Gathered:
         return replace(self, options=tuple(tuple(filter(keep, own)) for own in self.options))
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
+class Ways(NamedTuple):
     """All options that may be best, and the incumbent of separate pools."""
 
     gathered: Gathered
@@ -97,7 +97,7 @@ def gather_fleet(
             own += map(known.fed, _options(fleet, formed, pools))
         if not pools:  # the engine has encode instances only before aggregated ones
             alone = replace(member.question, shape="aggregated")
-            pools = _gather_pools(fleet, replace(member, question=alone), longer, rows, known)
+            pools = _gather_pools(fleet, member._replace(question=alone), longer, rows, known)
         roles.append(next(iter(pools.values())))
         cut = _joined(cut, roles[-1][1].cut)
         options.append(tuple(own))
@@ -115,7 +115,7 @@ def formats_of(member: Member, shape: ShapeName) -> Iterator[Member]:
             pools = tuple(machines for machines in pools if runs_on(question.engine, machines.hardware))
         if pools or not member.pools:
             for share in ways_to_encode(question, shape).shares:
-                yield replace(member, question=apart(question, share), pools=pools)
+                yield member._replace(question=apart(question, share), pools=pools)
 
 
 def _gather_pools(
@@ -142,11 +142,11 @@ def _options(fleet: Fleet, member: Member, pools: Mapping[str, tuple[Question, P
                 yield from first.options(own)
                 continue
             question = on_pools(fleet, member, (own.prefill, other.decode))
-            fed = replace(first, decode=second.decode)
+            fed = first._replace(decode=second.decode)
             if Aim(devices={}, objective=question.objective).goal.timed:
                 costing = Costing(model=member.name)
                 rows = costing.space(question, "prefill").rows
-                fed = replace(fed, prefill=costing.prefill(question, rows))
+                fed = fed._replace(prefill=costing.prefill(question, rows))
             yield from fed.options(question)
 
 
@@ -193,7 +193,7 @@ def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
                 dropped += rows.dropped
                 offers = decode_offers(own_clock, rows.rows, gathered.count, option.transfer_seconds)
                 wider[id(side)] = side.with_more(offers.stretched(times)) if offers else side
-            found.append(replace(option, sides=(*option.sides[:-1], wider.get(id(side), side))))
+            found.append(option._replace(sides=(*option.sides[:-1], wider.get(id(side), side))))
         options.append(tuple(found))
         pruned += never_costed(member.name, dropped, least * (member.question.rate_per_second or 1.0))
     return replace(gathered, options=tuple(options), left_out=tuple(pruned))
@@ -287,7 +287,7 @@ def _quick_enough(option: Option, limit_seconds: float, aim: Aim) -> Option:
         return option
     side = option.decode
     kept = side.offers.select(np.flatnonzero(side.offers.alone_seconds < limit_seconds))
-    return replace(option, sides=(*option.encode, side.of(kept)))
+    return option._replace(sides=(*option.encode, side.of(kept)))
 
 
 def _joined(one: Cut, other: Cut) -> Cut:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,8 +38,7 @@ LEVEL = 0.9
 """Confidence level of intervals of played values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(NamedTuple):
     """Latency limits, None where there is none. TTFT and TPOT each keep their limit at ``percentile``."""
 
     percentile: float
@@ -73,8 +73,7 @@ Play = Callable[[Stream, "Until | None"], Outcome]
 """Plays a stream to its end, or until ``Until`` says that enough is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Until:
+class Until(NamedTuple):
     """Ends a play once so many of the requests that count are late that its verdict is certain."""
 
     limits: Limits
@@ -109,7 +108,7 @@ class Until:
         stream keeps is rejected with probability 1 - ``level`` at most. A trace is the whole population, without error.
         """
         certain = cls.certain(stream, limits)
-        return certain if stream.whole else replace(certain, level=1 - (1 - level) / PARTS)
+        return certain if stream.whole else certain._replace(level=1 - (1 - level) / PARTS)
 
     def __call__(self, outcome: Outcome) -> bool:
         """Whether enough is known, given lower bounds of the latencies of the requests that have arrived."""

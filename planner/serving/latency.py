@@ -1,8 +1,7 @@
 """The distribution of a duration over requests: what every queue and every play answers with."""
 
 import math
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -12,8 +11,7 @@ from ground.errors import BadInput
 _LEVELS = np.concatenate([np.arange(1.0, 90.0), np.arange(90.0, 99.0, 0.5), np.arange(99.0, 99.95, 0.1)])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class Latency(NamedTuple):
     """Distribution of a duration over requests: its mean and its quantiles."""
 
     mean: float

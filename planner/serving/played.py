@@ -8,6 +8,7 @@ A play that only asks whether limits are kept ends once the answer is certain (f
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,8 +44,7 @@ EVENLY = 1_000_000
 """A number of instances at which arrivals dealt in turn are evenly spaced: fewer instances never wait less."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class Played(NamedTuple):
     """Sample behind a plan's latencies, and the confidence intervals that it leaves."""
 
     requests: int

@@ -1,7 +1,7 @@
 """Prompts as a few weighted kinds of length and reuse, for costs that depend on more than the moments of lengths."""
 
-from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ _WITHIN = 8
 """Levels of a gamma distribution between two edges."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(NamedTuple):
     """Kinds of prompts: tokens, reused tokens and weights, each [kinds]; ``weights`` sum to 1."""
 
     tokens: Floats

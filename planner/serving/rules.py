@@ -6,9 +6,8 @@ lets in what fits now and preempts who came last; SGLang sets aside a share of w
 request is computed again, with what was answered so far.
 """
 
-from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ground.errors import BadInput
 from planner.engines.loader import engine_names, load_engine
@@ -22,8 +21,7 @@ Admission = Literal["reserve", "need", "estimate"]
 Dealing = Literal["round_robin", "least_requests", "least_kv"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(NamedTuple):
     """What an engine expects running answers to take still: a share of what they may, which falls step by step."""
 
     initial_share: float = 1.0
@@ -36,8 +34,7 @@ class Estimate:
     """Longer answers are expected to take no more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulingRule:
+class SchedulingRule(NamedTuple):
     """The rule of one engine; the default is the reference runtime's."""
 
     order: Order = "shared"
@@ -132,4 +129,4 @@ def manifest_rule(manifest: "Manifest") -> SchedulingRule:
     admission: Admission = "need" if routing.decode_reservation == "prompt" else "reserve"
     if rule.admission != "reserve":
         admission = rule.admission
-    return replace(rule, order=order, dealing=routing.decode, admission=admission)
+    return rule._replace(order=order, dealing=routing.decode, admission=admission)

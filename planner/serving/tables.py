@@ -6,7 +6,7 @@ Evaluating a step cost takes tens of microseconds for one load, and a fraction o
 (kernels take the longer of compute and memory traffic), so few knots suffice; a linear cost is met exactly.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,7 @@ _BLOCK = 8192
 """Loads per evaluation: few calls, and temporary arrays that fit the processor's cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loads:
+class Loads(NamedTuple):
     """Largest loads of a table."""
 
     ranks: int
@@ -100,8 +99,7 @@ def _counts(most: int) -> Floats:
     return distinct(np.append(few, np.round(np.geomspace(_EXACT_COUNTS, most, count))))
 
 
-@dataclass(frozen=True, slots=True)
-class _Seconds:
+class _Seconds(NamedTuple):
     """Seconds of a rank's step, by running requests of all ranks and its (tokens, context, pairs, ended prompts)."""
 
     cost: StepCost

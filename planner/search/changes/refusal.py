@@ -321,7 +321,7 @@ def _least_size(gathered: Gathered, pools: list[str], share: float) -> float | N
             return None
         high = min(max(2 * high, _BEYOND / share if large and share else 0.0), most)
         if not hopeless(high):
-            larger = replace(fleet, devices=sizes(high))
+            larger = fleet._replace(devices=sizes(high))
             known = every_way(gather_fleet(larger), _asked(larger.devices)).gathered
     low = 1.0
     step = min(nodes[pool] / fleet.devices[pool] for pool in pools)
@@ -334,7 +334,7 @@ def _least_size(gathered: Gathered, pools: list[str], share: float) -> float | N
 def _with_shared_nodes(gathered: Gathered) -> Iterator[Change]:
     """Yield the change that lets models share nodes, if the fleet then fits."""
     fleet = gathered.fleet
-    sharing = replace(gathered, fleet=replace(fleet, share_nodes=True))
+    sharing = replace(gathered, fleet=fleet._replace(share_nodes=True))
     if not fleet.share_nodes and sharing.programme(_asked(fleet.devices)).settle(1.0) is not None:
         yield Change(direction="nodes", told="models that share nodes")
 
@@ -345,7 +345,7 @@ def _without_loss(gathered: Gathered) -> Iterator[Change]:
     if all(member.question.survive is None for member in fleet.members):
         return
     options = tuple(
-        tuple(replace(option, sides=tuple(side.without_spares() for side in option.sides)) for option in own)
+        tuple(option._replace(sides=tuple(side.without_spares() for side in option.sides)) for option in own)
         for own in gathered.options
     )
     bare = replace(gathered, options=options)

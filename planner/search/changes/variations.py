@@ -57,7 +57,7 @@ def _mixed_rows_that_matter(question: Question, separate: Gathered, known: Incum
     """Return the aggregated rows with the largest bounds that may come near the best of either shape."""
     if not_aggregated(question) is not None:
         return []
-    aim, near = aim_of(separate.fleet), replace(known, rate=NEAR * known.rate)
+    aim, near = aim_of(separate.fleet), known._replace(rate=NEAR * known.rate)
     found: dict[Row, None] = {}
     for own in on_each_pool(question):
         offers, _ = aggregated_offers(own, role_rows(own, "mixed"), separate.count, needed_rates(own, aim, near))

@@ -1,7 +1,6 @@
 """Elastic bulk service of equal prompts, against M/D/1 and a recursion of the queue itself, and its chain cut short."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -152,7 +151,7 @@ CHAINS = [
 def test_what_is_left_out_is_negligible(most, fixed, utilisation, squared_cv):
     """Solved between its least and a geometric tail, the chain is that of five times as long a lattice."""
     walk, chain = _walk(most, fixed, utilisation, squared_cv)
-    whole = _whole(replace(walk, lattice=replace(chain.lattice, cells=5 * chain.lattice.cells, least=1)))
+    whole = _whole(walk._replace(lattice=chain.lattice._replace(cells=5 * chain.lattice.cells, least=1)))
     quick = walk.settled()
     assert walk._tail() is not None
     assert quick[:-1] == pytest.approx(whole[: quick.size - 1], abs=3e-9)
@@ -163,5 +162,5 @@ def test_a_least_that_is_not_negligible_is_noticed():
     """Told that no pass takes fewer than what most take, the chain is solved from one prompt on all the same."""
     walk, chain = _walk(16, 2.0, 0.93, 1 / 14)
     whole = _whole(walk)
-    wrong = replace(walk, lattice=replace(chain.lattice, least=14))
+    wrong = walk._replace(lattice=chain.lattice._replace(least=14))
     assert wrong.settled() == pytest.approx(whole, abs=1e-12)

@@ -100,7 +100,7 @@ def test_requests_dealt_to_groups_cost_their_fullest_group() -> None:
     assert decoding.ranks > 1
     assert (np.diff(decoding.table()) >= -1e-12).all()
     assert decoding.busiest(np.array([1.0, most])) == pytest.approx([1.0, decoding.slots])
-    assert replace(decoding, ranks=1).busiest(np.array([1.0, 2.5])) == pytest.approx([1.0, 2.5])
+    assert decoding._replace(ranks=1).busiest(np.array([1.0, 2.5])) == pytest.approx([1.0, 2.5])
 
 
 @pytest.mark.parametrize(("ranks", "running", "iterations"), [(16, 8, 20), (16, 40, 100), (96, 40, 20), (96, 40, 100)])
@@ -125,7 +125,7 @@ def test_the_busiest_rank_is_that_of_requests_that_are_dealt_out(ranks: int, run
         held -= gone
     workload = Workload(input_tokens=Lengths(mean=100), output_tokens=Lengths(mean=iterations + 1))
     server = DecodeServer(small_question(), decode_all(small_question())[0], 0.0)
-    decoding = replace(server.decoding, workload=workload, ranks=ranks, slots=1000, drafts=0)
+    decoding = server.decoding._replace(workload=workload, ranks=ranks, slots=1000, drafts=0)
 
     told = decoding.busiest(np.array([np.mean(mean) * ranks]))[0]
 

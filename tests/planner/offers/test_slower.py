@@ -1,7 +1,5 @@
 """Candidates that are late because those with quicker passes are."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from planner.offers.slower import Passes, Slower
@@ -45,10 +43,10 @@ def test_steps_of_every_sort_count() -> None:
 
 def test_more_ranks_are_as_late_at_the_same_rate_of_each() -> None:
     """Where each has its own requests, no more room, and no more ranks are in all: requests come no more evenly."""
-    slower, one = Slower(), replace(ONE, alike=(0,), ranks=4, room=np.array([8.0, 9.0, np.inf]))
+    slower, one = Slower(), ONE._replace(alike=(0,), ranks=4, room=np.array([8.0, 9.0, np.inf]))
     slower.add(one, 4, 10.0, lambda: np.array([1.5, 1.2, 0.0]))
-    more = replace(one, ranks=8)
+    more = one._replace(ranks=8)
     assert slower.late(more, 2, 20.0).tolist() == [True, True, False]
     assert not slower.late(more, 3, 20.0).any() and not slower.late(more, 2, 19.9).any()
-    assert not slower.late(replace(one, ranks=2), 4, 10.0).any()
-    assert slower.late(replace(more, room=np.array([8.0, 10.0, 9.0])), 2, 20.0).tolist() == [True, False, False]
+    assert not slower.late(one._replace(ranks=2), 4, 10.0).any()
+    assert slower.late(more._replace(room=np.array([8.0, 10.0, 9.0])), 2, 20.0).tolist() == [True, False, False]

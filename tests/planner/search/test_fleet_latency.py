@@ -104,7 +104,7 @@ def quickest_by_trying(asked: Fleet) -> float:
 
 @pytest.mark.parametrize(
     "members",
-    [(CHAT, CODE), (replace(CHAT, question=replace(CHAT.question, shape="disaggregated")), CODE)],
+    [(CHAT, CODE), (CHAT._replace(question=replace(CHAT.question, shape="disaggregated")), CODE)],
     ids=["both shapes", "one apart"],
 )
 def test_no_choice_of_columns_is_quicker(members: tuple[Member, ...]) -> None:
@@ -129,10 +129,10 @@ def test_pools_of_two_kinds_are_divided_for_the_least_time() -> None:
         for name in ("h100", "l40s")
     )
     members = tuple(
-        replace(
-            own, pools=grounds, question=replace(own.question, prefill=grounds[0], decode=grounds[0], ttft_seconds=1.0)
+        own._replace(
+            pools=grounds, question=replace(own.question, prefill=grounds[0], decode=grounds[0], ttft_seconds=1.0)
         )
-        for own in (CHAT, replace(CODE, question=replace(CODE.question, rate_per_second=3.0, tpot_seconds=0.05)))
+        for own in (CHAT, CODE._replace(question=replace(CODE.question, rate_per_second=3.0, tpot_seconds=0.05)))
     )
     asked = fleet(*members, devices={"h100": 2, "l40s": 2})
     answer = plan_cluster(asked)

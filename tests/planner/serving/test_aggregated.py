@@ -86,7 +86,7 @@ def test_a_plain_scheduler_serves_every_request_alike(name, seed):
     random = np.random.default_rng([seed, 7])
     rule = RULES[name]
     dealing = ["round_robin", "least_requests", "least_kv"][seed % 3]
-    rule = replace(rule, dealing=dealing)
+    rule = rule._replace(dealing=dealing)
     ranks, budget = int(random.choice([1, 1, 2, 5])), int(random.choice([64, 200, 1000]))
     slots, capacity = int(random.choice([3, 8, 40])), int(random.choice([800, 1600, 100_000]))
     plain = PlainScheduler(rule, ranks, budget, slots, capacity, SECONDS)
@@ -141,7 +141,7 @@ def staged_pool(rule: SchedulingRule, stages: int, ranks: int, budget: int, slot
 def test_a_plain_scheduler_keeps_the_same_batches_in_flight(name, seed):
     """Layers that do not divide by the stages, a head on the last one, and KV of all batches, ample or short."""
     random = np.random.default_rng([seed, 11])
-    rule = replace(STAGES[name], dealing=["round_robin", "least_requests", "least_kv"][seed % 3])
+    rule = STAGES[name]._replace(dealing=["round_robin", "least_requests", "least_kv"][seed % 3])
     ranks, budget, stages = int(random.choice([1, 1, 3])), int(random.choice([64, 200, 1000])), [2, 3, 4][seed % 3]
     slots, layers = int(random.choice([5, 12, 40])), int(random.choice([4, 7, 12]))
     capacity = int(random.choice([1600, 3200, 100_000]))
