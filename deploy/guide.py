@@ -150,7 +150,8 @@ def guide(target: Target, files: Mapping[str, str]) -> str:
     steps = [*([FETCH] if fetched else []), *STEPS.get(target.kind, [APPLY, *PROVE])]
     steps = [step for step in steps if "etcd.sh" in files or "etcd.sh" not in step]
     roles = sorted(
-        name for name in files if name.endswith(".yaml") and name not in (*FIRST, *LAST, *RUN, "router.yaml")
+        (name for name in files if name.endswith(".yaml") and name not in (*FIRST, *LAST, *RUN, "router.yaml")),
+        key=lambda name: (not name.endswith("-files.yaml"), name),
     )
     order = [*FIRST, *roles, "router.yaml", *LAST]
     said = {
@@ -188,11 +189,6 @@ def _section(title: str, lines: list[str]) -> list[str]:
 
 def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
     """Yield what the site must bring, and where an engine does otherwise than the plan."""
-    places = dict.fromkeys((target.weights_path(role), role.weights_dtype) for role in target.roles)
-    several = " and ".join(f"{path} (those in {dtype})" for path, dtype in places)
-    yield f"The weights, at {several if len(places) > 1 else target.model_path} on every node."
-    if not target.bare and target.kind != "motor" and target.site.model_claim:
-        yield f"The claim {target.site.model_claim} with the folder {target.model_path.rpartition('/')[2]} in it."
     yield from _weights(target, files)
     yield from _images(target)
     if target.roles[0].model.architecture in OWN_CODE and not target.site.trust_remote_code:
@@ -218,7 +214,16 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
 
 
 def _weights(target: Target, files: Mapping[str, str]) -> Iterator[str]:
-    """Yield which checkpoint is meant."""
+    """Yield where the weights must lie, and which checkpoint is meant."""
+    places = dict.fromkeys((target.weights_path(role), role.weights_dtype) for role in target.roles)
+    several = " and ".join(f"{path} (those in {dtype})" for path, dtype in places)
+    where = several if len(places) > 1 else target.model_path
+    if target.bare or target.kind == "motor" or target.site.model_host_path:
+        yield f"The weights, at {where} on every node."
+    elif target.site.model_claim:
+        yield f"The claim {target.site.model_claim} with the weights, which pods have at {where}."
+    else:
+        yield f"Storage that many nodes mount at once, for the claim {target.name}-weights: pods have it at {where}."
     repository, other = source_of(target), mismatched(target)
     made = "weights.yaml has a job that makes one, or give model_source of" if "weights.yaml" in files else "bring"
     if quantised(target):

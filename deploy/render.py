@@ -130,6 +130,12 @@ def check_kind(target: Target) -> None:
         why = entry.reason if entry and entry.reason else f"{profile.title} has no such files"
         instead = f"use {' or '.join(possible)}" if possible else "it runs with plan simulate and plan execute"
         raise BadInput(f"--kind: {kind} is not possible with {profile.title}: {why}; {instead}")
+    near = [role.name for role in target.roles if role.shares_nodes and not target.bare and target.site.host_network]
+    if near:
+        raise BadInput(
+            f"host_network: instances of {' and '.join(near)} share nodes, where they would take one port; leave "
+            "it out, or plan instances of whole nodes"
+        )
     _check_nodes(target)
     _check_machines(target)
     accelerators = {role.accelerator for role in target.roles}

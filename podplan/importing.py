@@ -1,5 +1,6 @@
 """`podplan.import_deployment`: what others deployed as a manifest, its headroom, and what is wrong with it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from deploy.memory import holding, memory_of
 from deploy.reading.engines import Counted
-from deploy.reading.foreign import Found, read_source
+from deploy.reading.foreign import BATCH, LENGTH, SHARE, Found, family_of, read_source
 from deploy.roles import RolePlan, read_roles
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder, read_text, write_files
@@ -135,7 +136,7 @@ def import_deployment(
     """
     folder = None if out is None else Path(out)
     flags = flags_of(ImportFlags, {"source": source, "hw": hw, "out": folder, "force": force, **given})
-    found = read_source(_text_of(flags.source))
+    found = read_source(*_text_of(flags.source))
     profile = load_engine(flags.engine or found[0].engine)
     model = load_model(flags.model or _model_of(found[0]))
     question = _question(flags, found, profile, model)
@@ -170,22 +171,27 @@ def import_deployment(
     )
 
 
-def _text_of(source: str) -> str:
-    """Return a source; of a folder the text of its YAML files, else of its scripts and the table of their hosts."""
+def _text_of(source: str) -> tuple[str, dict[str, str]]:
+    """Return a source and files beside it; of a folder its Kubernetes objects, else its scripts and their hosts."""
     folder = Path(source) if len(source) < 1024 else None
     if folder is None or not folder.is_dir():
-        return source
-    for ending in ("*.y*ml", "*.sh"):
-        paths = sorted(folder.rglob(ending))
-        if paths:
-            return "\n---\n".join(map(read_text, [*paths, *folder.rglob("hosts.tsv")]))
-    raise BadInput(f"SOURCE: {source} has no YAML file and no script")
+        return source, {}
+    settings = {path.name: read_text(path) for path in sorted(folder.rglob("*.y*ml"))}
+    objects = [text for text in settings.values() if re.search("^kind:", text, re.MULTILINE)]
+    scripts = [read_text(path) for path in sorted(folder.rglob("*.sh"))]
+    if objects or scripts:
+        return "\n---\n".join(objects or [*scripts, *map(read_text, folder.rglob("hosts.tsv"))]), settings
+    raise BadInput(f"SOURCE: {source} has no YAML file of objects and no script")
 
 
 def _model_of(found: Found) -> str:
     """Return the catalogue's name of the model that a command names by its path or repository."""
-    names = (found.model, found.model.rpartition("/")[2], found.flags.get("--served-model-name"))
-    for name in filter(None, names):
+    names = [
+        found.model,
+        found.model.rpartition("/")[2].removeprefix("Meta-"),
+        found.flags.get("--served-model-name") or "",
+    ]
+    for name in filter(None, [*names, *(QUANTISED.sub("", name) for name in names)]):
         try:
             return load_model(name.lower()).name
         except BadInput:
@@ -197,7 +203,9 @@ def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile
     """Return the question that a deployment answers: its own machine, formats and drafts, the traffic as given."""
     first = found[-1]
     said = first.flags.get("--quantization") or ""
-    weights = flags.weights or ({"ascend": "int8", "modelslim": "int8"}.get(said) or said if said in FORMATS else None)
+    named = QUANTISED.search(first.model)
+    said = said or (named[1].lower() if named else "")
+    weights = flags.weights or FORMATS.get(said)
     cached = (first.flags.get("--kv-cache-dtype") or "auto").lower()
     devices = sum(role.devices * role.instances for role in found)
     asked = read_question(
@@ -216,7 +224,9 @@ def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile
     return asked.question
 
 
-FORMATS = ("fp8", "int8", "int4", "mxfp4", "nvfp4", "ascend", "modelslim")
+FORMATS = {name: name for name in ("fp8", "int8", "int4", "mxfp4", "nvfp4")}
+FORMATS |= {"ascend": "int8", "modelslim": "int8", "w8a8": "int8", "fp4": "nvfp4", "modelopt_fp4": "nvfp4"}
+QUANTISED = re.compile(r"-(fp8|fp4|nvfp4|mxfp4|w8a8|int4)(-[a-z]+)?\Z", re.IGNORECASE)  # of a repository's name
 TRAFFIC = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "rate", "ttft", "tpot", "percentile")
 
 
@@ -261,7 +271,7 @@ def told_by_files(
         idle = counted.devices - counted.ranks
         what = f"{idle} of {counted.devices} devices of an instance have no rank"
         tell(what, "fewer devices, or more TP or DP", False)
-    length = "--context-length" if role.engine == "sglang" else "--max-model-len"
+    length = LENGTH[family_of(role.engine)]
     if length in flags and counted.longest is not None and counted.longest < longest:
         what = f"requests of {longest} tokens are refused past {counted.longest}"
         tell(what, f"{length} {counted.longest} -> {longest}")
@@ -271,7 +281,7 @@ def told_by_files(
     if uncached and question.workload.prefix_reuse and role.role != "decode":
         tell("reused prefixes are computed again", f"drop {min(uncached)}", False)
     wide = role.nodes > 1 or counted.kv_role is not None
-    if role.kubernetes and wide and role.engine in ("vllm", "sglang") and not role.flags.get("--device"):
+    if role.kubernetes and wide and role.engine in BATCH and not role.flags.get("--device"):
         if not any(word in name.lower() for name in role.limits for word in RDMA):
             tell("its pods ask for no RDMA device, so that KV and experts go over TCP", "limits: {rdma/ib: 1}")
         elif "IPC_LOCK" not in role.capabilities:
@@ -283,7 +293,7 @@ def told_by_batches(role: Found, side: Side) -> list[Finding]:
     """Return what the batch is: more requests than memory holds, or than TPOT allows."""
     if side.role == "prefill":
         return []
-    found, name = [], "--max-running-requests" if role.engine == "sglang" else "--max-num-seqs"
+    found, name = [], BATCH[family_of(role.engine)]
     ranks = side.row.strategy.attention_dp if role.engine == "sglang" else 1
     stated = side.sequences
     if side.batch < stated:
@@ -311,7 +321,7 @@ def told_by_engine(manifest: Manifest, profile: EngineProfile, roles: Sequence[t
 
 
 def _memory(profile: EngineProfile, planned: RolePlan, role: Found, counted: Counted) -> list[Finding]:
-    name = "--mem-fraction-static" if role.engine == "sglang" else "--gpu-memory-utilization"
+    name = SHARE[family_of(role.engine)]
     try:
         held = memory_of(profile, planned)
     except Infeasible as refused:

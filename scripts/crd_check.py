@@ -133,7 +133,6 @@ def objects() -> Iterator[Object]:
         {
             "prometheus": "http://p:9090",
             "topology_key": "rack",
-            "host_network": True,
             "patches": [{"target": {"kind": "LeaderWorkerSet"}, "merge": after_start}],
         }
     )

@@ -96,7 +96,8 @@ def from_keywords(call: ast.Call) -> Flag:
     """Return what the keywords of an ``add_argument`` call say."""
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
     action = literal(given.get("action")) or ast.unparse(given["action"]) if "action" in given else ""
-    if "BooleanOptionalAction" in str(action) or str(action).startswith("store_"):
+    bare = "nargs" not in given and re.fullmatch(r"Deprecated(Store(True|Const))?Action", str(action))
+    if bare or "BooleanOptionalAction" in str(action) or str(action).startswith("store_"):
         return {"type": "switch"}
     flag: Flag = {"type": getattr(given.get("type"), "id", "str")}
     choices = literal(given.get("choices"))
@@ -250,7 +251,16 @@ def sglang(sources: Sources) -> dict[str, Any]:
                 flag["nargs"] = nargs
             first = given.get("cli_name") or "--" + node.target.id.replace("_", "-")
             add(table, [first, *(given.get("aliases") or [])], flag)
-    return {"flags": table, "json": {}}
+    return {"flags": without_fields(sources) | table, "json": {}}
+
+
+def without_fields(sources: Sources) -> Table:
+    """Return SGLang's flags that have no field of their own, but those that are only there to be refused."""
+    table: Table = {}
+    for call in calls(sources.tree("sglang/srt/server_args.py"), "add_argument"):
+        if "error_message" not in {keyword.arg for keyword in call.keywords}:
+            add(table, option_names(call), from_keywords(call))
+    return table
 
 
 def argparse_files(*patterns: str) -> Callable[[Sources], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Reads deployments that others wrote: Kubernetes objects, llm-d's reports, commands of vLLM, vLLM-Ascend and SGLang.
+"""Reads deployments that others wrote: Kubernetes objects, llm-d's reports, commands of vLLM, SGLang and TensorRT-LLM.
 
 Scripts are searched for the engine's command; variables are filled in where the object says them. Limits that a
 command leaves out are the engine's own defaults, and are told as assumed.
@@ -9,48 +9,59 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from deploy.reading.engines import READERS, Counted
-from deploy.reading.flags import TABLES, Flags, read_flags, table, table_key, unknown_flags
+from deploy.reading.engines import READERS, Counted, trtllm
+from deploy.reading.flags import Flags, table_key, unknown_flags, unknown_options
+from deploy.reading.lines import COMMANDS, canonical, commands
 from deploy.reading.nodes import Node, counted, read_documents
-from deploy.reading.shell import Process, UnknownForm, arithmetic
+from deploy.reading.shell import Process
 from ground.archives import unbroken
 from ground.errors import BadInput
-from ground.files import read_text
+from ground.files import parse_yaml, read_text, to_yaml
 from ground.units import read_index
 from planner.engines.spec import RoleName
 
 Object = dict[str, Any]
-COMMANDS = {
-    "vllm serve": "vllm",
-    "vllm.entrypoints.openai.api_server": "vllm",
-    "sglang.launch_server": "sglang",
-    "dynamo.vllm": "vllm",
-    "dynamo.sglang": "sglang",
-}
 DEVICES = re.compile(r"((?:nvidia|amd)\.com/gpu|huawei\.com/[A-Za-z0-9_-]+)\Z")
 PLACES = re.compile(
     r"(data-parallel-(address|rpc-port|start-rank|rank|size-local|hybrid-lb|external-lb)|node-rank|nnodes|dist-init-addr)"
 )
-SHORT = {"-tp": "--tensor-parallel-size", "-dp": "--data-parallel-size", "-pp": "--pipeline-parallel-size"}
-SHORT |= {"--tp": "--tp-size", "--dp": "--dp-size", "--ep": "--ep-size", "--pp": "--pp-size"}
 # vllm/engine/arg_utils.py 0.33.0 on devices of 70 to 160 GB; sglang srt/arg_groups/memory_hook.py 0.5.23.
 DEFAULTS = {
     "vllm": {"--max-num-seqs": "1024", "--max-num-batched-tokens": "8192", "--gpu-memory-utilization": "0.92"},
     "sglang": {"--max-running-requests": "256", "--chunked-prefill-size": "8192", "--mem-fraction-static": "0.85"},
+    "trtllm": {},
 }
 STATED = {
     "vllm": {"--tensor-parallel-size": "tp", "--data-parallel-size": "dp", "--pipeline-parallel-size": "pp"},
     "sglang": {"--tp-size": "tp", "--pp-size": "pp", "--ep-size": "ep"},
 }
-LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length"}
+LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length", "trtllm": "max_seq_len"}
+BATCH = {"vllm": "--max-num-seqs", "sglang": "--max-running-requests", "trtllm": "max_batch_size"}
+SHARE = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}
+SHARE |= {"trtllm": "kv_cache_config.free_gpu_memory_fraction"}
+# TensorRT-LLM's LLM arguments, with the flags that say the same, and its own defaults (llmapi/llm_args.py 1.2.1).
+OPTIONS: dict[str, tuple[str, int | None]] = {
+    "tensor_parallel_size": ("--tp-size --tensor-parallel-size", 1),
+    "pipeline_parallel_size": ("--pp-size --pipeline-parallel-size", 1),
+    "moe_expert_parallel_size": ("--ep-size --expert-parallel-size", None),
+    "max_batch_size": ("--max-batch-size", 2048),
+    "max_num_tokens": ("--max-num-tokens", 8192),
+    "max_seq_len": ("--max-seq-len", None),
+}
+SETTINGS = ("--extra_llm_api_options", "--extra-engine-args", "--config")
+DEGREES = {
+    "vllm": "--tensor-parallel-size --pipeline-parallel-size --data-parallel-size",
+    "sglang": "--tp-size --pp-size",
+    "trtllm": "tensor_parallel_size pipeline_parallel_size",
+}
+NOTHING: Mapping[str, str] = {}
 STARTS = re.compile(r"^# Starts one node of the role (\S+)\.", re.MULTILINE)
 HEADS = re.compile(r"\tbash (\S+)\.sh \d+ 0$", re.MULTILINE)
-PARSED = {"--enable-dp-attention"}  # deprecated, and read all the same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,17 +86,28 @@ class Found:
     def counted(self, experts: int, longest: int) -> Counted:
         """Return what an instance is; ``longest`` where the command states no length. BadInput if it cannot be."""
         words = [word for name, value in self.flags.items() for word in ([name] if value is None else [name, value])]
-        if LENGTH[_family(self.engine)] not in self.flags:
-            words += [LENGTH[_family(self.engine)], str(longest)]
+        if self.engine == "trtllm":
+            options = {"max_seq_len": longest} | json.loads(self.flags["options"] or "")
+            node = Node(self.name, 0, 0, self.devices, (Process(("--extra_llm_api_options", "options"), {}),))
+            return _added_up(self.name, lambda: trtllm([node], experts, {"options": to_yaml(options)}))
+        if LENGTH[family_of(self.engine)] not in self.flags:
+            words += [LENGTH[family_of(self.engine)], str(longest)]
         node = Node(self.name, 0, 0, self.devices, (Process(tuple(words), dict(self.environment)),))
-        try:
-            return READERS[self.engine]([node], experts, None)
-        except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-            raise BadInput(f"{self.name}: its command does not add up: {error}") from None
+        return _added_up(self.name, lambda: READERS[self.engine]([node], experts, None))
 
 
-def read_source(source: str) -> list[Found]:
+def _added_up(name: str, read: Callable[[], Counted]) -> Counted:
+    """Return what a reader counts; BadInput naming the role where its command does not add up."""
+    try:
+        return read()
+    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise BadInput(f"{name}: its command does not add up: {error}") from None
+
+
+def read_source(source: str, beside: Mapping[str, str] = NOTHING) -> list[Found]:
     """Return the roles of a file of Kubernetes objects or scripts, or of a command line, prefill first.
+
+    ``beside`` has the settings that commands may name: the text of files by name.
 
     BadInput where there is no engine that is read here.
     """
@@ -97,11 +119,22 @@ def read_source(source: str) -> list[Found]:
     with unbroken("SOURCE: holds an object or a command that is not as its kind has it, so that it cannot be read"):
         reported = named and path.suffix.lower() in (".yaml", ".yml", ".json") and "inference_engine" in text
         objects = re.search(r"^kind:", text, re.MULTILINE)
-        found = list((_of_report if reported else _of_objects if objects else _of_script)(text))
+        found = list(_of_report(text) if reported else (_of_objects if objects else _of_script)(text, beside))
     if not found:
         known = ", ".join(COMMANDS)
         raise BadInput(f"SOURCE: {source[:60]!r} has no command that is read here: {known}")
-    return sorted(_merged(found), key=lambda role: role.role != "prefill")
+    return sorted(_paired(_merged(found)), key=lambda role: role.role != "prefill")
+
+
+def _paired(found: list[Found]) -> list[Found]:
+    """Return roles as they stand together: what is beside prefill decodes, and decode alone is aggregated.
+
+    Dynamo's decode workers may say nothing of it, and a cache that is offloaded is no transfer.
+    """
+    roles = {role.role for role in found}
+    if roles == {"prefill", "mixed"}:
+        return [replace(role, role="decode") if role.role == "mixed" else role for role in found]
+    return [replace(role, role="mixed") for role in found] if roles == {"decode"} and len(found) == 1 else found
 
 
 def _merged(found: Sequence[Found]) -> list[Found]:
@@ -128,7 +161,7 @@ def _of_report(text: str) -> Iterator[Found]:
         given = {f"--{str(name).lstrip('-')}": value for name, value in (ran.get("args") or {}).items()}
         mark = "sglang.launch_server" if {"--tp-size", "--tp", "--model-path"} & given.keys() else "vllm serve"
         engine, degrees = COMMANDS[mark], held["accelerator"].get("parallelism") or {}
-        known = _canonical(engine, [*given])
+        known = canonical(engine, [*given])
         given |= {name: degrees[key] for name, key in STATED[engine].items() if name not in known and degrees.get(key)}
         if engine == "vllm" and (degrees.get("ep") or 1) > 1:
             given["--enable-expert-parallel"] = None
@@ -150,37 +183,37 @@ def _words(name: str, value: object) -> list[str]:
     return [name, json.dumps(value) if isinstance(value, dict | list) else str(value)]
 
 
-def _of_script(text: str) -> Iterator[Found]:
+def _of_script(text: str, beside: Mapping[str, str]) -> Iterator[Found]:
     """Yield the roles of a script or a command line: one for each command of an engine.
 
     Scripts of plan deploy name theirs, and its table of hosts has a row for the head of every instance.
     """
     names, started = STARTS.findall(text), Counter(HEADS.findall(text))
-    for number, (words, environment) in enumerate(_commands(text, {})):
+    for number, (words, environment) in enumerate(commands(text, {})):
         name = names[number] if number < len(names) else f"command {number + 1}"
-        held = _found(name, words, environment, instances=started[name] or 1, nodes=None, container=None)
+        held = _found(name, words, environment, instances=started[name] or 1, nodes=None, container=None, texts=beside)
         if held is not None:
             yield held
 
 
-def _of_objects(text: str) -> Iterator[Found]:
+def _of_objects(text: str, beside: Mapping[str, str]) -> Iterator[Found]:
     items = read_documents(text)
-    scripts = {
-        name: content
+    files = {
+        (str(item["metadata"]["name"]), name): str(content)
         for item in items
         if item.get("kind") == "ConfigMap"
         for name, content in (item.get("data") or {}).items()
-        if name.endswith(".sh")
     }
     for item in items:
         for name, template, instances, nodes in _templates(item):
-            spec = template.get("spec") or {}
-            for container in spec.get("containers") or [template.get("mainContainer") or {}]:
-                stated = {
-                    entry["name"]: str(entry["value"]) for entry in container.get("env") or [] if "value" in entry
-                }
+            spec = template.get("spec") or template
+            own = {(held.get("configMap") or {}).get("name") for held in spec.get("volumes") or []}
+            near = sorted(files, key=lambda key: key[0] in own)  # of files of one name, that of the pod's volumes
+            texts = {**beside, **{key[1]: files[key] for key in near}}
+            for container in spec.get("containers") or [spec.get("mainContainer") or {}]:
+                stated = {entry["name"]: str(entry["value"]) for entry in _environment(item, template, container)}
                 scope = {"LWS_GROUP_SIZE": str(nodes), "LWS_WORKER_INDEX": "0", "NODE_RANK": "0", **stated}
-                for command, environment in _commands(_ran(container, scripts), scope):
+                for command, environment in commands(_ran(container, texts), scope):
                     held = _found(
                         str(name),
                         command,
@@ -188,9 +221,17 @@ def _of_objects(text: str) -> Iterator[Found]:
                         instances=_count(instances, "replicas"),
                         nodes=_count(nodes, "size"),
                         container=container,
+                        texts=texts,
                     )
                     if held is not None:
                         yield held
+
+
+def _environment(item: Object, template: Object, container: Object) -> Iterator[Object]:
+    """Yield the variables of a container that have values, Dynamo's for a whole graph and for a service first."""
+    whole = item["spec"] if item.get("kind") == "DynamoGraphDeployment" else {}
+    for held in (whole.get("env"), whole.get("envs"), template.get("envs"), container.get("env")):
+        yield from (entry for entry in held or [] if "value" in entry)
 
 
 def _count(value: object, what: str) -> int:
@@ -201,11 +242,11 @@ def _count(value: object, what: str) -> int:
         raise BadInput(f"SOURCE: {what}: {error}") from None
 
 
-def _ran(container: Object, scripts: Mapping[str, str]) -> str:
+def _ran(container: Object, texts: Mapping[str, str]) -> str:
     """Return the text of what a container runs: a script that a ConfigMap holds, one that stands there, or words."""
     words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
     named = [word.rpartition("/")[2] for word in words]
-    held = next((scripts[name] for name in named if name in scripts), None)
+    held = next((texts[name] for name in named if name.endswith(".sh") and name in texts), None)
     if held is not None:
         return held
     return "\n".join(words) if words and words[0].endswith("sh") else shlex.join(words)
@@ -237,58 +278,14 @@ def _templates(item: Object) -> Iterator[tuple[str, Object, int, int]]:
             pod = part.get("extraPodSpec") or {}
             limits = (part.get("resources") or {}).get("limits") or {}
             if "gpu" in limits:
-                pod = {
-                    "mainContainer": {
-                        **pod.get("mainContainer", {}),
-                        "resources": {"limits": {"nvidia.com/gpu": limits["gpu"]}},
-                    }
-                }
-            yield own, pod, part.get("replicas", 1), nodes
+                limits = {"nvidia.com/gpu": limits["gpu"], **(limits.get("custom") or {})}
+                pod = pod | {"mainContainer": {**pod.get("mainContainer", {}), "resources": {"limits": limits}}}
+            yield own, pod | {"envs": part.get("envs")}, part.get("replicas", 1), nodes
 
 
-def _commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Yield every engine command in a text as words, with the variables set before it, filled in where known."""
-    joined = re.sub(r"\\\r?\n\s*", " ", text)
-    joined = re.sub(r"(?<!\n)\n(?=--)", " ", joined)  # arguments listed one a line
-    scope, own = dict(given), dict[str, str]()
-    for line in joined.splitlines():
-        assigned = re.match(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(\S*)\s*$", line)
-        if assigned:
-            own[assigned[1]] = _filled(assigned[2].strip("\"'"), scope)
-            scope = {**own, **scope}
-        start = min((at for mark in COMMANDS if (at := line.find(mark)) >= 0), default=-1)
-        if start < 0 or line.lstrip().startswith("#"):
-            continue
-        mark = next(mark for mark in COMMANDS if line.startswith(mark, start))
-        try:
-            words = shlex.split(_filled(line[start + len(mark) :], scope), comments=True)
-        except ValueError as error:
-            raise BadInput(f"SOURCE: a command cannot be split into words: {error}") from None
-        end = next(
-            (n for n, word in enumerate(words) if word in ("&", "|", "||", "&&", ";") or word.startswith((">", "2>"))),
-            len(words),
-        )
-        yield [mark, *words[:end]], dict(own)
-
-
-def _filled(text: str, scope: Mapping[str, str]) -> str:
-    """Return text with ``$((…))``, ``${NAME:-…}`` and ``$NAME`` filled in; what is not known stays."""
-
-    def name(found: re.Match[str]) -> str:
-        return scope.get(found[1] or found[3], found[2] if found[2] is not None else found[0])
-
-    def computed(found: re.Match[str]) -> str:
-        try:
-            return str(arithmetic(found[1], scope))
-        except (UnknownForm, ValueError, ZeroDivisionError):
-            return found[0]
-
-    text = re.sub(r"\$\(\((.*?)\)\)", computed, text)
-    return re.sub(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*))", name, text)
-
-
-def _family(engine: str) -> str:
-    return "sglang" if engine == "sglang" else "vllm"
+def family_of(engine: str) -> str:
+    """Return the engine whose flags an engine has."""
+    return "vllm" if engine == "vllm-ascend" else engine
 
 
 def _found(
@@ -299,20 +296,32 @@ def _found(
     instances: int,
     nodes: int | None,
     container: Object | None,
+    texts: Mapping[str, str] = NOTHING,
 ) -> Found | None:
-    """Return the role that a command is; None for a front end without a device."""
+    """Return the role that a command is; None for a front end without a device. ``texts`` are files beside it."""
     container = container or {}
     held = {key: str(value) for key, value in ((container.get("resources") or {}).get("limits") or {}).items()}
     engine = COMMANDS[words[0]]
-    given = _canonical(engine, words[1:])
+    given = canonical(engine, words[1:])
+    settings = _settings(name, given, texts)
+    if engine != "trtllm" and settings:
+        given = (
+            canonical(engine, [word for key, value in settings.items() for word in _words(f"--{key}", value)]) | given
+        )
     if engine == "vllm" and ("--additional-config" in given or any(key.startswith("huawei") for key in held)):
         engine = "vllm-ascend"
-    family = _family(engine)
+    family = family_of(engine)
     model = given.get("--model") or given.get("--model-path") or given.get("--served-model-name")
-    if words[0] == "vllm serve" and len(words) > 1 and not words[1].startswith("-"):
-        model = words[1]
-    if model is None:
+    if words[0] in ("vllm serve", "trtllm-serve") and len(words) > 1 and not words[1].startswith("-"):
+        model = words[2] if words[1] == "serve" and len(words) > 2 else words[1]
+    if model is None or model == "disaggregated":  # TensorRT-LLM's orchestrator
         return None
+    role, unknown = _role(name, given, settings or {}), list[str]()
+    if engine == "trtllm":
+        given, unknown = _options(given, settings or {}, role)
+    else:
+        kind = "dynamo" if words[0].startswith("dynamo") else "bare"
+        unknown = unknown_flags(table_key(engine, kind, words), given)
     total = _total(family, given)
     granted = next((int(value) for key, value in held.items() if DEVICES.match(key)), None)
     nodes = nodes or int(given.get("--nnodes") or 1)
@@ -320,14 +329,13 @@ def _found(
         nodes = -(-total // granted)
         instances = max(instances // nodes, 1)  # the replicas of a StatefulSet are then an instance's nodes
     own = {key: value for key, value in given.items() if not PLACES.search(key)}
-    kind = "dynamo" if words[0].startswith("dynamo") else "bare"
     defaults = {key: value for key, value in DEFAULTS[family].items() if key not in own}
     if "--max-running-requests" in defaults:  # of a rank, as graphs are
         ranks = own.get("--attn-dp-size") or own.get("--dp-size") or "1"
         defaults |= {name: str(int(defaults[name]) * int(ranks)) for name in ("--max-running-requests",)}
     return Found(
         name=name,
-        role=_role(name, own),
+        role=role,
         engine=engine,
         model=model,
         instances=instances,
@@ -338,46 +346,63 @@ def _found(
         limits=held,
         capabilities=tuple(((container.get("securityContext") or {}).get("capabilities") or {}).get("add") or ()),
         assumed=tuple(f"{key} {value}" for key, value in defaults.items()),
-        unknown=tuple(name for name in unknown_flags(table_key(engine, kind, words), given) if name not in PARSED),
+        unknown=tuple(unknown),
         kubernetes=bool(container),
     )
 
 
-def _canonical(engine: str, words: Sequence[str]) -> Flags:
-    """Return flags under their first names: dashes for underscores, aliases and short forms spelt out."""
-    aliases = dict(SHORT)
-    for part in TABLES[engine]:
-        for first, facts in table(part)["flags"].items():
-            aliases |= {alias: first for alias in facts.get("aliases", [])}
-    spelt = []
-    for word in words:
-        first, equals, value = word.partition("=")
-        if re.fullmatch(r"--?[a-z][a-z0-9_-]*", first):
-            first = aliases.get(first, aliases.get(first.replace("_", "-"), first.replace("_", "-")))
-        spelt.append(f"{first}{equals}{value}")
-    return {name: _known(value) for name, value in read_flags(spelt).items()}
+def _settings(name: str, flags: Flags, texts: Mapping[str, str]) -> Object | None:
+    """Return what the file of settings says that a command names; None where it names none."""
+    path = next((flags[flag] for flag in SETTINGS if flags.get(flag)), None)
+    if path is None:
+        return None
+    text = texts.get(path.rpartition("/")[2])
+    if text is None:
+        raise BadInput(f"SOURCE: {name} reads {path[:60]}, which is not here; give a folder that has it")
+    held = parse_yaml(text, path)
+    if not isinstance(held, dict):
+        raise BadInput(f"SOURCE: {path[:60]}: must be a mapping of settings")
+    return held
 
 
-def _known(value: str | None) -> str | None:
-    """Return a value; one that still holds a variable is none, so that what needs it says so."""
-    return None if value is not None and value.startswith("$") else value
+def _options(flags: Flags, settings: Object, role: RoleName) -> tuple[Flags, list[str]]:
+    """Return TensorRT-LLM's LLM arguments, those of its file before flags, with its defaults, and what is unknown."""
+    held: Object = {key: default for key, (_, default) in OPTIONS.items() if default is not None}
+    for key, (names, _) in OPTIONS.items():
+        stated = next((value for name in names.split() if (value := flags.get(name))), None)
+        held |= {} if stated is None else {key: int(stated)}
+    held |= {key: value for key, value in settings.items() if value is not None}
+    share = float(flags.get("--free-gpu-memory-fraction") or 0.9)
+    cache: Object = {"free_gpu_memory_fraction": share} | held.get("kv_cache_config", {})
+    read = {key: held[key] for key in OPTIONS if key in held}
+    read |= {"enable_attention_dp": held.get("enable_attention_dp", False), "kv_cache_config": cache}
+    if ep := held.get("moe_expert_parallel_size"):
+        read["moe_tensor_parallel_size"] = held.get("moe_tensor_parallel_size", held["tensor_parallel_size"] // ep)
+    read |= {key: held[key] for key in ("moe_config", "speculative_config") if isinstance(held.get(key), dict)}
+    if read.get("speculative_config", {}).get("decoding_type", "MTP") != "MTP":  # a draft model, which is not priced
+        del read["speculative_config"]
+        settings = {key: value for key, value in settings.items() if key != "speculative_config"}
+    if role != "mixed":
+        read |= {"cache_transceiver_config": {}, "disable_overlap_scheduler": role == "prefill"}
+    told: Flags = {key: str(read[key]) for key in OPTIONS if key in read}
+    told |= {"options": json.dumps(read), SHARE["trtllm"]: str(cache["free_gpu_memory_fraction"])}
+    return told | {"--kv-cache-dtype": str(cache.get("dtype", "auto"))}, unknown_options(settings)
 
 
 def _total(family: str, flags: Flags) -> int:
     """Return the devices of an instance by its degrees."""
-    names = ("tp", "pp") if family == "sglang" else ("tensor-parallel", "pipeline-parallel", "data-parallel")
     total = 1
-    for name in names:
-        value = flags.get(f"--{name}-size") or "1"
+    for name in DEGREES[family].split():
+        value = flags.get(name) or "1"
         degree = read_index(value)
         if not degree:
-            raise BadInput(f"--{name}-size: {value[:20]!r} is not a number of devices")
+            raise BadInput(f"{name}: {value[:20]!r} is not a number of devices")
         total *= degree
     return _count(total, "the product of the parallel degrees")
 
 
-def _role(name: str, flags: Flags) -> RoleName:
-    """Return what a role does: by its flags, else by its name."""
+def _role(name: str, flags: Flags, settings: Object) -> RoleName:
+    """Return what a role does: by its flags or settings, else by its name."""
     mode = flags.get("--disaggregation-mode") or ""
     transfer = flags.get("--kv-transfer-config") or ""
     for role, sign, letters in (("prefill", "kv_producer", "prefill"), ("decode", "kv_consumer", "decode")):
@@ -387,4 +412,6 @@ def _role(name: str, flags: Flags) -> RoleName:
         return "encode"
     if "--is-prefill-worker" in flags:
         return "prefill"
+    if "cache_transceiver_config" in settings:  # TensorRT-LLM's orchestrator alone knows, but for its overlap
+        return "prefill" if settings.get("disable_overlap_scheduler") else "decode"
     return "mixed"

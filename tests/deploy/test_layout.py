@@ -104,7 +104,6 @@ def test_variables_that_take_commands_apart_are_the_site_s() -> None:
 
 
 SITE = """
-host_network: true
 image_pull_secrets: [registry]
 service_account: serving
 priority_class: gold
@@ -144,7 +143,6 @@ def test_the_site_s_keys_reach_the_pods(tmp_path: Path) -> None:
     pod = template["workerTemplate"]
     spec, (container,) = pod["spec"], pod["spec"]["containers"]
     assert pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] == "rdma-net"
-    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     assert (spec["serviceAccountName"], spec["priorityClassName"]) == ("serving", "gold")
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["tolerations"][0]["key"] == "gpu" and spec["nodeSelector"] == {"pool": "inference"}
@@ -164,6 +162,16 @@ def test_the_site_s_keys_reach_the_pods(tmp_path: Path) -> None:
     claim = held["PersistentVolumeClaim", "qwen3-235b-a22b-weights"]["spec"]
     assert claim["storageClassName"] == "fast"
     assert not any(kind == "PriorityClass" for kind, _ in held)
+
+
+def test_pods_on_the_host_s_network_have_nodes_of_their_own() -> None:
+    """Two of them on one node would take the same port, so that the second never starts."""
+    held = objects(files_of("r1-h800", "vllm", "lws", host_network=True))["LeaderWorkerSet", "deepseek-r1-decode"]
+    check(held)
+    spec = held["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    with pytest.raises(BadInput, match="host_network: instances of prefill share nodes"):
+        files_of("qwen-h800", "vllm", "lws", host_network=True)
 
 
 def test_dynamo_scales_by_its_operator_s_adapter() -> None:

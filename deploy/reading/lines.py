@@ -1,0 +1,114 @@
+"""Finds engines' commands in shell text that others wrote, fills in variables, and spells flags out."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+
+from deploy.reading.flags import TABLES, Flags, read_flags, table
+from deploy.reading.shell import UnknownForm, arithmetic
+from ground.errors import BadInput
+
+COMMANDS = {
+    "vllm serve": "vllm",
+    "vllm.entrypoints.openai.api_server": "vllm",
+    "sglang.launch_server": "sglang",
+    "trtllm-serve": "trtllm",
+    "dynamo.vllm": "vllm",
+    "dynamo.sglang": "sglang",
+    "dynamo.trtllm": "trtllm",
+}
+SHORT = {"-tp": "--tensor-parallel-size", "-dp": "--data-parallel-size", "-pp": "--pipeline-parallel-size"}
+SHORT |= {"--tp": "--tp-size", "--dp": "--dp-size", "--ep": "--ep-size", "--pp": "--pp-size"}
+SHORT |= {
+    "--spec-tokens": "--speculative-config.num_speculative_tokens",
+    "--spec-method": "--speculative-config.method",
+}
+ENDS = ("&", "|", "||", "&&", ";")
+QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|(?:[^'"]|['"](?=[^'"]*\Z))+""", re.DOTALL)
+
+
+def commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Yield every engine command in a text as words, with the variables set before it, filled in where known."""
+    joined = re.sub(r"\\\r?\n\s*", " ", text)
+    joined = re.sub(r"(?<!\n)\n[ \t]*(?=--\w)", " ", joined)  # arguments listed one a line
+    scope, own = dict(given), dict[str, str]()
+    lines = iter(joined.splitlines())
+    for line in lines:
+        assigned = re.match(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(\S*)\s*$", line)
+        if assigned:
+            own[assigned[1]] = filled(assigned[2].strip("\"'"), scope)
+            scope = {**own, **scope}
+        start = min((at for mark in COMMANDS if (at := line.find(mark)) >= 0), default=-1)
+        if start < 0 or line.lstrip().startswith("#"):
+            continue
+        mark = next(mark for mark in COMMANDS if line.startswith(mark, start))
+        words = _split(line[start + len(mark) :], lines, scope)
+        end = next((n for n, word in enumerate(words) if word in ENDS or word.startswith((">", "2>"))), len(words))
+        yield [mark, *words[:end]], dict(own)
+
+
+def _split(line: str, further: Iterator[str], scope: Mapping[str, str]) -> list[str]:
+    """Return the words of a line, and of those behind it where a quote is open at its end."""
+    while True:
+        try:
+            return shlex.split(filled(line, scope), comments=True)
+        except ValueError as error:
+            after = next(further, None)
+            if after is None:
+                raise BadInput(f"SOURCE: a command cannot be split into words: {error}") from None
+            line += "\n" + after
+
+
+def filled(text: str, scope: Mapping[str, str]) -> str:
+    """Return text with ``$((…))``, ``${NAME:-…}``, ``$NAME`` and Kubernetes' ``$(NAME)`` filled in; others stay.
+
+    What stands between double quotes keeps its own, as those of JSON.
+    """
+    return QUOTED.sub(lambda part: _filled(part[0], scope, within=part[0].startswith('"')), text)
+
+
+def _filled(text: str, scope: Mapping[str, str], *, within: bool) -> str:
+    def name(found: re.Match[str]) -> str:
+        own, default = found[1] or found[3] or found[4], found[2]
+        value = scope.get(own, default if default is not None else found[0])
+        return re.sub(r'(["\\])', r"\\\1", value) if within and own in scope else value
+
+    def computed(found: re.Match[str]) -> str:
+        try:
+            return str(arithmetic(found[1], scope))
+        except (UnknownForm, ValueError, ZeroDivisionError):
+            return found[0]
+
+    text = re.sub(r"\$\(\((.*?)\)\)", computed, text)
+    return re.sub(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*)|\(([A-Za-z_]\w*)\))", name, text)
+
+
+def canonical(engine: str, words: Sequence[str]) -> Flags:
+    """Return flags under their first names: dashes for underscores, aliases, short and dotted forms spelt out."""
+    aliases, names = dict[str, str](), set[str]()
+    for part in TABLES[engine]:
+        for first, facts in table(part)["flags"].items():
+            aliases |= {alias: first for alias in (first.replace("_", "-"), *facts.get("aliases", []))}
+            names.add(first)
+    aliases |= SHORT
+    spelt = []
+    for word in words:
+        first, equals, rest = word.partition("=")
+        if re.fullmatch(r"--?[a-z][a-z0-9_-]*", first):
+            first = aliases.get(first, aliases.get(first.replace("_", "-"), first.replace("_", "-")))
+            longer = [name for name in names if name.startswith(first)] if engine == "sglang" else []
+            first = longer[0] if len(longer) == 1 else first  # argparse reads a beginning that only one flag has
+        spelt.append(f"{first}{equals}{rest}")
+    found = {name: _known(value) for name, value in read_flags(spelt).items()}
+    for name in [name for name in found if "." in name]:  # --eplb-config.window_size 8 is a key of its JSON
+        whole, _, key = name.partition(".")
+        value = found.pop(name) or "true"
+        read = json.loads(value) if re.fullmatch(r"-?\d+|true|false", value) else value
+        found[whole] = json.dumps(json.loads(found.get(whole) or "{}") | {key: read})
+    return found
+
+
+def _known(value: str | None) -> str | None:
+    """Return a value; one that still holds a variable is none, so that what needs it says so."""
+    return None if value is not None and value.startswith("$") else value
