@@ -53,18 +53,18 @@ class Product(NamedTuple):
 def matmul_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: Product) -> Number:
     """Return the seconds of a matrix product.
 
-    compute = 2·G·M·N·K / (peak·f) · (1 + half_rows/M) · (1 + half_depth/K) · (1 + half_columns/N),
-    memory = bytes / (bandwidth·g) · (1 + memory_half_columns/N);
+    compute = 2·G·M·N·K / (peak·f) · (1 + half_depth/K) · filling,
+    filling = (1 + half_rows/M) · (1 + half_columns/N) + half_outputs/(M·N), memory = bytes / (bandwidth·g);
     max(compute, memory) + serial_fraction · min(compute, memory) + floor
 
     Source: roofline with saturation terms of ``hardware.spec.MatmulFit``, derived here.
     """
     peak = device.peak_flops_per_second[dtype].value * fit.peak_fraction
-    filling = (1.0 + fit.half_rows / product.rows) * (1.0 + fit.half_depth / product.depth)
-    filling = filling * (1.0 + fit.half_columns / product.columns)
+    filling = (1.0 + fit.half_rows / product.rows) * (1.0 + fit.half_columns / product.columns)
+    filling = (filling + fit.half_outputs / (product.rows * product.columns)) * (1.0 + fit.half_depth / product.depth)
     bandwidth = device.memory_bandwidth_bytes_per_second.value * fit.memory_fraction
     compute = product.flops() / peak * filling
-    memory = product.moved_bytes(dtype) / bandwidth * (1.0 + fit.memory_half_columns / product.columns)
+    memory = product.moved_bytes(dtype) / bandwidth
     exposed = fit.serial_fraction * np.minimum(compute, memory)
     seconds: Number = np.maximum(compute, memory) + exposed + fit.floor_seconds
     return seconds

@@ -38,12 +38,14 @@ class Fitted(Stated):
 class MatmulFit(Fitted):
     """Dense or grouped matrix product of M rows, N columns, depth K.
 
-    compute seconds = 2·M·N·K / (peak · peak_fraction) · (1 + half_rows/M) · (1 + half_depth/K) · (1 + half_columns/N)
-    memory seconds  = bytes / (memory bandwidth · memory_fraction) · (1 + memory_half_columns/N)
+    compute seconds = 2·M·N·K / (peak · peak_fraction) · (1 + half_depth/K)
+                      · ((1 + half_rows/M) · (1 + half_columns/N) + half_outputs/(M·N))
+    memory seconds  = bytes / (memory bandwidth · memory_fraction)
     seconds         = max(compute, memory) + serial_fraction · min(compute, memory) + floor_seconds
 
     For a grouped product M is rows *per group*. ``half_rows`` is the row count at which half of
-    the peak fraction is reached, ``half_depth`` and ``half_columns`` likewise for K and N; ``serial_fraction`` is how
+    the peak fraction is reached, ``half_depth`` and ``half_columns`` likewise for K and N; ``half_outputs`` is the size
+    M·N of the product at which it is, for few tiles leave cores idle; ``serial_fraction`` is how
     much of the shorter of compute and memory traffic the kernel fails to hide behind the longer.
     """
 
@@ -51,7 +53,7 @@ class MatmulFit(Fitted):
     half_rows: NotNegative
     half_depth: NotNegative = 0
     half_columns: NotNegative = 0
-    memory_half_columns: NotNegative = 0
+    half_outputs: NotNegative = 0
     memory_fraction: Fraction
     serial_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     floor_seconds: NotNegative

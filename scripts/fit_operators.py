@@ -78,7 +78,7 @@ MATMUL: Bounds = {
     "half_rows": (0.0, 2000.0, 30.0, 50.0),
     "half_depth": (0.0, 8000.0, 200.0, 300.0),
     "half_columns": (0.0, 8000.0, 200.0, 300.0),
-    "memory_half_columns": (0.0, 8000.0, 500.0, 500.0),
+    "half_outputs": (0.0, 6.4e7, 1e5, 2e5),
     "memory_fraction": (0.05, 1.0, 0.8, 0.3),
     "serial_fraction": (0.0, 1.0, 0.3, 0.3),
     "floor_seconds": (0.0, 1e-3, 5e-6, 5e-6),

@@ -117,17 +117,17 @@ class Roofline(NamedTuple):
         weights = {"one": 1.0} if groups is None else groups
         product = 2.0 * columns * depth
         filling = (1.0 + fit.half_depth / depth) * (1.0 + fit.half_columns / columns if fit.half_columns else 1.0)
-        wide = 1.0 + fit.memory_half_columns / columns if fit.memory_half_columns else 1.0
+        idle = fit.half_rows + (fit.half_outputs / (columns + fit.half_columns) if fit.half_outputs else 0.0)
         moved = depth * ACTIVATION_BYTES[product_in] + 2.0 * columns
         read = combine(weights, columns * depth * ELEMENT_BYTES[dtype], rows, moved)
         return ComputeTerm(
             name=name,
             stage=stage,
             flops=scale(rows, product),
-            idle_flops=scale(weights, product * fit.half_rows) if fit.half_rows else {},
+            idle_flops=scale(weights, product * idle) if fit.half_rows or fit.half_outputs else {},
             flops_per_second=self.sustained * self.peak(product_in) * fit.peak_fraction / filling,
             bytes=read,
-            bytes_per_second=self.bandwidth * fit.memory_fraction / wide,
+            bytes_per_second=self.bandwidth * fit.memory_fraction,
             floor_seconds=fit.floor_seconds + (self.gap_seconds if fit.timed_alone else 0.0),
             serial=fit.serial_fraction,
             residual=residual(fit) if product_in == dtype else max(residual(fit), UNMEASURED_RESIDUAL),

@@ -5,7 +5,10 @@ import pytest
 
 from ground.errors import BadInput
 from hardware.engines import OPERATORS, _curves, _lines, engine_kernels, expert_curves, with_engine
+from hardware.fits import Product, matmul_seconds
 from hardware.loader import load_hardware
+from planner.costs.roofline import Roofline
+from planner.manifest.terms import timing
 
 
 def test_an_engine_brings_its_kernels():
@@ -32,6 +35,25 @@ def test_fits_are_close_to_what_they_rest_on(machine, engine):
     measured = [fit.median_residual for fit in fits if "aiconfigurator-core" in fit.source]
     assert len(measured) >= 3
     assert all(residual is not None and residual < 0.26 for residual in measured)
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine", "dtype", "rows", "columns", "measured"),
+    [
+        ("b200", "sglang", "fp8", 8192, 256, 29.8e-6),
+        ("b200", "sglang", "fp8", 2048, 512, 15.8e-6),
+        ("b200", "trtllm", "bf16", 8192, 512, 25.0e-6),
+        ("b300", "vllm", "nvfp4", 8192, 512, 29.4e-6),
+        ("h200", "sglang", "fp8", 2048, 256, 15.9e-6),
+    ],
+)
+def test_narrow_products_of_many_rows(machine, engine, dtype, rows, columns, measured):
+    """Within 15 % of AIConfigurator's times at a depth of 4,096: few columns leave no core idle where rows are many."""
+    own = with_engine(load_hardware(machine), engine)
+    seconds = matmul_seconds(own.device, dtype, own.kernels.gemm[dtype], Product(1.0, rows, columns, 4096))
+    assert seconds == pytest.approx(measured, rel=0.15)
+    term = Roofline(own).matmul("product", "attention", {"tokens": 1.0}, columns, 4096, dtype)
+    assert timing(term, {"tokens": float(rows), "one": 1.0}).seconds() == pytest.approx(seconds, rel=1e-9)
 
 
 def test_kernels_of_an_engine_are_listed():
