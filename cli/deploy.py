@@ -15,7 +15,7 @@ from deploy.render import Deployment, render
 from deploy.site import read_site
 from deploy.staged import staged_files
 from ground.errors import BadInput
-from ground.files import write_files
+from ground.files import first_bytes, write_files
 from planner.engines.loader import accelerator_of, all_engines, engine_names, load_engine
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.document import read_manifest
@@ -61,6 +61,7 @@ def command(flags: DeployFlags, json: bool = JSON) -> None:
 
     Nothing here was launched on hardware; docs/deploy.md says what is validated and what is not.
     """
+    first_bytes(flags.manifest, 0)  # it is read again for its digest
     read = read_manifest(flags.manifest)
     profile = load_engine(flags.engine or planned_engine(read))
     chosen = _kind(profile, read, flags.platform, flags.kind)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.errors import BadInput
-from ground.files import checking, read_bytes
+from ground.files import first_bytes, read_bytes
 from ground.units import MEBI
 
 _BROKEN: tuple[type[Exception], ...] = (
@@ -53,9 +53,8 @@ def read_members(path: Path, wanted: Callable[[str], bool], most_bytes: int, wha
     Raises BadInput: no readable file, all members together over ``most_bytes`` unpacked, or, told as ``what``, no
     whole archive.
     """
-    with checking(path), path.open("rb") as file:
-        begin, packed_bytes = file.read(6), file.seek(0, io.SEEK_END)
-    _check_size(path, packed_bytes, most_bytes)
+    begin = first_bytes(path, 6)
+    _check_size(path, path.stat().st_size, most_bytes)
     packing = next(mode for magic, mode in _PACKINGS.items() if begin.startswith(magic))
     with unbroken(f"{path}: {what}"):
         if zipfile.is_zipfile(path):

@@ -109,6 +109,18 @@ def _opened(path: str, flags: int) -> int:
     return handle
 
 
+def first_bytes(path: Path, count: int) -> bytes:
+    """Return how a file begins that is to be read again.
+
+    Raises BadInput naming the file as ``read_bytes``, and for what cannot be read twice.
+    """
+    with checking(path):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise BadInput(f"{path}: is a pipe or a device, which cannot be read twice; give a file")
+        with path.open("rb") as file:
+            return file.read(count)
+
+
 def read_text(path: Path, most_bytes: int = SIZE_LIMIT_BYTES) -> str:
     """Return the UTF-8 text of ``path``, without a byte order mark; BadInput as ``read_bytes`` and for other text."""
     raw = read_bytes(path, most_bytes)

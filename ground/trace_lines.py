@@ -10,7 +10,7 @@ from typing import Any
 
 from ground.archives import GZIP, unbroken
 from ground.errors import BadInput
-from ground.files import checking, csv_cells
+from ground.files import csv_cells, first_bytes
 from ground.units import MEBI
 
 MOST_ROWS = 5_000_000
@@ -28,7 +28,7 @@ def records(path: Path, most_rows: int = MOST_ROWS) -> tuple[list[str] | None, I
 
     Raises BadInput, here or while reading: no readable file, nothing in it, not UTF-8, broken or too large.
     """
-    if _is_parquet(path):
+    if first_bytes(path, 4) == b"PAR1":
         return None, _parquet_records(path)
     lines = _numbered_lines(path, most_rows)
     first = next(lines, None)
@@ -100,14 +100,6 @@ def _parquet_records(path: Path) -> Iterator[Record]:
             for row in batch.to_pylist():
                 number += 1
                 yield f"{path}, row {number}", row
-
-
-def _is_parquet(path: Path) -> bool:
-    with checking(path):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            raise BadInput(f"{path}: is a pipe or a device, which cannot be read twice; give a file")
-        with path.open("rb") as file:
-            return file.read(4) == b"PAR1"
 
 
 def _json(text: str) -> Any:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ground import files
+from ground.archives import read_members
 from ground.errors import BadInput
 from ground.files import csv_cells, csv_rows, csv_table
 from ground.trace_lines import records
@@ -56,8 +57,13 @@ def test_a_pipe_is_read_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
     with subprocess.Popen(["sh", "-c", f"exec > '{pipe}'; sleep 0.2; echo late"]):
         monkeypatch.setattr(files, "WRITER_SECONDS", 10.0)
         assert files.read_text(pipe) == "late\n"
-    with pytest.raises(BadInput, match="is a pipe or a device, which cannot be read twice; give a file"):
-        records(pipe)
+    for read in (
+        records,
+        lambda path: read_members(path, bool, 99, "is broken"),
+        lambda path: files.first_bytes(path, 1),
+    ):
+        with pytest.raises(BadInput, match="is a pipe or a device, which cannot be read twice; give a file"):
+            read(pipe)
 
 
 def test_write_files_makes_folders_and_replaces_with_force(tmp_path: Path) -> None:
