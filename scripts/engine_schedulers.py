@@ -1,14 +1,15 @@
 """Serve requests by an engine's own unmodified scheduler on a CPU, with a step of known length: judges planner/serving.
 
-    /tmp/engines/vllm/bin/python scripts/engine_schedulers.py vllm > tests/planner/serving/engines/linear_vllm.csv
-    /tmp/engines/sglang/bin/python scripts/engine_schedulers.py sglang examples/deploy/qwen3-8b-h100/manifest.yaml
+    cd /tmp/engines && PYTHONPATH=vllm==0.33.0 engines/bin/python REPOSITORY/scripts/engine_schedulers.py vllm
+    PYTHONPATH=sglang==0.5.23 engines/bin/python REPOSITORY/scripts/engine_schedulers.py sglang MANIFEST
 
-The environments are those of scripts/engine_parsers.py (vLLM 0.33.0, SGLang 0.5.23); ENGINE is vllm, sglang,
-sglang-overlap (the loop that SGLang ships with) or sglang-mixed (``--enable-mixed-chunk``). Without a manifest a step
-takes 5 ms, 20 us per prompt token and 0.1 ms per request in decode, and KV is short; with the manifest of an aggregated
-plan of one DP rank, limits, mean lengths and the length of a step are the plan's, at 0.8 of its rate. Arrivals are
-Poisson, lengths log-normal. Prints a row per request: arrival, prompt and answer tokens, first and last token in
-seconds. Seconds a case; run all again, and read what changed, when a version of an engine is added.
+The folder is that of scripts/engine_parsers.py; tests/planner/serving/engines has what it printed. ENGINE is vllm,
+sglang, sglang-overlap (the loop that SGLang ships with) or sglang-mixed (``--enable-mixed-chunk``). Without a
+manifest a step takes 5 ms, 20 us per prompt token and 0.1 ms per request in decode, and KV is short; with the
+manifest of an aggregated plan of one DP rank, limits, mean lengths and the length of a step are the plan's, at 0.8
+of its rate. Arrivals are Poisson, lengths log-normal. Prints a row per request: arrival, prompt and answer tokens,
+first and last token in seconds. Seconds a case; run all again, and read what changed, when a version of an engine
+is added.
 """
 
 import json
@@ -283,7 +284,7 @@ def sglang_scheduler(case: Case, overlap: bool, mixed: bool) -> object:
         disable_radix_cache=True,  # no request begins like another, but one that was put back would like itself
         disable_overlap_schedule=not overlap,
         enable_mixed_chunk=mixed,
-        mem_fraction_static=0.3,
+        mem_fraction_static=0.9,  # of what other processes leave; max_total_tokens is far less
     )
     rank = SpawnRanks(world_rank=spawn_world_rank(given, tp_rank=0, pp_rank=0), dp_rank=None, gpu_id=0)
     publish(given, role="scheduler", ranks=rank)
