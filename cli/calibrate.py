@@ -15,8 +15,7 @@ from ground.units import format_duration
 from ground.validation import plain
 from hardware.calibrate import Calibrated, calibrate, overlay
 from hardware.loader import load_hardware
-from hardware.measurements import read_measurements
-from hardware.measuring import Timer, measure_all
+from hardware.measurements import Timer, measure_all, read_measurements
 from hardware.spec import Fitted, HardwareSpec
 from podplan.options import argument, flag, switch
 from podplan.result import as_csv, picked

@@ -22,8 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from cli.exit_codes import ExitCode
-from ground.errors import BadInput, Infeasible
-from ground.names import close_names, suggest
+from ground.errors import BadInput, Infeasible, close_names, suggest
 from ground.units import read_index
 from ground.version import VERSION
 from ground.workers import spare_threads

@@ -3,8 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Mapping
 
-from deploy.commands.fabric import spans_nodes_by_nvlink, talks_over_nodes
-from deploy.commands.launch import Target, machine_of
+from deploy.commands.launch import Target, machine_of, spans_nodes_by_nvlink, talks_over_nodes
 from deploy.kubernetes.weights import mismatched, quantised, source_of
 from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan

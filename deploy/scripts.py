@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from deploy.commands.fabric import talks_over_nodes
-from deploy.commands.launch import Launch, Target
+from deploy.commands.launch import Launch, Target, talks_over_nodes
 from deploy.words import Shell, flag_words, quoted
 
 ASCEND_RANK_TABLE = "/user/serverid/devindex/config/hccl.json"  # where the Ascend operator mounts what it collects

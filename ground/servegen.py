@@ -21,7 +21,7 @@ from ground.archives import read_members
 from ground.arrays import Floats
 from ground.errors import BadInput
 from ground.files import csv_rows, parse_json, read_bytes
-from ground.trace_rows import MOST_TOKENS, read_number
+from ground.trace_lines import MOST_TOKENS, read_number
 from ground.units import GIBI
 
 Integers = NDArray[np.int64]

@@ -12,7 +12,7 @@ from datetime import UTC
 from typing import Literal
 
 from ground.errors import BadInput
-from ground.trace_rows import (
+from ground.trace_lines import (
     Fields,
     Row,
     estimate_tokens,

@@ -8,8 +8,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from ground.errors import BadInput
-from ground.names import suggest
+from ground.errors import BadInput, suggest
 from ground.records import NAME
 
 Model = TypeVar("Model")

@@ -4,9 +4,8 @@ import os
 from functools import cache
 from pathlib import Path
 
-from ground.errors import BadInput
+from ground.errors import BadInput, suggest
 from ground.files import read_yaml
-from ground.names import suggest
 from ground.records import from_dict
 from models.spec import ModelSpec
 

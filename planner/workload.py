@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ground.errors import BadInput
-from models.vision import Encoding, Pictures, Seen
+from models.parameters import Encoding, Pictures, Seen
 from planner.manifest.terms import Number
 
 LengthShape = Literal["lognormal", "gamma"]

@@ -13,8 +13,7 @@ from ground.errors import BadInput
 from ground.units import number_of, parse_count
 from ground.validation import plain
 from hardware.formats import multiplied, storable
-from hardware.gaps import gaps
-from hardware.loader import hardware_names, load_hardware
+from hardware.loader import gaps, hardware_names, load_hardware
 from hardware.spec import HardwareSpec
 from hardware.values import sourced_values
 from models.loader import load_model, model_names

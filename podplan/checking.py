@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ground.errors import BadInput, naming
 from ground.workers import Workers, executor_of
 from planner.checks.check import Search, Verdict, check_deployed, check_question
-from planner.checks.deployed import Deployed
-from planner.checks.deployed_trace import plan_on
+from planner.checks.deployed import Deployed, plan_on
 from planner.checks.margins import AfterLoss, Limits, Margin, over_windows
 from planner.plans.day import Window, peak_rate
 from planner.plans.plan import Plan

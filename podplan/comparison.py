@@ -8,8 +8,7 @@ from functools import partial
 from itertools import chain, product
 from typing import Any
 
-from ground.errors import BadInput
-from ground.names import suggest
+from ground.errors import BadInput, suggest
 from ground.units import number_of, parse_count
 from ground.workers import Workers, executor_of
 from podplan.options import UNITS, QuestionFlags, flag_name, flags_of, names_of, text_of

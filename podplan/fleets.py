@@ -7,8 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
 
-from ground.errors import BadInput, naming
-from ground.names import file_names, suggest
+from ground.errors import BadInput, file_names, naming, suggest
 from planner.checks.check import Verdict, check_deployed
 from planner.checks.deployed import from_plan
 from planner.checks.margins import Limits

@@ -10,7 +10,6 @@ from typing import get_args
 import numpy as np
 
 from ground.errors import BadInput, naming
-from ground.sessions import with_blocks
 from ground.trace_lengths import fitting, fitting_parts
 from ground.traces import (
     Trace,
@@ -23,6 +22,7 @@ from ground.traces import (
     stream_trace,
     window,
     with_arrivals,
+    with_blocks,
 )
 from ground.units import MEBI, counted, format_duration, number_of, parse_count, parse_duration, parse_rate
 from models.spec import ModelSpec

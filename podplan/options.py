@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ground.errors import BadInput
-from ground.names import suggest
+from ground.errors import BadInput, suggest
 from ground.units import parse_count, parse_duration, parse_rate
 
 Text = str | None

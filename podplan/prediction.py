@@ -10,8 +10,8 @@ from hardware.formats import KvDtype
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.loader import load_model
+from models.parameters import Seen
 from models.spec import ModelSpec
-from models.vision import Seen
 from planner.costs.cache import POOL_BYTES, find_plane, prefixes_held
 from planner.costs.deployment import Phase, check_disaggregation
 from planner.costs.predict import Configuration, Prediction

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from ground.errors import BadInput, naming
+from ground.errors import BadInput, naming, suggest
 from ground.files import read_yaml
-from ground.names import suggest
 from planner.objective import ObjectiveName
 from planner.question import Encode, Loss, Queueing, Shape
 from podplan.options import SIZES, UNITS, QuestionFlags, check_keywords, flag_name, names_of, text_of

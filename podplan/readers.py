@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar, get_args
 
-from ground.errors import BadInput
-from ground.names import suggest
+from ground.errors import BadInput, suggest
 from ground.units import number_of, parse_count, parse_duration
 from hardware.formats import KvDtype, storable
 from hardware.spec import Dtype, HardwareSpec
+from models.parameters import Pictures, pictures_of
 from models.spec import ModelSpec, VisionTower
-from models.vision import Pictures, pictures_of
 from planner.balance.imbalance import Balance, LoadDistribution, measured_distribution, parse_balance, parse_skew
 from planner.costs.deployment import Host, Shared, default_weights
 from planner.engines.loader import Needs, load_engine

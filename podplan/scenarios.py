@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ground.errors import BadInput, Infeasible, naming
+from ground.errors import BadInput, Infeasible, file_names, naming
 from ground.files import read_yaml
-from ground.names import file_names
 from ground.traces import Trace, requests_per_second, scale_rate
 from ground.units import HOUR_SECONDS, format_count, number_of, parse_duration
 from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, policy, space_of

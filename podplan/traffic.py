@@ -14,8 +14,8 @@ from ground.files import csv_table, read_text
 from ground.prefix_cache import PrefixCache
 from ground.units import number_of, parse_count, parse_duration, parse_rate, parse_size
 from hardware.formats import KvDtype
+from models.parameters import Pictures
 from models.spec import ModelSpec
-from models.vision import Pictures
 from planner.costs.cache import find_plane, model_cache
 from planner.costs.deployment import Deployment
 from planner.plans.day import Window, peak_rate
@@ -147,9 +147,8 @@ def _from_trace(
     rate: float | None,
     reuse: float | None,
 ) -> AskedTraffic:
-    from ground.sessions import with_blocks
     from ground.trace_lengths import fitting  # readers of many formats, for --trace alone
-    from ground.traces import TraceFormat, read_trace, reused_tokens
+    from ground.traces import TraceFormat, read_trace, reused_tokens, with_blocks
 
     for field in (*LENGTH_FIELDS, "images", "video", "sessions"):
         flags.check_apart((field, "trace"), "give lengths")

@@ -7,8 +7,7 @@ from hardware.spec import HardwareSpec
 from models.spec import MLA, ModelSpec, MoE
 from planner.manifest.checks import spec_hash
 from planner.manifest.costs import StepCostModel
-from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance
-from planner.manifest.ranks import group_rules, rank_table, shard_rules
+from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance, group_rules, rank_table, shard_rules
 from planner.manifest.schema import Cluster, EmbeddedModel, Manifest, ManifestWorkload
 from planner.manifest.stepcost import layers_per_stage
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, StepCost

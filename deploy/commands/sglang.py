@@ -5,8 +5,7 @@ Requests and prefill tokens are of the instance: SGLang divides both by attentio
 
 from collections.abc import Iterator
 
-from deploy.commands.fabric import ascend_environment, gpu_environment
-from deploy.commands.launch import NODE_RANK, Launch, Target, port
+from deploy.commands.launch import NODE_RANK, Launch, Target, ascend_environment, gpu_environment, port
 from deploy.experts import needs_map, sglang_map
 from deploy.memory import dispatched, exchanges
 from deploy.roles import RolePlan

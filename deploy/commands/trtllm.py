@@ -7,8 +7,7 @@ several nodes are started by MPI, which NVIDIA Dynamo's operator does and these 
 from collections.abc import Mapping
 from typing import Any
 
-from deploy.commands.fabric import gpu_environment
-from deploy.commands.launch import Launch, Target, port
+from deploy.commands.launch import Launch, Target, gpu_environment, port
 from deploy.memory import exchanges
 from deploy.roles import RolePlan
 from deploy.words import Shell

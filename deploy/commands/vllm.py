@@ -4,8 +4,16 @@ Every node of a data-parallel instance has its own API server (``--data-parallel
 alike and no single front end carries hundreds of ranks; with one rank per node the balancing is external.
 """
 
-from deploy.commands.fabric import gpu_environment, spans_nodes_by_nvlink
-from deploy.commands.launch import NODE_RANK, RENDEZVOUS_PORT, STARTUP_SECONDS, Launch, Target, port
+from deploy.commands.launch import (
+    NODE_RANK,
+    RENDEZVOUS_PORT,
+    STARTUP_SECONDS,
+    Launch,
+    Target,
+    gpu_environment,
+    port,
+    spans_nodes_by_nvlink,
+)
 from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, Value, compact_json, quoted
 

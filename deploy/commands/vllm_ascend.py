@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from deploy.commands.fabric import ascend_environment
-from deploy.commands.launch import Launch, Target, port
+from deploy.commands.launch import Launch, Target, ascend_environment, port
 from deploy.commands.vllm import OWN, common_flags, served
 from deploy.experts import ascend_map, needs_map
 from deploy.roles import RolePlan

@@ -1,7 +1,6 @@
 """xLLM's command line (0.9.1): one process per device, limits of the whole instance, redundancy per device."""
 
-from deploy.commands.fabric import ascend_environment
-from deploy.commands.launch import DEVICE, NODE_RANK, Launch, Target, port
+from deploy.commands.launch import DEVICE, NODE_RANK, Launch, Target, ascend_environment, port
 from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, Value, sum_of
 

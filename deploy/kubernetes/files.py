@@ -4,8 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from deploy.commands.fabric import spans_nodes_by_nvlink
-from deploy.commands.launch import Launch, Target
+from deploy.commands.launch import Launch, Target, spans_nodes_by_nvlink
 from deploy.kubernetes import weights
 from deploy.kubernetes.orchestrators import FRONTEND_PORT, dynamo_graph, llmd_gateway, llmd_workloads, scaled
 from deploy.kubernetes.pods import CHANNEL, weights_mount, weights_volume

@@ -1,7 +1,6 @@
 """The pod of one node of a role, the same in every kind of workload."""
 
-from deploy.commands.fabric import spans_nodes_by_nvlink, talks_over_nodes
-from deploy.commands.launch import STARTUP_SECONDS, Launch, Target
+from deploy.commands.launch import STARTUP_SECONDS, Launch, Target, spans_nodes_by_nvlink, talks_over_nodes
 from deploy.kubernetes.templates import template
 from deploy.memory import exchanges
 from deploy.roles import RolePlan

@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
-from ground.errors import BadInput
-from ground.names import suggest
+from ground.errors import BadInput, suggest
 from ground.units import number_of
 from planner.balance.counts import check_redundancy, longest_first, replica_counts, replicated
 from planner.manifest.terms import Number

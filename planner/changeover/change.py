@@ -4,10 +4,9 @@ from dataclasses import dataclass, replace
 
 from ground.errors import Infeasible
 from planner.changeover.capacity import carried, total_carried
-from planner.changeover.lots import Lot, Signature, kinds_of, lots_of
 from planner.changeover.moving import Terms, Turn, check_together, drain_seconds, turn, weight_plane
 from planner.changeover.order import ROLES, InPlace, Order, Side, Task, cheapest, still
-from planner.changeover.stages import Sides, stages_of
+from planner.changeover.stages import Lot, Sides, Signature, kinds_of, lots_of, stages_of
 from planner.checks.margins import Limits
 from planner.manifest.loading import slowest_plane
 from planner.manifest.migration import Migration, Promise

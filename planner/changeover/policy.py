@@ -13,9 +13,9 @@ import numpy as np
 
 from ground.arrays import Bools, Floats, Ints
 from ground.units import HOUR_SECONDS
-from planner.changeover.lots import kinds_of
 from planner.changeover.moving import Terms, drain_seconds, weight_plane
 from planner.changeover.robust import Layout, Scenario, at_hand, layouts_of, options_of
+from planner.changeover.stages import kinds_of
 from planner.manifest.schema import Manifest, Pool
 
 Joint = tuple[Layout, ...]

@@ -13,7 +13,7 @@ from functools import partial
 from ground.errors import Infeasible
 from ground.units import format_duration, rounded_up
 from planner.changeover.capacity import carried
-from planner.changeover.lots import kinds_of
+from planner.changeover.stages import kinds_of
 from planner.checks.margins import Limits
 from planner.checks.traced import search_on_trace
 from planner.instances.alignment import Lot, placed_apart

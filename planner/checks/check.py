@@ -4,8 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from planner.checks.deployed import Deployed, standing
-from planner.checks.deployed_trace import plan_on
+from planner.checks.deployed import Deployed, plan_on, standing
 from planner.checks.margins import AfterLoss, Limits, Margin, held_confidence, margins_of, room_of, worst_loss
 from planner.checks.on_trace import held_at, loads
 from planner.checks.traced import search_on_trace

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from ground.errors import BadInput
-from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, standing_of
-from planner.checks.deployed_trace import played
+from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, played, standing_of
 from planner.costs.breakdown import operators
 from planner.costs.interval import interval
 from planner.instances.space import Role
@@ -25,7 +24,7 @@ from planner.plans.expectation import (
 from planner.plans.recorded import pools_on
 from planner.plans.servers import deviation_behind
 from planner.serving.aggregated import AggregatedPool
-from planner.serving.separate import SeparatePools
+from planner.serving.decode import SeparatePools
 from planner.workload import Trace, Workload, running_kv_tokens
 
 

@@ -23,8 +23,8 @@ from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.question import Question
 from planner.serving.aggregated import AggregatedPool
+from planner.serving.decode import SeparatePools, Served, prefill_pool, within
 from planner.serving.deployed import play
-from planner.serving.separate import SeparatePools, Served, prefill_pool, within
 from planner.workload import Trace, Traffic
 
 MOST_PLAYED = 600_000

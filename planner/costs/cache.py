@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ground.errors import BadInput
-from ground.names import suggest
+from ground.errors import BadInput, suggest
 from ground.prefix_cache import POOL_BLOCK_TOKENS
 from hardware.formats import ELEMENT_BYTES
 from hardware.spec import HardwareSpec, Plane

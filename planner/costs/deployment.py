@@ -16,8 +16,8 @@ from hardware.formats import (
     storable,
 )
 from hardware.spec import Dtype, HardwareSpec
+from models.parameters import Seen
 from models.spec import ModelSpec, MoE
-from models.vision import Seen
 from planner.engines.loader import accelerator_of, engine_names, generation_of, load_engine
 from planner.engines.memory import A2_GATHERING
 from planner.engines.spec import EngineProfile

@@ -9,8 +9,8 @@ from ground.errors import BadInput
 from hardware.engines import with_engine
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
+from models.parameters import Seen
 from models.spec import ModelSpec
-from models.vision import Seen
 from planner.balance.imbalance import Balance
 from planner.costs.breakdown import Operator, operators
 from planner.costs.deployment import (

@@ -12,8 +12,8 @@ from functools import lru_cache
 import numpy as np
 
 from hardware.spec import HardwareSpec
+from models.parameters import Seen
 from models.spec import GQA, ModelSpec, VisionTower
-from models.vision import Seen
 from planner.costs.deployment import Deployment
 from planner.costs.operators import build_step_cost
 from planner.costs.roofline import Roofline

@@ -5,9 +5,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ground.errors import BadInput
+from ground.errors import BadInput, suggest
 from ground.files import read_yaml
-from ground.names import suggest
 from ground.records import from_dict
 from hardware.spec import HardwareSpec
 from planner.engines.memory import Generation

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.vision import Encoding
+from models.parameters import Encoding
 from planner.engines.loader import accelerator_of, broken_encoder, load_engine
 from planner.engines.rules import Broken
 from planner.engines.spec import ShapeName

@@ -32,11 +32,10 @@ from planner.manifest.stepcost import evaluate_each
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
 from planner.serving.capacity import Limits, largest_rate
-from planner.serving.decode import DecodePool
+from planner.serving.decode import DecodePool, iteration_times
 from planner.serving.latency import Latency
 from planner.serving.played import Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.serving.separate import iteration_times
 from planner.serving.streams import longest_prompt
 from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload, running_kv_tokens

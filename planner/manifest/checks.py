@@ -12,9 +12,8 @@ from ground.errors import BadInput
 from ground.records import Stated
 from ground.validation import plain
 from planner.manifest.costs import EXPERT_VARIABLES, REACH_VARIABLES, TERM_GROUPS, StepCostModel
-from planner.manifest.layout import RANK_COLUMNS
+from planner.manifest.layout import RANK_COLUMNS, group_rules, rank_table
 from planner.manifest.loads import check_expert_map
-from planner.manifest.ranks import group_rules, rank_table
 from planner.manifest.schema import Manifest, ManifestWorkload, Pool, PromptKinds
 
 PLACE = [RANK_COLUMNS.index(name) for name in ("node", "device")]

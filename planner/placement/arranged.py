@@ -26,11 +26,10 @@ from planner.manifest.loads import imbalance, rank_loads
 from planner.manifest.terms import Number, timing
 from planner.placement.eplb import eplb
 from planner.placement.grouped import keep_groups
-from planner.placement.improve import search_jointly
 from planner.placement.methods import Placement, measure
 from planner.placement.migrate import few_moves, moves, renumbered
 from planner.placement.problem import Problem
-from planner.placement.rows import Objective, Rows, swap_best
+from planner.placement.rows import Objective, Rows, search_jointly, swap_best
 
 _MOST_STEPS = 400
 _ROUNDING = 1e-6

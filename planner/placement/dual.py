@@ -23,9 +23,9 @@ import numpy as np
 
 from ground.arrays import Floats, Ints
 from planner.manifest.loads import imbalance, rank_loads
-from planner.placement.improve import search_jointly
 from planner.placement.methods import Placement, lower_bound
 from planner.placement.problem import Problem
+from planner.placement.rows import search_jointly
 
 GOAL = 5e-3
 """A layer is done when the proven gap is this small."""

@@ -16,9 +16,8 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from planner.balance.counts import longest_first_rows, water_filling
 from planner.placement.eplb import balanced_packs
-from planner.placement.improve import SETTLED, search_jointly, settle
 from planner.placement.problem import Problem, simple_bounds
-from planner.placement.rows import BOLD
+from planner.placement.rows import BOLD, SETTLED, search_jointly, settle
 
 _MOST_PARTITIONS = 10_000
 _ROUNDS = 12

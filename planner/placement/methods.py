@@ -11,14 +11,13 @@ from typing import Literal
 import numpy as np
 
 from ground.arrays import Bools, Floats, Ints
-from ground.errors import BadInput
-from ground.names import suggest
+from ground.errors import BadInput, suggest
 from planner.balance.counts import longest_first_rows, water_filling
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from planner.placement.eplb import eplb, hottest_first
 from planner.placement.grouped import group_bound, keep_groups
-from planner.placement.improve import search_jointly, settle
 from planner.placement.problem import Problem, simple_bounds
+from planner.placement.rows import search_jointly, settle
 from planner.placement.sliced import fewer_slices, search_slices, slice_imbalance
 
 MOST_PLACES = 400

@@ -21,8 +21,16 @@ from planner.instances.kv_links import kv_plane
 from planner.instances.operating import DecodeServer
 from planner.manifest.checks import spec_hash
 from planner.manifest.costs import StepCostModel
-from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance, ShardRule
-from planner.manifest.ranks import group_rules, rank_table, shard_rules
+from planner.manifest.layout import (
+    Degrees,
+    ExpertLayers,
+    ExpertMap,
+    Instance,
+    ShardRule,
+    group_rules,
+    rank_table,
+    shard_rules,
+)
 from planner.manifest.schema import (
     Answer,
     AnswerKinds,

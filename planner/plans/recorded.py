@@ -12,8 +12,8 @@ from ground.errors import BadInput
 from planner.manifest.schema import Manifest, Prediction, Role, ServiceLevels, Statistics
 from planner.plans.expectation import Expectation, mixed_pool, pool_pair
 from planner.serving.aggregated import AggregatedPool, play_closed
+from planner.serving.decode import SeparatePools, Served, play_separate, within
 from planner.serving.deployed import aggregated_pool, aggregated_served, play, separate_pools
-from planner.serving.separate import SeparatePools, Served, play_separate, within
 from planner.serving.streams import stationary
 from planner.workload import Trace, Traffic, Workload, running_kv_tokens
 

@@ -12,10 +12,17 @@ from planner.loops.arrays import TableArrays
 from planner.manifest.stacks import stacked
 from planner.manifest.terms import StepCost
 from planner.serving.aggregated import AggregatedPool, Played, play_aggregated
-from planner.serving.decode import DecodePool
+from planner.serving.decode import (
+    DecodePool,
+    SeparatePools,
+    Served,
+    iteration_times,
+    play_separate,
+    prefill_pool,
+    served,
+)
 from planner.serving.prefill import PrefillPool
 from planner.serving.rules import manifest_rule
-from planner.serving.separate import SeparatePools, Served, iteration_times, play_separate, prefill_pool, served
 from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
 from planner.workload import Trace

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ground.sessions import with_blocks
-from ground.traces import Trace
+from ground.traces import Trace, with_blocks
 from planner.serving.streams import stationary
 from planner.workload import Sessions, Workload
 

@@ -13,8 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ground.errors import BadInput, Fault
-from planner.manifest.layout import ExpertLayers, ExpertMap, RankTable
-from planner.manifest.ranks import group_rules, rank_table
+from planner.manifest.layout import ExpertLayers, ExpertMap, RankTable, group_rules, rank_table
 from planner.manifest.schema import Manifest, Pool
 from runtime.execute.check import Compared, compare
 from runtime.execute.layout import Layout

@@ -2,8 +2,19 @@
 
 Shapes: T tokens, h hidden size, n output features. Rounding aside, a product over a part of the output features is a
 part of the whole product, and products over parts of the input features add up to it; nothing else is needed to shard.
+
+Latent and grouped-query attention over some of the heads: prompts unabsorbed, running requests absorbed.
+
+An attention object computes for the heads of one rank. What is cached per token stands in a row: for MLA one latent
+and one rotary key whatever the heads, for GQA the keys and values of the rank's KV heads.
+
+Shapes: T tokens, h hidden size, R requests of q query tokens, S cached positions. ``down`` makes of normed tokens
+[T, h] what queries are made of, [T, ·], and the rows to cache, [T, width]. ``prefill`` returns the heads' outputs
+[T, heads · v] of prompts that stand one behind the other; ``decode`` those of running requests, [R·q, heads · v], from
+a cache [R, S, width] at positions [R, q].
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
-from models.spec import MoE
+from models.spec import GQA, MLA, MoE
 
 ROPE_BASE, EPSILON = 10_000.0, 1e-6
 INT8_LARGEST = 127.0
@@ -150,3 +161,151 @@ def _best(values: Floats, count: int) -> tuple[Ints, Floats]:
         return chosen, np.full(len(values), np.inf)
     last = np.take_along_axis(values, order[:, count - 1 : count + 1], axis=1)
     return chosen, last[:, 0] - last[:, 1]
+
+
+Parts = dict[str, Floats]
+"""A rank's parts of a layer's attention tensors, by the last words of their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """MLA (DeepSeek-V2 section 2.1) over ``heads`` of its heads."""
+
+    spec: MLA
+    heads: int
+    parts: Parts
+    int8: bool = False
+
+    @property
+    def width(self) -> int:
+        """Cached elements per token."""
+        return self.spec.kv_elements_per_token
+
+    def down(self, x: Floats, positions: Ints) -> tuple[Floats, Floats]:
+        """Compressed queries, and latent with rotary key; whole on every rank."""
+        spec, parts = self.spec, self.parts
+        query = x
+        if spec.q_lora_rank is not None:
+            query = rms_norm(linear(x, parts["q_a_proj.weight"], self.int8), parts["q_a_layernorm.weight"])
+        compressed = linear(x, parts["kv_a_proj_with_mqa.weight"], self.int8)
+        latent = rms_norm(compressed[:, : spec.kv_lora_rank], parts["kv_a_layernorm.weight"])
+        key = rotate(compressed[:, spec.kv_lora_rank :], positions)
+        return query, np.concatenate([latent, key], axis=1)
+
+    def _queries(self, query: Floats, positions: Ints) -> tuple[Floats, Floats]:
+        """Return the parts of the queries without and with rotation, [T, heads, ·]."""
+        name = "q_proj.weight" if self.spec.q_lora_rank is None else "q_b_proj.weight"
+        split = self.spec.qk_nope_head_dim
+        width = split + self.spec.qk_rope_head_dim
+        q = linear(query, self.parts[name], self.int8).reshape(len(query), self.heads, width)
+        return q[:, :, :split], rotate(q[:, :, split:], positions[:, None])
+
+    def _up(self) -> tuple[Floats, Floats]:
+        """Return W_uk [heads, nope, latent] and W_uv [heads, v, latent]."""
+        up = self.parts["kv_b_proj.weight"].reshape(self.heads, -1, self.spec.kv_lora_rank)
+        return up[:, : self.spec.qk_nope_head_dim], up[:, self.spec.qk_nope_head_dim :]
+
+    def prefill(self, query: Floats, rows: Floats, positions: Ints, lengths: Sequence[int]) -> Floats:
+        """Unabsorbed: keys and values are expanded for every head (CloudMatrix384 section 4.3.1)."""
+        plain, rotated = self._queries(query, positions)
+        up_key, up_value = self._up()
+        latent, key = rows[:, : self.spec.kv_lora_rank], rows[:, self.spec.kv_lora_rank :]
+        keys = np.concatenate(
+            [
+                np.einsum("tc,hdc->thd", latent, up_key),
+                np.broadcast_to(key[:, None], (len(key), self.heads, key.shape[1])),
+            ],
+            axis=2,
+        )
+        values = np.einsum("tc,hdc->thd", latent, up_value)
+        return causal(np.concatenate([plain, rotated], axis=2), keys, values, lengths)
+
+    def decode(self, query: Floats, cache: Floats, positions: Ints) -> Floats:
+        """Absorbed: queries go to latent space, so every head attends to the one cached latent (section 4.2.2)."""
+        plain, rotated = self._queries(query, positions.ravel())
+        up_key, up_value = self._up()
+        rank, requests, queries = self.spec.kv_lora_rank, *positions.shape
+        absorbed = np.einsum("thd,hdc->thc", plain, up_key)
+        joined = np.concatenate([absorbed, rotated], axis=2).reshape(requests, queries * self.heads, self.width)
+        scores = joined @ cache.transpose(0, 2, 1) / np.sqrt(plain.shape[2] + rotated.shape[2])
+        positions_seen = cache.shape[1]
+        shares = _masked(scores.reshape(requests, queries, self.heads, positions_seen), positions)
+        mixed = shares.reshape(requests, queries * self.heads, positions_seen) @ cache[:, :, :rank]
+        out: Floats = np.einsum("thc,hdc->thd", mixed.reshape(requests * queries, self.heads, rank), up_value)
+        return out.reshape(requests * queries, self.heads * self.spec.v_head_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedAttention:
+    """GQA (arXiv 2305.13245) over ``heads`` query heads and the ``kv_heads`` that they read."""
+
+    spec: GQA
+    heads: int
+    kv_heads: int
+    parts: Parts
+    int8: bool = False
+
+    @property
+    def width(self) -> int:
+        """Cached elements per token."""
+        return 2 * self.kv_heads * self.spec.head_dim
+
+    def down(self, x: Floats, positions: Ints) -> tuple[Floats, Floats]:
+        """Queries of the rank's heads, and the keys and values of its KV heads."""
+        query = self._heads(x, "q", self.heads, positions)
+        key = self._heads(x, "k", self.kv_heads, positions)
+        value = self._project(x, "v")
+        rows = np.concatenate([key.reshape(len(x), self.width // 2), value], axis=1)
+        return query.reshape(len(x), self.heads * self.spec.head_dim), rows
+
+    def _project(self, x: Floats, name: str) -> Floats:
+        out = linear(x, self.parts[f"{name}_proj.weight"], self.int8)
+        return out + self.parts[f"{name}_proj.bias"] if self.spec.bias else out
+
+    def _heads(self, x: Floats, name: str, heads: int, positions: Ints) -> Floats:
+        out = self._project(x, name).reshape(len(x), heads, self.spec.head_dim)
+        if self.spec.qk_norm:
+            out = rms_norm(out, self.parts[f"{name}_norm.weight"])
+        return rotate(out, positions[:, None])
+
+    def _cached(self, rows: Floats) -> tuple[Floats, Floats]:
+        """Return keys and values [..., heads, d] of cached rows, each KV head once per query head."""
+        pair = rows.reshape(*rows.shape[:-1], 2, self.kv_heads, self.spec.head_dim)
+        repeated = np.repeat(pair, self.heads // self.kv_heads, axis=-2)
+        return repeated[..., 0, :, :], repeated[..., 1, :, :]
+
+    def prefill(self, query: Floats, rows: Floats, positions: Ints, lengths: Sequence[int]) -> Floats:
+        """Causal attention of prompts."""
+        keys, values = self._cached(rows)
+        return causal(query.reshape(len(query), self.heads, self.spec.head_dim), keys, values, lengths)
+
+    def decode(self, query: Floats, cache: Floats, positions: Ints) -> Floats:
+        """Attention of running requests to their cached rows."""
+        requests, queries = positions.shape
+        keys, values = self._cached(cache)  # [R, S, heads, d]
+        q = query.reshape(requests, queries, self.heads, self.spec.head_dim)
+        scores = np.einsum("rqhd,rshd->rqhs", q, keys) / np.sqrt(self.spec.head_dim)
+        out: Floats = np.einsum("rqhs,rshd->rqhd", _masked(scores, positions), values)
+        return out.reshape(requests * queries, self.heads * self.spec.head_dim)
+
+
+Attention = LatentAttention | GroupedAttention
+
+
+def causal(q: Floats, k: Floats, v: Floats, lengths: Sequence[int]) -> Floats:
+    """Attention of prompts one behind the other: q, k [T, heads, d], v [T, heads, dv] -> [T, heads · dv]."""
+    out = np.zeros((len(q), q.shape[1], v.shape[2]))
+    first = 0
+    for length in lengths:
+        own = slice(first, first + length)
+        scores = np.einsum("thd,shd->hts", q[own], k[own]) / np.sqrt(q.shape[2])
+        scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
+        out[own] = np.einsum("hts,shd->thd", softmax(scores), v[own])
+        first += length
+    return out.reshape(len(q), q.shape[1] * v.shape[2])
+
+
+def _masked(scores: Floats, positions: Ints) -> Floats:
+    """Softmax of scores [R, q, heads, S] over the positions up to the query's own."""
+    seen = np.arange(scores.shape[-1]) <= positions[:, :, None, None]
+    return softmax(np.where(seen, scores, -np.inf))

@@ -13,11 +13,10 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from ground.errors import Fault
 from planner.manifest.layout import Place
-from runtime.execute.batch import Batch
 from runtime.execute.collectives import Comm, all_gather, all_reduce, all_reduce_max, cut, reduce_scatter
 from runtime.execute.exchange import DirectExchange, LaneExchange, Reply, Rows, packed
 from runtime.execute.kernels import Routes, linear, row_peaks, silu
-from runtime.execute.layout import SHARED, Copies
+from runtime.execute.layout import SHARED, Batch, Copies
 from runtime.execute.partition import Setup
 from runtime.execute.reference import gate
 from runtime.execute.worker import Worker

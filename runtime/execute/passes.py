@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from runtime.execute.batch import Batch, decode_batch, prompts_batch
 from runtime.execute.collectives import parts_of
 from runtime.execute.kernels import rms_norm
+from runtime.execute.layout import Batch, decode_batch, prompts_batch
 from runtime.execute.moe import exchange_of, expert_outputs, handed_back, moe, taken_over
 from runtime.execute.worker import Worker
 

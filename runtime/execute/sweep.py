@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from runtime.execute.batch import Batch, prompts_batch
 from runtime.execute.kernels import INT8_LARGEST, Routes, row_peaks, silu
-from runtime.execute.layout import ExpertTable
+from runtime.execute.layout import Batch, ExpertTable, prompts_batch
 from runtime.execute.moe import moe, turns
 from runtime.execute.partition import Setup
 from runtime.execute.passes import serve

@@ -9,10 +9,18 @@ from ground.arrays import Floats, Ints
 from ground.errors import Fault
 from models.spec import MLA
 from planner.manifest.layout import Place
-from runtime.execute.attention import Attention, GroupedAttention, LatentAttention
-from runtime.execute.batch import Batch
 from runtime.execute.collectives import Comm, all_gather, all_reduce, all_reduce_max, comm, direct_all_to_all
-from runtime.execute.kernels import linear, one_hot_rows, rms_norm, row_peaks, silu
+from runtime.execute.kernels import (
+    Attention,
+    GroupedAttention,
+    LatentAttention,
+    linear,
+    one_hot_rows,
+    rms_norm,
+    row_peaks,
+    silu,
+)
+from runtime.execute.layout import Batch
 from runtime.execute.partition import Setup
 from runtime.execute.reference import draft_input
 from runtime.execute.transport import Endpoint

@@ -17,7 +17,7 @@ from runtime.simulate.engine import COMPLETION, Engine
 from runtime.simulate.faults import Faults
 from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
-from runtime.simulate.router import Head, chooser
+from runtime.simulate.roles import Head, chooser
 from runtime.simulate.system import Part, System
 
 

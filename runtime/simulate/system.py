@@ -16,8 +16,7 @@ from runtime.simulate.engine import ARRIVAL
 from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.request import TRANSFER, Request
-from runtime.simulate.roles import Roles, Unit
-from runtime.simulate.router import Choose, Head, chooser
+from runtime.simulate.roles import Choose, Head, Roles, Unit, chooser
 from runtime.simulate.steps import balanced
 from runtime.simulate.transfer import KvLinks
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from hardware.gaps import gaps
-from hardware.loader import hardware_names, load_hardware
+from hardware.loader import gaps, hardware_names, load_hardware
 from hardware.values import sourced_values
 from tests.shell import answered, refused
 

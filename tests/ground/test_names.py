@@ -2,7 +2,7 @@
 
 import pytest
 
-from ground.names import close_names, suggest
+from ground.errors import close_names, suggest
 
 KNOWN = ["deepseek-r1", "deepseek-v3", "kimi-k2", "Qwen3-235B-A22B"]
 

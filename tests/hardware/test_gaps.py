@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from hardware.gaps import gaps
-from hardware.loader import hardware_names, load_hardware
+from hardware.loader import gaps, hardware_names, load_hardware
 from planner.costs.roofline import collective_fit
 
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.measurements import NUMBERS
-from hardware.measuring import Timer, measure_all
+from hardware.measurements import NUMBERS, Timer, measure_all
 
 
 class _Tensor:

@@ -3,8 +3,8 @@
 import pytest
 
 from models.loader import load_model
+from models.parameters import pictures_of
 from models.spec import VisionTower
-from models.vision import pictures_of
 
 
 def tower(name: str) -> VisionTower:

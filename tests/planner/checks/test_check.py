@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from planner.checks.check import check_deployed, check_question
-from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, from_plan, standing
-from planner.checks.deployed_trace import plan_on
+from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, from_plan, plan_on, standing
 from planner.checks.manifests import from_manifest
 from planner.checks.margins import Limits, Margin, held_confidence, sureness, worst_loss
 from planner.checks.on_trace import held_at

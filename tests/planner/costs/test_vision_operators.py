@@ -7,7 +7,7 @@ import pytest
 import podplan
 from hardware.loader import load_hardware
 from models.loader import load_model
-from models.vision import Seen, pictures_of
+from models.parameters import Seen, pictures_of
 from planner.balance.imbalance import Balance
 from planner.costs.deployment import Deployment
 from planner.costs.latency import balanced_cost

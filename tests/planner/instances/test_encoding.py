@@ -4,7 +4,7 @@ import pytest
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from models.vision import Encoding, Seen, pictures_of
+from models.parameters import Encoding, Seen, pictures_of
 from planner.balance.imbalance import Balance
 from planner.costs.cache import model_cache
 from planner.costs.deployment import Deployment

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.manifest.checks import check_manifest
-from planner.manifest.layout import RANK_COLUMNS, Degrees
-from planner.manifest.ranks import group_rules, rank_table, shard_rules
+from planner.manifest.layout import RANK_COLUMNS, Degrees, group_rules, rank_table, shard_rules
 from planner.manifest.stepcost import layers_per_stage
 from tests.manifests import manifest, small_model
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.serving.decode import DecodePool, DecodeRequests, DecodeRun, play_decode
-from planner.serving.separate import iteration_times
+from planner.serving.decode import DecodePool, DecodeRequests, DecodeRun, iteration_times, play_decode
 from planner.serving.streams import stationary
 from planner.workload import Lengths, Workload
 from tests.planner.serving.costs import linear_cost

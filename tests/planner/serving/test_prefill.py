@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.serving.decode import prefill_pool
 from planner.serving.prefill import Look, PrefillPool, PrefillRun, play_prefill
-from planner.serving.separate import prefill_pool
 from planner.serving.streams import Stream, stationary
 from planner.workload import Lengths, Workload
 from tests.planner.serving.costs import linear_cost, stream_of

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from ground.prefix_cache import PrefixCache
-from ground.sessions import with_blocks
-from ground.traces import Trace, reused_tokens
+from ground.traces import Trace, reused_tokens, with_blocks
 from planner.serving.sessions import session_trace
 from planner.workload import Lengths, Sessions, Workload
 
