@@ -23,12 +23,15 @@ from ground.errors import BadInput
 from ground.files import csv_table, read_text
 from ground.identity import Kept, Same
 from ground.units import MICRO, format_duration
-from hardware.spec import AttentionFit, CollectiveFit, Dtype, HardwareSpec, MatmulFit, Number, Protocol
+from hardware.loader import load_hardware
+from hardware.spec import AttentionFit, CollectiveFit, Dtype, HardwareSpec, Kernels, MatmulFit, Number, Protocol
 
 OPERATORS = Path(__file__).parent / "operators"
 SOURCE = "https://github.com/ai-dynamo/aiconfigurator (aiconfigurator-core 0.12.0)"
 TWINS = {"h800": "h100"}
 """Machines with the same cores and memory as a measured one."""
+KIN = {"h20": "h200", "h20-3e": "h200"}
+"""Machines that run the kernels of a measured one at rates of their own (fitted on theirs, without an engine)."""
 ROUTED = ("monolithic", "sglang_flashinfer_trtllm", "sglang_mxfp4_flashinfer_trtllm")
 """Words of kernels that choose the experts themselves, from the router's logits."""
 PRODUCTS = ("gemm", "gemm_static")
@@ -145,11 +148,39 @@ def _curves(engine: str, line: str) -> ExpertCurves:
 
 def with_engine(hardware: HardwareSpec, engine: str | None) -> HardwareSpec:
     """Return the machine with the kernels of ``NAME`` or ``NAME@VERSION`` where they were measured."""
-    name = (engine or "").partition("@")[0]
-    rows = _rows().get((measured_as(hardware), name), {}) if name else {}
+    name, machine = (engine or "").partition("@")[0], measured_as(hardware)
+    kin = KIN.get(machine, machine)
+    rows = _rows().get((kin, name), {})
     if not rows:
         return hardware
+    if kin != machine:
+        return _KNOWN.of((Same(hardware), name), lambda: _started(hardware, rows, load_hardware(kin).kernels))
     return _KNOWN.of((Same(hardware), name), lambda: _overlaid(hardware, rows))
+
+
+def timed(hardware: HardwareSpec, engine: str | None) -> bool:
+    """Whether kernels of ``NAME`` or ``NAME@VERSION`` were measured on the machine."""
+    return (measured_as(hardware), (engine or "").partition("@")[0]) in _rows()
+
+
+def _started(hardware: HardwareSpec, rows: dict[str, dict[str, str]], kin: Kernels) -> HardwareSpec:
+    """Return a machine whose products start up as much later than its entry's as an engine's do on its kin.
+
+    That difference has the gap between kernels and the quantisation of activations in it.
+    """
+    gemm = dict(hardware.kernels.gemm)
+    for key, fit in hardware.kernels.gemm.items():
+        row = rows.get(f"gemm {key}")
+        if row is not None:
+            later = max(_parameters(row)["floor_seconds"] - kin.gemm[key].floor_seconds, 0.0)
+            note = f"of this machine; under the engine it starts up {format_duration(later)} later, as {row['version']}"
+            own: dict[str, Any] = {"timed_alone": False, "quantises": key != "bf16", "median_residual": None}
+            gemm[key] = replace(fit, **own, floor_seconds=fit.floor_seconds + later, note=note)
+    return replace(hardware, kernels=replace(hardware.kernels, gemm=gemm))
+
+
+def _parameters(row: dict[str, str]) -> dict[str, float]:
+    return {name: float(value) for name, value in (pair.split("=") for pair in row["parameters"].split())}
 
 
 class EngineKernel(NamedTuple):
@@ -230,7 +261,7 @@ def _overlaid(hardware: HardwareSpec, rows: dict[str, dict[str, str]]) -> Hardwa
                 CollectiveFit(**told, op="all_reduce", scope=scope, in_graph=True, ranks=int(key), protocols=protocols)
             )
             continue
-        told |= {name: float(value) for name, value in (pair.split("=") for pair in row["parameters"].split())}
+        told |= _parameters(row)
         if name in PRODUCTS:
             kernels[name][key] = MatmulFit(**told, quantises=key != "bf16")
         else:
