@@ -79,10 +79,14 @@ def largest_room(question: Question, group: Group) -> Floats:
     return with_given_batch(question, room)
 
 
-def _room(question: Question, group: Group, budget: Floats) -> Floats:
-    held = most_held(budget, group.drafts, group.deployment.strategy.pp)
-    room = aggregated_room(group.deployment, budget, reserved_kv_tokens(question.workload), held)
-    return with_given_batch(question, room)
+def _rooms(question: Question, group: Group) -> Floats:
+    """Return the requests that a rank holds with each listed budget, [budgets, rows]."""
+    kv, found = reserved_kv_tokens(question.workload), list[Floats]()
+    for each in budgets_of(question):
+        budget = np.full(len(group.rows), float(each))
+        held = most_held(budget, group.drafts, group.deployment.strategy.pp)
+        found.append(with_given_batch(question, aggregated_room(group.deployment, budget, kv, held)))
+    return np.stack(found)
 
 
 def bounds_of(question: Question, own: Built, count: Count) -> Bounds:
@@ -125,7 +129,8 @@ def _group_offers(
     if not left.size:
         return Offers.none()
     group, bounds = own.group.select(left), bounds_of(question, own.select(left), count)
-    steps = cache(lambda: bounds.sorts(budgets_of(question)))  # most groups have no row that is played
+    # Most groups have no row that is played.
+    steps, rooms = cache(lambda: bounds.sorts(budgets_of(question))), cache(lambda: _rooms(question, group))
     alone = bounds.with_budgets(budgets_of(question)).longest_alone().reshape(most.shape)
     guess = (most * np.maximum(1 - alone / question.ttft_seconds, 0.0)).max(axis=0)  # the rest is left to wait
     return Offers(
@@ -133,7 +138,7 @@ def _group_offers(
         bound_per_second=most.max(axis=0),
         guess_per_second=most.max(axis=0) if asked is None else guess,  # where rows race, all that may lead take part
         layers=group.layers,
-        build=partial(_kind, question, group, (most, guess, steps), (asked, slower)),
+        build=partial(_kind, question, group, (most, guess, steps, rooms), (asked, slower)),
         least=aggregated_least(bounds, float(room[left].max())) if question.objective == "latency" else None,
     )
 
@@ -156,7 +161,7 @@ def _with_each(question: Question, own: Built, bounds: Bounds, known: tuple[Floa
     """Return the bounds of rows with every listed budget, [budgets, rows]."""
     budgets, share = budgets_of(question), question.percentile / 100
     each, shape = bounds.with_budgets(budgets), (len(budgets), len(own.group.rows))
-    room = np.concatenate([_room(question, own.group, np.full(shape[1], float(budget))) for budget in budgets])
+    room = _rooms(question, own.group).ravel()
     limit, least = step_limit(question, each.accepted), np.tile(known[1], len(budgets))
     found = each.bound(limit, share, room)
     found = np.where(each.longest_alone() <= question.ttft_seconds, found, 0.0)
@@ -166,21 +171,20 @@ def _with_each(question: Question, own: Built, bounds: Bounds, known: tuple[Floa
 def _kind(
     question: Question,
     group: Group,
-    costed: tuple[Floats, Floats, Callable[[], Floats]],
+    costed: tuple[Floats, Floats, Callable[[], Floats], Callable[[], Floats]],
     known: tuple[float | None, Slower],
     number: int,
 ) -> AggregatedKind:
     """Return the kind of a row.
 
-    Args: ``costed``: bounds [budgets, rows], guesses [rows] and steps of several sorts [3, sorts, 1 + budgets, rows].
+    Args: ``costed``: bounds [budgets, rows], guesses [rows], steps of several sorts [3, sorts, 1 + budgets, rows], and
+        requests that a rank holds [budgets, rows].
     """
-    row, (most, guess, sorts), (asked, slower) = group.rows[number], costed, known
+    row, (most, guess, sorts, rooms), (asked, slower) = group.rows[number], costed, known
     stages = int(row.strategy.pp)
     steps = np.concatenate(sorts()[1:, :, :, number]) if stages > 1 else sorts()[0, :, :, number]
     deployment = replace(row_deployment(group.deployment, row), drafts=int(group.drafts[number]))
-    budgets = np.array(budgets_of(question), dtype=np.float64)
-    held = most_held(budgets, np.array(int(group.drafts[number])), int(deployment.strategy.pp))
-    room = with_given_batch(question, aggregated_room(deployment, budgets, reserved_kv_tokens(question.workload), held))
+    room = rooms()[:, number]
     ranks = int(deployment.strategy.attention_groups)
     ample = np.where(ranks * room < 2 * FEWEST, room, np.inf)  # more than so few requests ever need
     dealt = 0 if engine_rule(question.engine).dealing == "round_robin" else ranks
