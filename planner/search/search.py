@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from planner.instances.candidates import Count
 from planner.instances.reachable import REFERENCE
-from planner.instances.space import check_layouts
+from planner.instances.space import check_layouts, supernode_step
 from planner.objective import Aim, preferred
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.decode_kinds import DecodeKind
@@ -117,11 +117,23 @@ def _search(
     check_some(question, check_layouts)
     one_format = len({own_formats(each) for each in asked}) == 1  # else the best ones have to be known
     if question.engines and one_format and worth is None and (beside or aside is not at_need):
-        here = len(asked) - len(asked) // (3 if beside else 2)  # published deployments are not worth a process
+        here = _searched_here(question, len(asked), beside=beside)
         work = partial(_besides, asked[0], asked[here:], chosen=True) if beside else partial(_parts, asked[here:])
         with aside(work) as besides:
             return _answer(question, asked, here, explain=explain, beside=beside, besides=besides)
     return _answer(question, asked, len(asked), explain=explain, beside=beside, worth=worth)
+
+
+def _searched_here(question: Question, engines: int, *, beside: bool) -> int:
+    """Return how many engines the process searches that asks, so that the one aside has about as much to do.
+
+    With ``beside`` that one has the reference runtime, whose space is that of one engine or two; of a model with
+    experts on a supernode, where attention and experts stand apart, that of all engines together.
+    """
+    if not beside:
+        return engines - engines // 2
+    apart = question.model.moe is not None and supernode_step(question.decode) is not None
+    return engines if apart else engines - engines // 3
 
 
 def _answer(
