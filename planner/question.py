@@ -18,6 +18,7 @@ from planner.strategy import Strategy, format_strategy
 from planner.workload import Offline, Workload
 
 Loss = Literal["node", "instance"]
+PrefixRouting = Literal["round_robin", "least_load", "prefix_aware"]
 
 
 def lost_instances(loss: Loss | None, devices_per_instance: int, devices_per_node: int) -> int:
@@ -179,6 +180,8 @@ class Question:
     """Plane over which prefill and decode load weights off pooled host memory; None: they come from an object store."""
     prefix_pool: PrefixPool | None = None
     """Where reused prefixes come from; None: they are in device memory."""
+    prefix_routing: PrefixRouting | None = None
+    """Who is sent where, if prefixes are in the memory of one instance; None: every instance reaches them."""
     pins: tuple[tuple[Role, Pin], ...] = ()
     max_instance_devices: int | None = None
     """Devices of an instance at most, all of which a fault of one takes with it."""

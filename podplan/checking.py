@@ -22,7 +22,7 @@ from planner.workload import Trace, Workload
 from podplan.day import windows_json
 from podplan.options import QuestionFlags, flag_name
 from podplan.plan_data import plan_json, question_json
-from podplan.planning import playable, rows_of
+from podplan.planning import playable, rows_of, settled
 from podplan.question import Asked
 from podplan.question_files import CHECK_KEYS, CHECKED, Entry, asked_of, questions_in_place, typed_of
 from podplan.readers import read_confidence, read_headroom, read_limit, read_percentile, read_survive
@@ -285,9 +285,7 @@ def read_entry(entry: Entry) -> AskedCheck:
             )
         if entry.get("objective") is not None:
             raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
-        searched = asked_of(entry)
-        if searched.job is not None:
-            searched = replace(searched, question=searched.job.ending_in_time(searched.question))
+        searched = settled(asked_of(entry))
         return AskedCheck(name=entry.name, searched=searched, confidence=confidence, where=entry.where)
 
 

@@ -106,6 +106,11 @@ class QuestionFlags(Flags):
     cache: Text = flag(
         "PLANE=SIZE", "Pool of prefixes, ub=8TB or ub=8TB,ssd=100TB, which prefill reads [device memory, no limit]."
     )
+    prefix_routing: Text = flag(
+        "WORD",
+        "round_robin, least_load or prefix_aware: prompts of a trace find prefixes in the KV memory of the instance "
+        "that they are sent to [in a memory of all].",
+    )
     sessions: Text = flag(
         "SHAPE", "turns=4,think=30s,branches=3,answers=dropped: --isl is what a turn has new [single requests]."
     )

@@ -131,6 +131,8 @@ def question_json(asked: Asked) -> "dict[str, ManifestAnswer]":
         data["sessions"] = shape | {"new_tokens": workload.sessions.new_tokens.mean}
     if question.offline is not None:
         data["offline"] = picked(question.offline, "per_request input_tokens output_tokens")
+    if question.prefix_routing is not None:
+        data["prefix_routing"] = question.prefix_routing
     if question.prefix_pool is not None:
         data["cache"] = picked(question.prefix_pool, "plane capacity_bytes ssd_bytes ssd_share")
     if asked.day:

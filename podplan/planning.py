@@ -40,6 +40,7 @@ from podplan.question import Asked
 from podplan.question_files import asked_of, single_question, typed_of
 from podplan.readers import read_tokens
 from podplan.result import Result, Row, as_json
+from podplan.traffic import MOST_REQUESTS
 
 if TYPE_CHECKING:
     from ground.arrays import Floats
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from podplan.simulation import SimulateResult
 
 FILES = ("manifest.yaml", "plan.json")
-MOST_REQUESTS = 300_000
-"""Beyond which a trace is told by its moments alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,8 +231,7 @@ def solved(
     which are searched ``aside``.
     """
     begin = perf_counter()
-    if asked.job is not None:
-        asked = replace(asked, question=asked.job.ending_in_time(asked.question))
+    asked = settled(asked)
     if asked.trace is not None and play:
         answer, on_trace = traced(asked, partial(search, beside=beside, aside=aside))
     else:
@@ -244,6 +242,17 @@ def solved(
     months = tuple(by_month(asked.question, answer.best, asked.growth, spread)) if growing and answer.best else ()
     asked = replace(asked, question=answer.question)  # in the number format that was chosen
     return PlanResult(asked=asked, answer=answer, seconds=perf_counter() - begin, on_trace=on_trace, months=months)
+
+
+def settled(asked: Asked) -> Asked:
+    """Return a question as it is planned: with what prompts find in its own instances, at the rate of its job."""
+    if asked.question.prefix_routing is not None:
+        from podplan.prefixes import in_own_caches  # with the runtime, which only this needs
+
+        asked = in_own_caches(asked, lambda each: traced(each, partial(search, explain=False, beside=False))[0].best)
+    if asked.job is not None:
+        asked = replace(asked, question=asked.job.ending_in_time(asked.question))
+    return asked
 
 
 def read_levels(text: str | None) -> int | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from ground.errors import BadInput
-from ground.units import counted, parse_count, parse_rate
+from ground.units import counted, parse_count
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.costs.cache import find_plane
@@ -28,13 +28,19 @@ from planner.question import Encode, Machines, Pin, Question, Queueing, Role, Sh
 from planner.search.jobs import Job
 from planner.search.shapes import not_aggregated
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
-from planner.workload import Offline
 from podplan import readers
 from podplan.job import UTILISATION, read_job
 from podplan.machines import read_machines
 from podplan.options import QuestionFlags, flag_name
 from podplan.readers import by_role, read_redundant, read_shared, read_tokens
-from podplan.traffic import AskedPool, AskedTraffic, read_prefix_pool, read_traffic
+from podplan.traffic import (
+    AskedPool,
+    AskedTraffic,
+    read_offline,
+    read_prefix_pool,
+    read_prefix_routing,
+    read_traffic,
+)
 
 ROLES: tuple[Role, ...] = get_args(Role)
 FIELDS = {
@@ -273,7 +279,8 @@ def read_question(typed: QuestionFlags) -> Asked:
         encode=_encode(flags.encode, asked.workload.pictures is not None),
         prefix_pool=pool.measured,
         model_cache=_model_cache(flags.model_cache, prefill, decode),
-        offline=_offline(flags, asked, model),
+        offline=read_offline(flags, asked, model),
+        prefix_routing=read_prefix_routing(flags, asked),
         pins=pins,
         max_instance_devices=flags.count("max_instance_devices", None),
     )
@@ -295,23 +302,6 @@ def _of_job(flags: QuestionFlags, job: Job, tokens: float) -> QuestionFlags:
         tpot=flags.tpot or f"{max(job.limit_seconds / max(tokens, 1.0), least)!r}s",
         max_utilisation=flags.max_utilisation or UTILISATION,
     )
-
-
-def _offline(flags: QuestionFlags, asked: AskedTraffic, model: ModelSpec) -> Offline | None:
-    """Return the offline requests beside the online ones; BadInput naming the flag."""
-    if flags.offline is None:
-        return None
-    for name in ("growth", "rate_profile", "job"):
-        flags.check_apart(("offline", name), "say what is to be done when")
-    if flags.rate is None or flags.trace is not None:
-        raise BadInput("--offline: is planned beside a stream; add for example --rate 100/s and leave --trace out")
-    if asked.workload.pictures is not None or asked.workload.sessions is not None:
-        raise BadInput("--offline: is planned beside prompts of text alone; leave pictures and sessions out")
-    rate, _, lengths = flags.offline.partition(",")
-    usual = asked.workload.input_tokens.mean, asked.workload.output_tokens.mean
-    prompt, answer = readers.read_both_lengths(lengths, "--offline", model.max_position) if lengths else usual
-    per_request = parse_rate(rate, "--offline") / (asked.rate_per_second or 1.0)
-    return Offline(per_request=per_request, input_tokens=prompt, output_tokens=answer)
 
 
 def _beside_offline(question: Question) -> Question:

@@ -14,7 +14,7 @@ from planner.changeover.robust import Layout, Scenario, solved_scenario, stood
 from planner.manifest.document import dump_manifest
 from planner.manifest.schema import Manifest
 from podplan.options import SIZES
-from podplan.planning import playable
+from podplan.planning import playable, settled
 from podplan.question_files import Entry, asked_of, merged_flags, read_rows, typed_of
 from podplan.readers import read_fraction
 from podplan.result import Result, Row, as_json, picked
@@ -241,7 +241,7 @@ def _scenario(
     if not {"rate", "trace"} & values.keys():
         raise BadInput(f"{where}: rate is missing; a scenario says how many requests arrive, such as 40/s")
     entry = Entry(name=row.get("name", f"scenario-{number}"), where=where, values={**values, "objective": "chips"})
-    asked = asked_of(entry)
+    asked = settled(asked_of(entry))
     question = replace(asked.question, rate_per_second=(asked.question.rate_per_second or 0.0) * growth)
     weight = _positive(row.get("weight", "1"), f"{where}: weight")
     hours = parse_duration(row["lasts"], f"{where}: lasts") / HOUR_SECONDS if "lasts" in row else None

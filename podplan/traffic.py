@@ -19,14 +19,22 @@ from models.spec import ModelSpec
 from planner.costs.cache import find_plane, model_cache
 from planner.costs.deployment import Deployment
 from planner.plans.day import Window, peak_rate
-from planner.question import Machines, PrefixPool
+from planner.question import Machines, PrefixPool, PrefixRouting
 from planner.serving.prompts import answer_kinds, histogram_kinds
 from planner.strategy import Strategy
-from planner.workload import Lengths, LengthShape, Sessions, Traffic, Workload, histogram_lengths
+from planner.workload import Lengths, LengthShape, Offline, Sessions, Traffic, Workload, histogram_lengths
 from planner.workload import Trace as Rows
 from podplan.day import read_rate_profile
 from podplan.options import QuestionFlags, flag_name
-from podplan.readers import MOST_TOKENS, read_choice, read_fraction, read_pictures, read_tokens, spaced
+from podplan.readers import (
+    MOST_TOKENS,
+    read_both_lengths,
+    read_choice,
+    read_fraction,
+    read_pictures,
+    read_tokens,
+    spaced,
+)
 
 if TYPE_CHECKING:
     from ground.traces import Trace
@@ -38,6 +46,8 @@ LENGTH_FIELDS = ("isl", "osl", "isl_cv", "osl_cv", "isl_distribution", "isl_hist
 MOST_CV = 100.0
 GROWTH = "--growth"
 MOST_MONTHS = 120
+MOST_REQUESTS = 300_000
+"""Of a trace that is played; a longer one is told by its moments alone."""
 MOST_IN_A_SESSION = 10_000
 _REQUESTS, _SEED = 20_000, 0
 _TOKEN_SECONDS = 0.05
@@ -402,3 +412,36 @@ def with_hits(trace: "Trace", cache: PrefixCache) -> "Trace":
     from ground.traces import reused_tokens  # readers of many formats, for a trace alone
 
     return replace(trace, reused_tokens=reused_tokens(trace, cache)) if trace.hash_ids else trace
+
+
+def read_offline(flags: QuestionFlags, asked: AskedTraffic, model: ModelSpec) -> Offline | None:
+    """Return the offline requests beside the online ones; BadInput naming the flag."""
+    if flags.offline is None:
+        return None
+    for name in ("growth", "rate_profile", "job"):
+        flags.check_apart(("offline", name), "say what is to be done when")
+    if flags.rate is None or flags.trace is not None:
+        raise BadInput("--offline: is planned beside a stream; add for example --rate 100/s and leave --trace out")
+    if asked.workload.pictures is not None or asked.workload.sessions is not None:
+        raise BadInput("--offline: is planned beside prompts of text alone; leave pictures and sessions out")
+    rate, _, lengths = flags.offline.partition(",")
+    usual = asked.workload.input_tokens.mean, asked.workload.output_tokens.mean
+    prompt, answer = read_both_lengths(lengths, "--offline", model.max_position) if lengths else usual
+    per_request = parse_rate(rate, "--offline") / (asked.rate_per_second or 1.0)
+    return Offline(per_request=per_request, input_tokens=prompt, output_tokens=answer)
+
+
+def read_prefix_routing(flags: QuestionFlags, asked: AskedTraffic) -> PrefixRouting | None:
+    """Return who is sent where, for requests whose blocks tell what they find there; BadInput for others."""
+    if flags.prefix_routing is None:
+        return None
+    for name in ("cache", "prefix_reuse"):
+        flags.check_apart(("prefix_routing", name), "say what prompts find")
+    trace = asked.trace
+    if trace is None or trace.hash_ids is None or not trace.timed or len(trace) > MOST_REQUESTS:
+        raise BadInput(
+            f"--prefix-routing: needs the blocks of prompts and when they come, of at most {MOST_REQUESTS} requests; "
+            "add --trace FILE with such, as Mooncake's"
+        )
+    routing: PrefixRouting = read_choice(flags.prefix_routing, "--prefix-routing", get_args(PrefixRouting))
+    return routing

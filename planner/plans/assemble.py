@@ -360,11 +360,12 @@ def _routing(plan: Plan) -> Routing:
     longest. Dealt in turn, requests arrive evenly and wait half a pass on average. Aggregated instances deal requests
     to ranks, and order steps, as their engine does.
     """
+    own = plan.question.prefix_routing
+    kept: dict[str, Any] = {"prefill": own or "round_robin", "prefixes": "instance" if own else "shared"}
     if isinstance(plan, AggregatedPlan):
         rule = engine_rule(plan.question.engine)
-        routing = Routing(prefill="round_robin", decode=rule.dealing)
-        return routing.model_copy(update={"chunks": "prefill_first"}) if rule.order == "prompts_first" else routing
-    return Routing(prefill="round_robin")
+        kept |= {"decode": rule.dealing} | ({"chunks": "prefill_first"} if rule.order == "prompts_first" else {})
+    return Routing(**kept)
 
 
 def _kv_transfer(plan: DisaggregatedPlan) -> KvTransfer:

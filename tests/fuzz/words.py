@@ -100,6 +100,7 @@ RIGHT: dict[str, list[str]] = {
     "repeat": ["2"],
     "bursts": ["5x,0.1,30s"],
     "warmup": ["1s"],
+    "prefix_routing": ["prefix_aware", "round_robin"],
     "policies": ["round_robin", "least_load,dynamic", "decode=least_kv", "collaborative", "prefill_first"],
     "offline": ["3", "3,64+8@2/s", "2/s", "1/s,64+8"],
     "fail": ["device decode-0/0 at 1s for 1s", "node 0 at 0s for 1000d", "link prefill-0 at 10s for 2s"],

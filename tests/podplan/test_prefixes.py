@@ -101,3 +101,57 @@ def test_a_slower_plane_is_planned_and_simulated_alike() -> None:
     played = simulate(manifest, open_loop(manifest.workload, 6.0, 4000, seed=1))
     assert played.ttft_seconds is not None and manifest.predicted.ttft_seconds is not None
     assert np.isclose(played.ttft_seconds.mean, manifest.predicted.ttft_seconds.mean, rtol=0.1)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """604 prompts at 12/s, of a block of their own behind one of 151 heads of eight blocks in turn."""
+    rows = [
+        {
+            "timestamp": round(i * 1000 / 12),
+            "input_length": 9 * 512,
+            "output_length": 16,
+            "hash_ids": [*range(8 * (i % 151), 8 * (i % 151) + 8), 10_000 + i],
+        }
+        for i in range(604)
+    ]
+    path = tmp_path_factory.mktemp("trace") / "heads.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return str(path)
+
+
+def test_what_prompts_find_depends_on_who_is_sent_where(heads: str) -> None:
+    """Of four prompts two find a head on two instances dealt in turn, three where it stands; as planned, so played."""
+    reuse: dict[str | None, float] = {}
+    shares: dict[str | None, float] = {}
+    for routing in (None, "round_robin", "prefix_aware"):
+        found = podplan.plan(
+            "qwen3-8b", hw="910b", nodes=2, trace=heads, ttft="1s", engine="reference", shape="disaggregated",
+            instances="prefill=2", prefix_routing=routing,
+        )  # fmt: skip
+        assert found.best is not None
+        reuse[routing] = found.best.question.workload.prefix_reuse
+        if routing is not None:
+            manifest = found.manifest()
+            assert (manifest.routing.prefill, manifest.routing.prefixes) == (routing, "instance")
+            shares[routing] = podplan.simulate(manifest, trace=heads).measured.prefix_hit_share
+            assert shares[routing] >= reuse[routing] - 0.003
+    assert reuse[None] == pytest.approx(3 / 4 * 8 / 9)
+    assert shares["round_robin"] == pytest.approx(2 / 4 * 8 / 9, abs=0.01)
+    assert shares["prefix_aware"] == pytest.approx(reuse[None], abs=0.02) and reuse["prefix_aware"] > 0.6
+
+
+def test_prefixes_of_instances_need_blocks_and_times(tmp_path: Path, heads: str) -> None:
+    """One sentence that names the flag; a fleet's instances share their prefixes."""
+    flags = QuestionFlags(model="qwen3-8b", hw="910b", trace=heads, prefix_routing="prefix_aware")
+    plain, fleet = tmp_path / "plain.csv", tmp_path / "fleet.yaml"
+    plain.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:01:00,64,8\n2023-11-16 18:01:01,64,8\n")
+    fleet.write_text("models:\n  - {model: qwen3-8b, hw: h100, rate: 1/s, prefix_routing: least_load}\n")
+    wrong: list[dict[str, str | None]] = [
+        {"trace": str(plain)}, {"trace": None}, {"prefix_routing": "nearest"}, {"prefix_reuse": "0.5"},
+    ]  # fmt: skip
+    for changed in wrong:
+        with pytest.raises(BadInput, match="--prefix-r"):
+            read_question(replace(flags, **changed))
+    with pytest.raises(BadInput, match="prefix_routing"):
+        podplan.fleet(fleet)

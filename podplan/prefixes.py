@@ -1,0 +1,77 @@
+"""`--prefix-routing`: prompts find prefixes in the KV memory of the instance that they are sent to.
+
+How much they find depends on how many instances there are, how much memory each has, and who is sent where, so on the
+plan; and the plan depends on what they find. Both are settled in turn: a plan is made, played on the trace with its
+caches and its router, and made again for what prompts have found.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from ground.traces import Trace, scale_rate
+from planner.plans.assemble import assemble
+from planner.plans.plan import Plan
+from planner.workload import Trace as Rows
+from planner.workload import Traffic
+from podplan.question import Asked
+from runtime.simulate.ledger import Outcomes
+from runtime.simulate.observe import Observer
+from runtime.simulate.options import SimulationOptions
+from runtime.simulate.run import simulate
+from runtime.simulate.workload import from_trace
+
+_ROUNDS, _MOST_ROUNDS = 3, 8
+"""Plans that are tried after which the best is good enough, and where none of them finds what it was made for."""
+_ALIKE = 0.003
+"""Share of prompt tokens by which what was planned with and what was found may differ."""
+
+
+class _Noting(Observer):
+    """Notes what each prompt finds."""
+
+    def __init__(self, requests: int) -> None:
+        super().__init__()
+        self.reused = np.zeros(requests, dtype=np.int64)
+
+    def outcomes(self, done: Outcomes) -> None:
+        """Note the requests that ended."""
+        self.reused[done.number] = done.reused
+
+
+def in_own_caches(asked: Asked, solve: Callable[[Asked], Plan | None]) -> Asked:
+    """Return the question with the reuse that its own plan has; unchanged where none was asked for or none fits.
+
+    A plan for more reuse may be one with fewer instances, in which prompts find less, so that no reuse is that of its
+    own plan. Then it is the largest tried at which prompts find at least as much.
+    """
+    if asked.question.prefix_routing is None:
+        return asked
+    safe: Asked | None = None
+    for tried in range(_MOST_ROUNDS):
+        plan, trace, planned = solve(asked), asked.trace, asked.question.workload.prefix_reuse
+        assert trace is not None, "read with a trace"
+        if plan is None:
+            break
+        reused = _found(plan, trace)
+        share = float(reused.sum() / trace.input_tokens.sum())
+        if share >= planned - _ALIKE and (safe is None or safe.question.workload.prefix_reuse < planned):
+            safe = asked
+        if abs(share - planned) <= _ALIKE or (safe is not None and tried >= _ROUNDS):
+            break
+        found = Traffic.from_trace(Rows.of(trace, reused)).workload
+        workload = replace(found, beams=asked.question.workload.beams)
+        asked = replace(
+            asked, trace=replace(trace, reused_tokens=reused), question=replace(asked.question, workload=workload)
+        )
+    return safe or asked
+
+
+def _found(plan: Plan, trace: Trace) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    """Return the tokens that each prompt finds where a plan plays the trace at its rate."""
+    manifest, noting = assemble(plan, {}), _Noting(len(trace))
+    own = Traffic.from_trace(Rows.of(trace, None)).rate_per_second
+    faster = scale_rate(trace, plan.requests_per_second / own)
+    simulate(manifest, from_trace(faster, manifest.workload), SimulationOptions(), noting)
+    return noting.reused
