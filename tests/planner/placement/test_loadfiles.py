@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ground.errors import BadInput
-from planner.placement.loadfiles import read_loads
+from planner.placement.loadfiles import _tensor, read_loads
 
 LOADS = np.array([[5.0, 1.0, 0.0, 2.0], [3.0, 3.0, 8.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "expert-loads"
@@ -121,6 +121,39 @@ def test_sglang_dumps(tmp_path, ending):
     assert (read.loads == np.stack([LOADS, LOADS * 2], axis=2)).all()
 
 
+def test_a_dump_of_one_step_has_no_slices(tmp_path):
+    """Its layers without load lead; more numbers than are read are refused before they are copied."""
+    path = tmp_path / "dump.json"
+    path.write_text(json.dumps({"logical_count": [[0, 0, 0, 0], *LOADS.tolist()]}))
+    read = read_loads(path)
+    assert (read.loads == LOADS).all() and read.dense_layers == 1
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(BadInput, match="has 16 numbers, more than the 15"):
+        patch.setattr("planner.placement.loadfiles.MOST_ELEMENTS", 15)
+        read_loads(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("x/other.pkl", b"", "is not a file that PyTorch saved"),
+        ("x/data.pkl", pickle.dumps(("code", "<i8", "0", "cpu", 1))[:-1] + b"Q.", "its pickle is broken"),
+        ("x/data.pkl", b"Pone\n.", "its pickle is broken"),
+    ],
+)
+def test_a_torch_file_without_storages_is_refused(tmp_path, name, content, told):
+    """What is no pickle of PyTorch's, or leads to no numbers."""
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr(name, content)
+    with pytest.raises(BadInput, match=told):
+        read_loads(tmp_path / "a.pt")
+
+
+def test_a_tensor_is_no_larger_than_its_storage():
+    """A view that repeats two numbers a million times is none of counts."""
+    with pytest.raises(pickle.UnpicklingError):
+        _tensor(np.zeros(2), 0, (1000, 1000), (0, 0))
+
+
 def test_a_torch_file_cannot_run_code(tmp_path):
     """A pickle that names any other function is refused before the function is looked up."""
 
@@ -147,6 +180,9 @@ def test_a_torch_file_cannot_run_code(tmp_path):
         ("a.csv", "layer,slice,e0,e1\n1,0,1,2\n1,0,3,4\n", "layer 1 stands twice for 0"),
         ("a.csv", "layer,slice,e0,e1\n1,0,1,2\n2,1,3,4\n", "layer 1 has no row for 1"),
         ("a.csv", "layer,e0,e2\n1,0,1\n", "needs a column e0, e1"),
+        ("a.csv", "layer,e0,e1\n1,0\n", "line 2: has 2 columns and the header 3"),
+        ("a.json", '{"logical_count": [[1, 1e999]]}', "must be from 0 to 1e+30"),
+        ("a.json", '{"logical_count": [1, 2]}', "layers x experts"),
         ("a.csv", "e0,e1\n", "a header and no rows"),
         ("a.json", "{", "not JSON"),
         ("a.json", "[" * 100_000, "not an acceptable JSON"),
