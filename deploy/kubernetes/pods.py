@@ -159,6 +159,18 @@ HOST_PATHS = {
 }
 
 
+def driver_volumes(role: RolePlan) -> list[Object]:
+    """Return the driver's files of an Ascend host."""
+    held = HOST_PATHS if role.accelerator == "ascend" else {}
+    return [{"name": name, "hostPath": {"path": path}} for name, path in held.items()]
+
+
+def driver_mounts(role: RolePlan) -> list[Object]:
+    """Return where they are mounted."""
+    held = HOST_PATHS if role.accelerator == "ascend" else {}
+    return [{"name": name, "mountPath": path, "readOnly": True} for name, path in held.items()]
+
+
 def volumes(target: Target, launch: Launch, rings: str | None) -> list[Object]:
     """Return shared memory, the generated files, the weights, and Ascend's driver files of the host."""
     found: list[Object] = [
@@ -166,8 +178,7 @@ def volumes(target: Target, launch: Launch, rings: str | None) -> list[Object]:
         {"name": "files", "configMap": {"name": f"{target.name}-{launch.role.name}-files", "defaultMode": 0o555}},
         weights_volume(target),
     ]
-    if launch.role.accelerator == "ascend":
-        found += [{"name": name, "hostPath": {"path": path}} for name, path in HOST_PATHS.items()]
+    found += driver_volumes(launch.role)
     if rings:
         found.append({"name": "rings", "configMap": {"name": f"rings-config-{rings}"}})
     return found
@@ -180,8 +191,7 @@ def mounts(target: Target, launch: Launch, rings: str | None) -> list[Object]:
         {"name": "files", "mountPath": target.site.files_path},
         {"name": "model", "mountPath": weights_mount(target), "readOnly": True},
     ]
-    if launch.role.accelerator == "ascend":
-        found += [{"name": name, "mountPath": path, "readOnly": True} for name, path in HOST_PATHS.items()]
+    found += driver_mounts(launch.role)
     if rings:
         found.append({"name": "rings", "mountPath": ASCEND_RANK_TABLE.rpartition("/")[0]})
     return found

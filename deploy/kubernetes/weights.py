@@ -5,7 +5,14 @@ import re
 from collections.abc import Iterator
 
 from deploy.commands.launch import Target
-from deploy.kubernetes.pods import pod_settings, resources, security, weights_mount
+from deploy.kubernetes.pods import (
+    driver_mounts,
+    driver_volumes,
+    pod_settings,
+    resources,
+    security,
+    weights_mount,
+)
 from deploy.kubernetes.templates import LOCKED, objects, template
 from deploy.templates import Object, filled
 from deploy.words import quoted
@@ -49,7 +56,9 @@ def weights(target: Target) -> Iterator[Object]:
     if site.model_claim or site.model_host_path:
         return
     fetched = repository if repository is not None and not mismatched(target) else None
-    values = _job(target, fetched) if fetched else {"settings": {}, "before": None, "container": None}
+    values = _job(target, fetched) if fetched else {"settings": {}, "before": None, "container": None, "drivers": []}
+    claimed = {"name": "model", "persistentVolumeClaim": {"claimName": f"{target.name}-weights"}}
+    values["volumes"] = [claimed, *values.pop("drivers")]
     storage = f"{_gibibytes(target)}Gi"
     made = objects("weights", target, storage=storage, storage_class=site.storage_class, **values)
     yield next(made)
@@ -76,7 +85,7 @@ def _job(target: Target, repository: str) -> Object:
     command = f"pip install --quiet {HUB} && hf download {quoted(repository)} --local-dir {fetched}"
     fetch = filled(form, values | {"image": target.site.tools_image, "command": command, "token": _token(target)})
     if not converted:
-        return {"settings": {"automountServiceAccountToken": False}, "before": None, "container": fetch}
+        return {"settings": {"automountServiceAccountToken": False}, "before": None, "container": fetch, "drivers": []}
     role = next(role for role in target.roles if role.weights_dtype == "int8")
     words = [
         f"git clone --quiet --depth 1 {TOOL} /tmp/tool",
@@ -85,10 +94,11 @@ def _job(target: Target, repository: str) -> Object:
         f"msmodelslim quant --model_path {fetched} --save_path {target.weights_path(role)} --device npu "
         f"--quant_type w8a8 --model_type {quoted(repository.rpartition('/')[2])} --trust_remote_code False",
     ]
-    own = {"resources": resources(target, role), "security": security(target, role)}
+    mounts = [{"name": "model", "mountPath": weights_mount(target)}, *driver_mounts(role)]
+    own = {"resources": resources(target, role), "security": security(target, role), "mounts": mounts}
     convert = filled(conversion, values | own | {"image": target.image(role), "command": " && ".join(words)})
     settings = {key: value for key, value in pod_settings(target, role).items() if key != "priorityClassName"}
-    return {"settings": settings, "before": [fetch], "container": convert}
+    return {"settings": settings, "before": [fetch], "container": convert, "drivers": driver_volumes(role)}
 
 
 def _token(target: Target) -> list[Object]:

@@ -83,6 +83,11 @@ TOLD: list[Told] = [
     ("qwen-h800", "vllm", "lws", {}, "README.md", ["job/qwen3-235b-a22b-weights"], []),
     ("qwen-h800", "vllm", "lws", CLAIMED, "README.md", [], ["job/qwen3-235b-a22b-weights"]),
     ("r1-cm384", "mindie", "motor", {}, "README.md", [], ["weights.yaml"]),
+    # What quantises on an NPU has the driver's files as the engines have.
+    ("r1-cm384", "xllm", "volcano", {}, "weights.yaml", ["mountPath: /usr/local/Ascend/driver", "msmodelslim"], []),
+    ("qwen-h800", "vllm", "lws", {}, "weights.yaml", [], ["Ascend"]),
+    ("qwen-h800", "vllm", "lws", {}, "README.md", ["for the claim qwen3-235b-a22b-weights"], ["on every node"]),
+    ("qwen-h800", "vllm", "lws", CLAIMED, "README.md", ["with the weights, which pods have"], ["on every node"]),
     # SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone, and never where it drafts; the
     # manifest says in which order it was played. A chunk is whole pages.
     ("dense-mixed", "sglang", "bare", {}, "mixed.sh", ["--enable-mixed-chunk"], []),
