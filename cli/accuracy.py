@@ -31,6 +31,17 @@ from podplan.result import picked
 
 ASCEND_RUNS = ("cann-recipes", "vLLM-Ascend")
 """Sources of the runs on Ascend that state all that a prediction needs and are no paper's of its own system."""
+LARGE_MISS = 0.1
+
+METRICS = {
+    "tpot_seconds": "TPOT",
+    "ttft_seconds": "TTFT",
+    "iteration_seconds": "iteration",
+    "tokens_per_second_per_chip": "tokens/s per chip",
+}
+
+PAGE = Path(__file__).with_name("accuracy_page.md")
+OF = {"seconds": "layer and microbatch", "share": "share of the step", "step": "step"}
 
 
 @options
@@ -91,18 +102,6 @@ def _limit(text: str) -> float:
     if not value >= 0:
         raise BadInput(f"--max-mape: {text[:40]!r} is not a share such as 15% or 0.15")
     return value / 100 if stripped.endswith("%") or value > 1 else value
-
-
-LARGE_MISS = 0.1
-
-METRICS = {
-    "tpot_seconds": "TPOT",
-    "ttft_seconds": "TTFT",
-    "iteration_seconds": "iteration",
-    "tokens_per_second_per_chip": "tokens/s per chip",
-}
-
-PAGE = Path(__file__).with_name("accuracy_page.md")
 
 
 def misses_first(results: Iterable[Comparison]) -> list[Comparison]:
@@ -244,9 +243,6 @@ def _table(names: str, rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown; ``names`` of its columns stand between bars."""
     rule = "|---" * (names.count("|") + 1) + "|"
     return "\n".join([f"| {names.replace('|', ' | ')} |", rule, *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-OF = {"seconds": "layer and microbatch", "share": "share of the step", "step": "step"}
 
 
 def _part(result: ComponentComparison, value: float) -> str:

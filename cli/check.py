@@ -23,6 +23,8 @@ from podplan.options import flag, switch
 from podplan.plan_data import bounded_text
 from podplan.question_files import question_schema
 
+SUMMARY = "GITHUB_STEP_SUMMARY"
+
 
 @takes_question("QUESTION.yaml | MODEL", "A question file, or with --hw a model as for plan search.")
 def command(
@@ -149,9 +151,6 @@ def _junit_lines(checked: Checked) -> list[str]:
 def _printable(text: str) -> str:
     """Return a text without characters that XML 1.0 does not have."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def tell_github(checked: Sequence[Checked], summary: Path | None) -> None:

@@ -29,6 +29,13 @@ from runtime.execute.transport import RankFailed, Stuck
 MOST_ITERATIONS = 64
 MOST_SEED = 2**32
 OF_A_WHOLE_RUN = ("clock", "timeline", "transport")
+SHOWN_POSITIONS = 10
+INSTANCE = "role=layout.pool.role strategy=layout.pool.strategy drafts"
+EXCHANGE = (
+    "role pairs=plain.all_pairs pairs_met_by_the_run=natural pairs_met_by_forced_routes=plain.pairs "
+    "forced_tokens=plain.tokens largest_difference=plain.difference "
+    "int8_messages_largest_error=quantised.difference int8_messages_error_over_bound=quantised.bound_used"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +138,6 @@ def read_settings(flags: ExecuteFlags) -> Settings:
     return Settings(iterations=flags.iterations, seed=flags.seed, int8=flags.int8)
 
 
-SHOWN_POSITIONS = 10
-
-
 def report_json(report: Report) -> dict[str, Any]:
     """Return what was checked and what came out, for `--json`."""
     world, compared = report.world, report.compared
@@ -163,14 +167,6 @@ def report_json(report: Report) -> dict[str, Any]:
         "exchanges": [picked(swept, EXCHANGE) for swept in report.swept],
         "wall_seconds": report.seconds,
     }
-
-
-INSTANCE = "role=layout.pool.role strategy=layout.pool.strategy drafts"
-EXCHANGE = (
-    "role pairs=plain.all_pairs pairs_met_by_the_run=natural pairs_met_by_forced_routes=plain.pairs "
-    "forced_tokens=plain.tokens largest_difference=plain.difference "
-    "int8_messages_largest_error=quantised.difference int8_messages_error_over_bound=quantised.bound_used"
-)
 
 
 def show_report(report: Report) -> None:

@@ -13,6 +13,9 @@ from runtime.execute.timeline import Iteration
 from runtime.execute.timing import PoolTimes, Timing
 
 EXPLAINED_FROM = 0.15
+ROUNDS = {"ring reduce-scatter": 1, "ring all-gather": 1, "ring all-reduce": 2}
+"""How often a part goes round the ring: n - 1 rounds of a part each, as in a pairwise exchange."""
+SHOWN_COLLECTIVES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +57,6 @@ def clock_rows(manifest: Manifest) -> list[ClockedBeside]:
         for pool in manifest.pools
         for timing in PoolTimes(manifest, pool).timings()
     ]
-
-
-ROUNDS = {"ring reduce-scatter": 1, "ring all-gather": 1, "ring all-reduce": 2}
-"""How often a part goes round the ring: n - 1 rounds of a part each, as in a pairwise exchange."""
 
 
 def closed_form(timing: Timing) -> tuple[str, float]:
@@ -155,9 +154,6 @@ def _order(rows: list[ClockedBeside]) -> list[str]:
             faster = "the hybrid" if by_clock else "pure EP"
             lines.append(f"{role}: Eq. (12) against Eq. (13) and the clock {agree}: {faster} is faster.")
     return lines
-
-
-SHOWN_COLLECTIVES = 12
 
 
 def show_iteration(iteration: Iteration) -> None:

@@ -60,6 +60,21 @@ COMMANDS = {
 
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
+PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "podplan", "cli"]
+MOST_SHOWN = 2000
+LEAST_WIDTH, MOST_WIDTH = 10, 10_000
+MEANT = {
+    **dict.fromkeys(("--hardware", "--machine", "--gpu", "--system"), "--hw"),
+    **dict.fromkeys(("--qps", "--request-rate", "--rps"), "--rate"),
+    **dict.fromkeys(("--input-len", "--input-tokens", "--prompt-tokens"), "--isl"),
+    **dict.fromkeys(("--output-len", "--output-tokens"), "--osl"),
+    **dict.fromkeys(("--gpus", "--num-gpus", "--world-size"), "--devices"),
+    **dict.fromkeys(("--backend", "--framework"), "--engine"),
+    **dict.fromkeys(("--output", "--save-dir", "-o"), "--out"),
+    **dict.fromkeys(("--quantization", "--dtype"), "--weights"),
+}
+"""What other tools call a flag of ours."""
+TOP_OPTIONS = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
 
 
 class StdoutClosed(Exception):
@@ -123,23 +138,6 @@ class LazyCommands(TyperGroup):
             return super().invoke(ctx)
         except BrokenPipeError:
             raise StdoutClosed from None
-
-
-PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "podplan", "cli"]
-MOST_SHOWN = 2000
-LEAST_WIDTH, MOST_WIDTH = 10, 10_000
-MEANT = {
-    **dict.fromkeys(("--hardware", "--machine", "--gpu", "--system"), "--hw"),
-    **dict.fromkeys(("--qps", "--request-rate", "--rps"), "--rate"),
-    **dict.fromkeys(("--input-len", "--input-tokens", "--prompt-tokens"), "--isl"),
-    **dict.fromkeys(("--output-len", "--output-tokens"), "--osl"),
-    **dict.fromkeys(("--gpus", "--num-gpus", "--world-size"), "--devices"),
-    **dict.fromkeys(("--backend", "--framework"), "--engine"),
-    **dict.fromkeys(("--output", "--save-dir", "-o"), "--out"),
-    **dict.fromkeys(("--quantization", "--dtype"), "--weights"),
-}
-"""What other tools call a flag of ours."""
-TOP_OPTIONS = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
 
 
 class ShadowedPackage(Exception):

@@ -17,6 +17,19 @@ from planner.placement.methods import trivial
 from podplan.options import flag
 from podplan.placement import FILES, PlaceFlags, PlaceResult, place
 
+Y_LABEL = "load over the mean device"
+LOADS, REDUNDANCY = PLOTS = ("device_loads.svg", "redundancy.svg")
+CURVE: dict[str, Callable[[Choice], str]] = {
+    ">redundant": lambda each: str(each.redundant),
+    ">per device": lambda each: str(each.slots_per_rank),
+    ">imbalance": lambda each: f"{each.imbalance:.4f}",
+    ">worst layer": lambda each: f"{each.worst:.4f}",
+    ">bound": lambda each: f"{each.lower_bound:.4f}",
+    ">weights per device": lambda each: format_bytes(each.effect.weights_bytes) if each.effect else "",
+    ">time": lambda each: format_duration(each.effect.seconds) if each.effect else "",
+    ">fits": lambda each: ("yes" if each.effect.fits else "no") if each.effect else "",
+}
+
 
 @takes(PlaceFlags)
 def command(
@@ -55,10 +68,6 @@ def command(
         Screen().lines(f"wrote {', '.join(FILES)} to {out}", dense_line(flags, found))
 
 
-Y_LABEL = "load over the mean device"
-LOADS, REDUNDANCY = PLOTS = ("device_loads.svg", "redundancy.svg")
-
-
 def summary_lines(answer: PlaceResult) -> list[str]:
     """Return the gap, what is proven, and what slices that were not seen say."""
     placed = answer.placed
@@ -77,18 +86,6 @@ def summary_lines(answer: PlaceResult) -> list[str]:
         beside = "less than" if gain >= 0 else "more than"
         lines.append(f"placed without {kept}, those show {abs(gain):.1%} {beside} EPLB's imbalance")
     return lines
-
-
-CURVE: dict[str, Callable[[Choice], str]] = {
-    ">redundant": lambda each: str(each.redundant),
-    ">per device": lambda each: str(each.slots_per_rank),
-    ">imbalance": lambda each: f"{each.imbalance:.4f}",
-    ">worst layer": lambda each: f"{each.worst:.4f}",
-    ">bound": lambda each: f"{each.lower_bound:.4f}",
-    ">weights per device": lambda each: format_bytes(each.effect.weights_bytes) if each.effect else "",
-    ">time": lambda each: format_duration(each.effect.seconds) if each.effect else "",
-    ">fits": lambda each: ("yes" if each.effect.fits else "no") if each.effect else "",
-}
 
 
 def decision_lines(answer: PlaceResult) -> list[str]:

@@ -20,6 +20,10 @@ TEXT_WIDTH = 140
 SHOWN_OPERATORS = 7
 RATES = 10
 """Rates up to what the tighter pool carries at which the plan is asked what its requests see."""
+FRONT_TOLD = (
+    "Plans that trade the speed of one user against the output of a chip; the ring is the chosen plan. plan --pareto 4 "
+    "searches more of them."
+)
 
 
 def reports(found: PlanResult) -> dict[str, str]:
@@ -65,12 +69,6 @@ def breakdown(page: Page, best: Plan) -> None:
         "Time of one step at the plan's batch, by operator; what runs behind another operator counts only where it "
         "makes the step longer.",
     )
-
-
-FRONT_TOLD = (
-    "Plans that trade the speed of one user against the output of a chip; the ring is the chosen plan. plan --pareto 4 "
-    "searches more of them."
-)
 
 
 def _memory(pool: PlannedPool) -> list[tuple[str, float, str]]:

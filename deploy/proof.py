@@ -22,6 +22,7 @@ PICTURE = (
     "3MQREAAAwCIKMb3RD77SAA6VEEAoFAIBAIBAKBQCAQfA8G320AeXC6efoAAAAASUVORK5CYII="
 )
 """Grey, 64 x 64 pixels."""
+Command = tuple[list[str], list[Flag]]
 
 
 class Load(NamedTuple):
@@ -111,9 +112,6 @@ def benchmark(target: Target, load: Load, address: Address | None) -> str:
         lines.append("command -v aiperf > /dev/null || pip install --quiet aiperf==0.13.0")
     words = [f"exec {' '.join(programme)}", *flag_words(flags, joined=False)]
     return "\n".join([*lines, " \\\n  ".join(words)]) + "\n"
-
-
-Command = tuple[list[str], list[Flag]]
 
 
 def _tool(target: Target, traffic: ManifestWorkload) -> Callable[[Target, Load], Command]:

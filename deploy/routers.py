@@ -12,6 +12,15 @@ from deploy.templates import script_of
 from deploy.words import Flag, Shell, Value, flag_words, quoted
 from ground.errors import BadInput
 
+Endpoint = tuple[str, int]
+# Where the images of the project keep it.
+EMBEDDING_PROXY = "/vllm-workspace/examples/disaggregated/disaggregated_encoder/disagg_epd_proxy.py"
+ASCEND_PROXY = "/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/load_balance_proxy_server_example.py"
+
+
+Address = Callable[[RolePlan, int, int], str]
+ETCD_PORT = 2379
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
@@ -23,15 +32,6 @@ class Router:
     joined: bool = False
     environment: tuple[tuple[str, str], ...] = ()
     files: tuple[tuple[str, str], ...] = ()
-
-
-Endpoint = tuple[str, int]
-# Where the images of the project keep it.
-EMBEDDING_PROXY = "/vllm-workspace/examples/disaggregated/disaggregated_encoder/disagg_epd_proxy.py"
-ASCEND_PROXY = "/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/load_balance_proxy_server_example.py"
-
-
-Address = Callable[[RolePlan, int, int], str]
 
 
 def endpoints(launch: Launch, address: Address, *, shifted: bool) -> list[Endpoint]:
@@ -146,9 +146,6 @@ def _ascend_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:
         flags.append((f"--{name}-hosts", Shell(" ".join(quoted(host) for host, _ in hosts[role]))))
         flags.append((f"--{name}-ports", Shell(" ".join(str(number) for _, number in hosts[role]))))
     return Router(programme=("python3", ASCEND_PROXY), flags=tuple(flags), table=None)
-
-
-ETCD_PORT = 2379
 
 
 def etcd_address(target: Target, address: Address) -> str:

@@ -25,17 +25,6 @@ _BROKEN: tuple[type[Exception], ...] = (
     *(TypeError, ValueError, TokenError, struct.error, zlib.error, LZMAError, zipfile.BadZipFile, tarfile.TarError),
 )
 """Exceptions that readers raise on broken archives, headers and pickles."""
-
-
-@contextmanager
-def unbroken(what: str, *more: type[Exception]) -> Iterator[None]:
-    """Raise BadInput saying ``what`` is wrong for whatever a reader of a broken file raises, ``more`` included."""
-    try:
-        yield
-    except (*_BROKEN, *more):
-        raise BadInput(what) from None
-
-
 GZIP = b"\x1f\x8b"
 """First bytes of a gzip file."""
 _PACKINGS: dict[bytes, Literal["r:gz", "r:bz2", "r:xz", "r:"]] = {
@@ -45,6 +34,15 @@ _PACKINGS: dict[bytes, Literal["r:gz", "r:bz2", "r:xz", "r:"]] = {
     b"": "r:",
 }
 """How tar files are packed, by their first bytes: left to find out, tarfile takes zeros for endless LZMA streams."""
+
+
+@contextmanager
+def unbroken(what: str, *more: type[Exception]) -> Iterator[None]:
+    """Raise BadInput saying ``what`` is wrong for whatever a reader of a broken file raises, ``more`` included."""
+    try:
+        yield
+    except (*_BROKEN, *more):
+        raise BadInput(what) from None
 
 
 def read_members(path: Path, wanted: Callable[[str], bool], most_bytes: int, what: str) -> dict[str, bytes]:

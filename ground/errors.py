@@ -17,6 +17,11 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import chain, count
 
+LONGEST = 200
+"""Most characters of a name that is compared; the time of a comparison is quadratic in them."""
+MOST = 3
+"""Names that are suggested at most."""
+
 
 class PodplanError(Exception):
     """Base of every error that podplan raises on purpose."""
@@ -42,12 +47,6 @@ def naming(where: str) -> Iterator[None]:
     except BadInput as error:
         text = str(error)
         raise BadInput(text if text.startswith(where) else f"{where}: {text}") from None
-
-
-LONGEST = 200
-"""Most characters of a name that is compared; the time of a comparison is quadratic in them."""
-MOST = 3
-"""Names that are suggested at most."""
 
 
 def close_names(name: str, known: Iterable[str]) -> list[str]:

@@ -12,6 +12,8 @@ from functools import cache, partial
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+Class = TypeVar("Class")
+
 
 class Limits:
     """Limits of a value, for ``Annotated``: ``gt``, ``ge``, ``lt``, ``le``, ``min_length``, ``pattern``, ``strict``.
@@ -75,9 +77,6 @@ class Sourced(Stated):
         "year, month or day of a figure that ages", default=None
     )
     note: str | None = None
-
-
-Class = TypeVar("Class")
 
 
 def from_dict(made: type[Class], data: dict[str, Any]) -> Class:

@@ -30,6 +30,13 @@ MOST_DOCUMENT_BYTES = 256 * MEBI
 
 Record = tuple[str, dict[str, Any] | BadInput]
 """Where a record stands ("FILE, line 3"), and its fields or what is wrong with it."""
+Integers = NDArray[np.int64]
+Fields = Mapping[str, Any]
+
+MOST_TOKENS = 100_000_000
+BYTES_PER_TOKEN_OF_TEXT = 4.0
+_HUGE = 10**300
+_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|[+-]\d\d:\d\d)?")
 
 
 def records(path: Path, most_rows: int = MOST_ROWS) -> tuple[list[str] | None, Iterator[Record]]:
@@ -145,15 +152,6 @@ def _numbered_lines(path: Path, most_rows: int) -> Iterator[tuple[int, str]]:
 def _unpacked(raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
     """Return a reader of the content: unpacked where the file starts like gzip."""
     return gzip.GzipFile(fileobj=raw) if raw.peek(len(GZIP)).startswith(GZIP) else raw
-
-
-Integers = NDArray[np.int64]
-Fields = Mapping[str, Any]
-
-MOST_TOKENS = 100_000_000
-BYTES_PER_TOKEN_OF_TEXT = 4.0
-_HUGE = 10**300
-_STAMP = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:Z|[+-]\d\d:\d\d)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ Integers = NDArray[np.int64]
 FEWEST_FOR_A_RATE = 20
 PLAUSIBLE_PER_SECOND = (1e-3, 4e3)
 """Mean rates that public traces have, 0.1 to 1,800 a second, and a margin; stamps read in a wrong unit lie outside."""
+_APART = 1 << 24
+"""Identifiers of a chain of blocks: more than the blocks of any prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,10 +393,6 @@ def repeat(trace: Trace, times: int) -> Trace:
         session=session,
         delay_seconds=None if trace.delay_seconds is None else np.tile(trace.delay_seconds, times),
     )
-
-
-_APART = 1 << 24
-"""Identifiers of a chain of blocks: more than the blocks of any prompt."""
 
 
 def with_blocks(trace: Trace, block_tokens: int = POOL_BLOCK_TOKENS, *, keeps_answers: bool = True) -> Trace:

@@ -16,6 +16,7 @@ Model = TypeVar("Model")
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 """Pydantic's words for a key that a model, or a data class, does not have."""
 _SUBJECT = re.compile(r"^\w+ should\b")  # pydantic's "Input should", "String should", "List should"
+_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 
 def matching(pattern: str, told: str) -> AfterValidator:
@@ -56,9 +57,6 @@ def _adapter(model: type[Model]) -> TypeAdapter[Model]:
     if model not in _ADAPTERS:
         _ADAPTERS[model] = TypeAdapter(model)
     return _ADAPTERS[model]
-
-
-_ADAPTERS: dict[type, TypeAdapter[Any]] = {}
 
 
 def problems(model: Any, data: object) -> list[str]:

@@ -27,6 +27,10 @@ MOST_WORKERS = 8
 """By default; each holds some 100 MB while it searches."""
 MOST_PROCESSES = 256
 DASK = "dask:"
+Steps = Callable[[], Iterator[Result]]
+"""Work whose results come one after another."""
+_job: list[Any] = []
+"""In a worker: the work and the items."""
 
 
 class Executor(Protocol):
@@ -111,10 +115,6 @@ def spread(
     return results()
 
 
-Steps = Callable[[], Iterator[Result]]
-"""Work whose results come one after another."""
-
-
 @contextmanager
 def aside(work: Steps[Result]) -> Iterator[Callable[[], Result]]:
     """Do work on another core, in a copy of this process, until the block ends; each call gives its next result.
@@ -180,10 +180,6 @@ def _on_dask(
         raise BadInput(f"--workers: no Dask scheduler answers at {address[:60]!r}: {error}") from None
     with client, client.get_executor(pure=False) as executor:
         yield from _told(executor.map(work, items), done)
-
-
-_job: list[Any] = []
-"""In a worker: the work and the items."""
 
 
 def _begin(*job: Any) -> None:

@@ -42,6 +42,8 @@ ACROSS_TRAYS = ("gb200", "gb300", ("all_reduce 8", "all_reduce 16"))
 
 Shape = tuple[int, int, int, int]
 """Hidden size, intermediate size, experts per token, experts."""
+_KNOWN = Kept[HardwareSpec](most=32)
+"""Machines that were asked for: one question has one machine."""
 
 
 class ExpertCurves(NamedTuple):
@@ -217,10 +219,6 @@ def engine_kernels(hardware: HardwareSpec, engine: str) -> list[EngineKernel]:
         measured = f"measured are {', '.join(known)}" if known else "none was measured on it"
         raise BadInput(f"--engine: no kernel of {engine[:40]!r} was measured on {hardware.name}; {measured}")
     return found
-
-
-_KNOWN = Kept[HardwareSpec](most=32)
-"""Machines that were asked for: one question has one machine."""
 
 
 @cache

@@ -40,6 +40,11 @@ KEYS = {
     "scopes": ("name",),
     "planes": ("name",),
 }
+TABLE = Path(__file__).parent / "prices.yaml"
+PURCHASE, RENTAL = "purchase", "rental"
+CATALOG = Path(__file__).parent / "catalog"
+
+_ALIASES = re.compile(r"^aliases: \[(.*)\]$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,10 +228,6 @@ def _scope_at(scopes: list[Data], degree: int) -> Data:
     return next((each for each in scopes if degree <= (each["devices"]["value"] or float("inf"))), scopes[-1])
 
 
-TABLE = Path(__file__).parent / "prices.yaml"
-PURCHASE, RENTAL = "purchase", "rental"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices(Stated):
     """The one table of prices, by machine."""
@@ -272,11 +273,6 @@ def bought_at(
         note=f"bought for {price.value:,.0f} USD over {years:g} years, {counted}, no building or margin; {price.note}",
     )
     return replace(spec, price_usd_per_chip_hour=hourly, price_basis=PURCHASE)
-
-
-CATALOG = Path(__file__).parent / "catalog"
-
-_ALIASES = re.compile(r"^aliases: \[(.*)\]$", re.MULTILINE)
 
 
 @cache

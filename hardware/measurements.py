@@ -65,6 +65,17 @@ SECONDS = (1e-9, 1e5)
 """The times that a measurement can have: what lies outside was written in another unit."""
 MOST = 1e24
 """The largest number of any other column: fits multiply several of them."""
+Kernel = Callable[[], object]
+
+# Rows, columns and depth of products as inference has them: few rows stream the weights, many fill the device.
+GEMMS = [(rows, 8192, 8192) for rows in (1, 16, 64, 256, 1024, 4096)] + [
+    (rows, columns, depth) for rows in (64, 512, 4096) for columns, depth in ((2112, 7168), (7168, 2048))
+]
+GROUPED = [(8, rows, 4096, 7168) for rows in (4, 32, 128, 512, 2048)]
+DECODES = [(8, 1024), (32, 4096), (128, 4096)]  # requests, cached tokens of each
+PREFILLS = [1024, 4096, 8192]
+COPIES = [2**20, 2**26, 2**30]
+HEADS, WIDTH = 32, 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,19 +166,6 @@ def _number(text: str | None, column: str, where: str) -> float:
     if not least <= number <= most:
         raise BadInput(f"{where}: {column} is {str(text)[:40]!r}; it must be from {least:g} to {most:g}")
     return number
-
-
-Kernel = Callable[[], object]
-
-# Rows, columns and depth of products as inference has them: few rows stream the weights, many fill the device.
-GEMMS = [(rows, 8192, 8192) for rows in (1, 16, 64, 256, 1024, 4096)] + [
-    (rows, columns, depth) for rows in (64, 512, 4096) for columns, depth in ((2112, 7168), (7168, 2048))
-]
-GROUPED = [(8, rows, 4096, 7168) for rows in (4, 32, 128, 512, 2048)]
-DECODES = [(8, 1024), (32, 4096), (128, 4096)]  # requests, cached tokens of each
-PREFILLS = [1024, 4096, 8192]
-COPIES = [2**20, 2**26, 2**30]
-HEADS, WIDTH = 32, 128
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,9 @@ from typing import Literal, NamedTuple
 
 from models.spec import GQA, MLA, GatedDeltaNet, ModelSpec, VisionTower
 
+Encoding = Literal["fused", "apart", "alone"]
+"""Of an instance: it encodes pictures within its steps with prompts, leaves that to encode instances, or is one."""
+
 
 class ParameterCount(NamedTuple):
     """Parameters (elements, not bytes) of a model and of its parts.
@@ -182,10 +185,6 @@ def pictures_of(tower: VisionTower, count: int, width: int, height: int, frames:
             "use a larger one"
         )
     return Pictures(tower=tower, shown=shown, segments=units, segment_tokens=sides[0] * sides[1])
-
-
-Encoding = Literal["fused", "apart", "alone"]
-"""Of an instance: it encodes pictures within its steps with prompts, leaves that to encode instances, or is one."""
 
 
 class Seen(NamedTuple):

@@ -35,6 +35,8 @@ ANY = "any"
 POOL_KEYS = ("name", "hw", *SIZES, "price", "power", "electricity")
 OWN_KEYS = ("share_nodes",)
 MOST_POOLS = 8
+Read = tuple[Member, Asked, list[str]]
+SUMMARY = ("fleet.json", "fleet.csv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +107,6 @@ def _values(entry: Entry) -> dict[str, str]:
     if "prefix_routing" in entry.values:
         raise BadInput(f"{entry.where}: prefix_routing: instances of a fleet share prefixes; leave it out")
     return {key: value for key, value in entry.values.items() if key not in ("objective", *OWN_KEYS)}
-
-
-Read = tuple[Member, Asked, list[str]]
 
 
 def _on_machines(entry: Entry) -> Read:
@@ -207,9 +206,6 @@ def _devices(read: list[Read], entries: list[Entry]) -> dict[str, int]:
                     f"{entry.where}: {machines.budget} has another size than above; give hw and size once, or pools"
                 )
     return devices
-
-
-SUMMARY = ("fleet.json", "fleet.csv")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,8 @@ LONG_TRACE_BYTES = 64 * MEBI
 UNKNOWN_RESIDENCE_SECONDS = 60.0
 REQUESTS_ALONE = 10
 REQUESTS_PER_CONCURRENCY = 10
+NO_FORM = Expectation(prediction=None, basis="a closed loop of several requests over two pools has no closed form here")
+NO_RATE = Expectation(prediction=None, basis="a trace needs arrivals at two instants for a rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,10 +330,6 @@ class _Asked:
             expectation=self._expect_recorded(_rows(requests)),
             measured=self._from_warmup(len(requests), "of the stream"),
         )
-
-
-NO_FORM = Expectation(prediction=None, basis="a closed loop of several requests over two pools has no closed form here")
-NO_RATE = Expectation(prediction=None, basis="a trace needs arrivals at two instants for a rate")
 
 
 def _model(manifest: Manifest) -> ModelSpec:

@@ -41,6 +41,32 @@ SHARED = (
 ANSWER_TOKENS = 1024
 
 OPERATOR = "name stream count seconds exposed_seconds flops bytes message_bytes bound"
+# The flags that one phase or two have; the others have all of them.
+PHASES_OF_FLAG: dict[str, tuple[Phase, ...]] = {
+    "batch": ("decode",),
+    "kv_len": ("decode",),
+    "tokens": ("prefill",),
+    "isl": ("prefill", "mixed"),
+    "prefix_reuse": ("prefill", "mixed"),
+    "cache_plane": ("prefill",),
+    "osl": ("mixed",),
+    "concurrency": ("mixed",),
+    "max_batched_tokens": ("mixed",),
+    "length_spread": ("mixed",),
+    "requests": ("decode", "prefill"),
+    "beams": ("decode",),
+    "graphs": ("decode", "mixed"),
+    "images": ("prefill", "mixed"),
+    "video": ("prefill", "mixed"),
+    "mtp_acceptance": ("decode", "mixed"),
+}
+
+
+NEEDED: dict[Phase, tuple[str, str]] = {
+    "decode": ("batch", "requests per DP rank, for example --batch 48"),
+    "prefill": ("tokens", "prompt tokens per device, for example --tokens 8192"),
+    "mixed": ("concurrency", "requests in the instance, for example --concurrency 64"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,34 +187,6 @@ def predict(model: str, *, hw: str, phase: str, strategy: str, **flags: object) 
     """
     asked = flags_of(PredictFlags, {"model": model, "hw": hw, "phase": phase, "strategy": strategy, **flags})
     return PredictResult(flags=asked, prediction=predict_configuration(read_configuration(asked)))
-
-
-# The flags that one phase or two have; the others have all of them.
-PHASES_OF_FLAG: dict[str, tuple[Phase, ...]] = {
-    "batch": ("decode",),
-    "kv_len": ("decode",),
-    "tokens": ("prefill",),
-    "isl": ("prefill", "mixed"),
-    "prefix_reuse": ("prefill", "mixed"),
-    "cache_plane": ("prefill",),
-    "osl": ("mixed",),
-    "concurrency": ("mixed",),
-    "max_batched_tokens": ("mixed",),
-    "length_spread": ("mixed",),
-    "requests": ("decode", "prefill"),
-    "beams": ("decode",),
-    "graphs": ("decode", "mixed"),
-    "images": ("prefill", "mixed"),
-    "video": ("prefill", "mixed"),
-    "mtp_acceptance": ("decode", "mixed"),
-}
-
-
-NEEDED: dict[Phase, tuple[str, str]] = {
-    "decode": ("batch", "requests per DP rank, for example --batch 48"),
-    "prefill": ("tokens", "prompt tokens per device, for example --tokens 8192"),
-    "mixed": ("concurrency", "requests in the instance, for example --concurrency 64"),
-}
 
 
 def read_configuration(flags: PredictFlags) -> Configuration:

@@ -26,6 +26,15 @@ PATHS = ("model", "hw", "isl_histogram", "osl_histogram", "rate_profile", "trace
 MOST_QUESTIONS = 1000
 MOST_NAME = 120
 _PATH_ENDS = (".json", ".yaml", ".yml")
+_WORDS = {"objective": ObjectiveName, "queueing": Queueing, "survive": Loss, "shape": Shape, "encode": Encode}
+_PATTERNS = {
+    "s": (r"^\s*[0-9.,eE+-]+\s*(ns|us|µs|μs|ms|s|sec|min|h|d)\s*$", "50ms"),
+    "/s": (r"^\s*[0-9.,eE+-]+\s*/\s*(s|sec|min|m|h|hour|d|day)\s*$", "12.5/s"),
+}
+_OWN = {
+    "name": "What the question is called in tables, JUnit and annotations.",
+    "manifest": "Weigh this deployment instead of searching one.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,17 +209,6 @@ def _located(text: str, folder: Path) -> str:
     if "=" in text or not ("/" in text or text.lower().endswith((*_PATH_ENDS, ".csv", ".jsonl", ".gz"))):
         return text
     return text if Path(text).is_absolute() else str(folder / text)
-
-
-_WORDS = {"objective": ObjectiveName, "queueing": Queueing, "survive": Loss, "shape": Shape, "encode": Encode}
-_PATTERNS = {
-    "s": (r"^\s*[0-9.,eE+-]+\s*(ns|us|µs|μs|ms|s|sec|min|h|d)\s*$", "50ms"),
-    "/s": (r"^\s*[0-9.,eE+-]+\s*/\s*(s|sec|min|m|h|hour|d|day)\s*$", "12.5/s"),
-}
-_OWN = {
-    "name": "What the question is called in tables, JUnit and annotations.",
-    "manifest": "Weigh this deployment instead of searching one.",
-}
 
 
 def question_schema() -> dict[str, Any]:

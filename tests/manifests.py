@@ -12,6 +12,14 @@ from planner.manifest.schema import Cluster, EmbeddedModel, Manifest, ManifestWo
 from planner.manifest.stepcost import layers_per_stage
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, StepCost
 
+LINK: dict[str, Any] = {
+    "plane": "fabric",
+    "bandwidth_bytes_per_second": 1e10,
+    "latency_seconds": 1e-4,
+    "bytes_per_token": 160.0,
+    "mapping": {"ratio": 1.0, "group_size": 8.0},
+}
+
 
 def sourced(value: float) -> dict[str, Any]:
     """Return a number with an origin."""
@@ -186,15 +194,6 @@ def manifest(*, prefill: int = 1, decode: int = 1, workload: dict[str, Any] | No
         ]
         pools.append(pool(role, degrees, instances, **own))
     return build(pools, workload or {})
-
-
-LINK: dict[str, Any] = {
-    "plane": "fabric",
-    "bandwidth_bytes_per_second": 1e10,
-    "latency_seconds": 1e-4,
-    "bytes_per_token": 160.0,
-    "mapping": {"ratio": 1.0, "group_size": 8.0},
-}
 
 
 def build(pools: list[dict[str, Any]], workload: dict[str, Any], **changes: Any) -> Manifest:

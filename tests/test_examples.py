@@ -14,6 +14,8 @@ from podplan.question_files import Entry, asked_of, read_questions
 
 pytestmark = pytest.mark.usefixtures("long_streams")
 EXAMPLES = Path(__file__).parents[1] / "examples"
+PUBLISHED = {path.stem: read_questions(path) for path in sorted((EXAMPLES / "published").glob("*.yaml"))}
+APART = [(name, entry) for name, own in PUBLISHED.items() for entry in own if "mixed" not in str(entry.get("strategy"))]
 
 
 def test_every_question_of_the_capacity_file_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,10 +34,6 @@ def test_the_workflow_checks_a_question_file() -> None:
     assert "plan check capacity/questions.yaml --confidence 0.9 --junit report.xml" in [
         each.get("run") for each in steps
     ]
-
-
-PUBLISHED = {path.stem: read_questions(path) for path in sorted((EXAMPLES / "published").glob("*.yaml"))}
-APART = [(name, entry) for name, own in PUBLISHED.items() for entry in own if "mixed" not in str(entry.get("strategy"))]
 
 
 @pytest.mark.parametrize(("name", "entry"), APART, ids=lambda value: value if isinstance(value, str) else "")

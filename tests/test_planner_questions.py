@@ -25,7 +25,7 @@ def test_an_answer_can_be_defended(entry: Entry) -> None:
     if entry.name == REFUSED:
         assert best is None and found.binding_limit == "devices" and "--devices " in found.explanation
         return
-    assert best is not None and best.question.engine != REFERENCE and best.question.engine in found.headline
+    assert best.question.engine != REFERENCE and best.question.engine in found.headline
     assert found.binding_limit and found.binding_limit in found.headline
     held = sureness(best).held
     assert held is not None and held >= (asked.question.confidence or 0.5) - 0.02

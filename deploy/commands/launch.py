@@ -25,6 +25,8 @@ DEFAULT_TTFT_SECONDS, DEFAULT_TPOT_SECONDS = 1.0, 0.05  # of xllm-service and Mi
 DEVICE = "DEVICE"  # shell variables that every script sets
 NODE_RANK = "NODE_RANK"
 ImagePart = Literal["nvidia", "mi30x", "mi35x", "a2", "a3", "router"]
+AITER = {"vllm": "VLLM_ROCM_USE_AITER", "sglang": "SGLANG_USE_AITER"}  # rocm.docs.amd.com: vLLM optimization; SGLang
+LEAST_QUEUE = 1024  # DeepEP's default, which carries 511 tokens of a rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +182,6 @@ def machine_of(role: RolePlan) -> ImagePart:
 def port(target: Target, role: RolePlan, base: int) -> Value:
     """Return a port; instances that share a host stand as far apart as their first devices."""
     return sum_of(base, "FIRST_DEVICE") if target.bare and role.shares_nodes else base
-
-
-AITER = {"vllm": "VLLM_ROCM_USE_AITER", "sglang": "SGLANG_USE_AITER"}  # rocm.docs.amd.com: vLLM optimization; SGLang
-LEAST_QUEUE = 1024  # DeepEP's default, which carries 511 tokens of a rank
 
 
 def talks_over_nodes(role: RolePlan) -> bool:

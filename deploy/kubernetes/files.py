@@ -23,6 +23,8 @@ from planner.engines.spec import Metrics
 SET = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
 SCALERS = {"lws": SET, "llm-d": SET, "dynamo": ("nvidia.com/v1beta1", "DynamoGraphDeploymentScalingAdapter")}
 FILL_SHARE = 0.85  # of an instance's planned requests, past which another is started
+# Decode holds requests that have begun, so after a failure it comes back first and prefill may yield to it.
+PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000, "encode": 100_000}
 
 
 def policies(target: Target) -> Iterator[Object]:
@@ -129,10 +131,6 @@ def autoscaler(target: Target, launches: dict[str, Launch]) -> Iterator[Object]:
             query=f"sum({names.running}{{{label}}}) + sum({names.waiting}{{{label}}})",
             threshold=str(max(round(role.sequences * role.strategy.attention_dp * FILL_SHARE), 1)),
         )
-
-
-# Decode holds requests that have begun, so after a failure it comes back first and prefill may yield to it.
-PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000, "encode": 100_000}
 
 
 def priority_classes(target: Target) -> Iterator[Object]:

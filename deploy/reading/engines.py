@@ -9,6 +9,9 @@ from deploy.reading.flags import Flags, read_flags, unknown_options
 from deploy.reading.nodes import Node
 from ground.files import parse_yaml
 
+Instance = Sequence[Node]
+Json = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
@@ -28,10 +31,6 @@ class Counted:
     longest: int | None
     memory_frac: float
     kv_role: str | None
-
-
-Instance = Sequence[Node]
-Json = dict[str, Any]
 
 
 def _whole(flags: Flags, name: str, default: int = 1) -> int:

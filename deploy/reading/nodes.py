@@ -9,6 +9,11 @@ from deploy.reading.shell import Process, Scope, processes, variables
 from ground.files import parse_yaml
 
 Object = dict[str, Any]
+POD = {"POD_IP": "10.0.0.1"}
+
+
+MOST_DEVICES = 16_384
+"""Of a cluster whose files are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +80,6 @@ def _bare(files: Mapping[str, str]) -> Iterator[Node]:
         run = processes(files[f"{row['role']}.sh"], place)
         place_of, host = (int(row["instance"]), int(row["rank_of_node"])), f"{row['cluster']} {row['node']}"
         yield Node(row["role"], *place_of, last - first + 1, tuple(run), host)
-
-
-POD = {"POD_IP": "10.0.0.1"}
-
-
-MOST_DEVICES = 16_384
-"""Of a cluster whose files are read."""
 
 
 def counted(value: object) -> int:

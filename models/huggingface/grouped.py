@@ -22,6 +22,14 @@ from models.huggingface.parts import (
 )
 from models.spec import MOST_EXPERTS, MOST_LAYERS
 
+GEMMA3_DEFAULTS: Fields = {
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "sliding_window_pattern": 6,
+    "tie_word_embeddings": True,
+}
+"""What Gemma 3's configurations leave to their class."""
+
 
 def llama(config: Config) -> Fields:
     """Llama 2 to 3.3; without ``num_key_value_heads`` every head has its own (the class's default)."""
@@ -129,15 +137,6 @@ def gpt_oss(config: Config) -> Fields:
     """gpt-oss: every other layer slides, a learned logit per head joins the softmax, experts in every layer."""
     attention = gqa(config, head_dim=config.integer("head_dim")) | {"sinks": True}
     return moe_everywhere(config, attention, routed_experts(config, width="intermediate_size"))
-
-
-GEMMA3_DEFAULTS: Fields = {
-    "vocab_size": 262208,
-    "max_position_embeddings": 131072,
-    "sliding_window_pattern": 6,
-    "tie_word_embeddings": True,
-}
-"""What Gemma 3's configurations leave to their class."""
 
 
 def gemma3(config: Config) -> Fields:

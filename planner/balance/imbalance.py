@@ -34,6 +34,11 @@ _DRIFT = (
     "1024 routed tokens per rank; placement and run saw the same data set, so it is a lower end"
 )
 _DRIFT_LOG_SIGMA = 0.10
+_SEED = 20251
+_SHUFFLES = 256
+_DRIFTS = 64
+_FEW_SLOTS = 7
+"""Slots of a rank up to which their loads are added slot by slot: NumPy's sums of few neighbours are slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,13 +163,6 @@ def sample_expert_loads(distribution: LoadDistribution, layers: int, experts: in
     loads: Floats = np.exp(distribution.log_sigma * scores)
     loads /= loads.mean(axis=1, keepdims=True)
     return loads
-
-
-_SEED = 20251
-_SHUFFLES = 256
-_DRIFTS = 64
-_FEW_SLOTS = 7
-"""Slots of a rank up to which their loads are added slot by slot: NumPy's sums of few neighbours are slow."""
 
 
 @functools.lru_cache(maxsize=4096)

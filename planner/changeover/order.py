@@ -24,6 +24,7 @@ _SLOWEST_CATCH_UP = 0.01
 """Least share of the rate at which a backlog is worked off, so that it always ends."""
 _ROUNDING = 0.000_000_001
 ROLES = ("prefill", "decode", "mixed")
+SOURCES = ("host", "peers", "storage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +182,6 @@ class _Steps:
     def cost(self) -> Floats:
         """Return the cost of each step."""
         return BELOW_WEIGHT * self.below + self.drain + self.start + BYTES_WEIGHT * self.bytes
-
-
-SOURCES = ("host", "peers", "storage")
 
 
 class _Graph:

@@ -16,6 +16,10 @@ from planner.manifest.loading import slowest_plane
 from planner.manifest.migration import How, Migration, Promise, Start, Step, manifest_hash, same_content
 from planner.manifest.schema import Cluster, KvTransfer, Manifest, Pool, Prediction
 
+BEGIN = "stage-00.yaml"
+Started = list[tuple[str, InPlace | None]]
+"""Names of instances that start, each with its change in place; None: as a new instance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -97,9 +101,6 @@ def _lot(cluster: str, own: list[tuple[int, Instance]]) -> Lot:
     parts = [Part(kind, tuple(place[node] for node in each.nodes), each.first_device) for kind, each in own]
     signature = Signature(cluster, len(nodes), tuple(parts))
     return Lot(signature=signature, nodes=nodes, names=tuple(each.name for _, each in own))
-
-
-BEGIN = "stage-00.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,10 +239,6 @@ def _floor(old: Manifest, sides: Sides, clusters: Mapping[str, Cluster], without
         left=[list(lots) for lots in sides.stop],
         wanted=[list(lots)[::-1] for lots in sides.wanted],
     )
-
-
-Started = list[tuple[str, InPlace | None]]
-"""Names of instances that start, each with its change in place; None: as a new instance."""
 
 
 def _walk(floor: _Floor, task: Task, move: Move) -> tuple[list[str], Started]:

@@ -33,6 +33,9 @@ from planner.serving.deployed import play
 from planner.serving.latency import Latency
 from planner.workload import Trace
 
+Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPool]
+"""Returns the pools with so many instances left of each role."""
+
 
 class Lost(NamedTuple):
     """Lost instances of each role."""
@@ -163,10 +166,6 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
 def standing_of(state: AggregatedState | None) -> Standing:
     """Return the state of aggregated instances as a standing."""
     return Standing() if state is None else Standing(ttft=state.ttft, tpot=state.tpot)
-
-
-Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPool]
-"""Returns the pools with so many instances left of each role."""
 
 
 def plan_on(plan: Plan, trace: Trace | None) -> Deployed:

@@ -20,6 +20,8 @@ Name = Literal["ttft", "tpot", "rate"]
 
 _ROUNDS = 7
 _MOST_SCORE = 3.0
+SURE = 0.9
+"""Confidence of the second rate that a plan reports, beside the planned one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +83,6 @@ def margins_of(limits: Limits, found: Standing) -> tuple[Margin, ...]:
         for latency in (reached[name],)
         if limit is not None
     )
-
-
-SURE = 0.9
-"""Confidence of the second rate that a plan reports, beside the planned one."""
 
 
 class Sureness(NamedTuple):

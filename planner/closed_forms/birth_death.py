@@ -38,6 +38,7 @@ _DRAFT_STATES = 64
 _WAIT_NODES = 32
 _MOST_TOGETHER = 50_000
 """Requests of instances that are followed together; more of them hardly vary."""
+_LEAST = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,9 +350,6 @@ def _ordered(seconds: Floats, masses: Floats, mean: float | None = None) -> Late
     order = np.argsort(seconds, kind="stable")
     known = float(seconds @ masses / masses.sum()) if mean is None else mean
     return Latency.from_masses(seconds[order], masses[order], known)
-
-
-_LEAST = 1e-4
 
 
 class Crowding(NamedTuple):

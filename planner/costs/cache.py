@@ -22,6 +22,8 @@ from planner.manifest.terms import Number
 # The indexer's keys are FP8 whatever the KV type, with one FP32 scale per key (DeepSeek-V3.2 report, section 2.1;
 # the FlashMLA and DeepGEMM kernels take no other form).
 INDEX_SCALE_BYTES = 4.0
+POOL_BYTES = 1e12
+"""The pool that an answer states how many prefixes it holds of: a round figure, not a machine's."""
 
 
 class Cache(NamedTuple):
@@ -114,10 +116,6 @@ def gqa_cached_elements(gqa: GQA, tp: Number) -> Number:
     """Cached elements of one token, layer and device: KV heads are split, and repeated beyond their number."""
     width = gqa.head_dim + gqa.value_dim
     return width * np.maximum(gqa.kv_heads / tp, 1.0)
-
-
-POOL_BYTES = 1e12
-"""The pool that an answer states how many prefixes it holds of: a round figure, not a machine's."""
 
 
 def find_plane(hardware: HardwareSpec, name: str, flag: str = "--cache-plane") -> Plane:

@@ -25,6 +25,7 @@ from planner.manifest.terms import Number, smaller
 from planner.strategy import Strategy
 
 Phase = Literal["prefill", "decode", "mixed"]
+Shared = Literal["auto", "local"] | int
 
 
 class StrategyArray(NamedTuple):
@@ -285,9 +286,6 @@ def check_disaggregation(strategy: Strategy, phase: Phase, flag: str = "--strate
         )
     if strategy.disaggregated and strategy.moe_ep < 2:
         raise BadInput(f"{flag}: experts on devices of their own are spread by EP; use EP=2 or more after the comma")
-
-
-Shared = Literal["auto", "local"] | int
 
 
 def shared_choices(moe: MoE | None, strategy: Strategy, shared: Shared, decode: bool) -> list[int]:

@@ -29,6 +29,7 @@ BLOCK_TOKENS = 128
 # together: the size that DeepEP's get_dispatch_config/get_combine_config hints give for 8-64 ranks
 # at hidden 7168 is 1-2 GB. Assumed, not measured per machine.
 NORMAL_EXCHANGE_BUFFER_BYTES = 2_000_000_000.0
+_WEIGHTS = Kept[Number](most=4)
 
 
 class Memory(NamedTuple):
@@ -128,9 +129,6 @@ def expert_device_memory(deployment: Deployment, tokens: Number) -> Memory | Non
         reserve=device.reserve_bytes.value,
         capacity=device.memory_bytes.value,
     )
-
-
-_WEIGHTS = Kept[Number](most=4)
 
 
 def weight_bytes(deployment: Deployment) -> Number:

@@ -28,6 +28,10 @@ from planner.engines.behaviour import behaviour
 from planner.manifest.stepcost import launches
 from planner.manifest.terms import CommunicationTerm, CurveTerm, Form, Number, Rule, StepCost, Term, larger
 
+VOCABULARY = 32_000
+HEAD_DIM, KV_HEADS = 128, 8  # beside latent attention: assumed as Llama's, whose layer it is
+EVERY_DRAFT = ("decode", "kv", "one")  # what a draft after the first carries too: a token of every request
+
 
 def head_terms(deployment: Deployment, stage: Literal["head", "draft"]) -> list[Term]:
     """Embedding, final norm, LM head (vocabulary split over TP, BF16) and sampling from the gathered logits.
@@ -86,11 +90,6 @@ def draft_terms(deployment: Deployment) -> list[Term]:
     roofline, hidden = Roofline.of(deployment), float(deployment.model.hidden_size)
     projection = roofline.matmul("draft_projection", "draft", TOKENS, hidden, 2 * hidden, deployment.attention_weights)
     return [projection, *head_terms(deployment, "draft")]
-
-
-VOCABULARY = 32_000
-HEAD_DIM, KV_HEADS = 128, 8  # beside latent attention: assumed as Llama's, whose layer it is
-EVERY_DRAFT = ("decode", "kv", "one")  # what a draft after the first carries too: a token of every request
 
 
 def headed(deployment: Deployment) -> Deployment:

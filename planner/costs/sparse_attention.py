@@ -26,6 +26,17 @@ SCORE_BYTES = 4.0
 SORTED, KEPT = 4.36, 3.32
 """Elements that a full sort handles of each score, and of each key that it keeps: CANN's guide of LightningIndexer
 (cann-recipes-infer, docs/models/deepseek_v3_2_exp) counts 4.36 S + 3.32 k for a query."""
+# Tokens of a chunk of the chunkwise form: flash-linear-attention's kernels, which vLLM and SGLang run
+# (github.com/fla-org/flash-linear-attention, fla/ops/gated_delta_rule/chunk.py).
+CHUNK_TOKENS = 64
+
+RECURRENCE_PACE = 0.55
+"""Rate of the recurrence beside that of element-wise kernels: 1.07 GB of states in 613 us on an H20, 0.44 of its
+bandwidth where those reach 0.8 (SGLang's kernel at 256 requests; InferSim, bench_data/gdn/decode/h20)."""
+
+CONVOLUTION_PACE = 0.21
+"""The same of the short convolution: 134 MB of a prompt of 4,096 tokens in 203 us, 34 MB of 256 requests in 48 us
+(InferSim, bench_data/gdn/prefill/h20 and decode/h20)."""
 
 
 def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[ComputeTerm]:
@@ -121,19 +132,6 @@ def _sparse(deployment: Deployment, mla: MLA, heads: Number, name: str, pairs: F
     per_pair = 2.0 * heads * (latent + mla.value_width)
     fit = measured or kernels.mla_decode
     return Roofline.of(deployment).attention(name, fit, pairs, per_pair, rows, read)
-
-
-# Tokens of a chunk of the chunkwise form: flash-linear-attention's kernels, which vLLM and SGLang run
-# (github.com/fla-org/flash-linear-attention, fla/ops/gated_delta_rule/chunk.py).
-CHUNK_TOKENS = 64
-
-RECURRENCE_PACE = 0.55
-"""Rate of the recurrence beside that of element-wise kernels: 1.07 GB of states in 613 us on an H20, 0.44 of its
-bandwidth where those reach 0.8 (SGLang's kernel at 256 requests; InferSim, bench_data/gdn/decode/h20)."""
-
-CONVOLUTION_PACE = 0.21
-"""The same of the short convolution: 134 MB of a prompt of 4,096 tokens in 203 us, 34 MB of 256 requests in 48 us
-(InferSim, bench_data/gdn/prefill/h20 and decode/h20)."""
 
 
 def chunk_flops(key: int, value: int, chunk: int = CHUNK_TOKENS) -> float:

@@ -21,6 +21,12 @@ DEFAULT_BUDGET = 8192.0
 """Tokens of a step and DP rank where nobody states them: max_num_tokens of TensorRT-LLM (llmapi/llm_args.py) and
 max_num_batched_tokens of vLLM's server on large GPUs (engine/arg_utils.py)."""
 FILE = Path(__file__).parent / "behaviour.yaml"
+REQUEST_SECONDS = 0.01
+"""Client's library, HTTP and streaming of a first token; fitted with the next one (``scripts/fit_engines.py``)."""
+TOKEN_SECONDS = 7e-6
+"""Tokenisation and the text's way through client and server, per prompt token, one prompt after another. The two are
+fitted on TTFT of 757 closed-loop runs of TensorRT-LLM and vLLM (engine_runs.csv): 14.8 % off, 15.5 % in models that
+the fit did not see, for which it gives 10 to 15 ms and 3 to 7 us."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +121,6 @@ def _number(version: str) -> tuple[int, ...] | None:
         if digits != part:
             break
     return tuple(parts) or None
-
-
-REQUEST_SECONDS = 0.01
-"""Client's library, HTTP and streaming of a first token; fitted with the next one (``scripts/fit_engines.py``)."""
-TOKEN_SECONDS = 7e-6
-"""Tokenisation and the text's way through client and server, per prompt token, one prompt after another. The two are
-fitted on TTFT of 757 closed-loop runs of TensorRT-LLM and vLLM (engine_runs.csv): 14.8 % off, 15.5 % in models that
-the fit did not see, for which it gives 10 to 15 ms and 3 to 7 us."""
 
 
 class HostCosts(NamedTuple):

@@ -15,6 +15,16 @@ from planner.engines.spec import ACCELERATORS, Accelerator, EngineProfile, Orche
 
 CATALOGUE = Path(__file__).parent / "catalog"
 ORCHESTRATORS = Path(__file__).parent / "orchestrators"
+# The vendor is in the title of every device of the catalogue; "910" is how Ascend parts are named without it.
+WORDS: dict[str, Accelerator] = {"nvidia": "nvidia", "amd": "amd", "ascend": "ascend", "910": "ascend"}
+GENERATIONS: dict[str, Generation] = {
+    "910b": "a2",
+    "910c": "a3",
+    "ascend 950": "a5",
+    "amd mi30": "mi30x",  # gfx942
+    "amd mi32": "mi30x",
+    "amd mi35": "mi35x",  # gfx950
+}
 
 
 @cache
@@ -75,18 +85,6 @@ def _holds(profile: EngineProfile, version: str) -> bool:
 def _number(version: str) -> tuple[int, ...]:
     """Return 0.33.0 as (0, 33, 0), a post-release as its release; ValueError for anything else."""
     return tuple(int(part) for part in version.partition(".post")[0].split("."))
-
-
-# The vendor is in the title of every device of the catalogue; "910" is how Ascend parts are named without it.
-WORDS: dict[str, Accelerator] = {"nvidia": "nvidia", "amd": "amd", "ascend": "ascend", "910": "ascend"}
-GENERATIONS: dict[str, Generation] = {
-    "910b": "a2",
-    "910c": "a3",
-    "ascend 950": "a5",
-    "amd mi30": "mi30x",  # gfx942
-    "amd mi32": "mi30x",
-    "amd mi35": "mi35x",  # gfx950
-}
 
 
 def accelerator_of(hardware: HardwareSpec) -> Accelerator | None:

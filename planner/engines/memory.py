@@ -41,6 +41,17 @@ COMBINE_FIXED_MIB = 3 + 204  # CANN: status and synchronisation of the normal co
 GRAPH_TOKENS = 512  # vLLM-Ascend: the largest captured graph
 A2_GATHERING = ("vllm-ascend", "mindie")  # MindIE: mindie_llm/runtime/layers/fused_moe/moe_comm_method.py, alike
 A2_LEAST_EP, A2_MOST_EXPERTS_PER_DEVICE = 16, 24  # vLLM-Ascend: of MC2 on A2
+HCCL_DEFAULT_MEBIBYTES = 200
+VLLM_DEEPEP_BYTES = GIBI  # VLLM_DEEPEP_BUFFER_SIZE_MB, of NVLink and of RDMA
+TRTLLM_EXCHANGE_BYTES = 2 * GIBI  # its workspace of one-sided NVLink
+DEFAULT_DISPATCH_TOKENS = 128  # SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK
+LEAST_PROMPTS = 4  # max-num-seqs of vLLM-Ascend's guides for prefill
+# SGLang's rule: MiB
+META_MEBIBYTES, MEBIBYTES_PER_TOKEN, MEBIBYTES_PER_GRAPH, LEAST_TOKENS = 512, 1.5, 2, 2048
+MOST_TOKENS = 8192  # the largest chunk that it sets itself below 160 GB; past it the plan counts activations
+MEBIBYTES_PER_RANK, LATENT_GRAPH_MEBIBYTES, FLOOR_MEBIBYTES = 128, 1536, 10_240
+FLOOR_FROM_BYTES = 60 * GIBI
+AITER_SHARE = 0.85  # srt/arg_groups/attention_hook.py: of the static share, past 8,192 tokens of context; taken always
 
 
 def _up(value: Number, unit: int) -> Number:
@@ -136,19 +147,6 @@ def exchange_of(
     if fits:
         return "mc2"
     return "allgather" if generation == "a5" and world <= experts_per_token else "all_to_all"
-
-
-HCCL_DEFAULT_MEBIBYTES = 200
-VLLM_DEEPEP_BYTES = GIBI  # VLLM_DEEPEP_BUFFER_SIZE_MB, of NVLink and of RDMA
-TRTLLM_EXCHANGE_BYTES = 2 * GIBI  # its workspace of one-sided NVLink
-DEFAULT_DISPATCH_TOKENS = 128  # SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK
-LEAST_PROMPTS = 4  # max-num-seqs of vLLM-Ascend's guides for prefill
-# SGLang's rule: MiB
-META_MEBIBYTES, MEBIBYTES_PER_TOKEN, MEBIBYTES_PER_GRAPH, LEAST_TOKENS = 512, 1.5, 2, 2048
-MOST_TOKENS = 8192  # the largest chunk that it sets itself below 160 GB; past it the plan counts activations
-MEBIBYTES_PER_RANK, LATENT_GRAPH_MEBIBYTES, FLOOR_MEBIBYTES = 128, 1536, 10_240
-FLOOR_FROM_BYTES = 60 * GIBI
-AITER_SHARE = 0.85  # srt/arg_groups/attention_hook.py: of the static share, past 8,192 tokens of context; taken always
 
 
 class Holding(NamedTuple):

@@ -10,6 +10,9 @@ from typing import NamedTuple
 from planner.engines.spec import ACCELERATORS, Accelerator, EngineProfile, ExpertMode, RoleName
 from planner.strategy import Strategy, format_strategy
 
+_LARGEST_TENSOR = 64
+"""TP that is tried but for the whole stage."""
+
 
 @dataclass(slots=True, kw_only=True)  # frozen ones take three times as long to make, and a search makes thousands
 class Setup:
@@ -377,10 +380,6 @@ def broken_pair(profile: EngineProfile, prefill: Setup, decode: Setup) -> Broken
             sentence = f"{setup.instances} {role} instances are more than {most.value}, the most of one deployment"
             return Broken("pair-instances", sentence, most.source)
     return None
-
-
-_LARGEST_TENSOR = 64
-"""TP that is tried but for the whole stage."""
 
 
 def nearest_reachable(profile: EngineProfile, setup: Setup) -> Setup | None:

@@ -39,6 +39,8 @@ MOST_DOMAINS = 16
 _COLUMN = {name: place for place, name in enumerate(COLUMNS)}
 _SLACK = 1e-9
 _MOST_RATE = 1e12
+Layout = tuple[int, int, int]
+"""EP, redundant slots, dedicated shared ranks."""
 
 
 class Apart(NamedTuple):
@@ -83,10 +85,6 @@ def apart_rows(question: Question, needed: Callable[[Ints], Floats], count: Coun
         dropped += len(every) - len(splits) + len(wide) - len(passed)
         found |= dict.fromkeys(_row(line) for line in passed)
     return Apart(rows=list(found), dropped=dropped)
-
-
-Layout = tuple[int, int, int]
-"""EP, redundant slots, dedicated shared ranks."""
 
 
 def _expert_layouts(question: Question) -> list[Layout]:

@@ -22,6 +22,7 @@ _NARROWED = 0.75
 _MARGIN = 0.05
 # Steps in a row that may fail to halve a bracket before it is cut in three.
 _PATIENCE = 3
+Measure = Callable[[Number], Number]
 
 
 @runtime_checkable
@@ -35,9 +36,6 @@ class Narrowing(Protocol):
     def of(self, rows: NDArray[np.int64]) -> Self:
         """Return the measure of some of the rows."""
         ...
-
-
-Measure = Callable[[Number], Number]
 
 
 @dataclass(slots=True)

@@ -27,6 +27,8 @@ from planner.strategy import Strategy
 REFERENCE = "reference"
 Layers = tuple[int, int]
 """Attention TP and pipeline stages."""
+_SHARED = Kept[dict[Strategy, Broken | None]](most=8)
+"""Results by engine, shared by its three roles, which have most strategies in common."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,6 @@ class Reach:
             "kv_dtype": self.question.kv_dtype,
             "weights": machines.weights,
         }
-
-
-_SHARED = Kept[dict[Strategy, Broken | None]](most=8)
-"""Results by engine, shared by its three roles, which have most strategies in common."""
 
 
 def summary(kept: int, cut: Counter[str]) -> str:

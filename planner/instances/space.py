@@ -36,6 +36,9 @@ SUPERNODE_STEP = 32
 
 ROLES: tuple[Role, ...] = ("prefill", "decode")
 """Roles of a disaggregated deployment; aggregated instances are mixed."""
+COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "domains", "redundant", "dedicated", "drafts")
+_LAYOUTS = Kept[dict[tuple[int, int], list[tuple[int, int]]]](most=8)
+"""Expert layouts of a model, by expert TP and EP, shared by all engines."""
 
 
 class Row(NamedTuple):
@@ -92,9 +95,6 @@ class Group(NamedTuple):
         return Group(rows, table, table_deployment(self.deployment, table) if rows else self.deployment)
 
 
-COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "domains", "redundant", "dedicated", "drafts")
-
-
 def machines_of(question: Question, role: Role) -> Machines:
     """Return the machines of a role; aggregated instances need machines that both roles share."""
     return question.prefill if role in ("encode", "prefill") else question.decode
@@ -120,10 +120,6 @@ def role_space(question: Question, role: Role) -> RoleSpace:
         (question.engine, question.microbatches, question.max_instance_devices, *engines),
     )
     return _SPACES.of(key, lambda: _role_space(question, role))
-
-
-_LAYOUTS = Kept[dict[tuple[int, int], list[tuple[int, int]]]](most=8)
-"""Expert layouts of a model, by expert TP and EP, shared by all engines."""
 
 
 def _role_space(question: Question, role: Role) -> RoleSpace:

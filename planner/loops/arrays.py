@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from ground.arrays import Floats
 
+Columns = TypeVar("Columns", bound=tuple[Any, ...])
+
 
 class TableArrays(NamedTuple):
     """A step table as compiled loops take it; axes rise strictly and have at least two knots, but ``shares`` may have
@@ -57,9 +59,6 @@ class TableArrays(NamedTuple):
     def content(self) -> bytes:
         """A digest by which equal tables are told."""
         return blake2b(b"".join(np.asarray(each).tobytes() for each in self)).digest()
-
-
-Columns = TypeVar("Columns", bound=tuple[Any, ...])
 
 
 def joined(one: Columns, other: Columns) -> Columns:

@@ -20,54 +20,6 @@ BUCKETS = 1024
 NOBODY = -1
 INBOX = -1
 WAITS, ENDS, RUNS, SEEN = 0, 1, 2, 3
-
-
-class Rule(NamedTuple):
-    """The scheduling rule in numbers; limits are of one rank."""
-
-    together: bool
-    """Whether prompts and decode share a step."""
-    whole_prompts: bool
-    """Whether a prompt is cut only where it has a step's budget to itself."""
-    wait_steps: int
-    """Steps that prompts wait for beside running requests, unless a step would carry ``wait_tokens``."""
-    wait_tokens: float
-    balance_steps: int
-    """The same until every rank has prompts."""
-    admission: int
-    overlapped: bool
-    interval: int
-    """Arrivals are received every so many decode iterations, and after every step with prompts."""
-    dealing: int
-    budget: int
-    queries: int
-    """Tokens of the budget that a running request takes."""
-    slots: int
-    batch_slots: int
-    """Requests of one of the batches in flight."""
-    stages: int
-    """Pipeline stages: so many batches are in flight."""
-    capacity: int
-    """Blocks of KV; tokens where whole answers are reserved."""
-    block: int
-    """Tokens of a block."""
-    whole_blocks: bool
-    """Whether requests gain one token a step, so that blocks are counted one by one."""
-    clipped: bool
-    """Whether answers are longer than ``clip``."""
-    clip: float
-    fixed_lengths: bool
-    """Whether the engine knows that no answer ends early, and looks ahead instead of estimating."""
-    initial_ratio: float
-    least_ratio: float
-    ratio_step: float
-    retract_tokens: float
-    request_seconds: float
-    """A request's way to the engine in a closed loop, and what each prompt token takes before that, one prompt after
-    another."""
-    token_seconds: float
-
-
 REQUEST = np.dtype(
     [
         ("arrival", "f8"),
@@ -159,6 +111,52 @@ MARK = np.dtype(
         ("ratio", "f8"),  # share that the rank set aside before the second of its iterations
     ]
 )
+
+
+class Rule(NamedTuple):
+    """The scheduling rule in numbers; limits are of one rank."""
+
+    together: bool
+    """Whether prompts and decode share a step."""
+    whole_prompts: bool
+    """Whether a prompt is cut only where it has a step's budget to itself."""
+    wait_steps: int
+    """Steps that prompts wait for beside running requests, unless a step would carry ``wait_tokens``."""
+    wait_tokens: float
+    balance_steps: int
+    """The same until every rank has prompts."""
+    admission: int
+    overlapped: bool
+    interval: int
+    """Arrivals are received every so many decode iterations, and after every step with prompts."""
+    dealing: int
+    budget: int
+    queries: int
+    """Tokens of the budget that a running request takes."""
+    slots: int
+    batch_slots: int
+    """Requests of one of the batches in flight."""
+    stages: int
+    """Pipeline stages: so many batches are in flight."""
+    capacity: int
+    """Blocks of KV; tokens where whole answers are reserved."""
+    block: int
+    """Tokens of a block."""
+    whole_blocks: bool
+    """Whether requests gain one token a step, so that blocks are counted one by one."""
+    clipped: bool
+    """Whether answers are longer than ``clip``."""
+    clip: float
+    fixed_lengths: bool
+    """Whether the engine knows that no answer ends early, and looks ahead instead of estimating."""
+    initial_ratio: float
+    least_ratio: float
+    ratio_step: float
+    retract_tokens: float
+    request_seconds: float
+    """A request's way to the engine in a closed loop, and what each prompt token takes before that, one prompt after
+    another."""
+    token_seconds: float
 
 
 class Instances(NamedTuple):

@@ -17,6 +17,8 @@ import numpy as np
 
 from ground.arrays import Floats
 
+Number = float | Floats
+
 
 def curve_seconds(points: Sequence[float | Floats], load: float | Floats) -> float | Floats:
     """Return the seconds at a load; points (numbers or arrays over instances) and load broadcast."""
@@ -56,9 +58,6 @@ def along(points: Floats, load: float | Floats) -> Floats:
         instances = np.arange(points.shape[-1])
         low, high = points[left, instances], points[left + 1, instances]
     return np.asarray(np.exp2(low + (place - left) * (high - low)) * (load > 0.0))
-
-
-Number = float | Floats
 
 
 def kept_tokens(tokens: Number, sequences: Number, reach: int) -> Number:

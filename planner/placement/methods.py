@@ -22,6 +22,11 @@ from planner.placement.sliced import fewer_slices, search_slices, slice_imbalanc
 
 MOST_PLACES = 400
 """Experts x counts x ranks: what HiGHS solves in seconds."""
+Method = Callable[[Problem], Ints]
+Split = Literal["alternate", "later"]
+
+MOST_STEPS = 1000
+SLICE_STEPS = 1500
 
 
 def exact(problem: Problem) -> Ints:
@@ -69,13 +74,6 @@ def _solve_layer(loads: Floats, ranks: int, slots: int) -> Ints:
     model.solve(pulp.HiGHS(msg=False, threads=1, gapRel=0.0, gapAbs=0.0, random_seed=0))
     placed = [i for g in each for i in experts if any(on[i, r, g].value() > 0.5 for r in counts)]
     return np.array(placed, dtype=np.int64)
-
-
-Method = Callable[[Problem], Ints]
-Split = Literal["alternate", "later"]
-
-MOST_STEPS = 1000
-SLICE_STEPS = 1500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

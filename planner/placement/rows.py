@@ -23,6 +23,11 @@ _CHEAPEST = 16
 
 _MOST_TRADES = 3
 _LEAST_SHARE = 1e-9
+SETTLED = 2e-4
+"""A row is done within this excess over its floor: routing noise is fifty times larger."""
+
+_TEMPERATURE = 1e-3
+"""Mean share by which a settled map may be worse than the one before it and still be searched on from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,13 +240,6 @@ def _trade(state: Rows, rows: Ints, gains: Ints, loses: Ints, rng: np.random.Gen
     state.counts[rows[found], gains[found]] += 1
     state.counts[rows[found], loses[found]] -= 1
     return np.asarray(~found)
-
-
-SETTLED = 2e-4
-"""A row is done within this excess over its floor: routing noise is fifty times larger."""
-
-_TEMPERATURE = 1e-3
-"""Mean share by which a settled map may be worse than the one before it and still be searched on from."""
 
 
 def settle(loads: Floats, held: Ints, floor: Floats, objective: Objective = TOKENS) -> Ints:

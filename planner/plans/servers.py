@@ -11,6 +11,13 @@ from planner.plans.plan import Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Question
 
+PREDICTED = 0.5
+"""Confidence in the predicted figures: service times are as likely longer as shorter."""
+
+
+_STEP = 0.002
+"""Of deviations, which are known no better; so neither one request more in a batch nor how it is solved moves them."""
+
 
 def server_of(plan: Plan, pool: PlannedPool, question: Question) -> PrefillServer | DecodeServer | AggregatedServer:
     """Return the server of one of a pool's instances under a question."""
@@ -39,14 +46,6 @@ def needed_instances(plan: Plan, pool: PlannedPool, rate_per_second: float) -> i
         if server.pool_carries(count, rate_per_second):
             return count
     return pool.instances
-
-
-PREDICTED = 0.5
-"""Confidence in the predicted figures: service times are as likely longer as shorter."""
-
-
-_STEP = 0.002
-"""Of deviations, which are known no better; so neither one request more in a batch nor how it is solved moves them."""
 
 
 def times_with(confidence: float, deviation: float) -> float:

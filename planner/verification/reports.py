@@ -16,6 +16,7 @@ from ground.files import parse_json, parse_yaml, read_text
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "us": 1e-6, "ns": 1e-9, "ms/token": 1e-3, "s/token": 1.0}
 MOST_BENCHMARKS = 10_000
+Read = Callable[[Mapping[str, Any]], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +84,6 @@ def at(row: Any, path: str) -> Any:
 def _figure(value: Any, scale: float = 1.0) -> float | None:
     known = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
     return float(value) * scale if known else None
-
-
-Read = Callable[[Mapping[str, Any]], float | None]
 
 
 @dataclass(frozen=True, slots=True)

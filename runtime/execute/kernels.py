@@ -26,6 +26,8 @@ from models.spec import GQA, MLA, MoE
 
 ROPE_BASE, EPSILON = 10_000.0, 1e-6
 INT8_LARGEST = 127.0
+Parts = dict[str, Floats]
+"""A rank's parts of a layer's attention tensors, by the last words of their names."""
 
 
 def rms_norm(x: Floats, weight: Floats) -> Floats:
@@ -161,10 +163,6 @@ def _best(values: Floats, count: int) -> tuple[Ints, Floats]:
         return chosen, np.full(len(values), np.inf)
     last = np.take_along_axis(values, order[:, count - 1 : count + 1], axis=1)
     return chosen, last[:, 0] - last[:, 1]
-
-
-Parts = dict[str, Floats]
-"""A rank's parts of a layer's attention tensors, by the last words of their names."""
 
 
 @dataclass(frozen=True, slots=True)

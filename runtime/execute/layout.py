@@ -13,6 +13,9 @@ from planner.manifest.layout import ExpertMap, Place
 from planner.manifest.schema import Pool
 from runtime.execute.collectives import parts_of
 
+SHARED = -1
+"""The slot number of a dedicated shared expert."""
+
 
 @dataclass(slots=True)
 class Layout:
@@ -121,10 +124,6 @@ def dealt(items: int, places: int, most: int, sample: Sequence[int]) -> list[int
     """Return the place of every item: one for each place, then the sampled ones up to ``most``, then in turn."""
     order = list(range(places)) + [place for _ in range(most - 1) for place in sample]
     return [order[item] if item < len(order) else item % places for item in range(items)]
-
-
-SHARED = -1
-"""The slot number of a dedicated shared expert."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,16 @@ from planner.manifest.layout import Place, ShardRule
 from runtime.execute.layout import ExpertTable, Lanes, Layout, expert_tables
 from runtime.execute.small import SmallModel, Weights, stage_bounds, tensor_shapes
 
+PARTNERS = (
+    ("self_attn.{q}.weight", "self_attn.o_proj.weight"),
+    ("mlp.gate_proj.weight", "mlp.down_proj.weight"),
+    ("mlp.up_proj.weight", "mlp.down_proj.weight"),
+    ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.down_proj.weight"),
+    ("mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight"),
+    ("self_attn.{q}.weight", "self_attn.kv_b_proj.weight"),
+)
+"""Products whose outputs meet: the output features of the first are the input features of the second, or its heads."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -220,17 +230,6 @@ def _check_ranges(partition: Partition, name: str, holders: list[Place]) -> None
             f"{partition.path}.weight_shards[{index}]: range {reached} to {size} of axis {axis} of {name} is on no "
             f"rank of the group of rank {rank}"
         )
-
-
-PARTNERS = (
-    ("self_attn.{q}.weight", "self_attn.o_proj.weight"),
-    ("mlp.gate_proj.weight", "mlp.down_proj.weight"),
-    ("mlp.up_proj.weight", "mlp.down_proj.weight"),
-    ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.down_proj.weight"),
-    ("mlp.shared_experts.up_proj.weight", "mlp.shared_experts.down_proj.weight"),
-    ("self_attn.{q}.weight", "self_attn.kv_b_proj.weight"),
-)
-"""Products whose outputs meet: the output features of the first are the input features of the second, or its heads."""
 
 
 def _check_layer(partition: Partition, layer: int) -> None:

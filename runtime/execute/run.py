@@ -17,6 +17,10 @@ from runtime.execute.worker import Worker
 
 Group = tuple[int, int]
 """Domain and DP number of an attention group."""
+SAMPLED_GROUPS = 8
+PROMPTS_OF_SAMPLED = 4
+LENGTHS = (3, 8, 5, 12, 7, 10, 4, 9)
+"""Prompt lengths in turn: any four neighbours differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +129,6 @@ def send_first(endpoint: Endpoint, targets: list[int], request: int, said: Prefi
     first = np.array([said.token, *said.drafts], dtype=np.int64)
     for rank in targets:
         endpoint.send(rank, ("first", request), first, f"first token of request {request}")
-
-
-SAMPLED_GROUPS = 8
-PROMPTS_OF_SAMPLED = 4
-LENGTHS = (3, 8, 5, 12, 7, 10, 4, 9)
-"""Prompt lengths in turn: any four neighbours differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

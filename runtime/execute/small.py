@@ -13,6 +13,13 @@ from planner.manifest.schema import Pool
 from runtime.execute.kernels import rounded
 
 HIDDEN, VOCABULARY, DENSE_WIDTH, EXPERT_WIDTH, HEADS = 64, 128, 32, 8, 4
+INT8_PARTS = (
+    *("q_a_proj", "q_b_proj", "q_proj", "k_proj", "v_proj", "kv_a_proj_with_mqa", "o_proj"),
+    *("gate_proj", "up_proj", "down_proj"),
+)
+"""Matrices that INT8 deployments quantise; W_kv_b, gate and tables stay as they are (xDeepServe section 4.7)."""
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +131,6 @@ def stage_bounds(pool: Pool) -> list[tuple[int, int]]:
         bounds.append((first, first + count))
         first += count
     return bounds
-
-
-INT8_PARTS = (
-    *("q_a_proj", "q_b_proj", "q_proj", "k_proj", "v_proj", "kv_a_proj_with_mqa", "o_proj"),
-    *("gate_proj", "up_proj", "down_proj"),
-)
-"""Matrices that INT8 deployments quantise; W_kv_b, gate and tables stay as they are (xDeepServe section 4.7)."""
-
-Shape = tuple[int, ...]
 
 
 def tensor_shapes(small: SmallModel) -> dict[str, Shape]:

@@ -20,6 +20,10 @@ from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.roles import Head, chooser
 from runtime.simulate.system import Part, System
 
+LOOK_SECONDS = 0.25
+"""Between two looks at whether instances have nothing left."""
+SWEEP_SECONDS = 1.0
+
 
 class Standby:
     """Opens and closes instances of a run by name, and counts the device-seconds for which they are held."""
@@ -116,10 +120,6 @@ class Standby:
         self._system.choose_by(chooser(routing, heads))
 
 
-LOOK_SECONDS = 0.25
-"""Between two looks at whether instances have nothing left."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migrating:
     """A migration that begins at a time of the run."""
@@ -181,9 +181,6 @@ class Migration:
     def _end(self, number: int) -> None:
         self.steps_ended = number + 1
         self._drain(number + 1)
-
-
-SWEEP_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

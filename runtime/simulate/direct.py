@@ -32,6 +32,8 @@ from runtime.simulate.workload import Requests
 FEWEST_DIRECT = 2_000
 """Requests from which compiled loops pay; shorter runs go through the event engine, but where the manifest's engine has
 another rule than the reference runtime."""
+_PIECE = 2048
+"""Requests between two samples of how full an instance is."""
 
 
 class Blocked(Exception):
@@ -299,10 +301,6 @@ def _stream(part: Requests) -> Stream:
         reused_tokens=np.where(under_way, part.input_tokens - 1, part.reused_tokens),
         answer_tokens=part.output_tokens,
     )
-
-
-_PIECE = 2048
-"""Requests between two samples of how full an instance is."""
 
 
 def pieces(parts: Iterable[Requests], marks: list[float]) -> Iterator[tuple[Requests, float]]:

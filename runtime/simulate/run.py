@@ -26,6 +26,11 @@ from runtime.simulate.request import Request
 from runtime.simulate.system import System
 from runtime.simulate.workload import Requests
 
+POLICIES: dict[str, tuple[str, ...]] = {
+    name: values for name, field in Routing.model_fields.items() if (values := get_args(field.annotation))
+}
+_Row = tuple[float, int, int, int]
+
 
 def simulate(
     manifest: Manifest,
@@ -196,11 +201,6 @@ def with_policies(manifest: Manifest, names: list[str]) -> Manifest:
     return manifest.model_copy(update={"routing": type(manifest.routing).model_validate(routing)})
 
 
-POLICIES: dict[str, tuple[str, ...]] = {
-    name: values for name, field in Routing.model_fields.items() if (values := get_args(field.annotation))
-}
-
-
 def _policy(name: str) -> tuple[str, str]:
     """Return (field, value); a bare value means the first field that has it."""
     key, _, value = name.rpartition("=")
@@ -209,9 +209,6 @@ def _policy(name: str) -> tuple[str, str]:
             return known, value
     told = "; ".join(f"{known}={'|'.join(values)}" for known, values in POLICIES.items())
     raise BadInput(f"--policies: {name[:40]!r} is not a policy; use {told}")
-
-
-_Row = tuple[float, int, int, int]
 
 
 class ArrivalFeed:

@@ -20,6 +20,7 @@ from planner.manifest.terms import StepCost
 from runtime.simulate.request import Request
 
 MOST_REMEMBERED = 100_000
+_OFFSETS_AT_ONCE = 4096
 
 
 class RankLoad(NamedTuple):
@@ -163,9 +164,6 @@ class Pass:
         """Return the load of every rank that computes something."""
         columns = zip(self.tokens, self.context, self.pairs, self.finishing, strict=True)
         return [RankLoad(0.0, 0.0, float(t), c, p, float(f)) for t, c, p, f in columns if t]
-
-
-_OFFSETS_AT_ONCE = 4096
 
 
 @cache

@@ -17,6 +17,23 @@ models:
   - {name: small, model: qwen3-8b, rate: 2/s, isl: 512, osl: 64}
   - {name: large, model: qwen3-32b, rate: 1/s, isl: 512, osl: 64}
 """
+POOLS = """
+pools:
+  - {hw: h100, nodes: 1, price: 2}
+  - {hw: h20, nodes: 1, name: old, power: 700W}
+models:
+  - {name: small one, model: qwen3-8b, rate: 4/s, isl: 512, osl: 64}
+  - {name: large, model: qwen3-32b, rate: 2/s, isl: 512, osl: 64, hw: "prefill=h100,decode=old"}
+"""
+SHAPES = """
+hw: h200
+nodes: 1
+survive: instance
+models:
+  - {name: auto, model: qwen3-8b, rate: 3/s, isl: 512, osl: 64}
+  - {name: apart, model: qwen3-8b, rate: 3/s, isl: 512, osl: 64, shape: disaggregated}
+  - {name: both, model: qwen3-32b, rate: 1/s, isl: 512, osl: 64, shape: aggregated}
+"""
 
 
 def _written(tmp_path: Path, text: str) -> str:
@@ -42,16 +59,6 @@ def test_a_fleet_that_is_too_large_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert "the cluster does not carry the fleet" in capsys.readouterr().err
 
 
-POOLS = """
-pools:
-  - {hw: h100, nodes: 1, price: 2}
-  - {hw: h20, nodes: 1, name: old, power: 700W}
-models:
-  - {name: small one, model: qwen3-8b, rate: 4/s, isl: 512, osl: 64}
-  - {name: large, model: qwen3-32b, rate: 2/s, isl: 512, osl: 64, hw: "prefill=h100,decode=old"}
-"""
-
-
 def test_models_stand_on_pools_and_their_manifests_beside_each_other(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,17 +81,6 @@ def test_models_stand_on_pools_and_their_manifests_beside_each_other(
                 taken |= mine
     assert len(taken) == sum(data["devices_used"].values())
     refused(capsys, "give --force", "fleet", path, "--out", str(out))
-
-
-SHAPES = """
-hw: h200
-nodes: 1
-survive: instance
-models:
-  - {name: auto, model: qwen3-8b, rate: 3/s, isl: 512, osl: 64}
-  - {name: apart, model: qwen3-8b, rate: 3/s, isl: 512, osl: 64, shape: disaggregated}
-  - {name: both, model: qwen3-32b, rate: 1/s, isl: 512, osl: 64, shape: aggregated}
-"""
 
 
 def test_models_state_their_shape_and_aggregated_ones_have_manifests(

@@ -224,7 +224,6 @@ def test_a_reader_that_went_away_ends_a_command_quietly(command: list[str]) -> N
     """Tables and lines end alike: 141, and nothing on stderr."""
     words, pipe = [sys.executable, "-m", "cli.main", *command], subprocess.PIPE
     with subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         told = process.stderr.read()
 

@@ -18,6 +18,10 @@ from podplan.planning import PlanResult
 from tests.questions import small_question
 
 WIDTHS = [80, 100, 120, 200]
+words = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=12)
+cells = st.one_of(
+    st.just(""), st.floats(0, 1e9).map(lambda value: f"{value:.4g} ms"), st.lists(words, max_size=6).map(" ".join)
+)
 
 
 def shown(width: int, show) -> str:
@@ -25,12 +29,6 @@ def shown(width: int, show) -> str:
     text = io.StringIO()
     show(Screen(text, width))
     return text.getvalue()
-
-
-words = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=12)
-cells = st.one_of(
-    st.just(""), st.floats(0, 1e9).map(lambda value: f"{value:.4g} ms"), st.lists(words, max_size=6).map(" ".join)
-)
 
 
 @given(
@@ -91,7 +89,6 @@ def test_a_plan_has_the_same_words(width: int, found: PlanResult) -> None:
 def test_a_plan_loses_no_digit_and_no_pool(width: int, found: PlanResult) -> None:
     """Every cell of every pool stands on the screen, whatever its shape; the words are those of the widest."""
     best = found.best
-    assert best is not None
     pools = shown(width, lambda screen: show_pools(screen, best))
     told = set(pools.split())
     for own in (*shape_cells(best).values(), *work_cells(best).values()):

@@ -60,7 +60,6 @@ def test_the_page_stands_alone_and_closes_what_it_opens(found: PlanResult, page:
     assert "default-src 'none'" in page
     assert tags.count("svg") == tags.count("figure") == 6
     best = found.best
-    assert best is not None
     told = " ".join(outline.words)
     assert all(f"{role}-{n} rank 0," in told for role, pool in best.pools() for n in range(pool.instances))
     assert "plan qwen3-8b --hw h100 --devices 4 --shape disaggregated" in told and "TPOT limit 50 ms" in told
@@ -86,7 +85,6 @@ def test_what_is_typed_is_escaped(found: PlanResult) -> None:
 def test_a_picture_of_the_front_says_what_it_shows(found: PlanResult) -> None:
     """Question, limit, frontier, chosen plan."""
     plot, best = front_plot(found), found.best
-    assert best is not None
     assert plot.question == "plan qwen3-8b --hw h100 --devices 4 --shape disaggregated"
     assert [told for _, told in plot.x_limits] == ["TPOT limit 50 ms"]
     assert [mark.x for mark in plot.marks] == [1 / best.tpot.mean]

@@ -33,10 +33,9 @@ def test_the_command_beside_the_plan_gives_the_same_answer(capsys: pytest.Captur
     """The desk asks podplan what the line says, and shows plan, breakdown and front."""
     desk = small()
     desk.found, html = desk.solve()
-    assert desk.found is not None
     assert desk.command.startswith("plan qwen3-8b --hw h100 --nodes 1 --isl 4k --osl 256 --rate 5/s")
     assert main([*desk.command.split()[1:], "--json"]) == ExitCode.DONE
-    assert desk.found.best is not None and f'"chips": {desk.found.best.chips:g}' in capsys.readouterr().out
+    assert f'"chips": {desk.found.best.chips:g}' in capsys.readouterr().out
     assert html.count("<svg") == 3 and "Deploy" in html
     assert desk.manifest().startswith("manifest_version") and desk.report().startswith("<!DOCTYPE html>")
 

@@ -12,6 +12,17 @@ from tests.deploy.plans import deployed
 
 SEEN: dict[str, Any] = {"picture_tokens": 2392, "pictures": {"count": 2, "width": 1280, "height": 720}}
 DIGEST = "0123456789abcdef" * 4
+PLANS = (
+    "r1-cm384",
+    "r1-h800",
+    "r1-gb200",
+    "qwen-h800",
+    "qwen-mi300x",
+    "seen-h800",
+    "rare-h800",
+    "dense-mixed",
+    "r1-mixed",
+)
 
 
 @cache
@@ -81,19 +92,6 @@ def plan(name: str) -> Manifest:
             "llama-3.1-70b", "h100", mixed={"strategy": "TP=16", "tokens": 512, "requests": 128, "instances": 2}
         )
     return deployed("deepseek-r1", "910c", mixed={"strategy": "DP=16, EP=16", "drafts": 1, "weights": "int8"})
-
-
-PLANS = (
-    "r1-cm384",
-    "r1-h800",
-    "r1-gb200",
-    "qwen-h800",
-    "qwen-mi300x",
-    "seen-h800",
-    "rare-h800",
-    "dense-mixed",
-    "r1-mixed",
-)
 
 
 def pairs() -> list[tuple[str, str, PlatformKind]]:

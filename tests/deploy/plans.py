@@ -12,10 +12,11 @@ from planner.manifest.schema import Cluster, EmbeddedModel, Manifest
 from planner.strategy import Strategy, format_strategy, parse_strategy
 from tests import manifests
 
+EMBEDDINGS = {"bandwidth_bytes_per_second": 2e10, "latency_seconds": 1e-5, "bytes_per_token": 7168.0}
+
 
 def expert_map(model: ModelSpec, ranks: int, redundant: int, seed: int) -> ExpertMap:
     """Return a map that differs from layer to layer: experts dealt round the ranks from a shifted start."""
-    assert model.moe is not None
     experts = model.moe.experts
     placements = []
     for layer in range(model.dense_layers, model.layers):
@@ -61,9 +62,6 @@ def _pool(model: ModelSpec, hardware: str, role: str, asked: dict[str, Any]) -> 
         kv={"block_tokens": 128, "bytes_per_token_per_device": 70000.0, "capacity_tokens_per_rank": 400_000},
         **own,
     )
-
-
-EMBEDDINGS = {"bandwidth_bytes_per_second": 2e10, "latency_seconds": 1e-5, "bytes_per_token": 7168.0}
 
 
 @cache

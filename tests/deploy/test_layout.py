@@ -24,6 +24,31 @@ PAIRS: list[tuple[str, str, PlatformKind]] = [
     ("qwen-h800", "vllm", "llm-d"),
     ("r1-cm384", "xllm", "volcano"),
 ]
+DECODE = {"kind": "LeaderWorkerSet", "name": "qwen3-235b-a22b-decode"}
+SITE = """
+image_pull_secrets: [registry]
+service_account: serving
+priority_class: gold
+tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]
+annotations: {k8s.v1.cni.cncf.io/networks: rdma-net}
+environment: {NCCL_DEBUG: "it's on"}
+node_selectors: {all: {pool: inference}}
+spread_key: topology.kubernetes.io/zone
+topology_key: rack
+rdma_resource: nvidia.com/mlnxnics
+rdma_count: 8
+infiniband_device: mlx5_0,mlx5_1
+resources: {hugepages-2Mi: 4Gi}
+cpus_per_device: 12
+storage_class: fast
+token_secret: hf
+prometheus: http://prometheus.monitoring:9090
+patches:
+- target: {kind: LeaderWorkerSet, name: qwen3-235b-a22b-prefill}
+  merge: {spec: {leaderWorkerTemplate: {restartPolicy: RecreateGroupAfterStart}}}
+- target: {kind: PodDisruptionBudget}
+  merge: {spec: {maxUnavailable: null, minAvailable: 1}}
+"""
 
 
 def objects(files: dict[str, str]) -> Objects:
@@ -67,9 +92,6 @@ def test_a_chart_s_values_reach_its_objects(tmp_path: Path) -> None:
     assert any(key[0] == "PodMonitor" for key in objects(deployment.files))
 
 
-DECODE = {"kind": "LeaderWorkerSet", "name": "qwen3-235b-a22b-decode"}
-
-
 def of_site(**values: Any) -> Deployment:
     """Return a deployment with values of a site."""
     return render(plan("qwen-h800"), load_engine("vllm"), "lws", Site.model_validate(values), DIGEST)
@@ -101,32 +123,6 @@ def test_variables_that_take_commands_apart_are_the_site_s() -> None:
     """The site's environment goes before what is generated, so what it breaks is refused by its name."""
     with pytest.raises(BadInput, match="--values: environment: with it rendered files"):
         render(plan("r1-mixed"), load_engine("mindie"), "bare", Site(environment={"WORLD_SIZE": "8"}), DIGEST)
-
-
-SITE = """
-image_pull_secrets: [registry]
-service_account: serving
-priority_class: gold
-tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]
-annotations: {k8s.v1.cni.cncf.io/networks: rdma-net}
-environment: {NCCL_DEBUG: "it's on"}
-node_selectors: {all: {pool: inference}}
-spread_key: topology.kubernetes.io/zone
-topology_key: rack
-rdma_resource: nvidia.com/mlnxnics
-rdma_count: 8
-infiniband_device: mlx5_0,mlx5_1
-resources: {hugepages-2Mi: 4Gi}
-cpus_per_device: 12
-storage_class: fast
-token_secret: hf
-prometheus: http://prometheus.monitoring:9090
-patches:
-- target: {kind: LeaderWorkerSet, name: qwen3-235b-a22b-prefill}
-  merge: {spec: {leaderWorkerTemplate: {restartPolicy: RecreateGroupAfterStart}}}
-- target: {kind: PodDisruptionBudget}
-  merge: {spec: {maxUnavailable: null, minAvailable: 1}}
-"""
 
 
 def test_the_site_s_keys_reach_the_pods(tmp_path: Path) -> None:

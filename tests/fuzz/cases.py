@@ -77,6 +77,8 @@ ENVIRONMENT = {
 
 
 INSTEAD = ("folder", "pipe", "loop", "/dev/zero", "/dev/full", "/proc/self/mem", "empty", "huge")
+BLOCK = 100
+"""Cases that a worker draws and runs at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +175,6 @@ def cases(draw: st.DrawFn, command: str) -> Case:
         after_seconds=draw(st.floats(0, 0.5)) if ending == 2 else 0.0,
         cold=ending == 5,
     )
-
-
-BLOCK = 100
-"""Cases that a worker draws and runs at a time."""
 
 
 def drawn(count: int, number: int | str, command: str) -> list[Case]:

@@ -38,38 +38,6 @@ VALUES += [
     *(text for text in ODD if text != "\udcff"),
 ]
 CHANGES = 9
-
-
-def changed(data: Any, number: int, how: int, value: Any) -> Any:
-    """Return plain data with one part dropped, negated, scaled, of another type, doubled, renamed or replaced."""
-    places = list(_places(data))
-    if not places:
-        return value
-    data = copy.deepcopy(data)
-    *path, key = places[number % len(places)]
-    parent = reduce(getitem, path, data)
-    here = parent[key]
-    if how == 0:
-        del parent[key]
-    elif how == 1 and isinstance(parent, dict):
-        parent[f"{key}x"] = parent.pop(key)
-    elif how in (2, 3, 4) and isinstance(here, int | float):
-        parent[key] = here * {2: -1, 3: 10**9, 4: 1e-9}[how]
-    elif how in (5, 6):
-        parent[key] = str(here) if how == 5 else [here, here]
-    else:
-        parent[key] = value
-    return data
-
-
-def _places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every part of plain data."""
-    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
-    for key, value in inner:
-        yield (*path, key)
-        yield from _places(value, (*path, key))
-
-
 ANYWHERE = st.integers(0, 2**16).map(lambda number: number * 40503 % 2**16)
 """Numbers without the liking for small ones that Hypothesis has."""
 CHANGE = st.tuples(ANYWHERE, st.integers(0, CHANGES - 1), st.sampled_from(VALUES))
@@ -92,88 +60,8 @@ YAML = [
     *("? " * 3000 + "x", "- " * 3000 + "x", "{a: " * 3000, "x: '" + "'" * 9999, "\0", "\x85x: 1", "x: \ud800"),
 ]
 """Lines of YAML that mean more, or other things, than a stranger thinks."""
-
-
-def trees(*bases: Any, sound: bool) -> st.SearchStrategy[Any]:
-    """Return plain data like one of the bases, mostly with a part or two changed unless it is to be sound."""
-    if sound:
-        return st.sampled_from(bases)
-    changes = st.sampled_from([0, 0, 1, 1, 1, 1, 2]).flatmap(
-        lambda size: st.lists(CHANGE, min_size=size, max_size=size)
-    )
-    return st.builds(
-        lambda base, all: reduce(lambda data, one: changed(data, *one), all, base), st.sampled_from(bases), changes
-    )
-
-
 _ZIPPED = gzip.compress(bytes(10**8), 1)
 """A hundred million bytes in half a million."""
-
-
-def spoiled(contents: st.SearchStrategy[bytes], sound: bool) -> st.SearchStrategy[bytes]:
-    """Return mostly the contents, else cut short, with bytes overwritten, lines doubled, or other line ends."""
-    if sound:
-        return contents
-
-    def spoil(content: bytes, how: int, place: int, byte: int) -> bytes:
-        at, line = place % (len(content) + 1), _text(YAML[place % len(YAML)])
-        changes: list[Callable[[], bytes]] = [
-            lambda: content[:at],
-            lambda: content[:at] + bytes([byte]) + content[at + 1 :],
-            lambda: content[:at] + b"\xff\xfe\0" + content[at:],
-            lambda: content.replace(b"\n", b"\r"),
-            lambda: content.replace(b"\n", b"\r\n"),
-            lambda: b"\xef\xbb\xbf" + content,
-            lambda: _doubled(content.split(b"\n"), place),
-            lambda: content[:at] + b"9" * 200_000 + content[at:],
-            lambda: content[:at] + b"[" * 20_000 + content[at:],
-            lambda: b"",
-            lambda: content.replace(b'": "', b'": "\\ud800', 1),
-            lambda: content + line + b"\n",
-            lambda: line + b"\n" + content,
-            lambda: content.decode(errors="replace").encode("utf-16"),
-            lambda: gzip.compress(content, 1),
-            lambda: _ZIPPED,
-            lambda: content * 300,
-            lambda: content.replace(b"0", b"1e400").replace(b"5", b"-5"),
-            lambda: content.replace(b",", b";"),
-        ]
-        return changes[how]() if how < len(changes) else content
-
-    return st.builds(spoil, contents, st.sampled_from(range(60)), ANYWHERE, st.integers(0, 255))
-
-
-def _doubled(lines: list[bytes], place: int) -> bytes:
-    return b"\n".join([*lines[: place % len(lines)], lines[place % len(lines)], *lines[place % len(lines) :]])
-
-
-def _text(text: str) -> bytes:
-    return text.encode(errors="surrogatepass")
-
-
-def _yaml(data: Any) -> bytes:
-    return _text(to_yaml(data))
-
-
-def _json(data: Any) -> bytes:
-    return _text(json.dumps(data))
-
-
-def tables(header: str, *rows: str, sound: bool) -> st.SearchStrategy[bytes]:
-    """Return CSV like the rows, with cells changed."""
-    cells = st.sampled_from([*NUMBERS, *ODD, *PAYLOADS, '"', '"a,b"', '"a\nb"'])
-    changes = st.lists(st.tuples(ANYWHERE, ANYWHERE, cells), max_size=0 if sound else 2)
-
-    def made(changes: list[tuple[int, int, str]]) -> bytes:
-        table = [line.split(",") for line in (header, *rows) if line]
-        for row, column, cell in changes:
-            line = table[row % len(table)]
-            line[column % len(line)] = cell
-        return _text("\n".join(",".join(line) for line in table) + "\n")
-
-    return spoiled(st.builds(made, changes), sound)
-
-
 QUESTION = {
     "model": "qwen3-8b",
     "hw": "h100",
@@ -244,6 +132,132 @@ REPORT = {
     **{"max_concurrency": 4, "total_input_tokens": 51200, "total_output_tokens": 6400, "completed": 100},
 }
 RUNS = "id,model,hardware,engine,weights,strategy,isl,osl,concurrency,ttft_seconds,tpot_seconds"
+SIDES = ("input", "output")
+TRACES: list[list[Any]] = [
+    [{"timestamp": 100 * n, "input_length": 9 + n, "output_length": 2 + n, "hash_ids": [n]} for n in range(30)],
+    [{"session_id": f"{n % 3}", "input_length": 9, "output_length": 2, "delay": 10, "timestamp": n} for n in range(9)],
+    [{"id": "a", "requests": [{"t": float(n), "type": "n", "in": 9, "out": 2, "hash_ids": [1]} for n in range(5)]}],
+    [{"conversations": [{"value": "a question"}, {"value": "an answer"}]}] * 3,
+    [{"prompt": "text", "output_tokens": 5}] * 3,
+    [
+        {
+            "spans": [
+                {
+                    "startTimeUnixNano": "17",
+                    "attributes": {"gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 2},
+                }
+            ]
+        }
+    ],
+    [{"input_toks": 9, "output_toks": 2, "arrival_time_ns": 10**9 * n} for n in range(4)],
+]
+SERVEGEN = {"0": {"input_tokens": "{45: 0.25, 46: 0.75}", "output_tokens": "{5: 1}"}}
+
+
+def changed(data: Any, number: int, how: int, value: Any) -> Any:
+    """Return plain data with one part dropped, negated, scaled, of another type, doubled, renamed or replaced."""
+    places = list(_places(data))
+    if not places:
+        return value
+    data = copy.deepcopy(data)
+    *path, key = places[number % len(places)]
+    parent = reduce(getitem, path, data)
+    here = parent[key]
+    if how == 0:
+        del parent[key]
+    elif how == 1 and isinstance(parent, dict):
+        parent[f"{key}x"] = parent.pop(key)
+    elif how in (2, 3, 4) and isinstance(here, int | float):
+        parent[key] = here * {2: -1, 3: 10**9, 4: 1e-9}[how]
+    elif how in (5, 6):
+        parent[key] = str(here) if how == 5 else [here, here]
+    else:
+        parent[key] = value
+    return data
+
+
+def _places(data: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every part of plain data."""
+    inner = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in inner:
+        yield (*path, key)
+        yield from _places(value, (*path, key))
+
+
+def trees(*bases: Any, sound: bool) -> st.SearchStrategy[Any]:
+    """Return plain data like one of the bases, mostly with a part or two changed unless it is to be sound."""
+    if sound:
+        return st.sampled_from(bases)
+    changes = st.sampled_from([0, 0, 1, 1, 1, 1, 2]).flatmap(
+        lambda size: st.lists(CHANGE, min_size=size, max_size=size)
+    )
+    return st.builds(
+        lambda base, all: reduce(lambda data, one: changed(data, *one), all, base), st.sampled_from(bases), changes
+    )
+
+
+def spoiled(contents: st.SearchStrategy[bytes], sound: bool) -> st.SearchStrategy[bytes]:
+    """Return mostly the contents, else cut short, with bytes overwritten, lines doubled, or other line ends."""
+    if sound:
+        return contents
+
+    def spoil(content: bytes, how: int, place: int, byte: int) -> bytes:
+        at, line = place % (len(content) + 1), _text(YAML[place % len(YAML)])
+        changes: list[Callable[[], bytes]] = [
+            lambda: content[:at],
+            lambda: content[:at] + bytes([byte]) + content[at + 1 :],
+            lambda: content[:at] + b"\xff\xfe\0" + content[at:],
+            lambda: content.replace(b"\n", b"\r"),
+            lambda: content.replace(b"\n", b"\r\n"),
+            lambda: b"\xef\xbb\xbf" + content,
+            lambda: _doubled(content.split(b"\n"), place),
+            lambda: content[:at] + b"9" * 200_000 + content[at:],
+            lambda: content[:at] + b"[" * 20_000 + content[at:],
+            lambda: b"",
+            lambda: content.replace(b'": "', b'": "\\ud800', 1),
+            lambda: content + line + b"\n",
+            lambda: line + b"\n" + content,
+            lambda: content.decode(errors="replace").encode("utf-16"),
+            lambda: gzip.compress(content, 1),
+            lambda: _ZIPPED,
+            lambda: content * 300,
+            lambda: content.replace(b"0", b"1e400").replace(b"5", b"-5"),
+            lambda: content.replace(b",", b";"),
+        ]
+        return changes[how]() if how < len(changes) else content
+
+    return st.builds(spoil, contents, st.sampled_from(range(60)), ANYWHERE, st.integers(0, 255))
+
+
+def _doubled(lines: list[bytes], place: int) -> bytes:
+    return b"\n".join([*lines[: place % len(lines)], lines[place % len(lines)], *lines[place % len(lines) :]])
+
+
+def _text(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def _yaml(data: Any) -> bytes:
+    return _text(to_yaml(data))
+
+
+def _json(data: Any) -> bytes:
+    return _text(json.dumps(data))
+
+
+def tables(header: str, *rows: str, sound: bool) -> st.SearchStrategy[bytes]:
+    """Return CSV like the rows, with cells changed."""
+    cells = st.sampled_from([*NUMBERS, *ODD, *PAYLOADS, '"', '"a,b"', '"a\nb"'])
+    changes = st.lists(st.tuples(ANYWHERE, ANYWHERE, cells), max_size=0 if sound else 2)
+
+    def made(changes: list[tuple[int, int, str]]) -> bytes:
+        table = [line.split(",") for line in (header, *rows) if line]
+        for row, column, cell in changes:
+            line = table[row % len(table)]
+            line[column % len(line)] = cell
+        return _text("\n".join(",".join(line) for line in table) + "\n")
+
+    return spoiled(st.builds(made, changes), sound)
 
 
 @cache
@@ -275,28 +289,6 @@ def machines() -> list[Any]:
 
 def _lines(rows: list[Any]) -> bytes:
     return b"\n".join(map(_json, rows))
-
-
-SIDES = ("input", "output")
-TRACES: list[list[Any]] = [
-    [{"timestamp": 100 * n, "input_length": 9 + n, "output_length": 2 + n, "hash_ids": [n]} for n in range(30)],
-    [{"session_id": f"{n % 3}", "input_length": 9, "output_length": 2, "delay": 10, "timestamp": n} for n in range(9)],
-    [{"id": "a", "requests": [{"t": float(n), "type": "n", "in": 9, "out": 2, "hash_ids": [1]} for n in range(5)]}],
-    [{"conversations": [{"value": "a question"}, {"value": "an answer"}]}] * 3,
-    [{"prompt": "text", "output_tokens": 5}] * 3,
-    [
-        {
-            "spans": [
-                {
-                    "startTimeUnixNano": "17",
-                    "attributes": {"gen_ai.usage.input_tokens": 9, "gen_ai.usage.output_tokens": 2},
-                }
-            ]
-        }
-    ],
-    [{"input_toks": 9, "output_toks": 2, "arrival_time_ns": 10**9 * n} for n in range(4)],
-]
-SERVEGEN = {"0": {"input_tokens": "{45: 0.25, 46: 0.75}", "output_tokens": "{5: 1}"}}
 
 
 def traces(sound: bool) -> st.SearchStrategy[bytes]:

@@ -13,6 +13,7 @@ from tests.fuzz.truths import TRUTHS, Asking, Truth, alike, contradictions, expl
 from tests.fuzz.truths import drawn as drawn_question
 
 QUICK = [name for name, share in WEIGHTS.items() if share > 2 and name != "import"]  # which plans, in seconds
+SMALL_QUESTIONS = [each for each in range(80) if drawn_question(each, 3).flags["devices"] <= 4][:20]
 
 
 @pytest.mark.parametrize("command", QUICK)
@@ -40,9 +41,6 @@ def test_answers_do_not_contradict_each_other(number: int) -> None:
     assert found == [], flags
 
 
-SMALL_QUESTIONS = [each for each in range(80) if drawn_question(each, 3).flags["devices"] <= 4][:20]
-
-
 @pytest.mark.parametrize("number", SMALL_QUESTIONS)
 def test_every_door_tells_the_same_figures(number: int) -> None:
     """Headline, table, JSON, explain and check; more by `python -m tests.fuzz --truths 200 --only alike`."""
@@ -57,7 +55,7 @@ def test_what_is_sized_for_a_rate_keeps_limits_where_prompts_find_prefill_full()
     assert rate == ask.rate(rate=rate) and ask.rate(rate=rate * 1.001) == 0
     assert contradictions(51, 41, [sized])[1] == []
     plan = ask.plan(rate=rate)
-    assert plan is not None and plan.crowded_share > 0
+    assert plan.crowded_share > 0
 
 
 @pytest.mark.parametrize(("number", "seed", "truth"), [(33, 2, sized), (85, 41, looser)])

@@ -52,6 +52,15 @@ GPUS = ("h100", "h200", "l40s", "b200", "a100", "h800", "h20", "rtx-pro-6000")
 NPUS = ("910b", "910c", "cm384")
 AGGREGATED = 0.05
 """Share of questions on one pool for both roles, whose searches play ten times as long."""
+LOOSER: dict[str, Callable[[Flags, random.Random], Flags]] = {
+    "more devices": lambda flags, chance: {"devices": flags["devices"] + chance.choice([2, flags["devices"]])},
+    "a looser TTFT": lambda flags, chance: {"ttft": flags["ttft"] * chance.choice([1.01, 1.5, 10])},
+    "a looser TPOT": lambda flags, chance: {"tpot": flags["tpot"] * chance.choice([1.01, 1.5, 10])},
+    "a lower percentile": lambda flags, chance: {"percentile": chance.choice([flags["percentile"] - 1, 50])},
+    "no confidence": lambda flags, _: {"confidence": None},
+    "no headroom": lambda flags, _: {"headroom": None},
+    "a fuller pool": lambda flags, _: {"max_utilisation": None},
+}
 
 
 @dataclass
@@ -108,17 +117,6 @@ def drawn(number: int, seed: int) -> Asking:
         flags |= one
     aggregated = model in SMALL and chance.random() < AGGREGATED
     return Asking(flags | ({"strategy": "mixed=TP=1"} if aggregated else {"shape": "disaggregated"}), chance)
-
-
-LOOSER: dict[str, Callable[[Flags, random.Random], Flags]] = {
-    "more devices": lambda flags, chance: {"devices": flags["devices"] + chance.choice([2, flags["devices"]])},
-    "a looser TTFT": lambda flags, chance: {"ttft": flags["ttft"] * chance.choice([1.01, 1.5, 10])},
-    "a looser TPOT": lambda flags, chance: {"tpot": flags["tpot"] * chance.choice([1.01, 1.5, 10])},
-    "a lower percentile": lambda flags, chance: {"percentile": chance.choice([flags["percentile"] - 1, 50])},
-    "no confidence": lambda flags, _: {"confidence": None},
-    "no headroom": lambda flags, _: {"headroom": None},
-    "a fuller pool": lambda flags, _: {"max_utilisation": None},
-}
 
 
 def looser(ask: Asking) -> Iterator[str]:

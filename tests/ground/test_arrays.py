@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from ground.arrays import distinct, on_nodes, undominated
 
+ROW = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3))
+
 
 def test_distinct_values_ascend():
     """As ``np.unique`` gives them, also of none."""
@@ -30,9 +32,6 @@ def test_masses_on_a_grid_keep_their_mean():
     found = on_nodes(np.array([[0.25, 1.5], [2.0, 9.0]]) / 0.5, np.array([0.25, 0.75]), 5)
     assert found[0] == pytest.approx([0.125, 0.125, 0, 0.75, 0])
     assert found[1] == pytest.approx([0, 0, 0, 0, 1])
-
-
-ROW = st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3))
 
 
 @given(st.lists(ROW, max_size=12))

@@ -127,7 +127,7 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None
         "    beside(Path('new/a')).write_text('x'); print('begun', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path, stdout=-1, stderr=-3, env=_here()) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"begun\n"
+        assert process.stdout.readline() == b"begun\n"
         assert len(list((tmp_path / "new").iterdir())) == 1
         process.send_signal(number)
         assert process.wait(timeout=20) == -number

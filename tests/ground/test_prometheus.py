@@ -28,7 +28,6 @@ def test_labels_are_summed_and_buckets_kept() -> None:
     histogram = found.histogram("vllm:time_to_first_token_seconds")
     assert found.values["vllm:request_success_total"] == 8
     assert "nothing_yet" not in found.values
-    assert histogram is not None
     assert (histogram.mean, histogram.at(50), histogram.at(75)) == (1.0, 1.0, 1.5)
     assert histogram.squared_cv == pytest.approx(0.25)  # half at 0.5, half at 1.5
     assert found.histogram("vllm:y") is None
@@ -47,7 +46,6 @@ def test_beyond_the_last_edge_nothing_is_known() -> None:
     """A percentile in the open bucket is None."""
     text = 'a_bucket{le="1"} 1\na_bucket{le="+Inf"} 10\na_sum 50\na_count 10\n'
     histogram = parse_scrape(text, "text").histogram("a")
-    assert histogram is not None
     assert histogram.at(99) is None
     assert not math.isnan(histogram.squared_cv)
     assert histogram.at(10) == 1.0 and replace(histogram, count=11).at(100) is None

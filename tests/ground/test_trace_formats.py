@@ -14,6 +14,7 @@ from ground.errors import BadInput
 from ground.traces import Trace, read_trace, repeat, requests_per_second, stream_trace, with_arrivals
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "traces"
+WINDOW = "0,1,2,Gamma,1,1\n"
 
 
 def written(folder: Path, content: str) -> Path:
@@ -97,7 +98,7 @@ def test_turns_of_a_session_wait_for_the_turn_before(tmp_path: Path) -> None:
         {"timestamp": 400, "session_id": "b", "input_length": 9, "output_length": 2},
     )
     trace = read_trace(written(tmp_path, lines(*rows)))
-    assert trace.session is not None and trace.delay_seconds is not None
+    assert trace.delay_seconds is not None
     assert trace.session.tolist() == [0, 1, 1, 0]
     np.testing.assert_allclose(trace.delay_seconds, [np.nan, np.nan, 0.3, 0.5])
     agents = {
@@ -109,7 +110,7 @@ def test_turns_of_a_session_wait_for_the_turn_before(tmp_path: Path) -> None:
         ],
     }
     delays = read_trace(written(tmp_path, lines(agents))).delay_seconds
-    assert delays is not None and delays[1] == pytest.approx(1e-3)
+    assert delays[1] == pytest.approx(1e-3)
 
 
 def test_blocks_of_different_conversations_do_not_meet(tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_a_repeated_trace_goes_on_at_its_rate(tmp_path: Path) -> None:
     assert requests_per_second(twice) == requests_per_second(trace)
     turns = [{**row, "session_id": name} for name in ("a", "b") for row in MOONCAKE]
     again = repeat(read_trace(written(tmp_path, lines(*turns))), 2)
-    assert again.session is not None and again.delay_seconds is not None
+    assert again.delay_seconds is not None
     assert again.session.tolist() == [0, 1, 0, 1, 2, 3, 2, 3] and np.nansum(again.delay_seconds) == 8.0
 
 
@@ -254,9 +255,6 @@ def test_a_client_set_becomes_a_stream(tmp_path: Path) -> None:
     assert set(trace.input_tokens.tolist()) == {100, 300} and set(trace.output_tokens.tolist()) == {1, 20}
     assert np.array_equal(trace.arrival_seconds, again.arrival_seconds)
     assert not np.array_equal(trace.arrival_seconds, other.arrival_seconds)
-
-
-WINDOW = "0,1,2,Gamma,1,1\n"
 
 
 @pytest.mark.parametrize(

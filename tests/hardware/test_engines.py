@@ -10,6 +10,9 @@ from hardware.loader import load_hardware
 from planner.costs.roofline import Roofline
 from planner.manifest.terms import timing
 
+R1 = (7168, 2048, 8, 256)
+FILES = sorted(path for path in OPERATORS.glob("*.csv") if path.stem != "fits")
+
 
 def test_an_engine_brings_its_kernels():
     """vLLM on H200: its products, attention and all-reduce stand before those of the entry, with their residuals."""
@@ -78,9 +81,6 @@ def test_sums_over_trays_are_those_of_the_rack_where_they_were_measured(engine: 
     assert borrower[4] != lender[4]
 
 
-R1 = (7168, 2048, 8, 256)
-
-
 def test_the_engine_selects_the_kernel():
     """SGLang's Triton and vLLM's CUTLASS on H200; TensorRT-LLM is lent vLLM's; the reference has none."""
     h200 = load_hardware("h200")
@@ -97,25 +97,20 @@ def test_sizes_that_were_not_measured_are_like_others():
     """The closest measured ones are taken, but of no kernel that only odd ones run (FlashInfer's CUTLASS on H200)."""
     h200 = load_hardware("h200")
     like = expert_curves(h200, "vllm", "fp8", (7168, 2048, 8, 255))
-    assert like is not None and like.shape == R1
+    assert like.shape == R1
     odd = expert_curves(h200, "vllm", "fp8", (2816, 704, 8, 128))
     near = expert_curves(h200, "vllm", "fp8", (2816, 704, 8, 127))
-    assert odd is not None and near is not None
     assert "cutlass" in odd.kernel and near.shape == (2048, 768, 8, 128) and "triton" in near.kernel
 
 
 def test_degrees_between_measured_ones():
     """TP 1 is as it stands in the file (SGLang, one token: 109 us); TP 3 lies between 2 and 4; arrays as numbers."""
     curves = expert_curves(load_hardware("h200"), "sglang", "fp8", R1)
-    assert curves is not None
     whole, two, three, four = (np.array(curves.seconds(degree, 1.0)) for degree in (1, 2, 3, 4))
     assert whole[0] == pytest.approx(109e-6, rel=0.02)
     assert np.all((three - two) * (three - four) <= 0)
     together = np.array(curves.seconds(np.array([1, 4]), np.array([1.0, 1.0])))
     assert together == pytest.approx(np.stack([whole, four], axis=1))
-
-
-FILES = sorted(path for path in OPERATORS.glob("*.csv") if path.stem != "fits")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -14,6 +14,22 @@ from hardware.measurements import read_measurements
 from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, ExchangePoint, HardwareSpec, MatmulFit
 
 WORST_MEDIAN = 0.15
+MATMUL = MatmulFit(
+    kind="assumed", source="test", version="1", peak_fraction=0.7, half_rows=100, half_depth=400,
+    memory_fraction=0.8, serial_fraction=0.3, floor_seconds=3e-6,
+)  # fmt: skip
+EXCHANGE = ExchangeFit(
+    kind="assumed", source="test", version="1", direction="dispatch", mode="low_latency", payload="per_expert",
+    message_bytes_per_hidden=1, message_bytes_fixed=224,
+    points=[
+        ExchangePoint(degree=8, latency_seconds=1e-5, bandwidth_bytes_per_second=3e11),
+        ExchangePoint(degree=64, latency_seconds=3e-5, bandwidth_bytes_per_second=5e10),
+    ],
+)  # fmt: skip
+DEVICE = load_hardware("h800").device
+SIZES = st.integers(1, 20_000)
+FOUR_NODES_GB = [0.65, 1.27, 2.35, 4.06, 6.99, 12.47, 20.79, 31.63, 50.61, 71.80]
+RINGS = st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"])
 
 
 def stated(hw: HardwareSpec) -> dict[str, float]:
@@ -95,22 +111,6 @@ def test_wire_bytes_follow_the_bus_bandwidth_factors(op: CollectiveOp, sent: flo
     assert fits.wire_bytes(op, 800, 8) == sent
 
 
-MATMUL = MatmulFit(
-    kind="assumed", source="test", version="1", peak_fraction=0.7, half_rows=100, half_depth=400,
-    memory_fraction=0.8, serial_fraction=0.3, floor_seconds=3e-6,
-)  # fmt: skip
-EXCHANGE = ExchangeFit(
-    kind="assumed", source="test", version="1", direction="dispatch", mode="low_latency", payload="per_expert",
-    message_bytes_per_hidden=1, message_bytes_fixed=224,
-    points=[
-        ExchangePoint(degree=8, latency_seconds=1e-5, bandwidth_bytes_per_second=3e11),
-        ExchangePoint(degree=64, latency_seconds=3e-5, bandwidth_bytes_per_second=5e10),
-    ],
-)  # fmt: skip
-DEVICE = load_hardware("h800").device
-SIZES = st.integers(1, 20_000)
-
-
 @settings(max_examples=30, deadline=None)
 @given(SIZES, SIZES, SIZES)
 def test_more_rows_never_take_less_time(rows: int, columns: int, depth: int) -> None:
@@ -150,7 +150,6 @@ def test_in_graph_never_slower_than_outside(name: str) -> None:
         assert (inside <= outside).all()
 
 
-FOUR_NODES_GB = [0.65, 1.27, 2.35, 4.06, 6.99, 12.47, 20.79, 31.63, 50.61, 71.80]
 FOUR_NODES_GB += [142.90, 197.77, 260.50, 283.23, 309.91, 365.99, 371.26, 374.66, 376.14, 376.71]
 
 
@@ -217,9 +216,6 @@ def test_an_all_to_all_passes_cards_with_what_leaves(name: str, servers: int, ca
     reached = float(fits.carried("all_to_all", rate, ranks, servers * devices, devices, inside))
     assert reached == pytest.approx((ranks - 1) / max((ranks - cards) / rate, (cards - 1) / inside))
     assert rate <= reached * (1 + 1e-12)
-
-
-RINGS = st.sampled_from(["all_reduce", "all_gather", "reduce_scatter"])
 
 
 @settings(max_examples=40, deadline=None)

@@ -26,7 +26,7 @@ def test_every_price_is_dated_and_of_a_machine() -> None:
     assert not rented.keys() & bought.keys() and rented.keys() | bought.keys() <= set(hardware_names())
     assert all(each.as_of and each.note for each in (*rented.values(), *bought.values()))
     price = load_hardware("cm384").price_usd_per_chip_hour
-    assert price is not None and price.value == pytest.approx(21_354 / 35_040 + 1.46 * 0.08)
+    assert price.value == pytest.approx(21_354 / 35_040 + 1.46 * 0.08)
     assert load_hardware("cm384").price_basis == "purchase" and load_hardware("h100").price_basis == "rental"
 
 

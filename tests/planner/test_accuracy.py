@@ -17,6 +17,7 @@ RESULTS = evaluate()
 # |error| at most, by the start of the case's name. Sources: CloudMatrix384 (arXiv 2506.12708) Table 5 and its
 # prefill comparison, xDeepServe (arXiv 2508.02520), DeepSeek's profile as read by LMSYS (2025-05-05).
 LIMITS = {"cm384-d-": 0.10, "xds-": 0.05, "cm384-p": 0.15, "ds-p32-profile": 0.10, "ds-d": 0.10, "sg-": 0.16}
+MEASUREMENTS = Path(__file__).parents[3] / "shared" / "data" / "published" / "measurements.csv"
 
 
 @pytest.mark.parametrize(
@@ -105,9 +106,6 @@ def test_ranks_share_the_places_of_equal_values() -> None:
     rows = [replace(RESULTS[0], case=replace(RESULTS[0].case, published=p), predicted=p**2) for p in (1.0, 2.0, 3.0)]
     assert accuracy.rank_correlation(rows) == pytest.approx(1.0)
     assert accuracy.rank_correlation(rows[:2]) is None
-
-
-MEASUREMENTS = Path(__file__).parents[3] / "shared" / "data" / "published" / "measurements.csv"
 
 
 @pytest.mark.skipif(not MEASUREMENTS.exists(), reason="needs the collection of measurements")

@@ -23,6 +23,16 @@ PAPERS = {
     "SP=4 + DP=8, EP=32": Strategy(attention_tp=4, attention_dp=8, staged=True, moe_ep=32),
     "DP=160 x 3, EP=288": Strategy(attention_dp=160, moe_ep=288, domains=3),
 }
+apart = st.builds(
+    Strategy,
+    attention_tp=DEGREES,
+    attention_dp=DEGREES,
+    staged=st.just(False),
+    moe_tp=DEGREES,
+    moe_ep=DEGREES,
+    pp=st.just(1),
+    domains=st.integers(1, 5),
+)
 
 
 @pytest.mark.parametrize(("text", "strategy"), PAPERS.items())
@@ -73,18 +83,6 @@ def colocated(draw: st.DrawFn) -> Strategy:
         moe_ep=tp * dp // moe_tp,
         pp=pp,
     )
-
-
-apart = st.builds(
-    Strategy,
-    attention_tp=DEGREES,
-    attention_dp=DEGREES,
-    staged=st.just(False),
-    moe_tp=DEGREES,
-    moe_ep=DEGREES,
-    pp=st.just(1),
-    domains=st.integers(1, 5),
-)
 
 
 @settings(max_examples=60, deadline=None)

@@ -142,6 +142,5 @@ def test_auto_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
     told = {each["encode"]: each["requests_per_second"] for each in found.to_dict()["formats"]}
     assert set(told) == {"fused", "separate"}
     best = found.best
-    assert best is not None
     assert best.requests_per_second == max(told.values())
     assert (best.encode is not None) == (told["separate"] > told["fused"])

@@ -30,7 +30,7 @@ def test_the_best_engine_is_taken_and_every_one_is_told(found: PlanResult) -> No
     assert data["best"]["engine"] == engines[0]["engine"] == data["question"]["engine"]
     assert f"{found.manifest().engine.id}@{found.manifest().engine.version}" == data["best"]["engine"]
     last = podplan.plan("qwen3-8b", **SMALL, engine=engines[-1]["engine"].partition("@")[0])
-    assert last.best is not None and last.best.requests_per_second == rates[-1]
+    assert last.best.requests_per_second == rates[-1]
 
 
 def test_the_order_in_which_engines_are_searched_changes_nothing(found: PlanResult) -> None:
@@ -43,13 +43,11 @@ def test_the_order_in_which_engines_are_searched_changes_nothing(found: PlanResu
     assert [tried.engine for tried in other.engines] == [tried.engine for tried in found.answer.engines]
     carried = [{plan.requests_per_second for plan in answer.pareto} for answer in (other, found.answer)]
     assert carried[0] == carried[1]
-    assert other.bound is not None and found.answer.bound is not None
     assert other.bound.value == found.answer.bound.value
 
 
 def test_a_plan_passes_its_own_check_at_the_rate_it_prints(found: PlanResult) -> None:
     """As a number and as it is printed; a little more is refused."""
-    assert found.best is not None
     rate, printed = found.best.requests_per_second, found.headline.partition(" serve ")[2].partition(";")[0]
     assert podplan.check("qwen3-8b", **SMALL, rate=rate).feasible
     assert podplan.check("qwen3-8b", **SMALL, rate=printed).feasible
@@ -60,7 +58,7 @@ def test_a_plan_passes_its_own_check_at_the_rate_it_prints(found: PlanResult) ->
 def test_what_is_asked_of_a_plan_holds(found: PlanResult, more: dict[str, object]) -> None:
     """A surer plan carries less, its own pools hold with the confidence, and check comes to the same."""
     surer = podplan.plan("qwen3-8b", **SMALL, **more)
-    assert surer.best is not None and found.best is not None and surer.sureness is not None
+    assert surer.sureness is not None
     assert surer.best.requests_per_second < found.best.requests_per_second
     if "confidence" in more:
         assert (surer.sureness.held or 0.0) >= 0.89
@@ -72,7 +70,6 @@ def test_a_utilisation_that_binds_is_named() -> None:
     """Where TTFT leaves room the most utilisation binds, and more of it carries as much more."""
     loose = {**SMALL, "ttft": "20s", "engine": "reference"}
     one, more = (podplan.plan("qwen3-8b", **loose, max_utilisation=share).best for share in (0.5, 0.6))
-    assert one is not None and more is not None
     assert more.requests_per_second == pytest.approx(1.2 * one.requests_per_second, rel=0.02)
     assert one.binding_limit in ("devices, prefill utilisation", "devices, decode tpot", "devices, decode memory")
     assert podplan.plan("qwen3-8b", **loose).to_dict()["assumptions"]["max_utilisation"] == 0.98

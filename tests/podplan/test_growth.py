@@ -22,7 +22,7 @@ def test_every_month_has_the_smallest_plan_and_keeps_what_is_there() -> None:
     assert [month["requests_per_second"] for month in months] == [25, 90, 155, 220]
     assert months[-1]["chips"] == found.to_dict()["best"]["chips"]
     alone = podplan.plan("qwen3-8b", **SMALL, rate="90/s").best
-    assert alone is not None and months[1]["chips"] == alone.chips
+    assert months[1]["chips"] == alone.chips
     held = 0
     for month in months:
         held += month["nodes_to_add"]

@@ -89,6 +89,75 @@ scenario:
     native: {args: {"--tensor-parallel-size": 4, "--no-enable-prefix-caching": null}}
 results: {}
 """
+FORMS = """
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: other}
+data: {settings.yaml: "max_batch_size: 7"}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: own}
+data:
+  settings.yaml: |
+    tensor_parallel_size: 4
+    moe_expert_parallel_size: 4
+    enable_attention_dp: true
+    max_batch_size: 64
+    kv_cache_config: {free_gpu_memory_fraction: 0.8, dtype: fp8}
+    no_such_argument: 1
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: flags}
+data: {sglang.yaml: "tensor-parallel-size: 8\\nep-size: 8\\ncontext-length: 9000"}
+---
+apiVersion: nvidia.com/v1beta1
+kind: DynamoGraphDeployment
+metadata: {name: g}
+spec:
+  env: [{name: MODEL, value: Qwen/Qwen3-235B-A22B}, {name: KV, value: '{"kv_connector":"NixlConnector"}'}]
+  components:
+  - name: a
+    podTemplate:
+      spec:
+        volumes: [{configMap: {name: own}}]
+        containers:
+        - command: [python3, -m, dynamo.trtllm]
+          args: [--model-path, $(MODEL), --extra-engine-args, /etc/settings.yaml, --max-batch-size, "9"]
+          resources: {limits: {nvidia.com/gpu: 4}}
+  - name: b
+    podTemplate:
+      spec:
+        containers:
+        - command: [python3, -m, dynamo.sglang]
+          args: [--model-path, $(MODEL), --config, /etc/sglang.yaml, --speculative-algo, NEXTN]
+  - name: c
+    podTemplate:
+      spec:
+        containers:
+        - command: [sh, -c]
+          args:
+          - |
+            exec python3 -m dynamo.vllm --model "${MODEL}"
+              --kv-transfer-config "$KV"
+              --tensor-parallel-size 2 --is-prefill-worker
+  - name: d
+    podTemplate:
+      spec:
+        containers:
+        - command: [sh, -c]
+          args:
+          - |
+            python3 -m dynamo.vllm --model $MODEL \\
+              --speculative-config '{
+                "method": "mtp"
+              }' \\
+              --spec-tokens 2 --enable-eplb --eplb-config.num_redundant_experts 8
+"""
+READ = {"qwen-h800", "r1-h800", "qwen-mi300x"}
+ENGINES = {"vllm", "sglang", "trtllm"}
+WRITTEN = [each for each in pairs() if each[0] in READ and each[1] in ENGINES and each[2] != "slurm"]
 
 
 def test_a_report_of_llm_d_says_what_it_measured(tmp_path: Path) -> None:
@@ -168,74 +237,6 @@ def test_services_are_prefill_and_decode(tmp_path: Path, text: str) -> None:
     assert found == [("prefill", 2, 1, 2), ("decode", 1, 1, 4)]
 
 
-FORMS = """
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: other}
-data: {settings.yaml: "max_batch_size: 7"}
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: own}
-data:
-  settings.yaml: |
-    tensor_parallel_size: 4
-    moe_expert_parallel_size: 4
-    enable_attention_dp: true
-    max_batch_size: 64
-    kv_cache_config: {free_gpu_memory_fraction: 0.8, dtype: fp8}
-    no_such_argument: 1
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: flags}
-data: {sglang.yaml: "tensor-parallel-size: 8\\nep-size: 8\\ncontext-length: 9000"}
----
-apiVersion: nvidia.com/v1beta1
-kind: DynamoGraphDeployment
-metadata: {name: g}
-spec:
-  env: [{name: MODEL, value: Qwen/Qwen3-235B-A22B}, {name: KV, value: '{"kv_connector":"NixlConnector"}'}]
-  components:
-  - name: a
-    podTemplate:
-      spec:
-        volumes: [{configMap: {name: own}}]
-        containers:
-        - command: [python3, -m, dynamo.trtllm]
-          args: [--model-path, $(MODEL), --extra-engine-args, /etc/settings.yaml, --max-batch-size, "9"]
-          resources: {limits: {nvidia.com/gpu: 4}}
-  - name: b
-    podTemplate:
-      spec:
-        containers:
-        - command: [python3, -m, dynamo.sglang]
-          args: [--model-path, $(MODEL), --config, /etc/sglang.yaml, --speculative-algo, NEXTN]
-  - name: c
-    podTemplate:
-      spec:
-        containers:
-        - command: [sh, -c]
-          args:
-          - |
-            exec python3 -m dynamo.vllm --model "${MODEL}"
-              --kv-transfer-config "$KV"
-              --tensor-parallel-size 2 --is-prefill-worker
-  - name: d
-    podTemplate:
-      spec:
-        containers:
-        - command: [sh, -c]
-          args:
-          - |
-            python3 -m dynamo.vllm --model $MODEL \\
-              --speculative-config '{
-                "method": "mtp"
-              }' \\
-              --spec-tokens 2 --enable-eplb --eplb-config.num_redundant_experts 8
-"""
-
-
 def test_the_forms_in_which_upstream_writes_its_graphs_are_read(tmp_path: Path) -> None:
     """Variables of a graph, files of settings, JSON within quotes and over lines, keys of JSON as flags."""
     path = tmp_path / "graph.yaml"
@@ -270,13 +271,8 @@ def test_roles_that_say_nothing_are_what_they_stand_beside(tmp_path: Path) -> No
 def test_a_repository_s_name_says_the_format_of_its_weights() -> None:
     """Qwen3-32B-FP8 is qwen3-32b in FP8."""
     found = import_deployment("vllm serve Qwen/Qwen3-32B-FP8 --max-num-seqs 64", hw="h200")
-    assert found.manifest is not None and found.question.model.name == "qwen3-32b"
+    assert found.question.model.name == "qwen3-32b"
     assert {pool.weights_dtype for pool in found.manifest.pools} == {"fp8"}
-
-
-READ = {"qwen-h800", "r1-h800", "qwen-mi300x"}
-ENGINES = {"vllm", "sglang", "trtllm"}
-WRITTEN = [each for each in pairs() if each[0] in READ and each[1] in ENGINES and each[2] != "slurm"]
 
 
 @pytest.mark.parametrize(("name", "engine", "kind"), WRITTEN)
@@ -292,7 +288,6 @@ def test_what_deploy_writes_is_read_as_it_was_planned(name: str, engine: str, ki
     assert [role.instances for role in held] == [len(role.instances) for role in deployment.target.roles]
     for found in held:
         planned = deployment.target.role(found.role)
-        assert planned is not None
         assert found.devices == planned.devices
         counted = found.counted(planned.setup.experts, 1)
         assert (counted.attention_tp, counted.attention_dp) == (
@@ -311,7 +306,6 @@ def test_a_plan_that_was_deployed_carries_its_rate_again(tmp_path: Path) -> None
     from planner.plans.assemble import assemble
 
     best = small_answer(hardware="h100", devices=32, engine="vllm@0.33.0").best
-    assert best is not None
     manifest = assemble(best, {})
     files = render(manifest, load_engine("vllm"), "lws", Site(), "0" * 64).files
     for name, text in files.items():

@@ -27,7 +27,7 @@ def found() -> podplan.PlanResult:
 def test_a_job_ends_in_time_and_no_size_less_does(found: podplan.PlanResult) -> None:
     """The last request's own time is counted; a chip less takes longer, and nothing needs to wait less."""
     best, data = found.best, found.to_dict()
-    assert best is not None and data["job"]["requests"] == 1_000_000 and data["job"]["limit_seconds"] == 21_600
+    assert data["job"]["requests"] == 1_000_000 and data["job"]["limit_seconds"] == 21_600
     assert 0 < last_seconds(best) < data["job"]["seconds"] <= 21_600
     assert data["job"]["seconds"] == job_seconds(best, Job(requests=1_000_000, seconds=21_600.0))
     assert data["job"]["cost_usd"] == pytest.approx(best.cost_per_hour * data["job"]["seconds"] / 3600)  # type: ignore[operator]
@@ -64,8 +64,8 @@ def test_a_short_job_waits_for_its_last_request() -> None:
     """Instances that carry the mean rate alone are late: the last request begins when all others have."""
     found = podplan.plan("qwen3-8b", **SMALL, job="2200 requests in 30s")
     even = podplan.plan("qwen3-8b", **SMALL, job="2000 requests in 30s")
-    assert found.best is not None and found.to_dict()["job"]["seconds"] <= 30
-    assert even.best is not None and min(pool.capacity_per_second for _, pool in even.best.pools()) > 2200 / 30
+    assert found.to_dict()["job"]["seconds"] <= 30
+    assert min(pool.capacity_per_second for _, pool in even.best.pools()) > 2200 / 30
     assert found.best.devices > even.best.devices and found.best.requests_per_second > 2200 / 30
 
 

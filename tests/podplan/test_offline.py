@@ -25,9 +25,9 @@ def test_work_that_is_planned_is_done_and_online_requests_stay_in_time(text: str
     """Played with the manifest alone: offline requests at their rate, those online within both limits."""
     found = planned(rate="60/s", offline=text)
     best, run = found.best, found.simulate(requests=6000)
-    assert best is not None and best.requests_per_second == pytest.approx(60)
+    assert best.requests_per_second == pytest.approx(60)
     offline = run.measured.offline
-    assert offline is not None and offline["completed"] == offline["requests"]
+    assert offline["completed"] == offline["requests"]
     assert run.measured.slo_attainment >= 0.99
     # Offline answers that run when the window begins are not there yet, so long ones fall short of their rate.
     residence = 0.05 * best.question.offline.output_tokens  # type: ignore[union-attr]

@@ -96,10 +96,9 @@ def test_a_slower_plane_is_planned_and_simulated_alike() -> None:
     chips = {plane: plan.to_dict()["best"]["chips"] for plane, plan in plans.items()}
     assert chips["ub"] <= chips["vpc"]
     manifest = plans["vpc"].manifest()
-    assert manifest.caching is not None and manifest.caching.plane == "vpc"
+    assert manifest.caching.plane == "vpc"
     assert manifest.caching.bandwidth_bytes_per_second < 2.5e9
     played = simulate(manifest, open_loop(manifest.workload, 6.0, 4000, seed=1))
-    assert played.ttft_seconds is not None and manifest.predicted.ttft_seconds is not None
     assert np.isclose(played.ttft_seconds.mean, manifest.predicted.ttft_seconds.mean, rtol=0.1)
 
 

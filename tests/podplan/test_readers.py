@@ -79,14 +79,6 @@ RIGHT: list[tuple[Callable[..., Any], tuple[Any, ...], Any]] = [
     (own.weights_of, ("prefill=fp8,bf16, decode='int8'", "decode"), "int8"),
     (own.read_pictures, (None, "deepseek-r1", None, None), None),
 ]
-
-
-@pytest.mark.parametrize(("reader", "given", "value"), RIGHT)
-def test_what_is_right_is_read(reader: Callable[..., Any], given: tuple[Any, ...], value: Any) -> None:
-    """Defaults, ends of ranges, either case and spaces around."""
-    assert reader(*given) == value
-
-
 WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (
         own.read_engines,
@@ -133,6 +125,12 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], str]] = [
     (own.by_role, ("decode=3,x=4", "--pin"), "--pin: 'x=4' is not"),
     (own.by_role, ("3,decode=4", "--pin"), "--pin: '3' is not"),
 ]
+
+
+@pytest.mark.parametrize(("reader", "given", "value"), RIGHT)
+def test_what_is_right_is_read(reader: Callable[..., Any], given: tuple[Any, ...], value: Any) -> None:
+    """Defaults, ends of ranges, either case and spaces around."""
+    assert reader(*given) == value
 
 
 @pytest.mark.parametrize(("reader", "given", "said"), WRONG)

@@ -9,6 +9,9 @@ from planner.search.changes.resources import Each, Size, on_plan_devices, size_o
 from planner.search.search import search
 from planner.search.sure import rate_with
 
+Beside = tuple[str, str, bool, Question]
+"""Name, flag, ``less`` and question of a neighbour."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Near:
@@ -40,10 +43,6 @@ def sizes_of(near: Iterable[Near]) -> dict[Size, float]:
 def near_plans(plan: Plan, each: Each = map) -> list[Near]:
     """Return the neighbours of a plan; ``each`` maps over the searches, perhaps in several processes."""
     return list(each(_solved, list(_beside(plan))))
-
-
-Beside = tuple[str, str, bool, Question]
-"""Name, flag, ``less`` and question of a neighbour."""
 
 
 def _solved(asked: Beside) -> Near:

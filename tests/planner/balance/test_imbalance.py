@@ -26,6 +26,8 @@ from planner.placement.problem import Problem
 from tests.expert_loads import power_law
 from tests.shell import answered, refused
 
+DECODE = ["--hw", "cm384", "--phase", "decode", "--batch", "32", "--kv-len", "4k"]
+
 
 def sampling_factor(static, tokens_per_rank, ranks):
     """What step costs make of the busiest rank of ``ranks`` with so many tokens each, over the mean one."""
@@ -154,9 +156,6 @@ def test_parse_balance_refuses_the_rest(text):
     """The sentence names the flag and the forms."""
     with pytest.raises(BadInput, match="--expert-balance"):
         parse_balance(text)
-
-
-DECODE = ["--hw", "cm384", "--phase", "decode", "--batch", "32", "--kv-len", "4k"]
 
 
 def test_names_and_parameters():

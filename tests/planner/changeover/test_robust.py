@@ -118,8 +118,6 @@ def test_one_plan_holds_in_its_share() -> None:
     """All of it needs the dearest; a smaller share a smaller plan, never below the bound."""
     made = space(scenarios((16, 32, 16)))
     whole, most = one_plan(made, 1.0), one_plan(made, 0.6)
-    assert whole is not None
-    assert most is not None
     assert all(whole.holds)
     assert most.chips < whole.chips
     assert most.chips >= most.least_chips
@@ -140,9 +138,7 @@ def test_what_was_late_is_taken_no_more() -> None:
     """A layout that missed a window's limits, and all within it, leave the window to dearer ones."""
     made = space(scenarios())
     first = policy(made).layouts[0]
-    assert first is not None
     second = policy(replace(made, late=((0, 0, first[0]),))).layouts[0]
-    assert second is not None
     assert not second[0].within(first[0])
     assert second[0].chips >= first[0].chips
 
@@ -164,7 +160,6 @@ def solved() -> tuple[list[Scenario], Policy]:
     for name, share in (("low", 0.3), ("high", 0.95)):
         question = replace(plan.question, objective="chips", rate_per_second=plan.requests_per_second * share)
         answer = search(question, explain=False, beside=False)
-        assert answer.best is not None
         found.append(
             Scenario(
                 name=name, question=question, weight=1.0, hours=6.0, best=answer.best, least_chips=answer.best.chips
@@ -194,8 +189,6 @@ def test_manifests_of_two_models_share_no_node() -> None:
     """Each states its own window's traffic, and a prediction for it."""
     windows, found = solved()
     first, last = found.layouts
-    assert first is not None
-    assert last is not None
     sides = replace(windows[0].question.prefill, devices=96)
     roomy = [replace(each.question, prefill=sides, decode=sides) for each in windows]
     one, other = stood([(first[0], roomy[0]), (last[0], roomy[1])])

@@ -36,8 +36,6 @@ def test_predicted_figures_are_the_plans_own() -> None:
     """At a confidence of one half the standing of a plan at its rate is what the plan says."""
     plan = small_plan()
     found = standing(from_plan(plan), plan.requests_per_second)
-    assert found.ttft is not None
-    assert found.tpot is not None
     assert found.ttft.p99 == pytest.approx(plan.ttft.p99)
     assert found.tpot.p99 == pytest.approx(plan.tpot.p99)
 
@@ -53,7 +51,7 @@ def test_who_waits_for_decode_fills_prefill(confidence: float) -> None:
     decode = DeployedPool(role="decode", instances=1, at=lambda *_: Standing(line=line), deviation=2 * deviation)
     slow, slower = (1 + share * NormalDist().inv_cdf(confidence) for share in (deviation, 2 * deviation))
     ttft = standing(Deployed(pools=(prefill, decode), losses={}), 10.0, confidence).ttft
-    assert ttft is not None and ttft.mean == pytest.approx(slow * 0.5 + slower * 0.8 * 4.0 / 0.8)
+    assert ttft.mean == pytest.approx(slow * 0.5 + slower * 0.8 * 4.0 / 0.8)
 
 
 def test_more_confidence_is_more_time() -> None:
@@ -78,8 +76,6 @@ def test_what_is_gone_is_missed_in_the_queue() -> None:
     rate = 1.5 * plan.requests_per_second / plan.prefill.instances
     found = standing(deployed, rate, lost=Lost(prefill=1))
     alone = PrefillServer(plan.question, plan.prefill.candidate).ttft(rate / 3, 3)
-    assert found.ttft is not None
-    assert alone is not None
     assert found.ttft.p99 == pytest.approx(alone.p99)
     assert standing(deployed, rate, lost=Lost(prefill=4)).ttft is None
 
@@ -153,7 +149,6 @@ def test_a_plan_tells_no_less_confidence_than_was_asked_for(confidence: float) -
 def test_what_survives_a_loss_is_told_of_the_survivors() -> None:
     """Spares that the loss takes give neither confidence at the plan's rate nor a higher rate with 0.9."""
     plan = search(_asked(survive="node")).best
-    assert plan is not None
     limits = Limits.of(plan.question, plan.requests_per_second)
 
     assert held_confidence(from_plan(plan), limits) == pytest.approx(1.0, abs=0.01)
@@ -167,16 +162,13 @@ def test_survivors_hold_and_failures_are_measured() -> None:
     question = _asked(survive="node", rate_per_second=1.0)
     verdict = check_question(question)
     assert verdict.holds
-    assert verdict.after_loss is not None
     assert verdict.after_loss.holds
     plan = verdict.plan
-    assert plan is not None
     lost = lost_instances("node", plan.decode.candidate.devices, plan.decode.machines.devices_per_node)
     assert plan.decode.instances > lost
     too_much = replace(question, rate_per_second=0.98 * small_plan(devices=96).requests_per_second)
     failed = check_question(too_much)
     assert not failed.holds
-    assert failed.after_loss is not None
     assert not failed.after_loss.holds
 
 

@@ -42,7 +42,6 @@ def question() -> Question:
 def most(question: Question) -> float:
     """What the stationary queues carry."""
     best = plain(question).best
-    assert best is not None
     return best.requests_per_second
 
 
@@ -50,8 +49,7 @@ def test_a_tame_trace_takes_no_more_than_poisson_arrivals(question: Question, mo
     """At half the rate the plan for those keeps the limits on it, and so does its own, which is no larger."""
     asked = replace(question, objective="chips", rate_per_second=0.5 * most)
     traced, without = found(asked, bursty(1.0)), plain(asked)
-    assert traced.on_trace is not None and traced.on_trace.keeps
-    assert traced.answer.best is not None and without.best is not None
+    assert traced.on_trace.keeps
     assert on_trace(without.best, bursty(1.0)).keeps
     assert traced.answer.best.devices <= without.best.devices
 
@@ -92,10 +90,9 @@ def test_the_bound_on_a_trace_is_below_its_plan(question: Question, most: float)
     """Prefill alone beside decode whose full batches carry the rate: no more chips than what keeps the limits."""
     trace, asked = bursty(3.0), replace(question, objective="chips", rate_per_second=0.5 * most)
     answer = search(asked, explain=False)
-    assert answer.best is not None and answer.bound is not None
+    assert answer.bound is not None
     bound = least_chips(answer.best, trace, answer.bound)
     plan = found(asked, trace).answer.best
-    assert bound is not None and plan is not None
     assert 2 <= bound.value <= plan.chips
     assert bound.gap == pytest.approx(1 - bound.value / answer.best.chips)
     assert least_chips(replace(answer.best, question=replace(asked, shape="auto")), trace, answer.bound) is None
@@ -105,7 +102,6 @@ def test_latencies_of_the_plan_are_those_on_the_trace(question: Question, most: 
     """Each role is told as if the other took no time: within 2 % of both together."""
     asked, trace = replace(question, objective="chips", rate_per_second=0.5 * most), bursty(3.0)
     plan = found(asked, trace).answer.best
-    assert plan is not None
     played = on_trace(plan, trace).recorded
     assert plan.ttft.mean == pytest.approx(played.ttft_seconds.mean(), rel=0.02)
     assert plan.tpot.mean == pytest.approx(played.tpot_seconds.mean(), rel=0.02)
@@ -125,7 +121,7 @@ def test_aggregated_instances_are_played_too() -> None:
     asked = replace(asked, objective="chips", rate_per_second=0.4 * best.requests_per_second)
     traced, tame = found(asked, bursty(2.0, count=1500)), plain(asked).best
     plan = traced.answer.best
-    assert isinstance(plan, AggregatedPlan) and tame is not None and traced.on_trace is not None
+    assert isinstance(plan, AggregatedPlan)
     assert traced.on_trace.keeps and plan.devices > tame.devices
     assert plan.ttft.at(99.0) == pytest.approx(traced.on_trace.at("ttft", 99.0), rel=0.03)
     assert set(traced.on_trace.recorded.busy) == {"mixed"}
@@ -134,5 +130,5 @@ def test_aggregated_instances_are_played_too() -> None:
 def test_a_trace_that_is_over_before_pools_have_filled_is_not_played(question: Question) -> None:
     """It tells little of a plan, which stationary traffic is taken for."""
     short, without = found(question, bursty(1.0, count=300)), plain(question)
-    assert short.on_trace is None and short.answer.best is not None and without.best is not None
+    assert short.on_trace is None
     assert short.answer.best.requests_per_second == without.best.requests_per_second

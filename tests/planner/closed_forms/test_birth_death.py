@@ -16,6 +16,7 @@ from planner.workload import Lengths
 from tests.planner.closed_forms.waits import allen_cunneen_wait
 
 ITERATIONS = 500
+PLACES, RATE, TTFT = 4, 3.2, Latency.from_samples(np.linspace(0.2, 0.4, 1000))
 
 
 def _simulate(rate, base, slope, most, squared_cv, requests=50_000):
@@ -154,9 +155,6 @@ def test_instances_filled_alike_vary_together():
     spreads = [found.tpot.p99 - found.tpot.p50 for found in (one, nine)]
     assert spreads[1] == pytest.approx(spreads[0] / 3, rel=0.1)
     assert nine.waiting_probability <= one.waiting_probability
-
-
-PLACES, RATE, TTFT = 4, 3.2, Latency.from_samples(np.linspace(0.2, 0.4, 1000))
 
 
 def _crowding(room_prompts: float) -> Crowding:

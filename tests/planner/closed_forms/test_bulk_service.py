@@ -11,6 +11,14 @@ from planner.closed_forms.bulk_service import _Walk, latency_of, settled_chain, 
 from tests.planner.closed_forms.waits import pollaczek_khinchine_wait
 
 FIXED, SHARE = 2.0, 1.0
+CASES = [(1, 4, 0.85), (1, 20, 0.7), (3, 8, 0.85), (16, 4, 0.6), (4, 1, 0.85), (32, 1, 0.6)]
+CHAINS = [
+    # prompts of the largest pass, seconds of a pass without any, utilisation, squared CV of arrivals
+    (16, 2.0, 0.97, 1 / 14),
+    (16, 2.0, 0.93, 1 / 7),
+    (48, 9.0, 0.95, 1 / 9),
+    (2, 1.0, 0.9, 1.0),
+]
 
 
 def _passes(cap, fixed=FIXED, share=SHARE):
@@ -50,9 +58,6 @@ def test_one_prompt_per_pass_is_md1(utilisation):
     assert latency.mean == pytest.approx(1 + pollaczek_khinchine_wait(utilisation, 1.0, 0.0), rel=0.003)
     for level in (90.0, 99.0):
         assert _md1_wait_cdf(utilisation, latency.at(level) - 1) == pytest.approx(level / 100, abs=0.002)
-
-
-CASES = [(1, 4, 0.85), (1, 20, 0.7), (3, 8, 0.85), (16, 4, 0.6), (4, 1, 0.85), (32, 1, 0.6)]
 
 
 @pytest.mark.parametrize(("cap", "instances", "utilisation"), CASES)
@@ -136,15 +141,6 @@ def _walk(most, fixed, utilisation, squared_cv):
 def _whole(walk):
     """Solved over the whole lattice."""
     return walk._between(walk.lattice.fine, None)
-
-
-CHAINS = [
-    # prompts of the largest pass, seconds of a pass without any, utilisation, squared CV of arrivals
-    (16, 2.0, 0.97, 1 / 14),
-    (16, 2.0, 0.93, 1 / 7),
-    (48, 9.0, 0.95, 1 / 9),
-    (2, 1.0, 0.9, 1.0),
-]
 
 
 @pytest.mark.parametrize(("most", "fixed", "utilisation", "squared_cv"), CHAINS)

@@ -20,20 +20,27 @@ from planner.instances.operating import DecodeServer, PrefillServer
 from planner.workload import Lengths
 from tests.questions import small_answer
 
+# Section IV-A. H20: NVLink 450 GB/s one way, shared by the 7 pairs of a server; InfiniBand 400 Gbit/s.
+H20 = Links(intra=mixserve.port_line(5e-6, 450e9, 8), inter=mixserve.line(10e-6, 50e9))
+# 910B: HCCS full mesh, 480 Gbit/s of both directions and so 30 GB/s one way per pair; RoCE 200 Gbit/s.
+ASCEND_910B = Links(intra=mixserve.line(5e-6, 30e9), inter=mixserve.line(10e-6, 25e9))
+CLUSTERS = {"2x8 H20": (2, 8, H20), "4x8 910B": (4, 8, ASCEND_910B)}
+
+# Section IV-A and the models' config.json: hidden size, experts per token, layers.
+MODELS = {"DeepSeek-R1": (7168, 8, 61), "Qwen3-235B-A22B": (4096, 8, 94)}
+
 
 @pytest.mark.parametrize("rho", [0.05, 0.5, 0.9])
 def test_the_mean_is_the_paper_s(rho: float) -> None:
     """Eq. (9) with the wait of Eq. (7), both on passes."""
     prompts, seconds = 8, 0.4
     found = memoryless_ttft(rho * prompts / seconds, prompts, seconds)
-    assert found is not None
     assert found.mean == pytest.approx(rho / (1 - rho) * seconds + seconds)
 
 
 def test_the_tail_is_that_of_the_m_m_1_queue() -> None:
     """1 - rho of the passes do not wait; the others' wait is exponential with the mean service/(1 - rho)."""
     found = memoryless_ttft(0.8, 1, 1.0)
-    assert found is not None
     assert found.at(15) == 1.0
     assert found.at(60) == pytest.approx(1 + 5 * math.log(2))
     assert found.at(99) == pytest.approx(1 + 5 * math.log(80))
@@ -49,7 +56,6 @@ def test_nothing_keeps_up_from_saturation_on() -> None:
 def test_decode_goes_at_the_speed_of_the_full_batch() -> None:
     """Eq. (10), at any rate; 1.7 tokens an iteration; requests in decode by Little's law."""
     found = full_batch_state(5.0, Lengths(mean=100), (10.0, 0.034), 0.1, 1.7)
-    assert found is not None
     assert found.tpot.mean == found.tpot.at(99.99) == pytest.approx(0.02)
     assert found.span.mean == pytest.approx(3.5)
     assert found.mean_requests == pytest.approx(17.0)
@@ -64,7 +70,6 @@ def test_the_throughput_of_a_stream_is_equation_11() -> None:
 def test_a_plan_made_with_it_keeps_its_limits() -> None:
     """Both pools by its equations, below saturation, and sized for what it serves it takes no more devices."""
     best = small_answer(queueing="mixserve").best
-    assert best is not None
     question, rate = best.question, best.requests_per_second
     assert best.ttft.at(99) <= question.ttft_seconds
     assert best.tpot.mean == pytest.approx(best.decode.candidate.iteration_seconds)
@@ -73,18 +78,7 @@ def test_a_plan_made_with_it_keeps_its_limits() -> None:
     decode = DecodeServer(question, best.decode.candidate, best.transfer_seconds)
     assert decode.pool_capacity(best.decode.instances) >= rate * (1 - 1e-9)
     sized = small_answer(queueing="mixserve", objective="chips", rate_per_second=rate * 0.999).best
-    assert sized is not None
     assert sized.devices <= best.devices
-
-
-# Section IV-A. H20: NVLink 450 GB/s one way, shared by the 7 pairs of a server; InfiniBand 400 Gbit/s.
-H20 = Links(intra=mixserve.port_line(5e-6, 450e9, 8), inter=mixserve.line(10e-6, 50e9))
-# 910B: HCCS full mesh, 480 Gbit/s of both directions and so 30 GB/s one way per pair; RoCE 200 Gbit/s.
-ASCEND_910B = Links(intra=mixserve.line(5e-6, 30e9), inter=mixserve.line(10e-6, 25e9))
-CLUSTERS = {"2x8 H20": (2, 8, H20), "4x8 910B": (4, 8, ASCEND_910B)}
-
-# Section IV-A and the models' config.json: hidden size, experts per token, layers.
-MODELS = {"DeepSeek-R1": (7168, 8, 61), "Qwen3-235B-A22B": (4096, 8, 94)}
 
 
 def shape(model: str, b: float, s: float) -> Shape:

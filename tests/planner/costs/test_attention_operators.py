@@ -17,6 +17,8 @@ from planner.strategy import Strategy, model_conflicts
 from tests.instances import broken_down, even_cost, instance
 
 KEYS = 65536
+STATE = 32 * 128 * 128 * 4
+CONVOLUTION = 3 * (2 * 2048 + 4096) * 2
 
 
 def decode(requests: float, keys: float) -> StepLoad:
@@ -181,10 +183,6 @@ def test_keys_that_are_parameters_are_seen_by_every_query() -> None:
     assert found["attention"][1] == pytest.approx(50 * (2000 + 2 * 128) * 2 * 64 * 320)
     moved = (2000 + 128) * 4 * 320 * 2 + 2 * 64 * 320 * 2
     assert found["attention"][2] == pytest.approx(50 * moved)
-
-
-STATE = 32 * 128 * 128 * 4
-CONVOLUTION = 3 * (2 * 2048 + 4096) * 2
 
 
 def test_state_by_hand() -> None:

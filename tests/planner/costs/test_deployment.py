@@ -14,7 +14,6 @@ DEEPSEEK = load_model("deepseek-r1").moe
 @given(ranks=st.integers(1, 400))
 def test_the_first_choice_is_the_least_redundancy_that_divides(ranks: int) -> None:
     """Trying 0, 1, 2, ... replicas finds the same first number; the other adds one slot per rank."""
-    assert DEEPSEEK is not None
     tried = [extra for extra in range(DEEPSEEK.experts + 1) if (DEEPSEEK.experts + extra) % ranks == 0]
 
     choices = redundancy_choices(DEEPSEEK, Strategy(attention_dp=ranks, moe_ep=ranks), 0, None)

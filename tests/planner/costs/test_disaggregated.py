@@ -15,15 +15,13 @@ from tests.instances import even_cost, instance
 
 PUBLISHED = Passage(attention=700e-6, dispatch=172e-6, experts=120e-6, combine=193e-6)
 SECONDS = st.floats(1e-6, 1e-2)
+SUPERPOD = Strategy(attention_dp=160, moe_ep=288, domains=3)
 
 
 def superpod(**changes: object) -> Deployment:
     """Return xDeepServe's 768 dies: three domains of 160, 256 routed and 32 shared expert dies."""
     fields = {"redundant": 256, "shared_ranks": 32, "drafts": 1, "strategy": SUPERPOD} | changes
     return instance("deepseek-r1", "cm384", "decode", "int8", **fields)
-
-
-SUPERPOD = Strategy(attention_dp=160, moe_ep=288, domains=3)
 
 
 def test_the_published_budget_adds_up() -> None:
@@ -76,7 +74,6 @@ def test_memory_is_of_two_kinds_of_devices() -> None:
     """Attention devices hold no routed expert and all KV, expert devices the reverse; together all weights."""
     held = memory(superpod(), kv_tokens=96 * 3072.0, sequences=96.0, tokens=192.0)
     experts = expert_device_memory(superpod(), 192.0)
-    assert experts is not None
     assert experts.kv_cache == 0
     # 58 MoE layers and the draft's, two slots of 3 x 7168 x 2048 INT8 weights each.
     assert experts.weights == 59 * 2 * 3 * 7168 * 2048

@@ -46,7 +46,7 @@ def test_left_out_curves_are_met_by_those_of_other_sizes(monkeypatch, machine: s
         engines._nearest.cache_clear()
         own = experts(known.shape, machine, engine, weights)
         found, measured = measured_experts(own), np.array(known.seconds(1, 1))
-        assert found is not None and found.shape != known.shape
+        assert found.shape != known.shape
         like.append(np.log(np.array(curve_of(own, found, 1)) / measured))
         tokens = 2.0 ** np.arange(measured.size)
         chosen, count = known.shape[2:]
@@ -63,7 +63,7 @@ def test_degrees_of_many_instances_at_once():
     """Arrays of degrees give the columns that each of them gives."""
     own = experts((5120, 1536, 8, 160), "h200", "vllm", "fp8")
     found = measured_experts(own)
-    assert found is not None and found.shape != (5120, 1536, 8, 160)
+    assert found.shape != (5120, 1536, 8, 160)
     tp = np.array([1.0, 4.0])
     both = replace(own, strategy=own.strategy._replace(moe_tp=tp))  # type: ignore[arg-type]
     columns = [curve_of(replace(own, strategy=own.strategy._replace(moe_tp=each)), found, 1.0) for each in (1, 4)]
@@ -74,7 +74,7 @@ def test_experts_spread_over_ranks_where_they_were_measured_cut():
     """The curve of as many ways cut, and beyond those measured one that goes on falling."""
     own = experts((4096, 1536, 8, 128), "h100", "vllm", "fp8")
     found = measured_experts(own)
-    assert found is not None and max(found.expert) == 4
+    assert max(found.expert) == 4
     four, eight = (np.array(curve_of(own, found, float(ranks))) for ranks in (4, 8))
     assert four == pytest.approx(np.exp(found.tensor[4]))
     assert np.all(eight < four) and np.all(eight > four / 2.5)

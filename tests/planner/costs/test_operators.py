@@ -19,6 +19,8 @@ from planner.manifest.terms import ComputeTerm, StepLoad, form, variables
 from tests.instances import broken_down, cloudmatrix_decode, even_cost, instance
 
 KEYS = 4096
+EXPERTS = {"attention_dp": [32, 64, 128], "moe_ep": [32, 64, 128], "redundant": [32, 64, 128]}
+TENSORS = {"attention_tp": [1, 2, 8], "moe_tp": [1, 2, 8], "pp": [1, 4, 2]}
 
 
 def decode_flops(deployment: Deployment) -> float:
@@ -232,10 +234,6 @@ def test_the_first_draft_alone_passes_prompts():
         for load in (prompt(1000.0), decode_load(instance("qwen3-8b", "910c", "mixed", "bf16", drafts=3), 10.0, 100.0))
     ]
     assert flops == pytest.approx([1000, 10 * (4 + 1 + 1)])
-
-
-EXPERTS = {"attention_dp": [32, 64, 128], "moe_ep": [32, 64, 128], "redundant": [32, 64, 128]}
-TENSORS = {"attention_tp": [1, 2, 8], "moe_tp": [1, 2, 8], "pp": [1, 4, 2]}
 
 
 @pytest.mark.parametrize(

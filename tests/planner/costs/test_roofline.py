@@ -30,6 +30,7 @@ from tests.instances import instance
 
 SHAPE = st.integers(1, 40_000)
 MACHINE = st.sampled_from(hardware_names())
+OPS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"]
 
 
 def gap(hardware: HardwareSpec, fit: MatmulFit) -> float:
@@ -125,9 +126,6 @@ def test_prefill_runs_at_the_clock_that_power_leaves():
     }
     assert rates == {"prefill": 0.874, "decode": 1.0}
     assert Roofline.of(instance("qwen3-32b", "h20", "prefill", "fp8")).sustained == 1.0
-
-
-OPS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"]
 
 
 @settings(max_examples=40, deadline=None)

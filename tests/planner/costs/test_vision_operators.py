@@ -43,7 +43,6 @@ def test_the_encoder_is_what_pictures_add() -> None:
     """A pass with pictures takes the encoder's seconds longer than one of as many tokens of text."""
     seen, tokens = deployment(), 4096.0
     cost = balanced_cost(seen, PERFECT)
-    assert seen.seen is not None
     values = variables(cost, StepLoad(prefill_tokens=tokens, mean_tokens=tokens), 1)
     alone = timing(encoder_term(seen, seen.seen), values).seconds()
     added = seconds(seen, tokens) - seconds(deployment(pictures=0), tokens)
@@ -55,18 +54,16 @@ def test_the_encoder_is_what_pictures_add() -> None:
 
 def test_the_sizes_are_those_of_the_published_encoder() -> None:
     """Qwen2.5-VL's tower has 0.6 B parameters in its layers (arXiv 2502.13923, table 1, with its projector 675 M)."""
-    assert MODEL.vision is not None
     assert MODEL.vision.parameters == pytest.approx(0.63e9, rel=0.01)
 
 
 def test_devices_of_a_group_share_pictures_but_not_one_picture() -> None:
     """Eight pictures over TP=8 take as long as one on one device; one picture is no quicker over eight devices."""
     many, one = deployment(pictures=8, tp=8), deployment(pictures=1, tp=1)
-    assert many.seen is not None and one.seen is not None
+    assert many.seen is not None
     patches = one.seen.pictures.patches
 
     def encoding(own: Deployment, count: float) -> float:
-        assert own.seen is not None
         tokens = count / own.seen.patches_per_token
         values = variables(balanced_cost(own, PERFECT), StepLoad(prefill_tokens=tokens, mean_tokens=tokens), 1)
         return float(timing(encoder_term(own, own.seen), values).seconds())
@@ -89,7 +86,6 @@ def test_a_plan_for_pictures_carries_them_to_its_manifest() -> None:
     asked |= {"shape": "disaggregated", "engine": "vllm"}
     seen = podplan.plan(**asked, isl="512", images="2@1280x720")
     text = podplan.plan(**asked, isl=str(512 + 2 * 1196))
-    assert seen.best is not None and text.best is not None
     assert 0.5 < seen.best.requests_per_second / text.best.requests_per_second < 0.95
     manifest = seen.manifest()
     assert manifest.workload.picture_tokens == 2 * 1196

@@ -10,7 +10,7 @@ def test_versions_and_names():
     assert behaviour(None) is None and behaviour("mindie") is None
     assert set(behaviour_names()) == {"trtllm", "sglang", "vllm", "vllm-ascend"}
     older, newer = behaviour("trtllm@1.0.0rc3"), behaviour("trtllm@1.1.0rc2.post2")
-    assert older is not None and newer is not None and newer == behaviour("trtllm")
+    assert newer == behaviour("trtllm")
     assert not older.prompt_moe_layer_seconds and set(newer.prompt_moe_layer_seconds) >= {"h100", "h200", "a100"}
     assert older.expert_start_up_seconds == newer.expert_start_up_seconds
 

@@ -111,7 +111,7 @@ def test_engines_have_code_for_what_they_are_told_to_run() -> None:
     ]
     assert not Needs(blackwell, "minimax_m2", drafts=True).engines()
     broken = broken_model(load_engine("trtllm"), "deepseek_v4")
-    assert broken is not None and "1.2.1 has no code for models of type 'deepseek_v4'" in broken.sentence
+    assert "1.2.1 has no code for models of type 'deepseek_v4'" in broken.sentence
 
 
 def test_every_machine_of_the_catalogue_with_known_devices_has_an_engine() -> None:
@@ -126,7 +126,6 @@ def test_every_machine_of_the_catalogue_with_known_devices_has_an_engine() -> No
         "SGLang is not known to move keys and values between AMD and NVIDIA devices"
     ]
     broken = broken_accelerator(load_engine("vllm"), load_hardware("cm384"))
-    assert broken is not None
     assert "not on Ascend" in broken.sentence
     for name in hardware_names():
         assert broken_accelerator(load_engine("reference"), load_hardware(name)) is None
@@ -158,6 +157,6 @@ def test_encode_instances_are_refused_for_models_that_the_engine_does_not_name()
     assert broken_encoder(sglang, "aggregated", load_model("qwen3-vl-8b-instruct").architecture) is None
     for engine in ("sglang", "vllm"):
         broken = broken_encoder(load_engine(engine), "aggregated", "qwen3_vl_text", "amd")
-        assert broken is not None and broken.rule == "encode-pools" and "--encode fused" in broken.sentence
+        assert broken.rule == "encode-pools" and "--encode fused" in broken.sentence
     broken = broken_encoder(sglang, "aggregated", load_model("gemma-3-27b-it").architecture)
-    assert broken is not None and broken.rule == "encode-pools" and "gemma3_text" in broken.sentence
+    assert broken.rule == "encode-pools" and "gemma3_text" in broken.sentence

@@ -10,6 +10,9 @@ from planner.engines.loader import engine_names, load_engine
 from planner.engines.rules import Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
 from planner.strategy import Strategy, parse_strategy
 
+HYBRID = "TP=2 + DP=32, TP=2 + EP=32"
+"""64 devices as EP32 x TP2: vLLM flattens TP over DP (fused_moe/config.py), the others have a grid."""
+
 
 def deepseek(strategy: str | Strategy, **fields: object) -> Setup:
     """Return a decode instance of a model with 256 experts on nodes of 16 devices."""
@@ -30,22 +33,18 @@ def rule(engine: str, strategy: str | Strategy, **fields: object) -> str | None:
     return broken.rule if broken else None
 
 
-HYBRID = "TP=2 + DP=32, TP=2 + EP=32"
-"""64 devices as EP32 x TP2: vLLM flattens TP over DP (fused_moe/config.py), the others have a grid."""
-
-
 def test_the_hybrid_runs_without_an_all_to_all() -> None:
     """SGLang's all-to-all back ends force EP to the stage; xLLM's degree 2 and EPLB need EP = world size."""
     for engine in ("sglang", "xllm", "mindie"):
         mode = expert_mode(load_engine(engine), deepseek(HYBRID))
-        assert mode is not None and mode.exchange == "all_gather"
+        assert mode.exchange == "all_gather"
         full = expert_mode(load_engine(engine), deepseek("DP=64, EP=64"))
-        assert full is not None and full.exchange == "all_to_all"
+        assert full.exchange == "all_to_all"
     for engine, kind in (("sglang", "nvidia"), ("sglang", "ascend"), ("vllm", "nvidia")):
         mode = expert_mode(load_engine(engine), deepseek("DP=64, EP=64", accelerator=kind))
-        assert mode is not None and mode.exchange == "all_to_all"
+        assert mode.exchange == "all_to_all"
     other = expert_mode(load_engine("sglang"), deepseek("DP=64, EP=64", architecture="gpt_oss"))
-    assert other is not None and other.exchange == "all_gather"
+    assert other.exchange == "all_gather"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -53,7 +52,7 @@ def test_facts_of_one_kind_of_devices_hold_there_alone(engine: str) -> None:
     """AMD's images have no DeepEP, so experts gather, prompts take any EP, and nothing overlaps; nor is there NVFP4."""
     for role in ("prefill", "decode", "mixed"):
         mode = expert_mode(load_engine(engine), deepseek("DP=64, EP=64", accelerator="amd", role=role))
-        assert mode is not None and mode.exchange == "all_gather"
+        assert mode.exchange == "all_gather"
     odd = {"role": "prefill", "devices_per_node": 8, "experts": 384}
     for kind, broken in (("nvidia", "exchange-ranks"), ("amd", None)):
         assert rule(engine, "DP=48, EP=48", accelerator=kind, **odd) == broken
@@ -63,7 +62,7 @@ def test_facts_of_one_kind_of_devices_hold_there_alone(engine: str) -> None:
         assert rule(engine, "DP=64, EP=64", accelerator=kind, weights="mxfp4") is None
         assert rule(engine, "DP=64, EP=64", accelerator=kind, weights="nvfp4") == ("weights" if kind == "amd" else None)
     found = broken_rule(load_engine(engine), deepseek("DP=64, EP=64", accelerator="amd", weights="nvfp4"))
-    assert found is not None and "on AMD devices, not nvfp4" in found.sentence
+    assert "on AMD devices, not nvfp4" in found.sentence
 
 
 @pytest.mark.parametrize("engine", [name for name in engine_names() if name != "reference"])
@@ -144,7 +143,6 @@ def test_each_rule_of_the_reference_table(
 def test_a_refusal_is_a_sentence_with_a_source() -> None:
     """The sentence says what would be right."""
     broken = broken_rule(load_engine("vllm"), deepseek(HYBRID))
-    assert broken is not None
     assert "EP=64" in broken.sentence and "TP=64" in broken.sentence
     assert broken.source.startswith("wheel: ")
 

@@ -9,6 +9,10 @@ from hardware.loader import load_hardware
 from planner.instances.alignment import Lot, occupied_devices, placed, scope_devices
 from planner.question import Machines
 
+LOTS = st.lists(
+    st.tuples(st.sampled_from([1, 2, 4, 8, 12, 16, 24, 32, 48, 96]), st.integers(1, 4)), min_size=1, max_size=4
+)
+
 
 def pool(name: str, devices: int) -> Machines:
     """Return so many devices of a machine."""
@@ -38,11 +42,6 @@ def test_only_a_pool_of_several_racks_has_a_scope() -> None:
     assert scope_devices(pool("gb200", 72)) is None
     assert scope_devices(pool("cm384", 768)) is None
     assert scope_devices(pool("h800", 64)) is None
-
-
-LOTS = st.lists(
-    st.tuples(st.sampled_from([1, 2, 4, 8, 12, 16, 24, 32, 48, 96]), st.integers(1, 4)), min_size=1, max_size=4
-)
 
 
 @settings(max_examples=150, deadline=None)

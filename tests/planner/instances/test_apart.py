@@ -72,7 +72,6 @@ def test_the_search_is_as_good_as_with_every_row_costed() -> None:
     every = plan_over(question, rows)  # type: ignore[arg-type]
     answer = search(question)
 
-    assert every is not None and answer.best is not None and answer.bound is not None
     assert answer.best.requests_per_second == pytest.approx(every.requests_per_second, rel=1e-3)
     assert answer.best.answering.candidate.row not in role_rows(question, "decode")
     assert answer.bound.gap < 1e-6 and any("beyond the grid" in each.what for each in answer.bound.pruned)
@@ -81,12 +80,11 @@ def test_the_search_is_as_good_as_with_every_row_costed() -> None:
 def test_a_rate_that_only_rows_beyond_the_grid_carry_is_carried() -> None:
     """What the devices carry at most, asked for as a rate, needs no more of them: sizing and planning agree."""
     most = search(small_question("kimi-k2", "cm384", 112, **APART), beside=False).best
-    assert most is not None
     rate = 0.999 * most.requests_per_second
     asked = small_question("kimi-k2", "cm384", 112, rate_per_second=rate, objective="chips", **APART)
     sized = search(asked, explain=False, beside=False).best
 
-    assert sized is not None and sized.devices <= most.devices
+    assert sized.devices <= most.devices
 
 
 def test_engines_without_domains_and_dense_models_have_none() -> None:

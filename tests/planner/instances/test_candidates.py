@@ -17,6 +17,12 @@ from tests.instances import decode_all, prefill_found
 from tests.questions import small_question
 
 LIMIT = 0.03
+CASES = [
+    ("qwen3-8b", "h100", 4, 0, 0.0),
+    ("qwen3-30b-a3b", "h100", 8, 0, 0.5),
+    ("deepseek-v2-lite", "cm384", 16, 0, 0.3),
+    ("deepseek-r1", "h200", 16, 1, 0.0),
+]
 
 
 def brute_force_batch(question: Question, group: Group, number: int, microbatches: int, drafts: int) -> int:
@@ -28,14 +34,6 @@ def brute_force_batch(question: Question, group: Group, number: int, microbatche
     quick = iteration(cost, ranks, batches, kv, microbatches) <= LIMIT * tokens_per_iteration(drafts, 0.7)
     room = decode_memory_used(deployment, batches, reserved) <= deployment.hardware.device.memory_bytes.value
     return int(batches[quick & room].max(initial=0.0))
-
-
-CASES = [
-    ("qwen3-8b", "h100", 4, 0, 0.0),
-    ("qwen3-30b-a3b", "h100", 8, 0, 0.5),
-    ("deepseek-v2-lite", "cm384", 16, 0, 0.3),
-    ("deepseek-r1", "h200", 16, 1, 0.0),
-]
 
 
 @pytest.mark.parametrize(("model", "hardware", "devices", "drafts", "squared_cv"), CASES)

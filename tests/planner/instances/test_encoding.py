@@ -68,7 +68,6 @@ def test_both_stages_take_what_one_took() -> None:
     """An encode pass and the prefill pass behind it together take the seconds of the pass that did both."""
     prompt = question().workload.input_tokens.mean
     pictures = question().workload.pictures
-    assert pictures is not None
     fused, rest = (seconds(deployment(encoding, prompt), prompt) for encoding in ("fused", "apart"))
     encode = seconds(deployment("alone", float(pictures.tokens)), float(pictures.tokens))
     assert 0.01 < encode < fused
@@ -108,7 +107,6 @@ def test_engines_that_have_no_encode_instances_leave_the_fused_way() -> None:
     assert ways_to_encode(question("fused"), "aggregated").shares == (0.0,)
     found = ways_to_encode(question("separate", "xllm@0.9.0"), "disaggregated")
     assert found.shares == ()
-    assert found.broken is not None
     assert found.broken.rule == "encode-pools"
     assert found.broken.source
     # vLLM has them before aggregated instances alone.

@@ -81,7 +81,7 @@ def test_nobody_queues_for_decode_after_a_single_token() -> None:
         server = DecodeServer(question, candidate, 0.0)
         state = server.state(server.single_capacity)
         assert server.single_capacity == server.most_per_second
-        assert state is not None and state.utilisation == 0
+        assert state.utilisation == 0
 
 
 def test_a_single_token_has_no_time_per_token_to_keep() -> None:
@@ -176,7 +176,6 @@ def test_equal_prompts_are_served_as_the_core_plays_them(groups: int, instances:
 
     rate = load * server.saturation_per_second
     told, played = server.ttft(rate, instances), player.trial(rate, instances, 500_000).ttft
-    assert told is not None
     assert played.mean == pytest.approx(told.mean, rel=0.02)
     assert played.p99 == pytest.approx(told.p99, rel=0.05)
 
@@ -200,8 +199,8 @@ def test_no_run_passes_the_bounds(squared_cv: float, reuse: float) -> None:
         assert kind.pool_carries(1, single * (1 - 1e-9))
         chosen, rate = kind.at(5), several / 5
         latency, played = chosen.ttft(rate, 5), chosen.played(rate, 5, math.inf)
-        assert latency is not None and latency.at(99) <= question.ttft_seconds * (1 + 1e-9)
-        assert played is not None and played.requests_per_second[0] <= several <= played.requests_per_second[1]
+        assert latency.at(99) <= question.ttft_seconds * (1 + 1e-9)
+        assert played.requests_per_second[0] <= several <= played.requests_per_second[1]
         assert played.ttft_seconds[0] <= latency.at(99) <= played.ttft_seconds[1]
     tight = replace(question, ttft_seconds=1e-3)
     assert not len(prefill_offers(tight, role_rows(tight, "prefill"), Count()))

@@ -142,7 +142,7 @@ def test_no_cap_of_a_batch_carries_more(answer: float, spread: float) -> None:
         assert kind.pool_capacity(3) == 3 * kind.pool_capacity(1)
         assert kind.pool_capacity(1) <= kind.bound_per_second * (1 + 1e-9)
         state = kind.best.state(kind.pool_capacity(1))
-        assert state is not None and state.tpot.at(question.percentile) <= question.tpot_seconds
+        assert state.tpot.at(question.percentile) <= question.tpot_seconds
 
 
 def test_a_batch_that_is_seldom_full_may_be_late_when_it_is() -> None:

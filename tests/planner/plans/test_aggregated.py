@@ -28,6 +28,7 @@ from planner.workload import reserved_kv_tokens
 from tests.questions import small_question
 
 DENSE: dict[str, Any] = {"model": "qwen3-8b", "devices": 2, "lengths": (512.0, 64.0), "shape": "auto"}
+LIGHT = {"lengths": (512.0, 64.0), "ttft_seconds": 30.0, "tpot_seconds": 1.0}
 
 
 @cache
@@ -145,9 +146,6 @@ def kinds(question: Any) -> list[AggregatedKind]:
     return [kind for kind in found if isinstance(kind, AggregatedKind)]
 
 
-LIGHT = {"lengths": (512.0, 64.0), "ttft_seconds": 30.0, "tpot_seconds": 1.0}
-
-
 @pytest.mark.usefixtures("long_streams")
 @pytest.mark.parametrize(
     ("model", "devices", "squared_cv", "asked"),
@@ -223,7 +221,6 @@ def test_few_places_wait_as_they_are_played() -> None:
     listed = next(server for server in kind.servers if server.candidate.batched_tokens == 1024)
     server = AggregatedServer(question, replace(listed.candidate, batch=96))
     state = server.state(0.85 * server.player.saturation_per_second)
-    assert state is not None
     assert 0.126 <= state.ttft.p99 <= 0.3
 
 
@@ -234,7 +231,6 @@ def test_the_better_shape_wins() -> None:
     assert rates["auto"] >= max(rates["aggregated"], rates["disaggregated"]) * (1 - 1e-6)
     assert isinstance(shapes["disaggregated"], DisaggregatedPlan)
     bound = answer().bound
-    assert bound is not None
     assert bound.gap < 1e-6
     assert "aggregated" in bound.covers
 
@@ -243,7 +239,6 @@ def test_the_better_shape_wins() -> None:
 def test_the_manifest_expects_what_the_plan_says() -> None:
     """A manifest of the plan is valid, and its queue gives the plan's latencies again."""
     plan = search(small_question(**{**DENSE, "devices": 1})).best
-    assert plan is not None
     manifest = assemble(plan, {"model": "small"})
     check_manifest(manifest)
     pool = manifest.pools[0]
@@ -251,7 +246,6 @@ def test_the_manifest_expects_what_the_plan_says() -> None:
     assert pool.limits.requests_per_dp_rank == plan.mixed.candidate.batch
     other = replace(workload_of(manifest.workload), arrival_squared_cv=1.0 + 1e-12)  # not the planned traffic: solved
     found = expect(manifest, other, plan.requests_per_second).prediction
-    assert found is not None
     assert found.ttft_seconds.mean == pytest.approx(plan.ttft.mean, rel=1e-4)
     assert found.tpot_seconds.p99 == pytest.approx(plan.tpot.p99, rel=1e-4)
 
@@ -290,7 +284,6 @@ def test_a_plan_travels_to_another_process() -> None:
     plan = answer(devices=1).best
     assert isinstance(plan, AggregatedPlan)
     fresh = AggregatedServer(plan.question, plan.mixed.candidate).state(plan.requests_per_second)
-    assert fresh is not None
     there = pickle.loads(pickle.dumps(fresh))
     assert there.ttft == fresh.ttft and there.e2e == fresh.e2e
     assert pickle.loads(pickle.dumps(plan)).ttft == plan.ttft

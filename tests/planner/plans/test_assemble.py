@@ -46,14 +46,12 @@ def test_instances_start_at_nodes_or_share_one() -> None:
 def test_layers_and_experts_stand_by_their_checkpoint_numbers() -> None:
     """DeepSeek-R1's first three layers are dense (its config.json), so experts stand in layers 3 to 60."""
     mapping = small_manifest(**DEEPSEEK).pools[0].expert_map
-    assert mapping is not None
     assert [layer for entry in mapping.placements for layer in entry.layers] == list(range(3, 61))
 
 
 def test_dedicated_shared_expert_ranks_are_the_last() -> None:
     """CloudMatrix384 section 4.1: 320 EP ranks, of which 32 hold only the shared expert and 288 a slot each."""
     mapping = expert_map(cloudmatrix_decode(), 0)
-    assert mapping is not None
     assert mapping.shared_expert_ranks == list(range(288, 320))
     assert {len(entry.slots) for entry in mapping.placements} == {288}
 
@@ -71,8 +69,6 @@ def test_the_queues_of_the_manifest_give_the_figures_of_the_plan() -> None:
     planned, rate = manifest.predicted, manifest.workload.requests_per_second
     assert rate is not None
     again = expect(manifest, workload_of(manifest.workload), rate * (1 - 1e-9)).prediction
-    assert again is not None and again.ttft_seconds is not None and again.tpot_seconds is not None
-    assert planned.ttft_seconds is not None and planned.tpot_seconds is not None
     assert again.ttft_seconds.mean == pytest.approx(planned.ttft_seconds.mean, rel=1e-6)
     assert again.tpot_seconds.mean == pytest.approx(planned.tpot_seconds.mean, rel=1e-3)
 
@@ -101,7 +97,6 @@ def test_one_request_at_a_time_takes_what_predict_says() -> None:
     plan, manifest = small_plan(output_tokens=4.0), small_manifest(output_tokens=4.0)
     prefill, decode = manifest.pools
     result = simulate(manifest, closed_loop(manifest.workload, 1, 3))
-    assert result.ttft_seconds is not None and result.tpot_seconds is not None and manifest.kv_transfer is not None
     tokens = float(prefill.limits.tokens_per_device)
     passed = one_request(plan, prefill, tokens=tokens, prompt_tokens=1024.0)
     iterations = [one_request(plan, decode, kv_tokens=1024.0 + n).iteration_seconds for n in range(3)]
@@ -110,7 +105,6 @@ def test_one_request_at_a_time_takes_what_predict_says() -> None:
     assert result.ttft_seconds.mean == pytest.approx(passed.ttft_seconds, rel=1e-9)
     assert result.tpot_seconds.mean == pytest.approx((moved + sum(iterations)) / 3, rel=1e-9)
     expected = expect_alone(manifest, workload_of(manifest.workload)).prediction
-    assert expected is not None and expected.ttft_seconds is not None and expected.tpot_seconds is not None
     assert expected.ttft_seconds.mean == pytest.approx(result.ttft_seconds.mean, rel=1e-9)
     assert expected.tpot_seconds.mean == pytest.approx(result.tpot_seconds.mean, rel=1e-9)
 
@@ -121,7 +115,7 @@ def test_one_request_at_a_time_waits_for_nothing(name: str) -> None:
     manifest = read_manifest(DEPLOY / name / "manifest.yaml")
     told = expect_alone(manifest, workload_of(manifest.workload)).prediction
     found = simulate(manifest, closed_loop(manifest.workload, 1, 3))
-    assert told is not None and max(told.utilisation.values()) <= 1
+    assert max(told.utilisation.values()) <= 1
     for latency in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
         assert getattr(told, latency).p99 == pytest.approx(getattr(found, latency).p99, rel=1e-6)
 
@@ -131,14 +125,13 @@ def test_drafts_of_one_request_are_drawn() -> None:
     manifest = small_manifest(**DEEPSEEK)
     result = simulate(manifest, closed_loop(manifest.workload, 1, 100))
     expected = expect_alone(manifest, workload_of(manifest.workload)).prediction
-    assert expected is not None and expected.tpot_seconds is not None and result.tpot_seconds is not None
     assert expected.tpot_seconds.mean == pytest.approx(result.tpot_seconds.mean, rel=0.01)
 
 
 def stationary(manifest: Manifest, count: int) -> dict[str, float]:
     """Simulate a Poisson stream from a running start; return predicted / measured - 1 of the means."""
     rate, predicted = manifest.workload.requests_per_second, manifest.predicted
-    assert rate is not None and predicted.e2e_seconds is not None
+    assert rate is not None
     residence = predicted.e2e_seconds.mean
     stream = open_loop(manifest.workload, rate, count + int(3 * residence * rate))
     options = SimulationOptions(warmup_seconds=residence, measured_until_seconds=residence + count / rate)

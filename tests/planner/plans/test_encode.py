@@ -31,7 +31,6 @@ def test_no_plan_carries_more_than_without_anything_to_encode(shape: Shape) -> N
     free = replace(question("fused"), shape=shape)
     free = replace(free, workload=replace(free.workload, encoding="apart"))
     most = search(free, explain=False, beside=False).best
-    assert most is not None
     assert plan.requests_per_second < most.requests_per_second
     roles = [role for role, _ in plan.pools()]
     assert roles == ["encode", *(["prefill", "decode"] if shape == "disaggregated" else ["mixed"])]
@@ -52,9 +51,7 @@ def test_a_request_alone_takes_both_passes_and_the_transfer() -> None:
     assert plan.encode is not None
     idle = plan.under(plan.question)(1e-3)
     assert isinstance(idle, DisaggregatedPlan)
-    assert idle.encode is not None
     prefill = idle.prefill.server(plan.question).ttft(1e-3 / idle.prefill.instances, idle.prefill.instances)
-    assert prefill is not None
     assert idle.ttft.mean == pytest.approx(idle.encode.latency.mean + prefill.mean, rel=0.02)
     assert idle.ttft.mean < plan.ttft.mean
 
@@ -73,14 +70,11 @@ def test_a_manifest_keeps_the_encode_pool() -> None:
     manifest = parse_manifest(parse_yaml(dump_manifest(assemble(plan, {})), "here"), "here")
     encode = manifest.pools[0]
     assert encode.role == "encode"
-    assert manifest.embedding_transfer is not None
     assert manifest.embedding_transfer.bytes_per_token == 2 * manifest.model.spec.hidden_size
     assert manifest.workload.picture_tokens == 2392
     assert dump_manifest(manifest) == dump_manifest(assemble(plan, {}))
     known = expect(manifest, workload_of(manifest.workload), 20.0).prediction
     anew = queued(manifest, workload_of(manifest.workload), 20.0).prediction
-    assert known is not None and anew is not None
-    assert known.ttft_seconds is not None and anew.ttft_seconds is not None
     assert known.ttft_seconds.mean == pytest.approx(plan.ttft.mean)
     # As if waits were independent and arrivals at prefill Poisson: encode lets requests go more evenly than they come.
     assert plan.ttft.mean < anew.ttft_seconds.mean < 1.3 * plan.ttft.mean

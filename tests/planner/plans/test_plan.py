@@ -58,7 +58,6 @@ def test_cost_is_price_over_tokens() -> None:
     """USD per million output tokens by hand: hourly price of the chips over the tokens of an hour."""
     plan = plan_of({"hardware": "cm384", "devices": 32, "squared_cv": 0.5})
     price = plan.prefill.machines.hardware.price_usd_per_chip_hour
-    assert price is not None
     tokens = plan.requests_per_second * 128 * 3600
 
     assert plan.cost_per_million_tokens == pytest.approx(plan.chips * price.value / tokens * 1e6)

@@ -79,8 +79,8 @@ def test_one_search_finds_the_best_of_all_formats(objective: ObjectiveName, form
     assert figures([tried.plan for tried in answer.formats]) == figures(alone)
     best = preferred(alone, question.goal)
     assert best is not None and own_formats(answer.question) == formats[best] and not answer.question.formats
-    assert answer.best is not None and own_formats(answer.best.question) == formats[best]
-    assert answer.bound is not None and answer.bound.gap < 1e-3
+    assert own_formats(answer.best.question) == formats[best]
+    assert answer.bound.gap < 1e-3
 
 
 def test_roles_with_a_format_each_carry_more_than_with_either() -> None:

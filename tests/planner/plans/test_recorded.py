@@ -60,7 +60,6 @@ def _simulated(manifest: Manifest, trace: Trace) -> SimulationResult:
 
 def _agree(manifest: Manifest, trace: Trace, mean: float, p99: float) -> None:
     told, found = expect_recorded(manifest, trace).prediction, _simulated(manifest, trace)
-    assert told is not None
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
         mine, runtimes = getattr(told, name), getattr(found, name)
         assert mine.mean == pytest.approx(runtimes.mean, rel=mean), name
@@ -85,7 +84,7 @@ def test_warm_up_leaves_out_the_first_requests() -> None:
     """What is counted are the requests from then on, beside those before them."""
     manifest, trace = small_manifest(), _wild(50.0)
     whole, late = (expect_recorded(manifest, trace, warmup).prediction for warmup in (0.0, 5.0))
-    assert whole is not None and late is not None and whole.ttft_seconds != late.ttft_seconds
+    assert whole.ttft_seconds != late.ttft_seconds
     with pytest.raises(BadInput, match="--warmup"):
         expect_recorded(manifest, trace, 1e9)
 
@@ -145,7 +144,7 @@ def test_kv_that_is_full_keeps_requests_waiting() -> None:
     ttft = [found.ttft_seconds.mean for found in (ample, scarce, least) if found.ttft_seconds]
     assert ttft[0] < ttft[1] < ttft[2]
     found = _simulated(_made(kv_tokens=longest), trace)
-    assert found.ttft_seconds is not None and found.failed == 0
+    assert found.failed == 0
     assert ttft[1] == pytest.approx(found.ttft_seconds.mean, rel=0.05)
 
 

@@ -17,6 +17,8 @@ from tests.planner.programme.offers import offers_of
 from tests.questions import machines, small_question
 
 POOL = machines("qwen3-8b", "h100", 6)
+# A loss of nearly all would leave rates of 1e-16, which no solver tells from none.
+OFFER = st.tuples(st.integers(1, 6), st.floats(1, 20), st.floats(0, 0.99), st.floats(1, 1.5))
 
 
 @dataclass
@@ -45,10 +47,6 @@ class Queue:
     def at(self, instances: int) -> "Queue":
         """Nothing to choose."""
         return self
-
-
-# A loss of nearly all would leave rates of 1e-16, which no solver tells from none.
-OFFER = st.tuples(st.integers(1, 6), st.floats(1, 20), st.floats(0, 0.99), st.floats(1, 1.5))
 
 
 def test_hopeless_columns_are_never_solved():

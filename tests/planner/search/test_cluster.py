@@ -47,7 +47,7 @@ def test_every_member_is_served_within_the_pools() -> None:
     asked = fleet()
     answer = plan_cluster(asked)
 
-    assert answer.feasible and answer.bound is not None
+    assert answer.feasible
     assert answer.bound.gap <= 1e-6
     for own, plan in zip(asked.members, answer.plans, strict=True):
         assert plan.requests_per_second == own.question.rate_per_second
@@ -80,7 +80,6 @@ def test_a_fleet_of_one_is_its_plan_in_both_shapes(rate: float, survive: str | N
     (plan,) = plan_cluster(Fleet(members=(own,), devices={POOL: 8})).plans
     best = search(own.question).best
 
-    assert best is not None
     assert [(role, pool.instances, pool.candidate.row) for role, pool in plan.pools()] == [
         (role, pool.instances, pool.candidate.row) for role, pool in best.pools()
     ]
@@ -94,7 +93,7 @@ def test_a_fleet_searches_decode_beyond_the_grid_as_a_plan_does() -> None:
     answer = plan_cluster(Fleet(members=(own,), devices={"cm384 pool": 48}))
     best = search(own.question).best
 
-    assert best is not None and answer.bound is not None and answer.plans[0].devices == best.devices
+    assert answer.plans[0].devices == best.devices
     assert any(each.what.startswith("experts: decode rows beyond the grid") for each in answer.bound.pruned)
 
 
@@ -130,7 +129,7 @@ def test_each_model_takes_the_shape_with_fewer_devices() -> None:
     )
     answer = plan_cluster(Fleet(members=members, devices={POOL: 4}))
 
-    assert answer.feasible and answer.bound is not None and answer.bound.gap <= 1e-6
+    assert answer.feasible and answer.bound.gap <= 1e-6
     for own, plan in zip(members, answer.plans, strict=True):
         fewest = fewest_of_each(own.question, 4)
         assert plan.devices == min(fewest.values())

@@ -134,9 +134,8 @@ def test_the_manifest_carries_the_domains() -> None:
     assert pool.step_costs["decode"].rule == "disaggregated"
     assert manifest().kv_transfer is not None and manifest().kv_transfer.mapping.group_size == 64  # type: ignore[union-attr]
     rate, figures = manifest().workload.requests_per_second, manifest().predicted
-    assert rate is not None and figures.tpot_seconds is not None
+    assert rate is not None
     again = expect(manifest(), workload_of(manifest().workload), rate * (1 - 1e-9)).prediction
-    assert again is not None and again.tpot_seconds is not None
     assert again.tpot_seconds.mean == pytest.approx(figures.tpot_seconds.mean, rel=1e-3)
 
 
@@ -144,7 +143,6 @@ def test_one_request_at_a_time_is_simulated_as_expected() -> None:
     """A single request loads the experts once, not once per domain."""
     result = simulate(manifest(), closed_loop(manifest().workload, 1, 2))
     expected = expect_alone(manifest(), workload_of(manifest().workload)).prediction
-    assert expected is not None and expected.tpot_seconds is not None and result.tpot_seconds is not None
     assert result.tpot_seconds.mean == pytest.approx(expected.tpot_seconds.mean, rel=1e-9)
 
 
@@ -155,8 +153,8 @@ def test_a_search_takes_it_where_it_carries_most() -> None:
     """
     question = small_question("kimi-k2", "cm384", 768, lengths=(1024.0, 1024.0), ttft_seconds=2.0, tpot_seconds=0.06)
     best = search(question).best
-    assert best is not None and best.decode.candidate.row.strategy.domains
+    assert best.decode.candidate.row.strategy.domains
     rows = {role: role_space(question, role).rows for role in ("prefill", "decode")}  # type: ignore[arg-type]
     rows["decode"] = [row for row in rows["decode"] if not row.strategy.domains]
     other = plan_over(question, rows)  # type: ignore[arg-type]
-    assert other is not None and other.requests_per_second < best.requests_per_second
+    assert other.requests_per_second < best.requests_per_second

@@ -28,6 +28,10 @@ SMALL: list[dict[str, Any]] = [
     {"model": "qwen3-8b", "devices": 2, "decode": ("910b", 2), "rate_per_second": 2.0, "ttft_seconds": 0.3},
     {"model": "deepseek-v2-lite", "hardware": "cm384", "devices": 4, "rate_per_second": 8.0, "ttft_seconds": 0.3},
 ]
+BOTH: list[dict[str, Any]] = [
+    {"model": "qwen3-8b", "devices": 3, "rate_per_second": 4.0, "ttft_seconds": 0.3},
+    {"model": "qwen3-8b", "devices": 4, "rate_per_second": 60.0},
+]
 
 
 def gathered(asked: dict[str, Any]) -> tuple[Question, Pools]:
@@ -62,7 +66,6 @@ def test_no_pair_of_columns_is_quicker(asked: dict[str, Any]) -> None:
     ]
     answer = small_answer(**asked, objective="latency")
 
-    assert answer.best is not None and answer.bound is not None
     assert answer.best.e2e_mean_seconds == pytest.approx(min(sums), rel=1e-3)
     assert answer.bound.value == pytest.approx(min(sums), rel=1e-3) and answer.bound.gap < 1e-3
     assert answer.best.requests_per_second == rate
@@ -82,12 +85,6 @@ def test_no_column_is_quicker_than_its_bound(asked: dict[str, Any]) -> None:
                 assert bound <= seconds_of(side, int(column), rate) * (1 + 1e-9)
 
 
-BOTH: list[dict[str, Any]] = [
-    {"model": "qwen3-8b", "devices": 3, "rate_per_second": 4.0, "ttft_seconds": 0.3},
-    {"model": "qwen3-8b", "devices": 4, "rate_per_second": 60.0},
-]
-
-
 def aggregated(asked: dict[str, Any]) -> Side:
     """Return every column of aggregated instances that carries some rate, whatever is known."""
     question = small_question(**{**asked, "rate_per_second": 1e-6, "shape": "auto", "objective": "latency"})
@@ -102,7 +99,6 @@ def test_no_column_of_either_shape_is_quicker(asked: dict[str, Any]) -> None:
     single = min(seconds_of(side, column, rate) for column in range(side.size))
     apart, best = (small_answer(**asked, objective="latency", shape=shape) for shape in ("disaggregated", "auto"))
 
-    assert apart.best is not None and best.best is not None and best.bound is not None
     quickest_of_all = min(single, apart.best.e2e_mean_seconds)
     assert best.best.e2e_mean_seconds == pytest.approx(quickest_of_all, rel=1e-3)
     links = getattr(best.best, "links", None)  # waits for which are no part of the bound
@@ -135,12 +131,10 @@ def test_near_the_capacity_the_quickest_plan_is_no_slower_than_the_smallest(
     """It exists up to the largest rate, whatever budgets and caps are late there."""
     asked = {"ttft_seconds": 5.0, "tpot_seconds": 0.015 if share == 0.97 else 0.05, "devices": 4} | asked
     most = small_answer(**asked).best
-    assert most is not None
     rate = most.requests_per_second * share
     smallest, quickest = (
         small_answer(**asked, rate_per_second=rate, objective=objective).best for objective in ("chips", "latency")
     )
-    assert smallest is not None and quickest is not None
     assert quickest.e2e_mean_seconds <= smallest.e2e_mean_seconds * 1.01
 
 
@@ -150,8 +144,8 @@ def test_aggregated_alone_is_the_quickest_of_its_shape() -> None:
     single = small_answer(**asked, devices=1, shape="auto").best
     alone = small_answer(**asked, devices=3, shape="aggregated").best
 
-    assert single is not None and [role for role, _ in single.pools()] == ["mixed"]
-    assert alone is not None and alone.e2e_mean_seconds <= single.e2e_mean_seconds * (1 + 1e-6)
+    assert [role for role, _ in single.pools()] == ["mixed"]
+    assert alone.e2e_mean_seconds <= single.e2e_mean_seconds * (1 + 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,15 @@ from tests.questions import small_question
 SHORTER_SUFFICE = {1.0: ("a", 1.05), 1.05: ("b", 1.02), 1.02: ("b", 1.02)}
 BETWEEN = {1.0: ("a", 1.05), 1.05: ("b", 1.02), 1.02: ("c", 1.04), 1.04: ("c", 1.03)}
 SHORTER_DO_NOT = {1.0: ("a", 1.05), 1.05: ("b", 1.02), 1.02: ("c", 1.06)}
+UNEVEN = {
+    "model": "gpt-oss-20b",
+    "hardware": "l40s",
+    "devices": 4,
+    "lengths": (1000.0, 256.0),
+    "ttft_seconds": 5.0,
+    "engine": "vllm@0.33.0",
+}
+"""Prefill binds; decode, which is less certain, has room."""
 
 
 @pytest.mark.parametrize(("best", "found"), [(SHORTER_SUFFICE, "b"), (BETWEEN, "c"), (SHORTER_DO_NOT, "b")])
@@ -36,17 +45,6 @@ def test_times_are_those_of_the_plan_that_is_found(best, found, monkeypatch):
 
     assert [plan[0] for plan in sure.surely([asked], solve).plans] == [found]
     assert tried == list(best)
-
-
-UNEVEN = {
-    "model": "gpt-oss-20b",
-    "hardware": "l40s",
-    "devices": 4,
-    "lengths": (1000.0, 256.0),
-    "ttft_seconds": 5.0,
-    "engine": "vllm@0.33.0",
-}
-"""Prefill binds; decode, which is less certain, has room."""
 
 
 def _sure(question):

@@ -42,6 +42,21 @@ RULES = {
     "balanced": SchedulingRule(balance_steps=9, dealing="least_kv"),
     "patient": SchedulingRule(order="prompts_first", admission="estimate", estimate=SGLANG, receive_interval=5),
 }
+STAGES = {
+    "reference": SchedulingRule(),
+    "reference, part of the slots": SchedulingRule(batch_slots=True),
+    "prompts first": SchedulingRule(order="prompts_first"),
+    "vllm": SchedulingRule(admission="need", block_tokens=16, kept_blocks=1, overlapped=True),
+    "vllm, a batch more": SchedulingRule(
+        admission="need", block_tokens=16, kept_blocks=1, overlapped=True, overlapped_stages=True
+    ),
+    "sglang": SchedulingRule(
+        order="prompts_first", admission="estimate", estimate=SGLANG, overlapped=True, batch_slots=True
+    ),
+    "sglang mixed": SchedulingRule(order="mixed_chunk", admission="estimate", estimate=SGLANG, batch_slots=True),
+}
+HEAD_SECONDS = 1.5e-3
+small_streams = st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 400), st.integers(1, 40)), min_size=1, max_size=25)
 
 
 def pool_of(rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity: int, **fields) -> AggregatedPool:
@@ -93,22 +108,6 @@ def test_a_plain_scheduler_serves_every_request_alike(name, seed):
     both_serve_alike(plain, pool_of(rule, ranks, budget, slots, capacity), random_stream(seed, 100, 0.06 / ranks))
 
 
-STAGES = {
-    "reference": SchedulingRule(),
-    "reference, part of the slots": SchedulingRule(batch_slots=True),
-    "prompts first": SchedulingRule(order="prompts_first"),
-    "vllm": SchedulingRule(admission="need", block_tokens=16, kept_blocks=1, overlapped=True),
-    "vllm, a batch more": SchedulingRule(
-        admission="need", block_tokens=16, kept_blocks=1, overlapped=True, overlapped_stages=True
-    ),
-    "sglang": SchedulingRule(
-        order="prompts_first", admission="estimate", estimate=SGLANG, overlapped=True, batch_slots=True
-    ),
-    "sglang mixed": SchedulingRule(order="mixed_chunk", admission="estimate", estimate=SGLANG, batch_slots=True),
-}
-HEAD_SECONDS = 1.5e-3
-
-
 def staged_pool(rule: SchedulingRule, stages: int, ranks: int, budget: int, slots: int, capacity: int, layers: int):
     """Return an instance with so many layers over its stages; a batch has the budget, and takes linear seconds."""
     fixed, token, request = SECONDS
@@ -149,9 +148,6 @@ def test_a_plain_scheduler_keeps_the_same_batches_in_flight(name, seed):
     plain = PlainScheduler(rule, ranks, budget, slots, capacity, SECONDS, (shares, HEAD_SECONDS))
     pool = staged_pool(rule, stages, ranks, budget, slots, capacity, layers)
     both_serve_alike(plain, pool, random_stream(seed, 120, 0.06 / ranks))
-
-
-small_streams = st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 400), st.integers(1, 40)), min_size=1, max_size=25)
 
 
 @settings(max_examples=40, deadline=None)

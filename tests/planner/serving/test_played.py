@@ -105,7 +105,7 @@ def test_a_capacity_keeps_its_limit_and_two_per_cent_more_does_not() -> None:
     """And lies in its interval, below the bound."""
     player = _player(1.0, 0.15)
     found = player.capacity(player.saturation_per_second)
-    assert found is not None and found.trial.excess <= 1
+    assert found.trial.excess <= 1
     assert player.trial(1.02 * found.rate_per_second).excess > 1
     assert found.low <= found.rate_per_second <= found.high <= player.saturation_per_second
 

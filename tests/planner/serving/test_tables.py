@@ -20,6 +20,15 @@ LONGEST, BUDGET, KV = 40_000.0, 8_192.0, 2_000.0
 PLACES = 256
 
 Load = tuple[tuple[float, float, float, float], float]
+INSTANCES = pytest.mark.parametrize(
+    ("model", "degrees", "microbatches"),
+    [
+        ("llama-3.1-70b", {"attention_tp": 4, "moe_tp": 4}, 1),
+        ("gpt-oss-120b", {"attention_dp": 4, "moe_ep": 4}, 1),
+        ("qwen3-30b-a3b", {"attention_dp": 8, "moe_ep": 8}, 2),
+        ("deepseek-r1", {"attention_dp": 16, "moe_ep": 16}, 2),
+    ],
+)
 
 
 def _reached(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,17 +66,6 @@ def _prompts(random: np.random.Generator, ranks: int) -> Iterator[Load]:
         total = float(tokens.sum())
         load = (total, float(cached.sum()), pairs, float(random.integers(0, count + 1)))
         yield load, total * random.uniform(1 / ranks, 1)
-
-
-INSTANCES = pytest.mark.parametrize(
-    ("model", "degrees", "microbatches"),
-    [
-        ("llama-3.1-70b", {"attention_tp": 4, "moe_tp": 4}, 1),
-        ("gpt-oss-120b", {"attention_dp": 4, "moe_ep": 4}, 1),
-        ("qwen3-30b-a3b", {"attention_dp": 8, "moe_ep": 8}, 2),
-        ("deepseek-r1", {"attention_dp": 16, "moe_ep": 16}, 2),
-    ],
-)
 
 
 def _table(model, degrees, microbatches, phase):

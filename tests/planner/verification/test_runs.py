@@ -17,7 +17,7 @@ def _read(folder: Path, row: str) -> Run:
 def test_versions_and_formats_as_engines_name_them(tmp_path: Path) -> None:
     """The version chooses the engine's behaviour and groups its errors; ``auto`` is the default."""
     run = _read(tmp_path, "qwen3-8b,h200,vllm,0.10.2,fp8_block,auto,TP=1,100,10,1,0.01")
-    assert run.configuration is not None and run.labels["version"] == "0.10.2"
+    assert run.labels["version"] == "0.10.2"
     assert run.configuration.host.engine == "vllm@0.10.2"
     assert (run.configuration.weights, run.configuration.kv_dtype) == ("fp8", "bf16")
 
@@ -51,7 +51,7 @@ def test_prompts_wait_for_other_ranks_as_a_run_or_its_recipe_says(tmp_path: Path
 def test_experts_of_a_dense_model_mean_nothing(tmp_path: Path) -> None:
     """A table with EP in every row is still a table of this model."""
     run = _read(tmp_path, 'qwen3-8b,h200,vllm,,bf16,,"TP=2, EP=2",100,10,1,0.01')
-    assert run.configuration is not None and run.configuration.strategy.devices == 2
+    assert run.configuration.strategy.devices == 2
 
 
 def test_answers_of_one_token_have_no_tpot(tmp_path: Path) -> None:

@@ -20,6 +20,15 @@ from tests.changes import tight
 
 QUICK = Terms(startup_seconds=0.5)
 WIDE = Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8)
+FAULTS = st.lists(
+    st.builds(
+        lambda node, at, length: Fault(kind="node", target=str(node), at_seconds=at, for_seconds=length),
+        st.integers(0, 5),
+        st.floats(0.0, 6.0),
+        st.floats(0.05, 3.0),
+    ),
+    max_size=3,
+)
 
 
 def staged(old: Manifest, new: Manifest, spare: int = 0) -> Staged:
@@ -56,17 +65,6 @@ def test_devices_are_counted_while_they_are_held() -> None:
     found = played(staged(old, tight(2, 2, nodes=6)), requests_of(old))
     end = found.duration_seconds
     assert 4 * 8 * end < found.changes["device_seconds"] < 6 * 8 * end
-
-
-FAULTS = st.lists(
-    st.builds(
-        lambda node, at, length: Fault(kind="node", target=str(node), at_seconds=at, for_seconds=length),
-        st.integers(0, 5),
-        st.floats(0.0, 6.0),
-        st.floats(0.05, 3.0),
-    ),
-    max_size=3,
-)
 
 
 @settings(max_examples=25)

@@ -123,7 +123,6 @@ def test_reserving_prompts_only_admits_more_and_may_have_to_take_back() -> None:
     offered = all_at_once(64, 200, 400)
     whole, prompt = (simulate(with_policies(made, [name]), offered) for name in ("whole", "prompt"))
     assert (whole.completed, prompt.completed) == (64, 64)
-    assert whole.occupancy is not None and prompt.occupancy is not None
     assert prompt.occupancy["slots"] > whole.occupancy["slots"]
     assert prompt.retried_requests > 0 == whole.retried_requests
 
@@ -157,7 +156,6 @@ def test_balanced_links_spread_over_the_prefill_group() -> None:
         prefill_limits={"requests_per_dp_rank": 8, "tokens_per_device": 8192},
     )
     links = made.kv_transfer
-    assert links is not None
     slow = links.model_copy(
         update={
             "bandwidth_bytes_per_second": 2e7,
@@ -314,7 +312,6 @@ def test_co_location_uses_what_online_requests_leave() -> None:
         simulate(with_policies(sized(3), [name]), offered, SimulationOptions(until_seconds=horizon, offline=queue))
         for name in ("slo", "offline=equal")
     )
-    assert together.offline is not None
     assert together.slo_attainment >= apart.slo_attainment
     assert together.offline["output_tokens_per_second"] > offline_apart
     assert first.slo_attainment < 0.5
@@ -330,7 +327,6 @@ def test_offline_answers_stay_on_prefill_instances_where_decode_is_full() -> Non
     kept, first = (
         simulate(with_policies(made, [name]), offered, replace(cut, offline=long)) for name in ("slo", "priority")
     )
-    assert kept.offline is not None and first.offline is not None
     assert kept.offline["output_tokens_per_second"] > 1.5 * first.offline["output_tokens_per_second"]
     assert kept.slo_attainment > alone.slo_attainment - 0.01
     assert some(kept.ttft_seconds).p99 < 0.3
@@ -358,7 +354,6 @@ def test_offline_tokens_are_more_than_with_priority_and_late_first_tokens_earlie
     offered = open_loop(made.workload, 60.0, 480, 1)
     options = SimulationOptions(until_seconds=8.0, warmup_seconds=2.0, offline=backlog(made.workload, 6000, 2))
     kept, first = (simulate(with_policies(made, [name]), offered, options) for name in ("slo", "priority"))
-    assert kept.offline is not None and first.offline is not None
     assert kept.offline["requests"] == first.offline["requests"] == 6000
     assert kept.offline["output_tokens_per_second"] > 1.3 * first.offline["output_tokens_per_second"]
     tight = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.3, tpot_seconds=0.01)})
@@ -451,22 +446,20 @@ def test_an_instance_shrinks_only_while_every_expert_has_a_replica() -> None:
 
 
 def test_kv_that_outlives_its_instance_is_moved_where_that_is_cheaper() -> None:
-    """xLLM section 3.5: over a quick link it moves, over a slow one it is computed again."""
+    """xLLM section 3.5: over a quick link KV moves, and its prompts are not computed again."""
     made = manifest(decode=2, workload={"output_tokens": 400})
     links = made.kv_transfer
     assert links is not None
     fault = Fault(kind="device", target="decode-0/1", at_seconds=0.2, for_seconds=1.0)
     passes = {}
-    for rate in (1e10, 1e4):
-        moved = links.model_copy(update={"bandwidth_bytes_per_second": 1e10})
-        slow = links.model_copy(update={"bandwidth_bytes_per_second": rate})
-        for kv in ("cheaper", "recompute"):
-            recovery = Recovery(kv=kv, heartbeat_seconds=0.0, restart_seconds=0.5)
-            chosen = made.model_copy(update={"recovery": recovery, "kv_transfer": slow if rate > 1e5 else moved})
-            result = simulate(chosen, all_at_once(100, 512, 400), SimulationOptions(faults=(fault,)))
-            passes[rate, kv] = result.steps["prefill"]
-            assert result.completed == 100
-    assert passes[1e10, "cheaper"] < passes[1e10, "recompute"]
+    for kv in ("cheaper", "recompute"):
+        recovery = Recovery(kv=kv, heartbeat_seconds=0.0, restart_seconds=0.5)
+        quick = links.model_copy(update={"bandwidth_bytes_per_second": 1e10})
+        chosen = made.model_copy(update={"recovery": recovery, "kv_transfer": quick})
+        result = simulate(chosen, all_at_once(100, 512, 400), SimulationOptions(faults=(fault,)))
+        passes[kv] = result.steps["prefill"]
+        assert result.completed == 100
+    assert passes["cheaper"] < passes["recompute"]
 
 
 def test_killing_prefill_keeps_decode() -> None:

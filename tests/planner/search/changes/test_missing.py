@@ -12,6 +12,13 @@ from planner.search.changes.missing import fastest_tpot, fastest_ttft, fitting_s
 from planner.search.search import search
 from tests.questions import small_question
 
+LIMITS: list[dict[str, Any]] = [
+    {"tpot_seconds": 0.0002, "model": "qwen3-8b"},
+    {"ttft_seconds": 0.002},
+    {"ttft_seconds": 0.002, "model": "qwen3-8b", "devices": 4, "squared_cv": 0.5},
+    {"tpot_seconds": 0.005, "model": "qwen3-8b", "devices": 4, "lengths": (16_384.0, 8.0)},
+]
+
 
 def told(answer: Answer, pattern: str) -> str:
     """Return what the explanation of a refusal says in place of the pattern's group."""
@@ -19,14 +26,6 @@ def told(answer: Answer, pattern: str) -> str:
     found = re.search(pattern, answer.explanation)
     assert found is not None, answer.explanation
     return found.group(1)
-
-
-LIMITS: list[dict[str, Any]] = [
-    {"tpot_seconds": 0.0002, "model": "qwen3-8b"},
-    {"ttft_seconds": 0.002},
-    {"ttft_seconds": 0.002, "model": "qwen3-8b", "devices": 4, "squared_cv": 0.5},
-    {"tpot_seconds": 0.005, "model": "qwen3-8b", "devices": 4, "lengths": (16_384.0, 8.0)},
-]
 
 
 @pytest.mark.parametrize("asked", LIMITS, ids=str)
@@ -62,7 +61,7 @@ def test_a_limit_beyond_the_fastest_time_is_not_answered_with_a_shorter_one(devi
     answer = search(question)
     assert answer.best is None
     found = re.search(r"nearest change: --ttft ([\d.]+\w+)", answer.explanation)
-    assert found is not None and parse_duration(found.group(1), "nearest") > 0.1
+    assert parse_duration(found.group(1), "nearest") > 0.1
 
 
 def test_a_cache_that_does_not_fit_is_not_blamed_on_the_weights() -> None:

@@ -12,7 +12,7 @@ def test_the_next_smaller_size_misses_the_rate() -> None:
     rate = 60.0
     question = small_question(model="qwen3-8b", devices=8, objective="chips", rate_per_second=rate)
     plan = search(question, beside=False).best
-    assert plan is not None and headroom_of(plan) > -1e-3
+    assert headroom_of(plan) > -1e-3
 
     near = {one.name: one for one in near_plans(plan)}
     less, more = near["a chip less"], near["a chip more"]
@@ -23,4 +23,4 @@ def test_the_next_smaller_size_misses_the_rate() -> None:
         other = near["narrower instances"].plan
         assert other is None or max(pool.candidate.devices for _, pool in other.pools()) < largest
     again = search(replace(question, rate_per_second=rate * (1 + headroom_of(plan)) * 0.999), explain=False).best
-    assert again is not None and again.devices == plan.devices
+    assert again.devices == plan.devices

@@ -45,7 +45,6 @@ def test_every_change_has_a_plan() -> None:
             assert change.value is not None
             assert search(change.question, explain=False).best is not None
     rate = changes["rate"].question
-    assert rate is not None
     assert rate.rate_per_second == pytest.approx(small_plan(model="qwen3-8b", devices=4).requests_per_second, rel=0.04)
 
 
@@ -53,7 +52,6 @@ def test_the_limit_that_is_told_is_near_the_least() -> None:
     """A TPOT below what any instance can do: the change keeps the limit, 8 % less does not."""
     question = replace(small_plan(model="qwen3-8b", devices=4).question, tpot_seconds=0.001)
     (change,) = [change for change in nearest_changes(question) if change.direction == "TPOT"]
-    assert change.question is not None
     tighter = replace(change.question, tpot_seconds=change.question.tpot_seconds * 0.92)
     assert not has_plan(tighter)
 
@@ -69,4 +67,4 @@ def test_formats_that_were_asked_are_not_told_again() -> None:
 
     assert set(found) >= {"int8"} and "bf16" not in found
     changed = found["int8"].question
-    assert changed is not None and not changed.formats and changed.prefill.weights == "int8" and has_plan(changed)
+    assert not changed.formats and changed.prefill.weights == "int8" and has_plan(changed)
