@@ -72,13 +72,15 @@ from planner.serving.rules import engine_rule
 from planner.strategy import Strategy, format_strategy
 from planner.workload import Workload, running_kv_tokens
 
+SEED = 0
+
 
 def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], seed: int) -> Pool:
     """Return a pool of a manifest; ``seed`` draws the expert loads that placement assumes."""
     question, candidate, machines = pool.question, pool.candidate, pool.machines
     model, deployment, strategy = question.model, candidate.deployment, candidate.row.strategy
     tower = model.vision if isinstance(pool, EncodePool) else None
-    degrees = _degrees(strategy)
+    degrees = Degrees(**{name: getattr(strategy, name) for name in Degrees.model_fields})
     memory = pool.memory
     capacity = kv_capacity_tokens(deployment, memory)
     return Pool(
@@ -113,10 +115,6 @@ def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], see
         step_costs=step_costs(pool),
         predicted=_pool_prediction(pool),
     )
-
-
-def _degrees(strategy: Strategy) -> Degrees:
-    return Degrees(**{name: getattr(strategy, name) for name in Degrees.model_fields})
 
 
 def step_costs(pool: PlannedPool) -> dict[PhaseName, StepCostModel]:
@@ -198,9 +196,6 @@ def _pool_prediction(pool: PlannedPool) -> PoolPrediction:
     )
 
 
-SEED = 0
-
-
 def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places | None = None) -> Manifest:
     """Return the manifest of a plan; the same arguments give the same manifest.
 
@@ -221,6 +216,7 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
     }
     pools = [pool_content(pool, names[role], placing[role], SEED) for role, pool in reversed(plan.pools())]
     limits = stated_levels(question)
+    engine, _, version = question.engine.partition("@")
     return Manifest(
         manifest_version=1,
         made_by=MadeBy(podplan=VERSION, question=dict(question_answers), seed=SEED),
@@ -229,7 +225,7 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
             for name, spec in specs.items()
         },
         model=EmbeddedModel(sha256=spec_hash(question.model), spec=question.model),
-        engine=_engine(question.engine),
+        engine=Engine(id=engine, version=version or VERSION),  # the reference engine is podplan's own
         workload=stated_workload(question, plan.requests_per_second),
         service_levels=limits,
         pools=sorted(pools, key=lambda pool: ("encode", "prefill", "decode", "mixed").index(pool.role)),
@@ -240,12 +236,6 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
         recovery=_recovery(plan),
         predicted=predicted(plan, limits),
     )
-
-
-def _engine(engine: str) -> Engine:
-    """Return the engine's id and version; the reference engine is podplan's own."""
-    name, _, version = engine.partition("@")
-    return Engine(id=name, version=version or VERSION)
 
 
 def _clusters(plan: Plan) -> tuple[dict[str, str], dict[str, HardwareSpec]]:
