@@ -11,13 +11,14 @@ import yaml
 from ground.errors import BadInput
 from ground.files import read_yaml, write_files
 from ground.units import number_of, read_index
+from hardware.engines import timed
 from planner.costs.predict import Configuration
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.verification.next_runs import NextRun, next_runs
 from planner.verification.outliers import NAMES, Loaded, outliers
 from planner.verification.reports import Report, read_reports
-from planner.verification.residuals import EXPERTS, FEATURES, Residual
+from planner.verification.residuals import EXPERTS, FEATURES, UNTIMED, Residual
 from planner.verification.runs import METRICS, Run, read_runs
 from planner.verification.verify import Summary, Verified, by_label, calibration, point, summarise, verify_runs
 from podplan.result import Result, Row, as_data, picked
@@ -187,6 +188,8 @@ def _run(report: Report, manifest: Manifest, number: int) -> Run:
     }
     if manifest.model.spec.moe is not None:
         labels[EXPERTS] = "yes"
+    if not timed(manifest.clusters[pool.hardware].spec, manifest.engine.id):
+        labels[UNTIMED] = "yes"
     workload = manifest.workload
     prompt, answer = report.prompt_tokens or workload.input_tokens, report.output_tokens or workload.output_tokens
     residence = measured.get("ttft_seconds", 0.0) + measured.get("tpot_seconds", 0.0) * answer

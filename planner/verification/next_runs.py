@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ground.errors import BadInput
-from planner.verification.residuals import EXPERTS, FREEDOM, Residual, evened, posterior
+from planner.verification.residuals import EXPERTS, FREEDOM, UNTIMED, Residual, evened, posterior
 from planner.verification.runs import METRICS
 from planner.verification.verify import deviations
 
@@ -62,8 +62,7 @@ def next_runs(folder: Path, count: int, known: Sequence[tuple[str, Residual]]) -
     metric = METRICS[1] if question["objective"] == "latency" else METRICS[2]
     spread = deviations()[metric]
     places = [_place(question, plan) for plan in contenders]
-    if any(EXPERTS in row.labels and row.labels.get("model") == question["model"] for _, row in known):
-        places = [replace(place, labels={**place.labels, EXPERTS: "yes"}) for place in places]
+    places = [_flagged(place, [row for _, row in known]) for place in places]
     shift, shared = posterior(spread, [row for name, row in known if name == metric], places)
     means = means + (-shift if question["objective"] == "latency" else shift)
     scores = np.array([NormalDist().inv_cdf((n + 0.5) / POINTS) for n in range(POINTS)])
@@ -117,6 +116,17 @@ def _place(question: Mapping[str, Any], plan: Mapping[str, Any]) -> Residual:
     engine = str(question["engine"]).partition("@")[0]
     labels = {"engine": engine, "hardware": pool["hardware"], "model": question["model"], "weights": pool["weights"]}
     return Residual(labels=labels, features=tuple(math.log(max(float(each), 1.0)) for each in features))
+
+
+def _flagged(place: Residual, known: Sequence[Residual]) -> Residual:
+    """Return a place with the labels that known runs of its model, and of its engine on its machine, have."""
+    alike = {EXPERTS: ("model",), UNTIMED: ("engine", "hardware")}
+    flags = {
+        flag: "yes"
+        for flag, names in alike.items()
+        if any(flag in row.labels and all(row.labels.get(n) == place.labels[n] for n in names) for row in known)
+    }
+    return replace(place, labels={**place.labels, **flags})
 
 
 def _commands(

@@ -9,15 +9,24 @@ off teaches little:
     y_i = sum over levels u_level[key of i] + f_version(x_i) + e_i,   cov f(x, x') = s^2 exp(-|x - x'|^2 / 2)
 
 all of it times `experts` for models with experts, whose kernels and loads are known less surely than dense ones'.
+Runs of an engine on a machine on which none of its kernels was timed have one more effect in common (`untimed`), as
+large as what predictions of the measured machines lose without their engines' kernels.
 x are the logarithms of devices, open requests, prompt and answer tokens, each over its length scale. Partial pooling
 follows: a run of a group nobody measured has the deviation of all levels together; a few runs of its own narrow it
-to what they leave (kriging, each run's own variance weighted anew until nothing moves). The deviations are fitted by
+to what they leave (kriging, each run's own variance weighted anew until nothing moves). Groups are not equally well
+predicted: each has a scale of its own, whose square has an inverse gamma law of as many degrees of freedom, so that
+its errors are a Student's t process, and n known runs of a group tell its scale:
+
+    interval = mean +- t_(4 + n) sqrt((4 + sum z_i^2) / (4 + n)) deviation
+
+with z_i the error of a known run from what all others predict of it, over its deviation. The deviations are fitted by
 maximum likelihood on released runs (``scripts/fit_residuals.py``), for which families of models are left out in turn
 when they are tested.
 
 Ref: A. Gelman and J. Hill, Data Analysis Using Regression and Multilevel/Hierarchical Models, 2007, chapter 12; C. E.
-Rasmussen and C. K. I. Williams, Gaussian Processes for Machine Learning, 2006, Eq. (2.25) to (2.26) and (5.8); K. L.
-Lange, R. J. A. Little and J. M. G. Taylor, Robust Statistical Modeling Using the t Distribution, JASA 84, 1989.
+Rasmussen and C. K. I. Williams, Gaussian Processes for Machine Learning, 2006, Eq. (2.25) to (2.26), (5.8) and (5.12);
+A. Shah, A. G. Wilson, Z. Ghahramani, Student-t Processes as Alternatives to Gaussian Processes, AISTATS 2014, Lemma 3;
+K. L. Lange, R. J. A. Little and J. M. G. Taylor, Robust Statistical Modeling Using the t Distribution, JASA 84, 1989.
 """
 
 import math
@@ -42,8 +51,12 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 """Labels that runs share at each level; none: all runs."""
 EXPERTS = "experts"
 """Label of runs of models with experts."""
+UNTIMED = "untimed"
+"""Label of runs of an engine on a machine on which none of its kernels was timed."""
+GROUP = LEVELS[-2]
+"""Labels of the runs that have one scale."""
 FREEDOM = 4
-"""Degrees of freedom of the error of each run alone; the quantile below is for 4."""
+"""Degrees of freedom of the error of each run alone, and of the scale of a group."""
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Factors by which the deviations of levels may exceed the fitted ones; their odds fall with the fourth power."""
 _ROUNDS = 15
@@ -64,6 +77,10 @@ class Deviations:
     """Scale of the error of each run alone."""
     experts: float = 1.0
     """How many times as large all of these are for a model with experts."""
+    untimed: float = 0.0
+    """Standard deviation of what runs share whose machine has no kernel of their engine."""
+    accidents: float = 0.0
+    """Share of runs so far off that nothing was fitted to them: the others must be inside so much more often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +115,8 @@ def covariance(deviations: Deviations, one: Sequence[Residual], other: Sequence[
     total = np.zeros((len(one), len(other)))
     for labels, deviation in zip(LEVELS, deviations.levels, strict=True):
         total += deviation**2 * shared(labels, one, other)
+    flags = [np.array([float(UNTIMED in run.labels) for run in runs]) for runs in (one, other)]
+    total += deviations.untimed**2 * np.outer(*flags) * shared(("engine", "hardware"), one, other)
     x, y = (np.array([each.features for each in runs]) / deviations.scales for runs in (one, other))
     distance = ((x[:, None] - y[None]) ** 2).sum(axis=2)
     return np.asarray(total + deviations.smooth**2 * shared(LEVELS[-1], one, other) * np.exp(-distance / 2))
@@ -146,10 +165,11 @@ def widened(deviations: Deviations, known: Sequence[Residual]) -> Deviations:
     return max(zip(choices, SCALES, strict=True), key=lambda pair: likelihood(pair[0]) - 4 * math.log(pair[1]))[0]
 
 
-def quantile(level: float) -> float:
-    """Return the quantile of Student's t with 4 degrees of freedom (W. T. Shaw, J. Computational Finance 9, 2006)."""
-    root = math.sqrt(4 * level * (1 - level))
-    return math.copysign(2 * math.sqrt(max(math.cos(math.acos(min(root, 1.0)) / 3) / root - 1, 0.0)), level - 0.5)
+def quantile(level: float, freedom: Floats | float = FREEDOM) -> Floats:
+    """Return the quantile of Student's t, 0.3 % off at most from 0.025 to 0.975 (Abramowitz and Stegun 26.7.5)."""
+    z, over = NormalDist().inv_cdf(level), 1 / np.asarray(freedom, dtype=np.float64)
+    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
+    return np.asarray(np.polynomial.polynomial.polyval(over, terms))
 
 
 def expected(
@@ -161,16 +181,19 @@ def expected(
     (known, _), (asked, times) = evened(deviations, known), evened(deviations, asked)
     if known:
         deviations = widened(deviations, known)
-    prior = np.diag(covariance(deviations, asked, asked)) if len(asked) < 64 else _variance(deviations, len(asked))
-    mean, variance = np.zeros(len(asked)), prior
+    alone = deviations.untimed**2 * np.array([UNTIMED in each.labels for each in asked])
+    variance = np.asarray(sum(each**2 for each in deviations.levels) + deviations.smooth**2 + alone)
+    mean, scale, freedom = np.zeros(len(asked)), times, np.full(len(asked), float(FREEDOM))
     if known:
-        between, solved = _learnt(deviations, known, asked)
+        between, solved, told, count = _learnt(deviations, known, asked)
         mean = between @ solved[:, 0]
         variance = variance - np.einsum("ij,ji->i", between, solved[:, 1:])
+        freedom = FREEDOM + count
+        scale = times * np.sqrt((FREEDOM + told) / freedom)
     variance, tail = np.maximum(variance, 0.0), FREEDOM / (FREEDOM - 2)
-    scores = NormalDist().inv_cdf((1 + level) / 2), quantile((1 + level) / 2)
-    reach = times * np.hypot(scores[0] * np.sqrt(variance), scores[1] * deviations.own)
-    spread = times * np.sqrt(variance + tail * deviations.own**2)
+    end = (1 + min(level / (1 - deviations.accidents), (1 + level) / 2)) / 2
+    reach = scale * np.hypot(quantile(end, freedom) * np.sqrt(variance), quantile(end) * deviations.own)
+    spread = scale * np.sqrt(variance + tail * deviations.own**2)
     return [
         Expected(math.exp(m), math.exp(m - r), math.exp(m + r), s)
         for m, r, s in zip((times * mean).tolist(), reach.tolist(), spread.tolist(), strict=True)
@@ -183,18 +206,19 @@ def posterior(deviations: Deviations, known: Sequence[Residual], asked: Sequence
     shared, pairs = covariance(deviations, asked, asked), np.outer(times, times)
     if not known:
         return np.zeros(len(asked)), pairs * shared
-    between, solved = _learnt(deviations, known, asked)
+    between, solved, *_ = _learnt(deviations, known, asked)
     return times * (between @ solved[:, 0]), pairs * (shared - between @ solved[:, 1:])
 
 
-def _learnt(deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]) -> tuple[Floats, Floats]:
-    """Return the covariance of asked with known runs, and the known covariance solved for their errors and for it."""
+def _learnt(
+    deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual]
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return what runs tell of others: the covariance of asked with known ones, the known covariance solved for their
+    errors and for it, and of the known runs of each asked one's group the sum of z^2 and the number.
+    """
     errors = np.array([each.error for each in known])
     between, inner = covariance(deviations, asked, known), covariance(deviations, known, known)
     inner = inner + deviations.own**2 * np.diag(1 / weights(deviations, inner, errors))
-    return between, np.asarray(np.linalg.solve(inner, np.column_stack([errors[:, None], between.T])))
-
-
-def _variance(deviations: Deviations, count: int) -> Floats:
-    """Variance of the shared error of any run, [count]."""
-    return np.full(count, sum(each**2 for each in deviations.levels) + deviations.smooth**2)
+    inverse, alike = np.linalg.inv(inner), shared(GROUP, asked, known)
+    solved = inverse @ np.column_stack([errors[:, None], between.T])
+    return between, solved, alike @ (solved[:, 0] ** 2 / np.diag(inverse)), alike.sum(axis=1)

@@ -9,6 +9,7 @@ from typing import cast, get_args
 from ground.errors import BadInput
 from ground.files import csv_table, read_text
 from ground.units import number_of, parse_rate
+from hardware.engines import timed
 from hardware.formats import KvDtype
 from hardware.loader import load_hardware
 from hardware.spec import Dtype
@@ -21,7 +22,7 @@ from planner.engines.behaviour import DEFAULT_BUDGET, host_costs
 from planner.manifest.drafts import MOST_DRAFTS
 from planner.serving.benchmark import MOST_OPEN
 from planner.strategy import Strategy, parse_strategy
-from planner.verification.residuals import EXPERTS
+from planner.verification.residuals import EXPERTS, UNTIMED
 
 METRICS = ("ttft_seconds", "tpot_seconds", "output_tokens_per_second_per_chip")
 NEEDED = ("model", "hardware", "strategy", "isl", "osl")
@@ -73,6 +74,8 @@ def _run(cells: dict[str, str], where: str, number: int) -> Run:
         known = _with_throughput(known, configuration)
         if configuration.model.moe is not None:
             labels[EXPERTS] = "yes"
+        if not timed(configuration.hardware, configuration.host.engine):
+            labels[UNTIMED] = "yes"
     except BadInput as error:
         reason = f"{where}: {error}"
     if configuration is not None and not known:

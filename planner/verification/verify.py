@@ -69,6 +69,8 @@ def deviations() -> dict[str, Deviations]:
             scales=tuple(each["scales"]),
             own=each["own"],
             experts=each.get("experts", 1.0),
+            untimed=each.get("untimed", 0.0),
+            accidents=each.get("accidents", 0.0),
         )
         for name, each in data.items()
     }
