@@ -374,13 +374,20 @@ def _options(flags: Flags, settings: Object, role: RoleName) -> tuple[Flags, lis
     held |= {key: value for key, value in settings.items() if value is not None}
     share = float(flags.get("--free-gpu-memory-fraction") or 0.9)
     cache: Object = {"free_gpu_memory_fraction": share} | held.get("kv_cache_config", {})
+    cache["free_gpu_memory_fraction"] = float(cache["free_gpu_memory_fraction"])
+    for key in OPTIONS.keys() & held.keys():
+        if type(held[key]) is not int or held[key] < 1:
+            raise BadInput(f"SOURCE: {key} is {str(held[key])[:20]!r}; it must be a whole number above 0")
     read = {key: held[key] for key in OPTIONS if key in held}
     read |= {"enable_attention_dp": held.get("enable_attention_dp", False), "kv_cache_config": cache}
     if ep := held.get("moe_expert_parallel_size"):
         read["moe_tensor_parallel_size"] = held.get("moe_tensor_parallel_size", held["tensor_parallel_size"] // ep)
-    read |= {key: held[key] for key in ("moe_config", "speculative_config") if isinstance(held.get(key), dict)}
-    if read.get("speculative_config", {}).get("decoding_type", "MTP") != "MTP":  # a draft model, which is not priced
-        del read["speculative_config"]
+    if isinstance(balancer := held.get("moe_config", {}).get("load_balancer"), dict):
+        read["moe_config"] = {"load_balancer": balancer}
+    drafting = held.get("speculative_config", {})
+    if drafting.get("decoding_type") == "MTP":
+        read["speculative_config"] = {"num_nextn_predict_layers": int(drafting.get("num_nextn_predict_layers", 1))}
+    else:  # a draft model, which is not priced
         settings = {key: value for key, value in settings.items() if key != "speculative_config"}
     if role != "mixed":
         read |= {"cache_transceiver_config": {}, "disable_overlap_scheduler": role == "prefill"}

@@ -1,5 +1,6 @@
 """Deployments of others: what they are, the rate that they carry, what is wrong, and what was planned comes back."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -266,6 +267,25 @@ def test_roles_that_say_nothing_are_what_they_stand_beside(tmp_path: Path) -> No
     assert [role.role for role in read_source(str(path))] == ["mixed"]
     with pytest.raises(BadInput, match="which is not here"):
         read_source("trtllm-serve Qwen/Qwen3-8B --extra_llm_api_options nowhere.yml")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("max_batch_size: many", "max_batch_size is 'many'"),
+        ("kv_cache_config: 3", "not as its kind has it"),
+        ("moe_expert_parallel_size: 3", "is 0 of 1"),
+        ("[1, 2]", "must be a mapping of settings"),
+    ],
+)
+def test_options_that_are_none_say_so(options: str, said: str) -> None:
+    """TensorRT-LLM's file, in one sentence; a balancer in a file of its own and a draft model are passed over."""
+    command = "trtllm-serve Qwen/Qwen3-8B --extra_llm_api_options o.yml"
+    with pytest.raises(BadInput, match=re.escape(said)):
+        read_source(command, {"o.yml": options})[0].counted(256, 5000)
+    passed = "moe_config: {load_balancer: /b.yml}\nspeculative_config: {decoding_type: Eagle3, max_draft_len: 3}"
+    counted = read_source(command, {"o.yml": passed})[0].counted(256, 5000)
+    assert (counted.redundant, counted.drafts) == (0, 0)
 
 
 def test_a_repository_s_name_says_the_format_of_its_weights() -> None:
