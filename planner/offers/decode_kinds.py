@@ -95,7 +95,7 @@ class DecodeKind:
         if instances not in self._settled_on_trace:
             best = self.full.pool_capacity(instances), self.full
             for server in self._narrower[1:]:
-                if server.pool_carries(instances, best[0] * _MORE):
+                if not best[0] or server.pool_carries(instances, best[0] * _MORE):
                     best = max(best, (server.pool_capacity(instances), server), key=lambda found: found[0])
             self._settled_on_trace[instances] = best
         return self._settled_on_trace[instances]
