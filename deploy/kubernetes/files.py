@@ -35,6 +35,8 @@ def policies(target: Target) -> Iterator[Object]:
         scales = target.kind not in ("volcano", "dynamo")
         most = {"maxUnavailable": 1} if scales else {"minAvailable": max(pods - 1, 1)}
         yield from objects("budget", target, pool=role.name, most=most)
+    if target.site.host_network:  # where no policy holds a pod, nor knows it by its labels from others
+        return
     # The gateway's proxies reach llm-d's pods themselves, from a namespace of theirs.
     way, pool, ports = "router", {"podplan/pool": "router"}, [target.site.router_port]
     if target.kind == "llm-d":

@@ -162,9 +162,11 @@ def test_the_site_s_keys_reach_the_pods(tmp_path: Path) -> None:
 
 def test_pods_on_the_host_s_network_have_nodes_of_their_own() -> None:
     """Two of them on one node would take the same port, so that the second never starts."""
-    held = objects(files_of("r1-h800", "vllm", "lws", host_network=True))["LeaderWorkerSet", "deepseek-r1-decode"]
-    check(held)
-    spec = held["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    held = objects(files_of("r1-h800", "vllm", "lws", host_network=True))
+    assert not any(kind == "NetworkPolicy" for kind, _ in held)  # which would shut out the pods that it takes for nodes
+    group = held["LeaderWorkerSet", "deepseek-r1-decode"]
+    check(group)
+    spec = group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
     with pytest.raises(BadInput, match="host_network: instances of prefill share nodes"):
         files_of("qwen-h800", "vllm", "lws", host_network=True)
