@@ -87,8 +87,8 @@ WINDOWS: dict[str, Callable[[Seen], str]] = {
 
 def show_checks(screen: Screen, checked: Sequence[Checked]) -> None:
     """Write a row for every question, then what fails and why."""
-    lossy = any(each.verdict.after_loss for each in checked)
-    screen.grid(checked, COLUMNS | (AFTER_LOSS if lossy else {}))
+    lossy = {name: tell for name, tell in AFTER_LOSS.items() if any(map(tell, checked))}
+    screen.grid(checked, COLUMNS | lossy)
     for each in checked:
         if each.windows:
             screen.grid(each.windows, WINDOWS, f"{each.asked.name}: the day, sized for its worst window")

@@ -54,18 +54,18 @@ def _show(screen: Screen, found: ExplainResult) -> None:
         screen.lines("")
         screen.grid(found.changes, CHANGES)
         return
-    show_first(screen, best, found.answer, job=found.asked.job)
+    show_first(screen, best, found.sureness, found.asked.job)
     for pool in worked_plan(best):
-        screen.lines("")
         _pool(screen, pool)
-    screen.lines("")
+        screen.lines("")
     screen.text(found.headline)
     if found.asked.day:
         screen.lines("")
         show_day(screen, over_the_day(best, found.asked.day), best.question.percentile)
     screen.lines("")
     screen.grid(found.near, NEAR)
-    screen.text("What a little more of each resource would buy on the plan's devices, each solved again:")
+    now = carried_rate(found.resources[0].requests_per_second / (1 + found.resources[0].gain))
+    screen.text(f"The plan's devices carry {now}. With a little more of a resource, solved again, they would carry:")
     screen.grid(found.resources, MORE)
 
 
@@ -90,8 +90,8 @@ CHANGES: dict[str, Callable[[Change], str]] = {
 
 
 def _pool(screen: Screen, pool: PoolTerms) -> None:
-    bounds = ", ".join(f"{share:.0%} {bound}" for bound, share in pool.by_bound.items())
-    screen.text(f"{pool.role}: a {pool.step} takes {format_duration(pool.step_seconds)}, by what binds {bounds}.")
+    bounds = ", ".join(f"{share:.0%} by {bound}" for bound, share in pool.by_bound.items() if share >= 5e-3)
+    screen.text(f"{pool.role}: a {pool.step} takes {format_duration(pool.step_seconds)}, bound {bounds}.")
     rows = []
     for row in pool.terms:
         seconds = map(format_duration, (row.seconds, row.exposed_seconds))

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from cli.options import CSV, FORCE, JSON, File, Text, takes
+from cli.options import CSV, FORCE, JSON, VERBOSE, File, Text, takes
 from cli.output import Outputs, Screen, print_json, progress
 from cli.plan_parts import day_text, show_keys
-from cli.plan_view import bound_text
+from cli.plan_view import proof_text
 from ground.errors import Infeasible
 from ground.files import check_folder
 from ground.units import format_duration
@@ -32,6 +32,7 @@ def command(
     out: File = flag("DIR", "Write a manifest per model, fleet.json and fleet.csv there."),
     csv: Text = CSV,
     force: bool = FORCE,
+    verbose: bool = VERBOSE,
     json: bool = JSON,
 ) -> None:
     """Place several models with rates and limits on one cluster: fewest chips, least cost, most growth or least time.
@@ -59,18 +60,18 @@ def command(
             print_json(found.to_dict())
         raise Infeasible(found.headline)
     outputs.write(found)
-    print_json(found.to_dict()) if json else show_fleet(Screen(), found)
+    print_json(found.to_dict()) if json else show_fleet(Screen(), found, verbose=verbose)
 
 
-def show_fleet(screen: Screen, found: FleetResult) -> None:
+def show_fleet(screen: Screen, found: FleetResult, *, verbose: bool = False) -> None:
     """Write where every model stands, what it does there, and what is proven."""
     rows = found.rows()
     for names in (PLACED, {"name": "model", **dict.fromkeys(DOES, ""), **CHECKED}):
         show_keys(screen, rows, names)
-    screen.text(*_lines(found))
+    screen.text(*_lines(found, verbose))
 
 
-def _lines(found: FleetResult) -> list[str]:
+def _lines(found: FleetResult, verbose: bool) -> list[str]:
     """Return what is said under the tables."""
     fleet, answer = found.asked.fleet, found.answer
     lines = [f"{found.headline}. {_sentence(answer.explanation, [member.name for member in fleet.members])}"]
@@ -85,8 +86,7 @@ def _lines(found: FleetResult) -> list[str]:
         f"{answer.devices_used.get(pool, 0)} {pool} at once, at {clock_text(when)}."
         for pool, (devices, when) in found.switching.items()
     ]
-    costed = f"{answer.candidates_evaluated:,} candidates costed in {found.seconds:.2g} s."
-    return [*lines, f"{bound_text(answer.bound, 'times every rate')} {costed}" if answer.bound else ""]
+    return [*lines, proof_text(answer, found.seconds, verbose=verbose, growth="times every rate")]
 
 
 def _sentence(text: str, names: Sequence[str]) -> str:

@@ -21,6 +21,9 @@ Given = Mapping[str, str]
 JSON = switch("Print one JSON object.")
 FORCE = switch("Replace files that are there.")
 CSV = flag("FILE", "Write the rows as CSV, every figure in SI units.")
+VERBOSE = switch(
+    "Tell what the bound covers, too, and of one model the arithmetic and the queueing.", "--verbose", "-v"
+)
 WORKERS = flag("N", "Processes that share the work, or dask:ADDRESS of a scheduler [the cores].")
 
 

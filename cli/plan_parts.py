@@ -95,11 +95,11 @@ def show_engines(screen: Screen, answer: Answer) -> None:
         gap = goal.value(most) / goal.value(best) - 1
         told = f"nothing: {gap:+.1%} {goal.unit}" if abs(gap) > 5e-4 else "nothing, and is no better"
         rows.append(["the reference runtime", *_reached(most, ""), told])
-    screen.table(["engine", "requests/s", "chips", "does not run"], rows, right=["requests/s", "chips"])
+    screen.table(["engine", "requests", "chips", "does not run"], rows, right=["requests", "chips"])
 
 
 def _reached(plan: Plan | None, limit: str) -> tuple[str, str]:
-    return ("no plan", limit) if plan is None else (f"{plan.requests_per_second:.3g}", f"{plan.chips:g}")
+    return ("no plan", limit) if plan is None else (carried_rate(plan.requests_per_second), f"{plan.chips:g}")
 
 
 def day_text(seen: Sequence[Seen]) -> str:

@@ -25,8 +25,7 @@ from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
 from planner.plans.servers import spare_instances
 from planner.plans.worked import expert_devices_lines, short_form
-from planner.programme.proof import Bound
-from planner.question import Queueing
+from planner.question import Question, Queueing
 from planner.search.answer import Answer
 from planner.search.jobs import Job, confidence_in_time, job_seconds, seconds_with
 from planner.search.papers import Beside
@@ -39,6 +38,7 @@ from podplan.options import flag_name
 from podplan.plan_data import (
     POOL,
     bounded_text,
+    limit_text,
     loading_json,
     memory_json,
     other_model,
@@ -70,7 +70,7 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
     """Write an answer that has a plan, with the first ``runners`` of its front; ``verbose`` with what it rests on."""
     asked, answer, best = found.asked, found.answer, found.best
     assert best is not None, "only a plan is shown"
-    show_first(screen, best, answer, found.sureness, asked.job)
+    show_first(screen, best, found.sureness, asked.job)
     if found.months:
         show_growth(screen, found.months)
         screen.lines("")
@@ -88,7 +88,9 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
         screen.text(queueing_text(best), *(f"Decode: {line}." for line in expert_devices_lines(best.answering)))
     if answer.formats:
         screen.text(formats_text(answer.formats))
-    screen.text(f"Assumed: {'; '.join(assumption_texts(asked, best))}.", _proof(found, verbose))
+    screen.text(
+        f"Assumed: {'; '.join(assumption_texts(asked, best))}.", proof_text(answer, found.seconds, verbose=verbose)
+    )
     screen.text(*(published_text(beside, best) for beside in answer.published))
     others = [plan for plan in answer.pareto if plan is not best][:RUNNERS_UP]
     if others and runners:
@@ -96,9 +98,7 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
         show_front(screen, "Runners-up", others)
 
 
-def show_first(
-    screen: Screen, plan: Plan, answer: Answer, sure: "Sureness | None" = None, job: Job | None = None
-) -> None:
+def show_first(screen: Screen, plan: Plan, sure: "Sureness | None", job: Job | None = None) -> None:
     """Write the five lines that matter: what to deploy, on what, what it does, how sure that is, and what limits it."""
     question = plan.question
     names = dict.fromkeys(pool.machines.hardware.name for _, pool in plan.pools())
@@ -123,7 +123,7 @@ def show_first(
         ("On", f"{' and '.join(names)}: {size}{''.join(f', {each}' for each in _per_hour(plan))}"),
         ("Does", f"{'; '.join(does)}{survives}"),
         ("Sure", sure_text(plan, sure, job)),
-        ("Limits", str(answer.binding_limit)),
+        ("Limits", limit_text(plan, job)),
     )
     screen.lines("")
 
@@ -171,7 +171,7 @@ def _per_hour(plan: Plan) -> list[str]:
         told = [f"{format_si(alone, 'W')} in the chips alone"]
     if price is not None and plan.paid_chips > plan.chips:
         told.append(f"{plan.paid_chips:g} chips paid in whole nodes")
-    return [*told, *([] if price is None else [f"{price:.3g} USD an hour ({monthly_text(price)} a month)"])]
+    return [*told, *([] if price is None else [f"{format_count(price)} USD an hour ({monthly_text(price)} a month)"])]
 
 
 def _per_million(plan: Plan) -> list[str]:
@@ -180,18 +180,6 @@ def _per_million(plan: Plan) -> list[str]:
     told = [] if cost is None else [f"{cost:.3g} USD"]
     told += [] if joules is None else [f"{joules / JOULES_PER_KWH:.3g} kWh"]
     return [f"{' and '.join(told)} per million"] if told else []
-
-
-def _proof(found: PlanResult, verbose: bool) -> str:
-    """Say how good a plan could be at best; ``verbose`` over what that is proven, and in which time."""
-    bound, costed = found.answer.bound, f"{found.answer.candidates_evaluated:,} candidates costed"
-    if bound is None:
-        return f"{costed}."
-    if verbose:
-        return f"{bound_text(bound)} {costed} in {format_duration(found.seconds)}."
-    return (
-        f"Bound: {bound.value:.4g} {bound.goal.unit}, gap {bound.gap:.2%}; {costed} (-v tells over what it is proven)."
-    )
 
 
 def formats_text(formats: Sequence[Tried]) -> str:
@@ -318,25 +306,35 @@ def interval_text(plan: Plan) -> str:
     }
     known = [(what[pool.role], pool.prediction.interval) for _, pool in reversed(plan.pools())]
     told = ", ".join(f"{name} {format_duration(own.low)} to {format_duration(own.high)}" for name, own in known)
-    played = f" {played_text(plan.played, plan.question.percentile)}" if plan.played else ""
+    played = f" {played_text(plan.played, plan.question)}" if plan.played else ""
     return f"{told} ({known[0][1].level:.0%} interval of service times).{played}"
 
 
-def played_text(played: Played, percentile: float) -> str:
+def played_text(played: Played, question: Question) -> str:
     """Say over how many requests TTFT was played, and the interval that leaves."""
     ttft, rate = played.ttft_seconds, played.requests_per_second
-    if ttft[0] == ttft[1]:  # of a trace, whose requests are all there are
+    if question.workload.trace is not None:  # whose requests are all there are
         return f"Played on the {played.requests:,} requests of the trace."
+    carried = " to ".join(dict.fromkeys(f"{each:.4g}" for each in rate))
     return (
-        f"Played over {played.requests:,} requests: TTFT at p{percentile:g} {format_duration(ttft[0])} to "
-        f"{format_duration(ttft[1])}, {rate[0]:.4g} to {rate[1]:.4g} requests/s ({LEVEL:.0%} interval)."
+        f"Played over {played.requests:,} requests: TTFT at p{question.percentile:g} {format_duration(ttft[0])} to "
+        f"{format_duration(ttft[1])}; the pools carry {carried} requests/s ({LEVEL:.0%} interval)."
     )
 
 
-def bound_text(bound: Bound, growth: str = "") -> str:
-    """Say how good a plan could be at best, and over what that is proven; ``growth`` is the unit of a fleet's rate."""
+def proof_text(answer: Answer, seconds: float, *, verbose: bool, growth: str = "") -> str:
+    """Say how good a plan could be at best; ``verbose`` over what that is proven, and how long the search took.
+
+    Args: ``growth`` is the unit of a fleet's rate.
+    """
+    bound, costed = answer.bound, f"{answer.candidates_evaluated:,} candidates costed"
+    if bound is None:
+        return f"{costed}."
     unit = growth if growth and bound.goal.maximised else bound.goal.unit
-    return f"Bound: {bound.value:.4g} {unit}, gap {bound.gap:.2%}, over {bound.covers}."
+    told = f"Bound: {bound.value:.4g} {unit}, gap {bound.gap:.2%}"
+    if verbose:
+        return f"{told}, over {bound.covers}. {costed} in {format_duration(seconds)}."
+    return f"{told}; {costed} (-v tells over what it is proven)."
 
 
 def show_front(screen: Screen, title: str, plans: Sequence[Plan]) -> None:

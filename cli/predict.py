@@ -91,7 +91,7 @@ def _headlines(found: PredictResult) -> list[str]:
         lines.append(_line("experts", f"{int(answer.deployment.redundant)} redundant, shared {shared_text(answer)}"))
     lines.append(_line("bottleneck", _bottleneck(answer)))
     if answer.extrapolated:
-        lines.append(_line("extrapolated", "; ".join(_outside(row) for row in answer.extrapolated)))
+        lines.append(_line("extrapolated", _outside(answer.extrapolated)))
     lines.append(_line("memory", _fit(answer.memory)))
     if answer.expert_memory is not None:
         lines[-1] += " of attention"
@@ -110,10 +110,13 @@ def with_margin(seconds: float, known: Interval | None) -> str:
     return f"{shown}  ({known.level:.0%} interval)"
 
 
-def _outside(row: Extrapolated) -> str:
-    """Say where an operator runs and where it was measured."""
-    low, high = format_count(row.low), format_count(row.high)
-    return f"{row.operator} at {format_count(row.value)} {row.quantity} (measured {low} to {high})"
+def _outside(rows: Sequence[Extrapolated]) -> str:
+    """Say where operators run and where they were measured, those alike together."""
+    alike: dict[str, list[str]] = {}
+    for row in rows:
+        measured = " to ".join(dict.fromkeys((format_count(row.low), format_count(row.high))))
+        alike.setdefault(f"{format_count(row.value)} {row.quantity} (measured {measured})", []).append(row.operator)
+    return "; ".join(f"{', '.join(names)} at {where}" for where, names in alike.items())
 
 
 def _line(name: str, text: str) -> str:

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cli.options import JSON, WORKERS, File, Given, Text, takes_question
+from cli.options import JSON, VERBOSE, WORKERS, File, Given, Text, takes_question
 from cli.output import Outputs, Screen, note, print_json, progress
 from cli.plan_parts import number
 from cli.plan_view import show_front, show_plan
@@ -36,7 +36,7 @@ def command(  # noqa: PLR0913 - typer makes a flag of each
     out: File = flag("DIR", "Write manifest.yaml, plan.json, report.txt and report.html there."),
     scenarios: File = flag("FILE", "One plan for its scenarios; a policy over time."),
     workers: Text = WORKERS,
-    verbose: bool = switch("Tell the arithmetic, the queueing and what the bound covers, too.", "--verbose", "-v"),
+    verbose: bool = VERBOSE,
     force: bool = switch("Replace these files where they exist."),
     json: bool = JSON,
 ) -> None:

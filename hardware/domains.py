@@ -26,10 +26,10 @@ class Domain:
     least_ranks: float = 0.0
     most_ranks: float = float("inf")
 
-    def holds(self, value: float, ranks: float) -> bool:
-        """Whether a shape lies inside, a factor of ``MARGIN`` granted."""
-        inside = self.low / MARGIN <= value <= self.high * MARGIN
-        return inside and self.least_ranks / MARGIN <= ranks <= self.most_ranks * MARGIN
+    def outside(self, value: float, ranks: float) -> tuple[str, float, float, float] | None:
+        """Return (quantity, value, low, high) of a shape that lies outside by more than ``MARGIN``; None inside."""
+        axes = (self.quantity, value, self.low, self.high), ("ranks", ranks, self.least_ranks, self.most_ranks)
+        return next((axis for axis in axes if not axis[2] / MARGIN <= axis[1] <= axis[3] * MARGIN), None)
 
 
 @cache

@@ -124,4 +124,4 @@ def _unknown(name_or_path: str) -> BadInput:
     if name_or_path.endswith((".json", ".yaml", ".yml")):
         return BadInput(f"model {shown}: there is no such file")
     near = suggest(name_or_path, [*_names(), *_aliases()])
-    return BadInput(f"model {shown}: is neither in the catalogue nor a file; give {ACCEPTED}{near}")
+    return BadInput(f"model {shown} is neither in the catalogue nor a file; give {ACCEPTED}{near}")

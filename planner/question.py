@@ -145,6 +145,8 @@ class Question:
     tpot_seconds: float
     percentile: float = 99.0
     rate_per_second: float | None = None
+    rate_flag: str = "--rate"
+    """Flag that gives the rate, as the largest of several where it is another one."""
     objective: ObjectiveName = "throughput"
     kv_dtype: KvDtype = "bf16"
     formats: tuple[Formats, ...] = ()

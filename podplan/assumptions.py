@@ -85,7 +85,7 @@ def weights_reason(question: Question, machines: Machines) -> str:
         return f"{told}, as {model.name} ships"
     if model.native_dtype in storable(hardware):
         return f"{told}; {model.name} ships {model.native_dtype}"
-    return f"{told}, for {hardware.name} does not multiply {model.native_dtype}, as {model.name} ships"
+    return f"{told}, for {model.name} ships {model.native_dtype}, which {hardware.name} does not multiply"
 
 
 def _model(question: Question, best: Plan | None) -> dict[str, object]:

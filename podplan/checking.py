@@ -8,10 +8,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, naming
+from ground.units import carried_rate
 from ground.workers import Workers, executor_of
 from planner.checks.check import Search, Verdict, check_deployed, check_question
 from planner.checks.deployed import Deployed, plan_on
-from planner.checks.margins import AfterLoss, Limits, Margin, over_windows
+from planner.checks.margins import AfterLoss, Limits, Margin, most_carried, over_windows
 from planner.plans.day import Window, peak_rate
 from planner.plans.plan import Plan
 from planner.plans.servers import spare_instances
@@ -20,6 +21,7 @@ from planner.search.answer import Answer
 from planner.search.search import search
 from planner.workload import Trace, Workload
 from podplan.day import windows_json
+from podplan.job import late
 from podplan.options import QuestionFlags, flag_name
 from podplan.plan_data import plan_json, question_json
 from podplan.planning import playable, rows_of, settled
@@ -87,10 +89,18 @@ class AskedCheck:
             fixed, played = self.fixed, self.fixed.rows is not None and self.fixed.unlike is None
             limits = replace(fixed.limits, rate_per_second=fixed.limits.rate_per_second * (1 + self.headroom))
             found = check_deployed(fixed.deployed, limits, confidence=self.confidence, loss=fixed.survive)
+            if not found.holds and not played:
+                most = most_carried(fixed.deployed, limits, fixed.survive, self.confidence) / (1 + self.headroom)
+                carried = f"it carries {carried_rate(most)}" if most else "it carries no rate within the limits"
+                found = replace(found, explanation=f"{found.explanation}; {carried}")
             return replace(found, played=played)
         assert self.searched is not None, "a check has a question or a manifest"
         question, rows = self.searched.question, playable(self.searched)
-        return check_question(question, search_plan=search_plan, trace=rows)
+        found, job = check_question(question, search_plan=search_plan, trace=rows), self.searched.job
+        if found.holds or job is None or job.seconds is None:
+            return found
+        refusal = late(question, job, self.searched.with_job)
+        return replace(found, binding=refusal.binding_limit, explanation=refusal.explanation)
 
     def basis(self, verdict: Verdict) -> str:
         """Say what the figures are of."""

@@ -220,7 +220,8 @@ def _axis(text: str) -> Axis:
     except BadInput as error:
         raise BadInput(f"--over: {values[:40]!r}: {error}") from None
     unit = units[0] if units else ""
-    return Axis(field=field, values=[_typed(each, unit, field) for each in found], logarithmic=logarithmic is not None)
+    points = [each if each in ends else float(f"{each:.4g}") for each in found]  # as they are printed
+    return Axis(field=field, values=[_typed(each, unit, field) for each in points], logarithmic=logarithmic is not None)
 
 
 def _typed(value: float, unit: str, field: str) -> str:

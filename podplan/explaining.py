@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ground.units import carried_rate, counted
 from ground.workers import Executor, Workers, aside, executor_of
+from planner.checks.margins import Sureness, sureness
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.plans.worked import worked_plan
@@ -16,7 +18,7 @@ from planner.search.changes.resources import Bought, bought
 from planner.search.search import Aside, at_need
 from podplan.assumptions import assumptions
 from podplan.day import day_json
-from podplan.plan_data import levels_of, plan_json, plan_row, question_json
+from podplan.plan_data import levels_of, limit_text, plan_json, plan_row, question_json, sure_json
 from podplan.planning import solved
 from podplan.question import Asked
 from podplan.question_files import Entry, asked_of, single_question, typed_of
@@ -48,12 +50,18 @@ class ExplainResult(Result):
         """Whether some plan keeps the limits."""
         return self.answer.best is not None
 
+    @cached_property
+    def sureness(self) -> Sureness | None:
+        """With which confidence the plan keeps its limits; None without one."""
+        return None if self.answer.best is None else sureness(self.answer.best)
+
     @property
     def headline(self) -> str:
         """What binds, and why."""
         best = self.answer.best
-        told = f"Binding: {self.answer.binding_limit}. {self.answer.explanation}"
-        return told if best is None else f"{told} {room_text(best, self.near)}"
+        if best is None:
+            return f"Binding: {self.answer.binding_limit}. {self.answer.explanation}"
+        return f"Binding: {limit_text(best, self.asked.job)}. {self.answer.explanation} {room_text(best, self.near)}"
 
     def rows(self) -> list[Row]:
         """Return a row per resource, or without a plan per change."""
@@ -67,7 +75,7 @@ class ExplainResult(Result):
             "assumptions": assumptions(self.asked, best),
             "feasible": self.feasible,
             **picked(self.answer, "binding_limit explanation"),
-            "best": plan_json(best) if best else None,
+            "best": plan_json(best) | sure_json(self.sureness) if best else None,
             "day": day_json(over_the_day(best, day), levels_of(best)) if best and day else None,
             "pools": as_data(worked_plan(best)) if best else [],
             "resources": as_data(self.resources),
@@ -94,8 +102,11 @@ def near_json(near: Near) -> dict[str, Any]:
 
 def room_text(plan: Plan, near: Sequence[Near]) -> str:
     """Say by how much the rate of a plan may rise, and by how little the next smaller size misses it."""
-    asked, room = plan.requests_per_second, headroom_of(plan)
-    told = [f"Its pools carry {carried_rate(asked * (1 + room))}, {max(room, 0.0):.1%} more than its rate."]
+    asked, survive = plan.requests_per_second, plan.question.survive
+    told, few = list[str](), "less" if plan.question.goal.maximised else "too few"
+    if not plan.question.goal.maximised:
+        room, pools = headroom_of(plan), f"After losing any one {survive} its pools" if survive else "Its pools"
+        told.append(f"{pools} carry {carried_rate(asked * (1 + room))}, {max(room, 0.0):.1%} more than its rate.")
     for one in near:
         if not one.less:
             continue
@@ -103,7 +114,7 @@ def room_text(plan: Plan, near: Sequence[Near]) -> str:
             told.append(f"With {one.name} there is no plan.")
             continue
         short = 1 - one.requests_per_second / asked
-        missed = f"{short:.1%} too few" if short > 0 else "enough"
+        missed = f"{short:.1%} {few}" if short > 0 else "enough"
         size = counted(one.plan.question.devices, "device")
         told.append(f"With {one.name}, {size} carry {carried_rate(one.requests_per_second)}: {missed}.")
     return " ".join(told)
@@ -129,7 +140,8 @@ def explained(entry: Entry, executor: Executor, beside: Aside = at_need) -> Expl
     asked, ignored = asked_of(entry), entry.ignored
     answer = solved(asked, beside=False, play=False, aside=beside).answer
     if answer.best is None:
-        changes = tuple(nearest_changes(asked.question, answer.changes, each=executor))
+        ends = asked.job.ends if asked.job and asked.job.seconds else None
+        changes = tuple(nearest_changes(asked.question, answer.changes, ends, each=executor))
         return ExplainResult(asked=asked, answer=answer, changes=changes, ignored=ignored)
     near = tuple(near_plans(answer.best, each=executor))
     resources = tuple(bought(answer.best, each=executor, sizes=sizes_of(near)))

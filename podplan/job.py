@@ -2,12 +2,22 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from ground.errors import BadInput
-from ground.units import HOUR_SECONDS, JOULES_PER_KWH, MINUTE_SECONDS, parse_count, parse_duration
+from ground.units import (
+    HOUR_SECONDS,
+    JOULES_PER_KWH,
+    MINUTE_SECONDS,
+    counted,
+    format_duration,
+    parse_count,
+    parse_duration,
+)
 from planner.plans.plan import Plan
+from planner.question import Question
 from planner.search.answer import Answer, Change
 from planner.search.jobs import Job, job_seconds
 from planner.search.search import search
@@ -16,6 +26,8 @@ from podplan.options import QuestionFlags
 FLAG = "--job"
 UTILISATION = "0.999"
 """Of saturation: what is there from the start keeps pools full, so nothing is kept free for bursts."""
+_LONGER = (1.0, 1.02, 1.1, 1.5, 2.0, 4.0)
+"""Factors on the time that a job takes, of which the first that suffices is told: limits are parts of the time."""
 _WORDS = re.compile(r"\s*([0-9.,]+\s*[kM]?)\s*(?:requests?)?\s*(?:\bin\s+(.+))?")
 
 
@@ -47,20 +59,41 @@ def job_json(plan: Plan, job: Job) -> dict[str, Any]:
     }
 
 
-def longer(answer: Answer, job: Job) -> Answer:
-    """Return a refusal whose nearest rate is told as the time in which the same devices end the job."""
-    changes = tuple(_in_time(each, job) if each.direction == "rate" else each for each in answer.changes)
-    told = answer.explanation
-    for old, new in zip(answer.changes, changes, strict=True):
-        told = told.replace(f"{old.flag} {old.value}", f"{new.flag} {new.value}")
-    return replace(answer, changes=changes, explanation=told)
+def late(question: Question, job: Job, asked: Callable[[str], Question]) -> Answer:
+    """Return a job's refusal: in which time these devices end it, and the fewest devices that end it in time.
+
+    Each change is solved. Where these devices end the job in no time at all, the answer without a time tells why.
+
+    Args:
+        question: the question, which has no plan.
+        job: the job, with its time.
+        asked: returns the question of another text of ``--job``.
+    """
+    from planner.search.changes.nearest import size_change  # only a refusal needs it
+    from planner.search.changes.shortage import with_changes
+
+    untimed = search(asked(str(job.requests)), beside=False)
+    if untimed.best is None or job.seconds is None:
+        return untimed
+    took = job_seconds(untimed.best, job)
+    more = size_change(question, untimed.best.requests_per_second, job.ends)
+    changes, answer = (_in_time(took, job, asked), more), search(question, explain=False, beside=False)
+    told = f"{counted(question.devices, 'device')} end the job in {format_duration(took)}, not in "
+    told = with_changes(f"{told}{format_duration(job.seconds)}", changes)
+    limit = answer.binding_limit if more.question is not None else "job"  # a part of a job's time is no limit of a user
+    return replace(answer, plans=(), binding_limit=limit, explanation=told, changes=changes)
 
 
-def _in_time(change: Change, job: Job) -> Change:
-    plan = change.question and search(change.question, explain=False, beside=False).best
-    if not plan:
-        return change
-    seconds = job_seconds(plan, job)
-    minutes = seconds > 10 * MINUTE_SECONDS
-    time = f"{math.ceil(seconds / MINUTE_SECONDS)}min" if minutes else f"{math.ceil(seconds)}s"
-    return replace(change, flag=FLAG, value=f'"{job.requests} requests in {time}"', told=f"the job ends in {time}")
+def _in_time(took_seconds: float, job: Job, asked: Callable[[str], Question]) -> Change:
+    """Return the change to the time in which a job ends that took so long without one."""
+    for factor in _LONGER:
+        seconds = took_seconds * factor
+        minutes = math.ceil(seconds / MINUTE_SECONDS)
+        time = f"{minutes}min" if seconds > 10 * MINUTE_SECONDS else f"{math.ceil(seconds)}s"
+        text = f"{job.requests} requests in {time}"
+        question, longer = asked(text), job._replace(seconds=parse_duration(time, FLAG))
+        if longer.ends(question):
+            return Change(
+                direction="job", flag=FLAG, value=f'"{text}"', told=f"the job ends in {time}", question=question
+            )
+    return Change(direction="job", flag=FLAG, told="no longer time was found")

@@ -209,6 +209,7 @@ def _told(figures: Mapping[str, Sourced | None], unit: str, scale: float, notes:
         if figure is None:
             texts.append(f"none stated of {name}")
             continue
-        about = ", ".join(part for part in (figure.kind, figure.as_of, notes and figure.note) if part)
+        parts = (figure.kind, figure.as_of, notes and figure.note)
+        about = "given" if figure.note == "given" else ", ".join(part for part in parts if part)
         texts.append(f"{figure.value / scale:.3g} {unit} of {name} ({about})")
     return " and ".join(texts)

@@ -18,6 +18,7 @@ from planner.programme.proof import Bound
 from planner.question import Queueing, Role
 from planner.search.answer import Answer
 from planner.search.growth import Month
+from planner.search.jobs import Job
 from planner.search.papers import Beside
 from planner.strategy import format_strategy
 from podplan.day import clock_text, latency_json
@@ -25,6 +26,7 @@ from podplan.question import Asked
 from podplan.result import Row, picked, whole
 
 if TYPE_CHECKING:
+    from planner.checks.margins import Sureness
     from planner.manifest.schema import Answer as ManifestAnswer
 
 PERCENTILES = (50.0, 90.0, 99.0)
@@ -369,8 +371,39 @@ def _told(plan: Plan | None, percentiles: Sequence[float]) -> dict[str, object] 
     }
 
 
+def sure_json(sure: "Sureness | None") -> dict[str, object]:
+    """Return the confidence with which a plan keeps its limits, and the rate with more; nothing without a plan."""
+    if sure is None:
+        return {}
+    more = {f"{sure.level:g}": sure.rate_per_second}
+    return {"confidence": sure.held, "requests_per_second_with_confidence": more}
+
+
 def bounded_text(confidence: float) -> str:
     """Return a confidence in words where it lies beyond what is told apart."""
     if confidence >= 1:
         return "> 0.998"
-    return "< 0.002" if confidence <= 0 else f"{confidence:.2g}"
+    return "< 0.002" if confidence <= 0 else f"{confidence:.{3 if confidence > 0.99 else 2}g}"
+
+
+_REACHED = {
+    "ttft": "the TTFT limit",
+    "tpot": "the TPOT limit",
+    "memory": "its memory",
+    "utilisation": "--max-utilisation",
+    "kv_links": "the capacity of the KV links",
+    "batch": "the given batch",
+}
+
+
+def limit_text(plan: Plan, job: Job | None = None) -> str:
+    """Say what keeps a plan from being better: what is asked, or the devices and the limit that they reach."""
+    held, _, reached = plan.binding_limit.rpartition(", ")
+    if plan.question.goal.timed:
+        return "the devices at hand; no plan on them is quicker"
+    if not held:
+        less = {"chips": "; fewer chips miss it", "cost": "; what is cheaper misses it"}
+        return f"the {'asked rate' if job is None else 'time of the job'}{less.get(plan.question.objective, '')}"
+    role, _, limit = reached.rpartition(" ")
+    where = "the devices at hand" if held == "devices" else "the given instances"
+    return f"{where}; {role or 'their pool'} reaches {_REACHED.get(limit, limit)}"

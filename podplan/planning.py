@@ -22,7 +22,7 @@ from planner.search.search import Aside, at_need, search
 from planner.workload import Trace as Rows
 from podplan.assumptions import assumptions
 from podplan.day import day_json
-from podplan.job import job_json, longer
+from podplan.job import job_json, late
 from podplan.options import given
 from podplan.plan_data import (
     bound_json,
@@ -35,6 +35,7 @@ from podplan.plan_data import (
     published_json,
     question_json,
     queueing_json,
+    sure_json,
 )
 from podplan.question import Asked
 from podplan.question_files import asked_of, single_question, typed_of
@@ -144,18 +145,14 @@ class PlanResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``plan search --json`` prints."""
-        asked, answer, best, sureness = self.asked, self.answer, self.answer.best, self.sureness
-        sure = sureness and {
-            "confidence": sureness.held,
-            "requests_per_second_with_confidence": {f"{sureness.level:g}": sureness.rate_per_second},
-        }
+        asked, answer, best = self.asked, self.answer, self.answer.best
         return {
             "flags": given(asked.flags),
             "question": question_json(asked),
             "assumptions": assumptions(asked, best),
             "feasible": self.feasible,
             "percentile": answer.question.percentile,
-            "best": plan_json(best) | sure if best and sure else None,
+            "best": plan_json(best) | sure_json(self.sureness) if best else None,
             "pareto": [plan_json(plan, compact=True) for plan in answer.pareto],
             "candidates_evaluated": answer.candidates_evaluated,
             "search_seconds": self.seconds,
@@ -232,12 +229,14 @@ def solved(
     """
     begin = perf_counter()
     asked = settled(asked)
+    job = asked.job if asked.job and asked.job.seconds else None
     if asked.trace is not None and play:
         answer, on_trace = traced(asked, partial(search, beside=beside, aside=aside))
     else:
-        answer, on_trace = search(asked.question, explain=explain, beside=beside, aside=aside), None
-    if asked.job is not None:
-        answer = longer(answer, asked.job)
+        reason = explain and job is None
+        answer, on_trace = search(asked.question, explain=reason, beside=beside, aside=aside), None
+    if job is not None and explain and answer.best is None:
+        answer = late(asked.question, job, asked.with_job)
     growing = asked.growth and answer.best and explain
     months = tuple(by_month(asked.question, answer.best, asked.growth, spread)) if growing and answer.best else ()
     asked = replace(asked, question=answer.question)  # in the number format that was chosen

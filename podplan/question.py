@@ -229,6 +229,10 @@ class Asked:
     """The rate of every month."""
     job: Job | None = None
 
+    def with_job(self, text: str) -> Question:
+        """Return the question with another job."""
+        return read_question(replace(self.flags, job=text)).question
+
 
 def read_question(typed: QuestionFlags) -> Asked:
     """Return the question that the flags ask, with the defaults of the command line.
@@ -262,6 +266,7 @@ def read_question(typed: QuestionFlags) -> Asked:
         tpot_seconds=readers.read_limit(flags.tpot or DEFAULT_TPOT, "--tpot"),
         percentile=readers.read_percentile(flags.percentile or DEFAULT_PERCENTILE),
         rate_per_second=None if OBJECTIVES[objective].maximised else asked.rate_per_second,
+        rate_flag="--growth" if asked.growth else "--rate-profile" if asked.day else "--rate",
         objective=objective,
         queueing=readers.read_choice(flags.queueing, "--queueing", get_args(Queueing), "bulk"),
         drafts=drafts,

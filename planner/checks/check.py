@@ -13,7 +13,8 @@ from planner.plans.quantised import as_planned
 from planner.plans.servers import PREDICTED
 from planner.question import Loss, Question
 from planner.search.answer import Answer
-from planner.search.changes.shortage import too_few
+from planner.search.changes.nearest import rate_change, size_change
+from planner.search.changes.shortage import too_few, with_changes
 from planner.search.changes.variations import has_plan
 from planner.search.search import search
 from planner.search.sure import told_of
@@ -181,6 +182,9 @@ def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
         return replace(found, binding=plan.binding_limit) if found.holds else found
     margins = (*found.margins, Margin(name="rate", limit=rate, value=carried))
     if margins[-1].holds or (most.played and found.holds):
+        if found.binding == "survive" and not most.played:
+            changes = rate_change(question, None, finder.carries), size_change(question, None, finder.carries)
+            found = replace(found, explanation=with_changes(found.explanation, changes))
         return replace(found, margins=margins)
     # Latency limits may hold a little beyond the utilisation limit.
     told = found.explanation if not carried else too_few(question, carried, finder.carries)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -12,6 +12,7 @@ from planner.plans.plan import Plan
 from planner.plans.servers import PREDICTED
 from planner.question import Loss, Question
 from planner.search.sure import rate_with
+from planner.serving.capacity import largest_rate
 
 if TYPE_CHECKING:
     from planner.manifest.schema import ServiceLevels
@@ -147,6 +148,20 @@ def worst_loss(deployed: Deployed, limits: Limits, loss: Loss, confidence: float
 def room_of(margin: Margin) -> float:
     """Return the share of a margin; minus infinity beyond saturation."""
     return -math.inf if margin.share is None else margin.share
+
+
+def most_carried(deployed: Deployed, limits: Limits, loss: Loss | None, confidence: float | None) -> float:
+    """Return the largest rate, up to that of the limits, that keeps them, after the worst ``loss`` too; 0 for none."""
+    level = confidence or PREDICTED
+
+    def used(rate_per_second: float) -> float:
+        """Return the used share of the limit with least room."""
+        at = replace(limits, rate_per_second=rate_per_second)
+        margins = margins_of(at, standing(deployed, rate_per_second, level))
+        after = () if loss is None else worst_loss(deployed, at, loss, level).margins
+        return max((1 - room_of(margin) for margin in (*margins, *after)), default=math.inf)
+
+    return largest_rate(used, 1.0, limits.rate_per_second) or 0.0
 
 
 def over_windows(

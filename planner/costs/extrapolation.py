@@ -16,7 +16,6 @@ class Extrapolated:
     value: float
     low: float
     high: float
-    ranks: float
 
 
 def extrapolated(hardware: str, cost: StepCost, load: StepLoad, microbatches: int) -> tuple[Extrapolated, ...]:
@@ -33,8 +32,8 @@ def extrapolated(hardware: str, cost: StepCost, load: StepLoad, microbatches: in
         for term, value, ranks in _shapes(terms, held):
             family = term.shape.family if term.shape else ""
             domain = known.get(family)
-            if domain is not None and value > 0 and not domain.holds(value, ranks):
-                found[term.name] = Extrapolated(term.name, domain.quantity, value, domain.low, domain.high, ranks)
+            if domain is not None and value > 0 and (axis := domain.outside(value, ranks)) is not None:
+                found[term.name] = Extrapolated(term.name, *axis)
     return tuple(found.values())
 
 

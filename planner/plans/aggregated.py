@@ -71,8 +71,8 @@ class AggregatedPlan(Plan):
             f"{self.encode_text}A step of an aggregated instance takes "
             f"{format_duration(state.mean_step_seconds)} on average; {state.prompt_steps:.0%} of them carry "
             "prompts, which lengthen the steps of all that are answered. At "
-            f"p{self.question.percentile:g} {told_limits(self)}. The pool carries {pool.capacity_per_second:.1f} "
-            f"requests/s ({self.binding_limit})."
+            f"p{self.question.percentile:g} {told_limits(self)}. The pool carries {pool.capacity_per_second:.4g} "
+            "requests/s."
         )
 
     def behind(self, encode: EncodePool, requests: Leaving) -> "AggregatedPlan":

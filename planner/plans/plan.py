@@ -23,8 +23,6 @@ from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played
 from planner.serving.prefill import play_prefill
 
-_SMALLER = "and the smaller of them on the devices at hand is the plan's rate"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(ABC):
@@ -74,7 +72,7 @@ class Plan(ABC):
             return ""
         part = self.question.encode_share
         return (
-            f"Encode instances carry {pool.capacity_per_second:.1f} requests/s within {part:.0%} of the TTFT limit, "
+            f"Encode instances carry {pool.capacity_per_second:.4g} requests/s within {part:.0%} of the TTFT limit, "
             f"what follows has the rest; a pass of theirs is bound by {pool.prediction.bottleneck}. "
         )
 
@@ -266,21 +264,20 @@ class DisaggregatedPlan(Plan):
             return (
                 f"The links that KV crosses are {max(links.utilisation.values()):.0%} busy: that of a prompt takes "
                 f"{format_duration(links.transfer_seconds)} and waits {format_duration(links.wait_seconds)}, and at "
-                f"{MOST_LINK_UTILISATION:.0%} they carry {carried['prefill']:.1f} (prefill) and "
-                f"{carried['decode']:.1f} (decode) requests/s ({binding})."
+                f"{MOST_LINK_UTILISATION:.0%} they carry {carried['prefill']:.4g} (prefill) and "
+                f"{carried['decode']:.4g} (decode) requests/s."
             )
         saturated = ""
         if binding.endswith("prefill utilisation"):
             most = prefill.question.most_utilisation
-            saturated = f"Prefill runs at {most:.3g} of saturation, the most that is planned with (--max-utilisation). "
+            saturated = f" Prefill runs at {most:.3g} of saturation, the most that is planned with (--max-utilisation)."
         batch, limit = decode.candidate.batch, decode.candidate.limited_by
         why = "as is given" if limit == "batch" else f"because {'TPOT' if limit == 'tpot' else limit} allows no more"
         return (
-            f"{saturated}{self.encode_text}Decode runs {batch} requests per DP rank {why}, and is bound by "
-            f"{decode.prediction.bottleneck}; a prefill pass is bound by {prefill.prediction.bottleneck}; the "
-            f"pools carry {prefill.capacity_per_second:.1f} (prefill) and {decode.capacity_per_second:.1f} (decode) "
-            "requests/s, "
-            f"{'no less than the rate that is asked for' if binding == 'rate' else _SMALLER} ({binding})."
+            f"{self.encode_text}The prefill pool carries {prefill.capacity_per_second:.4g} requests/s, the decode pool "
+            f"{decode.capacity_per_second:.4g}{', spare instances included' if self.question.survive else ''}."
+            f"{saturated} Decode runs {batch} requests per DP rank {why}. A decode step is bound by "
+            f"{decode.prediction.bottleneck}, a prefill pass by {prefill.prediction.bottleneck}."
         )
 
     @property

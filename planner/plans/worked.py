@@ -139,13 +139,18 @@ def _amount(row: Operator, term: Term | None) -> tuple[float | None, float | Non
 
 def _prefill_lines(pool: PrefillPool) -> tuple[str, ...]:
     candidate = pool.candidate
-    ranks, each = candidate.row.strategy.attention_dp, pool.capacity_per_second / pool.instances
+    ranks = candidate.row.strategy.attention_dp
     parts = f", each in {candidate.chunks} parts" if candidate.chunks > 1 else ""
     return (
         f"rate: {candidate.prompts} prompts x {ranks} DP ranks / {format_duration(candidate.pass_seconds)}{parts} = "
-        f"{candidate.requests_per_second:.3g} requests/s when saturated; within TTFT one instance carries {each:.3g}, "
-        f"{pool.instances} carry {pool.capacity_per_second:.4g}",
+        f"{candidate.requests_per_second:.3g} requests/s when saturated; within TTFT {_carried(pool)}",
     )
+
+
+def _carried(pool: PlannedPool) -> str:
+    """Return the rate of an instance within the limits, and of all where there are several."""
+    each = f"an instance carries {pool.capacity_per_second / pool.instances:.4g}"
+    return each if pool.instances == 1 else f"{each}, {pool.instances} carry {pool.capacity_per_second:.4g}"
 
 
 def _decode_lines(plan: Plan, pool: DecodePool) -> tuple[str, ...]:
@@ -153,12 +158,11 @@ def _decode_lines(plan: Plan, pool: DecodePool) -> tuple[str, ...]:
     candidate, ranks = pool.candidate, pool.candidate.row.strategy.attention_groups
     accepted = tokens_per_iteration(candidate.drafts, question.acceptance)
     answer = question.workload.decoded_tokens
-    step, each = format_duration(candidate.iteration_seconds), pool.capacity_per_second / pool.instances
+    step = format_duration(candidate.iteration_seconds)
     tpot = candidate.iteration_seconds / accepted
     return (
         f"rate: {candidate.batch} requests x {ranks} DP ranks x {accepted:.3g} tokens / ({step} x {answer:.0f} tokens) "
-        f"= {candidate.requests_per_second:.3g} requests/s when full; within TPOT one instance carries {each:.3g}, "
-        f"{pool.instances} carry {pool.capacity_per_second:.4g}",
+        f"= {candidate.requests_per_second:.3g} requests/s when full; within TPOT {_carried(pool)}",
         f"TPOT at the full batch: {step} / {accepted:.3g} tokens = {format_duration(tpot)} of "
         f"{format_duration(question.tpot_seconds)}; p{question.percentile:g} with waiting and transfer "
         f"{format_duration(plan.tpot.at(question.percentile))}",
@@ -189,8 +193,7 @@ def _mixed_lines(plan: Plan, pool: AggregatedPool) -> tuple[str, ...]:
     each = plan.requests_per_second / pool.instances
     return (
         f"rate: {running:.3g} requests x {ranks} DP ranks x {accepted:.3g} tokens / ({step} x {answer:.0f} tokens) = "
-        f"{each:.3g} requests/s of one instance at the plan's rate; within TTFT and TPOT one carries "
-        f"{pool.capacity_per_second / pool.instances:.3g}, {pool.instances} carry {pool.capacity_per_second:.4g}",
+        f"{each:.3g} requests/s of one instance at the plan's rate; within TTFT and TPOT {_carried(pool)}",
         f"TPOT of the mean step: {step} / {accepted:.3g} = {format_duration(state.mean_step_seconds / accepted)} of "
         f" {format_duration(question.tpot_seconds)}; p{level:g} {format_duration(plan.tpot.at(level))}",
         f"prompts: {candidate.batched_tokens} tokens a step and DP rank, {state.prompt_steps:.0%} of the steps carry "

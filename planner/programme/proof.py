@@ -303,7 +303,7 @@ def covers(programme: Programme, models: Sequence[str]) -> str:
     if encoders:
         columns = counted(sum(side.size for side in encoders), "column")
         parts.append(f"encode instances of one device before either: {columns}, each within a listed part of TTFT")
-    start = f"of {', '.join(named)}, " if named else ""
+    start = f"models {', '.join(named)}: " if named else ""
     spread = f", in every one of {routes} ways to spread the roles over the pools" if named and routes > 1 else ""
     both = "; not both shapes side by side for one model" if single else ""
     time = "the mean time from arrival to the last token over all requests, in " if goal.timed else ""

@@ -40,14 +40,21 @@ class Job(NamedTuple):
         The last request begins after all others and then takes its own time, which depends on the plan, so the rate is
         iterated. A request takes at most half of the time, so twice the mean rate suffices.
         """
-        for _ in range(0 if self.seconds is None else _ROUNDS):
-            assert self.seconds is not None, "without a time there is no round"
+        if self.seconds is None:
+            return question
+        question = replace(question, rate_per_second=self.rate_per_second)
+        for _ in range(_ROUNDS):
             best = search(question, explain=False, beside=False).best
             if best is None or job_seconds(best, self) <= self.seconds:
                 break
             left = max(self.seconds - last_seconds(best), self.seconds / 2)
             question = replace(question, rate_per_second=self.requests / left)
         return question
+
+    def ends(self, question: Question) -> bool:
+        """Whether a question has a plan that ends the job in time."""
+        best = search(self.ending_in_time(question), explain=False, beside=False).best
+        return best is not None and job_seconds(best, self) <= (self.seconds or math.inf)
 
 
 def job_seconds(plan: Plan, job: Job) -> float:

@@ -32,7 +32,7 @@ STRESSED = "the bound is of times and rates as with the confidence"
 
 def told_of(question: Question) -> list[str]:
     """Return a phrase with the confidence and headroom that are asked for."""
-    told = [] if (question.confidence or PREDICTED) <= PREDICTED else [f"with the confidence {question.confidence:g}"]
+    told = [] if (question.confidence or PREDICTED) <= PREDICTED else [f"with confidence {question.confidence:g}"]
     return [*told, *([f"with {question.headroom:.0%} headroom"] if question.headroom else [])]
 
 
@@ -154,19 +154,20 @@ def in_own_terms(answer: Answer, question: Question) -> Answer:
     best, goal = own(answer.best), question.goal
     plans = () if best is None else (best,)
     pareto = [each for plan in answer.pareto if plan is not answer.best and (each := own(plan)) is not None]
-    bound = answer.bound
+    chosen = question if best is None else as_planned(question, best)
+    told, bound = ", ".join(told_of(question)), answer.bound
     if bound is not None and goal.maximised:
         bound = bound._replace(value=bound.value / (1 + question.headroom))
     elif bound is not None and goal.timed:
         bound = bound._replace(covers=f"{bound.covers}; {STRESSED}")
     return replace(
         answer,
-        fleet=answer.fleet._replace(members=tuple(each._replace(question=question) for each in answer.fleet.members)),
+        fleet=answer.fleet._replace(members=tuple(each._replace(question=chosen) for each in answer.fleet.members)),
         plans=plans,
         pareto=tuple(sorted((*plans, *pareto), key=lambda plan: -plan.requests_per_second)),
         growth=answer.growth / (1 + question.headroom if goal.maximised else 1.0),
         bound=bound,
-        explanation=f"{', '.join(told_of(question))}: {best.explanation if best is not None else answer.explanation}",
+        explanation=f"{told.capitalize()}: {best.explanation}" if best else f"{told}: {answer.explanation}",
         engines=tuple(map(tried, answer.engines)),
         formats=tuple(map(tried, answer.formats)),
         unrestricted=own(answer.unrestricted),

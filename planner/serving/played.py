@@ -158,11 +158,12 @@ class Player:
         low = high = rate = rate_per_second * instances
         if instances in self._capacities:
             capacity = self._capacities[instances]
-            low, high = min(low, capacity.low * instances), max(high, capacity.high * instances)
+            high = max(min(capacity.high * instances, most_per_second), rate)
+            low = min(capacity.low * instances, high)
         return Played(
             requests=found.outcome.ttft_seconds.size,
             ttft_seconds=self._ttft_interval(found),
-            requests_per_second=(low, max(min(high, most_per_second), rate)),
+            requests_per_second=(low, high),
         )
 
     def _ttft_interval(self, found: Trial) -> tuple[float, float]:

@@ -180,3 +180,25 @@ def test_the_schema_knows_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_schema.is_valid({"model": "qwen3-8b", "hw": "h100", "prefix_reuse": 0.5, "rate": "5/s"})
     for wrong in ({"modl": "x"}, {"tpot": 50}, {"tpot": "50"}, {"objective": "speed"}, {"questions": []}):
         assert not check_schema.is_valid(wrong), wrong
+
+
+def test_what_would_survive_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the rate is carried, but not after a loss, the nearest size is one that outlives it."""
+    line = ["qwen3-8b", "--hw", "h100", "--engine", "vllm", "--shape", "disaggregated", "--rate", "5/s"]
+    assert main(["check", *line, "--devices", "2", "--survive", "instance"]) == ExitCode.INFEASIBLE
+    told = capsys.readouterr().out.partition("nearest change")[2].partition("--devices ")[2].split(";")[0]
+    assert int(told) > 2 and main(["check", *line, "--devices", told, "--survive", "instance"]) == ExitCode.DONE
+
+
+def test_a_manifest_that_is_too_small_says_what_it_carries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Asked for at that rate it holds, with a confidence too; after the loss of its only instances it carries none."""
+    line = ["qwen3-8b", "--hw", "h100", "--engine", "vllm", "--shape", "disaggregated", "--devices", "2"]
+    assert main([*line, "--rate", "1/s", "--out", str(tmp_path)]) == ExitCode.DONE
+    check = ["check", "--manifest", str(tmp_path / "manifest.yaml"), "--confidence", "0.8", "--rate"]
+    capsys.readouterr()
+    assert main([*check, "500/s"]) == ExitCode.INFEASIBLE
+    told = capsys.readouterr().out.partition("it carries ")[2].split()[0].rstrip(".")
+    assert main([*check, told]) == ExitCode.DONE
+    capsys.readouterr()
+    assert main([*check, "1/s", "--survive", "instance"]) == ExitCode.INFEASIBLE
+    assert "it carries no rate" in " ".join(capsys.readouterr().out.split())

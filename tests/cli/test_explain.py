@@ -21,6 +21,7 @@ def test_a_plan_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert [pool["role"] for pool in data["pools"]] == ["prefill", "decode"]
     assert {"compute", "memory bandwidth", "memory size", "chips"} <= {row["resource"] for row in data["resources"]}
     assert data["nearest_changes"] == []
+    assert 0.5 <= data["best"]["confidence"] <= 1 and data["best"]["requests_per_second_with_confidence"]["0.9"] > 0
 
 
 def test_a_refusal_is_explained_from_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,3 +35,32 @@ def test_a_refusal_is_explained_from_a_file(tmp_path: Path, capsys: pytest.Captu
     assert shown.startswith("No plan (binding limit: tpot)")
     assert "--tpot " in shown
     assert "prompts" in shown
+
+
+def test_what_is_left_after_a_loss_is_not_what_all_instances_carry(capsys: pytest.CaptureFixture[str]) -> None:
+    """The two rates are named, and so are the confidence and what the rate bounds."""
+    line = ["qwen3-8b", "--hw", "h100", "--devices", "8", "--engine", "vllm", "--shape", "disaggregated", "--rate"]
+    assert main(["explain", *line, "3/s", "--survive", "instance"]) == ExitCode.DONE
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "spare instances included. " in shown and "After losing any one instance its pools carry " in shown
+    assert "Limits the asked rate; fewer chips miss it" in shown and "Sure limits hold with confidence" in shown
+    assert main(["explain", *line[:-1]]) == ExitCode.DONE
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the devices at hand; " in shown and "% less." in shown and "too few" not in shown
+
+
+def test_the_rest_of_a_node_is_the_nearest_size(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of devices that end within a node, whole nodes are told from the one that they end in."""
+    line = ["qwen3-8b", "--hw", "h100", "--engine", "vllm", "--shape", "disaggregated", "--rate", "26/s"]
+    assert main([*line, "--devices", "9"]) == ExitCode.INFEASIBLE
+    assert "--devices 16" in capsys.readouterr().err
+    assert main([*line, "--devices", "16"]) == ExitCode.DONE
+
+
+@pytest.mark.parametrize(("flag", "rates"), [("--growth", "10/s..400/s:5"), ("--rate-profile", "0:00=10/s,8:00=400/s")])
+def test_a_refusal_names_the_flag_that_gave_the_rate(flag: str, rates: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--rate` cannot stand beside it."""
+    line = ["qwen3-8b", "--hw", "h100", "--engine", "vllm", "--shape", "disaggregated", "--devices", "2"]
+    assert main([*line, flag, rates]) == ExitCode.INFEASIBLE
+    told = capsys.readouterr().err
+    assert f"{flag} with a peak of " in told and "--rate " not in told

@@ -77,7 +77,7 @@ def test_a_head_that_drafts_is_searched_with_and_without(capsys: pytest.CaptureF
     assert data["question"]["objective"] == "chips"
     assert data["assumptions"]["mtp"].endswith("best of 0 and 1")
     assert data["assumptions"]["mtp_acceptance"] == 0.7
-    assert data["assumptions"]["weights"].startswith("int8, for 910b does not multiply fp8")
+    assert data["assumptions"]["weights"].startswith("int8, for deepseek-r1 ships fp8, which 910b does not")
     assert data["best"]["requests_per_second"] == 1
 
 

@@ -60,6 +60,8 @@ def test_what_is_asked_of_a_plan_holds(found: PlanResult, more: dict[str, object
     surer = podplan.plan("qwen3-8b", **SMALL, **more)
     assert surer.sureness is not None
     assert surer.best.requests_per_second < found.best.requests_per_second
+    told = str(surer.to_dict()["assumptions"]["engine"])
+    assert told.startswith(surer.best.question.engine) and surer.asked.question.engine == surer.best.question.engine
     if "confidence" in more:
         assert (surer.sureness.held or 0.0) >= 0.89
         assert surer.sureness.rate_per_second == pytest.approx(surer.best.requests_per_second, rel=0.02)

@@ -82,6 +82,21 @@ def test_a_job_is_printed_without_latencies_and_checked(capsys: pytest.CaptureFi
     told = capsys.readouterr().err.partition('--job "')[2].partition('"')[0]
     assert told.startswith("99000000 requests in ") and main.main([*LINE, "--job", told]) == ExitCode.DONE
     assert main.main([*LINE, "--job", "1 request in 1us"]) == ExitCode.INFEASIBLE  # whose share is no limit of ours
+    capsys.readouterr()
+    assert main.main(["check", *LINE, "--job", "99M requests in 1h"]) == ExitCode.INFEASIBLE
+    shown = capsys.readouterr().out
+    assert "end the job in" in shown and "--job " in shown and "--rate" not in shown
+
+
+def test_what_ends_a_late_job_ends_it() -> None:
+    """The last request's time counts in the devices that are told; the time is that without a limit, not beyond it."""
+    found = podplan.plan("qwen3-8b", **SMALL, job="6k requests in 20s")
+    untimed = podplan.plan("qwen3-8b", **SMALL, job="6k requests").to_dict()["job"]["seconds"]
+    time, size = found.answer.changes
+    assert found.best is None and time.value and size.value and f"--devices {size.value}" in found.explanation
+    assert podplan.plan("qwen3-8b", **{**SMALL, "nodes": None, "devices": size.value}, job="6k requests in 20s").best
+    ended = podplan.plan("qwen3-8b", **SMALL, job=time.value.strip('"')).to_dict()["job"]
+    assert ended["seconds"] <= ended["limit_seconds"] <= 1.02 * untimed + 60
 
 
 def test_words_of_a_job() -> None:

@@ -45,7 +45,7 @@ def missing(question: Question, prefill: bool) -> tuple[str, str]:
         return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
     return flag.strip("-"), (
         f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest {role} "
-        f"instance on up to {machines.devices} devices takes {format_duration(best)} with nothing else to do"
+        f"instance on up to {counted(machines.devices, 'device')} takes {format_duration(best)} with nothing else to do"
         f"{encode_part(question) if prefill else ''}"
     )
 

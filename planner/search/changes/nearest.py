@@ -44,6 +44,7 @@ def nearest_changes(
     """
     yield from known
     there = {change.direction for change in known}
+    there |= {"rate", "TTFT", "TPOT"} if "job" in there else set()  # of which a job has none but its time
     searched = [search for name, search in directions(question, feasible or alike()).items() if name not in there]
     yield from each(call, searched)
 
@@ -80,9 +81,10 @@ def rate_change(question: Question, most_per_second: float | None, feasible: Try
             changed = replace(changed, offline=replace(own, per_request=beside / rate))
             value += f" --offline {format_rate(beside)},{own.input_tokens:.0f}+{own.output_tokens:.0f}"
         if feasible(changed):
-            told = f"{format_rate(rate)} are carried"
-            return Change(direction="rate", flag="--rate", value=value, told=told, question=changed)
-    return _none("rate", "--rate", "no rate at all is carried within the limits")
+            told, flag = f"{format_rate(rate)} are carried", question.rate_flag
+            value = value if flag == "--rate" else f"with a peak of {value}"
+            return Change(direction="rate", flag=flag, value=value, told=told, question=changed)
+    return _none("rate", question.rate_flag, "no rate at all is carried within the limits")
 
 
 def size_change(question: Question, most_per_second: float | None, feasible: Try) -> Change:
@@ -109,12 +111,13 @@ def size_change(question: Question, most_per_second: float | None, feasible: Try
             tried[sizes] = changed.devices <= most and feasible(changed)
         return tried[sizes]
 
-    low, high = 1.0, min(2.0, largest)
+    whole = at(1.0).devices > question.devices  # devices of a node in part: the rest of it is tried first
+    low, high = 1.0, 1.0 if whole and holds(1.0) else min(2.0, largest)
     while high > 1 and not holds(high):
         if high >= largest:
             break
         low, high = high, min(2 * high, largest)
-    if high <= 1 or not holds(high):
+    if (high <= 1 and not whole) or not holds(high):
         everything = f"all {most:g} devices that there are" if largest * question.devices >= most else "more devices"
         return _none("chips", "--devices", f"{everything} do not carry it")
     step = min(part.unit(part.devices) / part.devices for part in machines) / 2
@@ -152,7 +155,7 @@ def limit_change(question: Question, ttft: bool, feasible: Try) -> Change:
 
     factor = _least(lambda factor: feasible(relaxed(factor)), MOST_FACTOR)
     if factor is None:
-        return _none(name, flag, f"{MOST_FACTOR * base / asked:.3g} times the limit does not help")
+        return _none(name, flag, f"{MOST_FACTOR * base / asked:.3g} times the limit is still too short")
     value = format_duration(rounded_up(base * factor))
     told = f"{value} instead of {format_duration(asked)}"
     return Change(direction=name, flag=flag, value=value.replace(" ", ""), told=told, question=relaxed(factor))
@@ -210,7 +213,7 @@ def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
     most = min(MOST_FACTOR, known.mean)
     factor = _least(lambda factor: feasible(shorter(factor)), most) if most > 1 else None
     if factor is None:
-        return _none(name, flag, f"a length {most:.3g} times as short does not help")
+        return _none(name, flag, f"{name} {most:.3g} times as short are still too long")
     changed = shorter(factor)
     after = (changed.workload.input_tokens if flag == "--isl" else changed.workload.output_tokens).mean
     told = f"{format_count(after)} tokens instead of {format_count(known.mean)}"
@@ -241,9 +244,7 @@ def _quantised(question: Question, feasible: Try) -> dict[str, Direction]:
 def _smaller(feasible: Try, direction: str, flag: str, dtype: str, changed: Question) -> Change:
     if feasible(changed):
         return Change(direction=direction, flag=flag, value=dtype, told=f"{direction} in {dtype}", question=changed)
-    plural = direction == "weights"
-    told = f"{direction} in {dtype} do not help" if plural else f"a {direction} in {dtype} does not help"
-    return _none(direction, flag, told)
+    return _none(direction, flag, f"{direction} in {dtype} {'do' if direction == 'weights' else 'does'} not suffice")
 
 
 def _with_weights(question: Question, dtype: Dtype) -> Question:

@@ -124,7 +124,7 @@ def refused(separate: Gathered, asked: Question | None = None, most: Choice | Ga
     answer = _refused(separate, most) if wrong is None else _answer(separate, 0.0, *wrong, ())
     answer, changes = helped(answer, question, carried), tuple(eased(question))
     helps = " or ".join(change.told for change in changes)
-    told = f"{answer.explanation}; with the rest as given it would be {helps}" if helps else answer.explanation
+    told = f"{answer.explanation}; or, with all else as given, {helps}" if helps else answer.explanation
     return replace(answer, explanation=told, changes=(*answer.changes, *changes))
 
 

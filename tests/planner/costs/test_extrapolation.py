@@ -16,10 +16,11 @@ def test_domains_are_those_of_the_packaged_measurements() -> None:
     """DeepGEMM's dense rows on H800 are 64 to 4,096; NCCL's on H100 are of 8 ranks; lent machines have none."""
     rows = domains("h800")["gemm fp8"]
     assert (rows.quantity, rows.low, rows.high) == ("rows per group", 64, 4096)
-    assert rows.holds(64 / MARGIN, 1) and not rows.holds(64 / MARGIN / 1.01, 1)
+    assert rows.outside(64 / MARGIN, 1) is None and rows.outside(64 / MARGIN / 1.01, 1)
     reduced = domains("h100")["all_reduce node"]
     assert (reduced.least_ranks, reduced.most_ranks) == (8, 8)
-    assert reduced.holds(reduced.high, 4) and not reduced.holds(reduced.high, 2)
+    assert reduced.outside(reduced.high, 4) is None
+    assert reduced.outside(reduced.high, 2) == ("ranks", 2, reduced.least_ranks, reduced.most_ranks)
     assert domains("mi300x") == {}
 
 
