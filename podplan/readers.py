@@ -249,6 +249,8 @@ def read_survive(text: str | None) -> Loss | None:
 
 def read_limit(text: str, flag: str) -> float:
     """Return the seconds of a latency limit; no machine comes near one below a microsecond."""
+    if text.strip().lower() in ("none", "inf", "no", "off"):
+        raise BadInput(f"{flag}: there is always a limit; give one that never binds, such as 1h, or ask for a --job")
     seconds = parse_duration(text, flag)
     if seconds < SHORTEST_LIMIT_SECONDS:
         raise BadInput(f"{flag}: {text[:40]!r} is shorter than any machine can keep; give at least 1us")
