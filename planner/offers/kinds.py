@@ -34,9 +34,11 @@ from planner.instances.prefill_bounds import saturated
 from planner.instances.space import Row
 from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost
+from planner.objective import LEAST_PART
 from planner.offers.integers import largest_carried, least_of
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
+from planner.serving.capacity import on_grid
 from planner.serving.played import EVENLY, FEW, SURE, PlayedPrefill
 
 # Every budget up to so many prompts per group is tried, then budgets a twelfth apart.
@@ -281,8 +283,9 @@ class PrefillKind:
             if best and player.trial(best, instances, FEW).excess > 1:
                 few[place] = best * player.trial(best, instances, FEW).excess ** -1
                 continue
-            found = player.capacity(self.server(place).most_per_second, instances, best or None, FEW)
-            few[place] = found.rate_per_second if found else 0.0
+            upper = self.server(place).most_per_second
+            found, least = player.capacity(upper, instances, best or None, FEW), on_grid(upper * LEAST_PART)
+            few[place] = found.rate_per_second if found else 0.0 if player.surely_late(least, instances) else least
         most = 0.0, 0
         for place in sorted(few, key=lambda place: -few[place]):
             if few[place] and (not most[0] or self._player(place).keeps(most[0] / instances, instances)):

@@ -16,6 +16,8 @@ from planner.offers.decode_offers import decode_offers
 from planner.offers.kinds import PrefillKind
 from planner.offers.prefill_offers import prefill_offers
 from planner.question import Question
+from planner.search.changes.variations import has_plan
+from planner.search.search import search
 from planner.workload import Trace
 from tests.questions import small_question
 
@@ -204,3 +206,14 @@ def test_a_burst_that_no_cap_keeps_leaves_no_rate() -> None:
     question = small_question("qwen3-8b", devices=1, tpot_seconds=0.01)
     kinds = decode_kinds(replace(question, workload=replace(question.workload, trace=trace)))
     assert kinds and [kind.pool_capacity(1) for kind in kinds] == [0.0] * len(kinds)
+
+
+def test_what_few_prompts_show_late_but_not_surely_is_played_on_many() -> None:
+    """Unloaded TTFT lies so near its limit that 2,500 prompts pass it and 60,000 keep it: a rate is carried."""
+    asked = {"squared_cv": 1.0, "ttft_seconds": 0.856, "tpot_seconds": 0.1, "percentile": 95.0}
+    engine = {"engine": "vllm-ascend@0.23.0", "lengths": (2048.0, 256.0)}
+    question = small_question("deepseek-v3", "910b", 32, **asked, **engine)
+    found = search(question, explain=False, beside=False).best
+
+    assert found is not None and 0 < found.requests_per_second < 0.1
+    assert has_plan(question) and not has_plan(replace(question, ttft_seconds=0.8))
