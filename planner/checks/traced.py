@@ -22,7 +22,7 @@ from planner.programme.proof import Bound
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.gather import gather
-from planner.serving.capacity import Limits, Outcome, excess_of
+from planner.serving.capacity import Limits, Outcome
 from planner.serving.deployed import play
 from planner.serving.latency import Latency
 from planner.workload import Trace
@@ -92,7 +92,7 @@ def together(plan: Plan, trace: Trace) -> Plan:
 
     def excess(counts: Mapping[Role, int]) -> float:
         found = play(pools_of(plan, counts), faster)
-        return excess_of(Outcome(ttft_seconds=found.ttft_seconds, tpot_seconds=found.tpot_seconds), limits)
+        return max(Outcome(ttft_seconds=found.ttft_seconds, tpot_seconds=found.tpot_seconds).excesses(limits))
 
     def held(counts: Mapping[Role, int]) -> bool:
         taken: dict[str, int] = {}

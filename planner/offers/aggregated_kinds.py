@@ -1,12 +1,15 @@
-"""A kind of aggregated instance as a server: the token budget per step that carries most, found when it matters.
+"""A kind of aggregated instance as a server: token budget and batch slots that carry most, found when it matters.
 
 A small budget delays prompts, a large one lengthens the steps of all running requests. Listed budgets are played on few
 requests first, then those near the best on many. Equal prompts take k steps from the budget on that leaves a k-th of a
 prompt beside the tokens of running requests. The capacity jumps there, so budgets next to the best are played too.
+
+Memory often holds more running requests than the TPOT limit allows. With fewer batch slots requests wait for them and
+run in shorter steps: TTFT rises and TPOT falls. So fewer slots are played where TPOT is late and TTFT is not.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -24,9 +27,11 @@ from planner.instances.candidates import (
     with_given_batch,
 )
 from planner.instances.space import Row
+from planner.objective import LEAST_PART
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
-from planner.serving.played import FEW, SURE
+from planner.serving.capacity import on_grid
+from planner.serving.played import FEW, MANY, SURE
 from planner.workload import reserved_kv_tokens
 
 _MORE = 0.003
@@ -34,6 +39,8 @@ _MORE = 0.003
 _SLOWER = (1.0, 0.9, 0.8)
 """Shares of a rate at which a late row is played again, to bound other rows by it (``offers.slower``)."""
 _OCTAVES = tuple(step / 4 for step in range(-3, 4))
+_WIDER = 1.2
+"""Factor from one number of batch slots to the next, where TTFT is late and none is known that misses TPOT."""
 _NEAREST = 3
 """Budgets tried next to the best listed one."""
 
@@ -58,8 +65,10 @@ class AggregatedKind:
     """Late instances of all played rows."""
     asked_per_second: float | None = None
     """The rate asked of the pool, beyond which no capacity is sought; None for the largest."""
-    _servers: dict[int, AggregatedServer] = field(default_factory=dict)
-    """Servers by budget."""
+    _servers: dict[tuple[int, int], AggregatedServer] = field(default_factory=dict)
+    """Servers by budget and batch slots."""
+    _held: dict[int, int] = field(default_factory=dict)
+    """Batch slots that memory holds, by budget."""
     _best: dict[int, tuple[float, AggregatedServer | None]] = field(default_factory=dict)
     """By instances: the capacity of the pool, and the server that has it."""
     _tried: dict[int, float] = field(default_factory=dict)
@@ -81,18 +90,64 @@ class AggregatedKind:
         return tuple(self._server(budgets[place], self.room[place]) for place in order)
 
     def _server(self, budget: int, room: float) -> AggregatedServer:
-        if budget not in self._servers:
+        self._held[budget] = int(room)
+        return self._with_slots(budget, int(room))
+
+    def _with_slots(self, budget: int, slots: int) -> AggregatedServer:
+        if (budget, slots) not in self._servers:
             candidate = AggregatedCandidate(
                 row=self.row,
                 deployment=self.deployment,
                 drafts=int(self.deployment.drafts),
                 microbatches=self.microbatches,
-                batch=int(room),
+                batch=slots,
                 batched_tokens=budget,
                 most_open=self._most_open,
             )
-            self._servers[budget] = AggregatedServer(self.question, candidate, next(iter(self._servers.values()), None))
-        return self._servers[budget]
+            like = next(iter(self._servers.values()), None)
+            self._servers[budget, slots] = AggregatedServer(self.question, candidate, like)
+        return self._servers[budget, slots]
+
+    def _slotted(self, server: AggregatedServer, instances: int, rate: float, requests: int = FEW) -> AggregatedServer:
+        """Return the server with the batch slots that leave least excess at a rate; itself where it is in time.
+
+        The most slots that keep TPOT are sought by false position. Where both limits are missed, no slots keep them.
+        """
+        question, best, own = self.question, server, server
+        if question.pin("mixed").batch is not None or not question.workload.decodes:
+            return server
+        below, above = (0, 0.0), (self._held[server.candidate.batched_tokens] + 1, math.inf)
+        while True:
+            found, slots = own.player.verdict(rate, instances, requests), own.candidate.batch
+            best = own if found.excess < best.player.verdict(rate, instances, requests).excess else best
+            late, slow = (excess > 1 for excess in found.excesses)
+            if not late and not slow and own is not server and requests >= FEW:
+                late = rate > own.most_per_second
+            below, above = ((slots, found.excesses[1]), above) if late else (below, (slots, found.excesses[1]))
+            if late == slow or above[0] - below[0] <= 1:
+                return best
+            if own is server or above[1] == math.inf:
+                likely = max(self._busy_slots(rate), round(_WIDER * below[0]))
+            else:
+                part = (1 - below[1]) / max(above[1] - below[1], _MORE)
+                likely = below[0] + int(part * (above[0] - below[0]))
+            own = self._with_slots(own.candidate.batched_tokens, min(max(likely, below[0] + 1), above[0] - 1))
+
+    def _on_many(self, server: AggregatedServer, instances: int, rate: float) -> Iterator[AggregatedServer]:
+        """Yield the server; where it has fewer slots than memory holds, with those best on many requests, and with all.
+
+        TTFT and TPOT cross their limits at about the same number, which few requests tell only roughly.
+        """
+        budget = server.candidate.batched_tokens
+        if server.candidate.batch < self._held[budget]:
+            yield self._slotted(server, instances, rate, MANY)
+            yield self._with_slots(budget, self._held[budget])
+        yield server
+
+    def _busy_slots(self, rate: float) -> int:
+        """Return the slots that are all taken at a rate where every request has just the TPOT limit (Little's law)."""
+        question, ranks = self.question, int(self.row.strategy.attention_groups)
+        return math.ceil(rate * question.workload.decoded_tokens * question.tpot_seconds / ranks)
 
     @cached_property
     def _most_open(self) -> int:
@@ -121,17 +176,26 @@ class AggregatedKind:
             carries = server.pool_reaches if self.asked_per_second is None else server.pool_carries
             return carries(instances, rate_per_second)
 
-        found = next(filter(enough, near), None)
+        def first(servers: Sequence[AggregatedServer]) -> AggregatedServer | None:
+            return next(
+                filter(enough, (own for server in servers for own in self._on_many(server, instances, each))), None
+            )
+
+        found = first(near)
         if found is not None or not timely:
             return found
-        return next(filter(enough, self._near(self._beside(timely[0], each), instances, each)), None)
+        return first(self._near(self._beside(timely[0], each), instances, each))
 
     def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
         """Return the servers that are not surely late on few requests at a rate, the least excess first."""
         return self._not_late(self._timely(servers, instances, rate), instances, rate)
 
-    def _not_late(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
-        return [server for server in servers if not server.player.surely_late(rate, instances, FEW)]
+    def _not_late(
+        self, servers: Sequence[AggregatedServer], instances: int, rate: float, requests: int = FEW
+    ) -> list[AggregatedServer]:
+        """Return the servers that few requests do not show to be late, with fewer slots where those help."""
+        slotted = [self._slotted(server, instances, rate, requests) for server in servers]
+        return [server for server in slotted if not server.player.surely_late(rate, instances, requests)]
 
     def _timely(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
         """Return the servers that are not far too late at a rate, the least excess on few requests first.
@@ -143,7 +207,7 @@ class AggregatedKind:
         able = [server for server in servers if self._bound(server) >= rate and self._listed(server) not in known]
         timely = able
         if able and able[0].player.surely_late(rate, instances, FEWEST):
-            timely = [server for server in able if not server.player.surely_late(rate, instances, FEWEST)]
+            timely = self._not_late(able, instances, rate, FEWEST)
         if able and not timely and self._compared:
             self._remember(able, instances, rate)
         return sorted(timely, key=lambda server: server.player.verdict(rate, instances).excess)
@@ -170,9 +234,10 @@ class AggregatedKind:
         def excess(at: float) -> Floats:
             found = np.zeros(self.steps.budgets)
             for server in late:
-                low = server.player.trial(at, instances, FEWEST).interval(SURE)[0]
-                if self._listed(server) >= 0 and low > 1:
-                    found[self._listed(server)] = low
+                own = self._slotted(server, instances, at, FEWEST)
+                ttft = server.player.trial(at, instances, FEWEST).ttft_interval(SURE)[0] / self.question.ttft_seconds
+                if self._listed(server) >= 0 and own.player.surely_late(at, instances, FEWEST):
+                    found[self._listed(server)] = max(ttft, 1.0)  # fewer slots shorten TPOT
             return found
 
         for part in _SLOWER:
@@ -203,8 +268,9 @@ class AggregatedKind:
 
     def _quickest(self, instances: int, rate_per_second: float) -> tuple[float, AggregatedServer]:
         each, best = rate_per_second / instances, (math.inf, self.servers[0])
-        for server in self.servers:
-            state = server.state(each, instances) if server.pool_carries(instances, rate_per_second) else None
+        carrying = [server for server in self.servers if server.pool_carries(instances, rate_per_second)]
+        for server in carrying or filter(None, [self._carrying(instances, rate_per_second)]):
+            state = server.state(each, instances)
             if state is not None and state.e2e.mean < best[0]:
                 best = state.e2e.mean, server
         return best
@@ -215,9 +281,13 @@ class AggregatedKind:
             self._best[instances] = (0.0 if found is None else self.asked_per_second, found)
         if instances not in self._best:
             best: tuple[float, AggregatedServer | None] = (0.0, None)
-            for server in self._on_few(instances)[1]:
-                if best[1] is None or server.pool_carries(instances, (1 + _MORE) * best[0]):
-                    best = max(best, (server.pool_capacity(instances), server), key=lambda found: found[0])
+            likely, servers = self._on_few(instances)
+            for server in servers:
+                wanted = on_grid((1 + _MORE) * best[0] / instances) or likely
+                for own in self._on_many(server, instances, wanted):
+                    more = on_grid((1 + _MORE) * best[0] / instances) * instances
+                    if not best[0] or own.pool_carries(instances, more):
+                        best = max(best, (own.pool_capacity(instances), own), key=lambda found: found[0])
             self._best[instances] = best
         return self._best[instances]
 
@@ -234,13 +304,16 @@ class AggregatedKind:
             if best is None or rate == 0.0:
                 rate, best = server.pool_capacity(instances, FEW) / instances, server
         if best is None or not rate:
-            return 0.0, []
+            least = on_grid(LEAST_PART * max((server.most_per_second for server in servers), default=0.0))
+            return least, self._near(servers, instances, least)
         while True:
             servers += [each for each in self._beside(best, rate) if each not in servers]
             more = (1 + _MORE) * rate
-            able = (each for each in self._quickest_first(servers, instances, more) if each.most_per_second >= more)
-            first = next(able, best)
-            if first is best or first.player.verdict(more, instances).excess > 1:
+            able = self._quickest_first(servers, instances, more)
+            slotted = (self._slotted(each, instances, more) for each in able)
+            timely = (each for each in slotted if each.player.verdict(more, instances).excess <= 1)
+            first = next((each for each in timely if each.most_per_second >= more), best)
+            if first is best:
                 return rate, [best, *(each for each in self._near(servers, instances, rate) if each is not best)]
             rate, best = max(first.pool_capacity(instances, FEW) / instances, more), first
 

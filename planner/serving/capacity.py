@@ -62,6 +62,12 @@ class Outcome:
         pairs = (self.ttft_seconds, limits.ttft_seconds), (self.tpot_seconds, limits.tpot_seconds)
         return [(seconds, limit) for seconds, limit in pairs if limit]
 
+    def excesses(self, limits: Limits) -> tuple[float, float]:
+        """Return TTFT and TPOT at the percentile over their limits; 0 where no limit applies."""
+        pairs = (self.ttft_seconds, limits.ttft_seconds), (self.tpot_seconds, limits.tpot_seconds)
+        ttft, tpot = (at_percentile(own, limits.percentile) / limit if limit else 0.0 for own, limit in pairs)
+        return ttft, tpot
+
     def counted(self, inner: slice) -> "Outcome":
         """Return the latencies of the requests in a slice."""
         return replace(self, ttft_seconds=self.ttft_seconds[inner], tpot_seconds=self.tpot_seconds[inner])
@@ -152,18 +158,31 @@ class Trial:
     rate_per_second: float
     outcome: Outcome
     """Latencies of the requests that count; empty where the play ended early."""
-    excess: float
-    """Latency at the percentile over its limit, the larger of TTFT and TPOT."""
+    excesses: tuple[float, float]
+    """TTFT and TPOT at the percentile over their limits."""
     limits: Limits
     ended: bool = False
-    """Whether the play ended early because a limit is missed: the excess is then a lower bound."""
+    """Whether the play ended early because a limit is missed: excesses are then lower bounds."""
     whole: bool = False
     """Whether the stream is the whole population, as a trace is: its percentiles have no sampling error."""
+
+    @property
+    def excess(self) -> float:
+        """Latency at the percentile over its limit, the larger of TTFT and TPOT."""
+        return max(self.excesses)
 
     @property
     def ttft(self) -> Latency:
         """Mean and percentiles of TTFT."""
         return Latency.from_samples(self.outcome.ttft_seconds)
+
+    def ttft_interval(self, level: float = LEVEL) -> tuple[float, float]:
+        """Return the confidence interval of TTFT at the percentile."""
+        seconds, percentile = self.outcome.ttft_seconds, self.limits.percentile
+        if self.whole:
+            value = at_percentile(seconds, percentile)
+            return value, value
+        return percentile_interval(seconds, percentile, level)
 
     def surely_late(self, level: float) -> bool:
         """Whether the whole confidence interval of a percentile lies beyond its limit."""
@@ -233,17 +252,10 @@ def trial(play: Play, stream: Stream, rate_per_second: float, limits: Limits, un
     return Trial(
         rate_per_second=rate_per_second,
         outcome=_NOTHING if outcome.ended else outcome,
-        excess=excess_of(outcome, limits),
+        excesses=outcome.excesses(limits),
         limits=limits,
         ended=outcome.ended,
         whole=stream.whole,
-    )
-
-
-def excess_of(outcome: Outcome, limits: Limits) -> float:
-    """Return latency at the percentile over its limit, the larger of TTFT and TPOT; 0 where no limit applies."""
-    return max(
-        (at_percentile(seconds, limits.percentile) / limit for seconds, limit in outcome.limited(limits)), default=0.0
     )
 
 
@@ -295,7 +307,6 @@ def capacity(
     rate = largest_rate(excess, 1.0, upper, about, kept)
     if rate is None:
         return None
-    excess(rate)  # a rate on the grid just below a known one is not played yet
     found, slope = trials[rate], _slope(trials, rate)
     low, high = (rate * (max(end, _TINY) / max(found.excess, _TINY)) ** (-1 / slope) for end in found.interval()[::-1])
     # Where no limit binds below ``upper`` and the whole interval keeps the limit, the rate is ``upper`` for certain.
@@ -330,7 +341,7 @@ def largest_rate(
     answer was tried and keeps the limit. Rates below ``LEAST_PART`` of ``upper`` count as none.
     """
     least, full, aim = on_grid(upper * LEAST_PART), _BEYOND * upper, _AIM * limit_seconds
-    kept = (on_grid(known), seconds(known)) if known else None
+    kept = (below, value) if known and (value := seconds(below := on_grid(known))) <= limit_seconds else None
     missed: tuple[float, float] | None = None
     rate, step = upper if about is None or about >= upper else max(on_grid(about), least), _WIDEN
     while kept is None or missed is None:

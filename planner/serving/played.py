@@ -21,10 +21,8 @@ from planner.serving.capacity import (
     Play,
     Trial,
     Until,
-    at_percentile,
     capacity,
     on_grid_above,
-    percentile_interval,
     trial,
 )
 from planner.serving.prefill import Look, PrefillPool, play_prefill
@@ -162,16 +160,9 @@ class Player:
             low = min(capacity.low * instances, high)
         return Played(
             requests=found.outcome.ttft_seconds.size,
-            ttft_seconds=self._ttft_interval(found),
+            ttft_seconds=found.ttft_interval(),
             requests_per_second=(low, high),
         )
-
-    def _ttft_interval(self, found: Trial) -> tuple[float, float]:
-        seconds, level = found.outcome.ttft_seconds, self.limits.percentile
-        if not found.whole:
-            return percentile_interval(seconds, level)
-        value = at_percentile(seconds, level)
-        return value, value
 
     def capacity(
         self, upper: float, instances: int = 1, about: float | None = None, requests: int = MANY
