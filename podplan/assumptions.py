@@ -20,7 +20,7 @@ def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
     limits = {} if asked.job is not None else _limits(question)
     taken = {**limits, **_traffic(asked), **_machines(question), **_model(question, best), **_electricity(question)}
     named = {name: value for name, value in taken.items() if name in asked.flags.defaulted}
-    told = {} if question.offline is None else {"offline": "its prompts wait, so TTFT is of online requests alone"}
+    told = {} if question.offline is None else {"offline": "requests wait, so TTFT is of online ones alone"}
     return named | _implied(asked) | told | _times(best.question if best else question)
 
 

@@ -12,7 +12,7 @@ from ground.files import check_file, staging, writing
 from ground.units import counted, parse_count, parse_rate
 from planner.manifest.document import read_manifest
 from planner.manifest.migration import union
-from planner.manifest.schema import Manifest, ManifestWorkload, OfflineWork, Prediction
+from planner.manifest.schema import Manifest, ManifestWorkload, Prediction
 from planner.placement.following import Changing, Rebalanced, rebalanced
 from podplan.changing import PlayedMigration, measured_balance, read_autoscale, read_change, read_loads
 from podplan.offered import Offered, check_most, read_offered, read_seed
@@ -253,10 +253,11 @@ def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -
     if flags.offline is not None or planned is not None:
         last = max(float(part.arrival_seconds.max()) for part in offered.requests())
         end = min((last if flags.trace else 0.0) or NEVER, options.measured_until_seconds)
-        if flags.offline is None and planned is not None:
-            asked = _as_planned(planned, options.seed, min(last, end))
-        else:
-            asked = _backlog(flags.offline or "", manifest, options.seed)
+        text = flags.offline
+        if text is None and planned is not None:  # as many as come until then
+            rate, count = planned.requests_per_second, max(math.ceil(planned.requests_per_second * min(last, end)), 1)
+            text = f"{count},{planned.input_tokens:.0f}+{planned.output_tokens:.0f}@{rate!r}/s"
+        asked = _backlog(text or "", manifest, options.seed)
         options = replace(options, offline=asked, measured_until_seconds=end)
     found = _rebalanced(flags, manifest, offered)
     faults = tuple(parse_fault(text) for text in flags.fail or ())
@@ -302,14 +303,6 @@ def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:
         workload = ManifestWorkload(input_tokens=prompt, output_tokens=answer)
     per_second = parse_rate(rate, "--offline") if paced else None
     return backlog(workload, count, seed, per_second).within(longest)
-
-
-def _as_planned(work: OfflineWork, seed: int, seconds: float) -> Requests:
-    """Return the offline requests that were planned beside the online ones, up to a time."""
-    count = max(math.ceil(work.requests_per_second * seconds), 1)
-    check_most("--offline", count)
-    lengths = ManifestWorkload(input_tokens=work.input_tokens, output_tokens=work.output_tokens)
-    return backlog(lengths, count, seed, work.requests_per_second)
 
 
 def _check_measured(result: SimulationResult, warmup: str | None) -> None:
