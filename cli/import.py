@@ -19,7 +19,8 @@ def command(flags: ImportFlags, json: bool = JSON) -> int:
       plan import "vllm serve Qwen/Qwen3-8B --max-num-seqs 512" --hw h100 --isl 512 --osl 128
 
     Kubernetes objects (LeaderWorkerSet, DisaggregatedSet, Deployment, StatefulSet, Volcano's Job, Dynamo's graph),
-    scripts and command lines of vLLM, vLLM-Ascend and SGLang. Exit code 0: it keeps the limits; 3: it does not.
+    scripts and command lines of vLLM, vLLM-Ascend, SGLang and TensorRT-LLM. Exit code 0: it keeps
+    the limits; 3: it does not.
     """
     result = import_deployment(**asdict(flags))
     print_json(result.to_dict()) if json else _show(Screen(), result, flags)
