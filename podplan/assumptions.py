@@ -21,6 +21,8 @@ def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
     taken = {**limits, **_traffic(asked), **_machines(question), **_model(question, best), **_electricity(question)}
     named = {name: value for name, value in taken.items() if name in asked.flags.defaulted}
     told = {} if question.offline is None else {"offline": "requests wait, so TTFT is of online ones alone"}
+    if question.prefix_routing is not None:
+        told["reuse"] = f"{question.workload.prefix_reuse:.1%} of prompt tokens, as found where they are sent"
     return named | _implied(asked) | told | _times(best.question if best else question)
 
 

@@ -132,6 +132,7 @@ def test_what_prompts_find_depends_on_who_is_sent_where(heads: str) -> None:
         reuse[routing] = found.best.question.workload.prefix_reuse
         if routing is not None:
             manifest = found.manifest()
+            assert found.to_dict()["assumptions"]["reuse"].startswith(f"{reuse[routing]:.1%} ")
             assert (manifest.routing.prefill, manifest.routing.prefixes) == (routing, "instance")
             shares[routing] = podplan.simulate(manifest, trace=heads).measured.prefix_hit_share
             assert shares[routing] >= reuse[routing] - 0.003
