@@ -134,15 +134,16 @@ class AggregatedKind:
             own = self._with_slots(own.candidate.batched_tokens, min(max(likely, below[0] + 1), above[0] - 1))
 
     def _on_many(self, server: AggregatedServer, instances: int, rate: float) -> Iterator[AggregatedServer]:
-        """Yield the server; where it has fewer slots than memory holds, with those best on many requests, and with all.
+        """Yield the server; one with fewer slots than memory holds with those best on many requests, then with all.
 
         TTFT and TPOT cross their limits at about the same number, which few requests tell only roughly.
         """
-        budget = server.candidate.batched_tokens
-        if server.candidate.batch < self._held[budget]:
-            yield self._slotted(server, instances, rate, MANY)
-            yield self._with_slots(budget, self._held[budget])
-        yield server
+        held = self._held[server.candidate.batched_tokens]
+        if server.candidate.batch == held:
+            yield server
+            return
+        yield self._slotted(server, instances, rate, MANY)
+        yield self._with_slots(server.candidate.batched_tokens, held)
 
     def _busy_slots(self, rate: float) -> int:
         """Return the slots that are all taken at a rate where every request has just the TPOT limit (Little's law)."""

@@ -354,7 +354,7 @@ def simulated(ask: Asking) -> Iterator[str]:
     best = found.best
     if best is None or "prefix_reuse" in ask.flags:
         return
-    rate = min(best.requests_per_second, *(best.played.requests_per_second if best.played else ()))
+    rate = min([best.requests_per_second, *(best.played.requests_per_second if best.played else ())])
     run = simulate(found.manifest(), rate=rate, seed=ask.chance.randrange(100)).measured
     if run.completed + run.failed + run.running != run.requests or run.failed:
         yield f"of {run.requests} requests {run.completed} are done, {run.failed} failed, {run.running} run"
