@@ -96,10 +96,21 @@ class Found:
         return _added_up(self.name, lambda: READERS[self.engine]([node], experts, None))
 
 
+LEAST = {"sequences": 1, "tokens": 1, "longest": 1, "drafts": 0, "redundant": 0}
+"""Of what an instance counts, where its engine has such a setting."""
+
+
 def _added_up(name: str, read: Callable[[], Counted]) -> Counted:
     """Return what a reader counts; BadInput naming the role where its command does not add up."""
     try:
-        return read()
+        found = read()
+        for what, least in LEAST.items():
+            number = getattr(found, what)
+            if number is not None and not (type(number) is int and least <= number < 2**31):
+                raise ValueError(f"{what} is {str(number)[:20]!r}, not a whole number from {least}")
+        if not 0 < found.memory_frac <= 1:
+            raise ValueError(f"the share of memory is {found.memory_frac}, not above 0 and at most 1")
+        return found
     except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
         raise BadInput(f"{name}: its command does not add up: {error}") from None
 

@@ -288,6 +288,29 @@ def test_options_that_are_none_say_so(options: str, said: str) -> None:
     assert (counted.redundant, counted.drafts) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("flags", "settings", "said"),
+    [
+        ("--max-num-seqs 0", None, "sequences is '0', not a whole number from 1"),
+        ("--max-num-batched-tokens -9", None, "tokens is '-9', not a whole number from 1"),
+        ("--gpu-memory-utilization nan", None, "the share of memory is nan"),
+        ("--gpu-memory-utilization 5", None, "the share of memory is 5"),
+        ("", "max_batch_size: x", "max_batch_size is 'x'"),
+        ("", "max_num_tokens: 1.5", "max_num_tokens is '1.5'"),
+        ("", "max_seq_len: -4", "max_seq_len is '-4'"),
+        ("", "kv_cache_config: {free_gpu_memory_fraction: x}", "not as its kind has it"),
+        ("", "speculative_config: {decoding_type: MTP, num_nextn_predict_layers: x}", "not as its kind has it"),
+    ],
+)
+def test_numbers_that_no_engine_takes_are_refused(flags: str, settings: str | None, said: str) -> None:
+    """A count below one, a share that is none, a text in a file of settings."""
+    command = f"vllm serve Qwen/Qwen3-8B {flags}"
+    if settings is not None:
+        command = "trtllm-serve serve Qwen/Qwen3-8B --extra_llm_api_options o.yml"
+    with pytest.raises(BadInput, match=said):
+        read_source(command, {"o.yml": settings or ""})[0].counted(0, 1024)
+
+
 def test_a_repository_s_name_says_the_format_of_its_weights() -> None:
     """Qwen3-32B-FP8 is qwen3-32b in FP8."""
     found = import_deployment("vllm serve Qwen/Qwen3-32B-FP8 --max-num-seqs 64", hw="h200")
