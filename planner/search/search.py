@@ -116,11 +116,12 @@ def _search(
     asked = alternatives(question)
     check_some(question, check_layouts)
     one_format = len({own_formats(each) for each in asked}) == 1  # else the best ones have to be known
-    if question.engines and one_format and worth is None and (beside or aside is not at_need):
-        here = _searched_here(question, len(asked), beside=beside)
+    here = _searched_here(question, len(asked), beside=beside)
+    known = worth is None or (beside and here == len(asked))  # whether the plan is worth it, before the other is asked
+    if question.engines and one_format and known and (aside is not at_need or (beside and worth is None)):
         work = partial(_besides, asked[0], asked[here:], chosen=True) if beside else partial(_parts, asked[here:])
         with aside(work) as besides:
-            return _answer(question, asked, here, explain=explain, beside=beside, besides=besides)
+            return _answer(question, asked, here, explain=explain, beside=beside, besides=besides, worth=worth)
     return _answer(question, asked, len(asked), explain=explain, beside=beside, worth=worth)
 
 
@@ -152,6 +153,8 @@ def _answer(
     """
     found, known = _found(asked[:here], most_alone=question.goal.maximised and not beside)
     place = preferred([each.best for each in found], question.goal)
+    if worth is not None and (place is None or not worth(found[place].plans[0])):
+        besides, beside = None, False
     answer = answer_of(found[place], beside=beside) if besides and place is not None else None
     told = besides() if besides else None
     part = told.part if told else Part()
@@ -160,7 +163,7 @@ def _answer(
     if place is None and explain:
         return _refused([*found, *_found(asked[here:])[0]], question)
     chosen, plan = place or 0, plans[place or 0]
-    beside = beside and plan is not None and (worth is None or worth(plan))
+    beside = beside and plan is not None
     if besides and chosen >= here:
         answer = besides().part.answer
     answer = answer or answer_of(found[chosen], beside=beside)
