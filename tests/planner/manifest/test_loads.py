@@ -29,7 +29,7 @@ def test_rank_loads_conserves_load(seed, ranks, per_rank):
 
 def test_imbalance_is_busiest_over_mean_and_one_without_load():
     """A layer that no token reached counts as balanced."""
-    assert imbalance(np.array([[1.0, 3.0], [0.0, 0.0]])).tolist() == [1.5, 1.0]
+    assert imbalance(np.array([[0.25, 0.75], [0.0, 0.0]])).tolist() == [1.5, 1.0]
 
 
 @pytest.mark.parametrize(
