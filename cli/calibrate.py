@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from cli.options import JSON, File, Text, options
 from cli.output import Outputs, Screen, print_json
@@ -125,15 +124,6 @@ def measure(
     Needs PyTorch (pip install 'podplan[measure]'), and one device that nothing else uses. Takes a minute or two.
     """
     check_file(out, force=force, flag="--out")
-    timer = Timer(_torch(device), device, quick=quick, runs=3 if quick else 5, least_seconds=1e-3 if quick else 0.02)
-    rows = [dict.fromkeys(FIELDS, None) | row for row in measure_all(timer)]
-    shown = [{name: f"{each:.6g}" if isinstance(each, float) else each for name, each in row.items()} for row in rows]
-    write_files({out: as_csv(shown)}, force=force)
-    sys.stdout.write(f"{len(rows)} times measured on {device}, written to {out}\n")
-
-
-def _torch(device: str) -> Any:
-    """Return PyTorch; BadInput where it or the device is missing."""
     if find_spec("torch") is None:
         raise BadInput("plan measure needs PyTorch, which is not installed; use pip install 'podplan[measure]'")
     torch = import_module("torch")
@@ -143,4 +133,8 @@ def _torch(device: str) -> Any:
     backend = getattr(torch, kind, None)
     if kind != "cpu" and not (backend is not None and hasattr(backend, "is_available") and backend.is_available()):
         raise BadInput(f"--device: PyTorch finds no {device!r} on this machine; use --device cpu to see that it runs")
-    return torch
+    timer = Timer(torch, device, quick=quick, runs=3 if quick else 5, least_seconds=1e-3 if quick else 0.02)
+    rows = [dict.fromkeys(FIELDS, None) | row for row in measure_all(timer)]
+    shown = [{name: f"{each:.6g}" if isinstance(each, float) else each for name, each in row.items()} for row in rows]
+    write_files({out: as_csv(shown)}, force=force)
+    sys.stdout.write(f"{len(rows)} times measured on {device}, written to {out}\n")

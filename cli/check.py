@@ -131,21 +131,16 @@ def junit(checked: Sequence[Checked]) -> str:
         why = {"type": each.verdict.binding, "message": _printable(each.verdict.explanation)}
         tag, told = ("system-out", {}) if each.verdict.holds else ("failure", why)
         case = ElementTree.SubElement(suite, "testcase", named)
-        ElementTree.SubElement(case, tag, told).text = "\n".join(_junit_lines(each))
+        after = each.verdict.after_loss
+        lines = [f"{margin.name}: {margin_text(margin)}" for margin in each.verdict.margins]
+        lines += [f"figures are of {each.basis}"] if each.basis != STATIONARY else []
+        if after is not None:
+            lines += [f"{lost_text(after)}, {margin.name}: {margin_text(margin)}" for margin in after.margins]
+        for window, margins in each.windows:
+            lines += [f"{span_text(window)} {margin.name}: {margin_text(margin)}" for margin in margins]
+        ElementTree.SubElement(case, tag, told).text = "\n".join(lines)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def _junit_lines(checked: Checked) -> list[str]:
-    """Return every margin, those after a loss and of the windows of a day too."""
-    after = checked.verdict.after_loss
-    lines = [f"{margin.name}: {margin_text(margin)}" for margin in checked.verdict.margins]
-    lines += [f"figures are of {checked.basis}"] if checked.basis != STATIONARY else []
-    if after is not None:
-        lines += [f"{lost_text(after)}, {margin.name}: {margin_text(margin)}" for margin in after.margins]
-    for window, margins in checked.windows:
-        lines += [f"{span_text(window)} {margin.name}: {margin_text(margin)}" for margin in margins]
-    return lines
 
 
 def _printable(text: str) -> str:

@@ -74,7 +74,14 @@ def command(flags: ExecuteFlags, json: bool = JSON) -> int:
     logit or a message differs, exit 2 where the manifest does not cover the model.
     """
     check_together(flags)
-    settings, limit_seconds = read_settings(flags), parse_duration(flags.timeout, "--timeout")
+    if not 1 <= flags.iterations <= MOST_ITERATIONS:
+        raise BadInput(f"--iterations: {flags.iterations} must be from 1 to {MOST_ITERATIONS}")
+    if not 0 <= flags.seed < MOST_SEED:
+        raise BadInput(f"--seed: {flags.seed} must be from 0 to {MOST_SEED - 1}")
+    settings, limit_seconds = (
+        Settings(iterations=flags.iterations, seed=flags.seed, int8=flags.int8),
+        parse_duration(flags.timeout, "--timeout"),
+    )
     plan = read_manifest(flags.manifest)
     if flags.drop is not None:
         how = flags.recover or "shrink"
@@ -127,15 +134,6 @@ def check_together(flags: ExecuteFlags) -> None:
     for name in OF_A_WHOLE_RUN:
         if flags.drop is not None and getattr(flags, name) not in (False, None, "local"):
             raise BadInput(f"{flag_name(name)}: is for a run without a loss; leave it or --drop out")
-
-
-def read_settings(flags: ExecuteFlags) -> Settings:
-    """Return what is to be run."""
-    if not 1 <= flags.iterations <= MOST_ITERATIONS:
-        raise BadInput(f"--iterations: {flags.iterations} must be from 1 to {MOST_ITERATIONS}")
-    if not 0 <= flags.seed < MOST_SEED:
-        raise BadInput(f"--seed: {flags.seed} must be from 0 to {MOST_SEED - 1}")
-    return Settings(iterations=flags.iterations, seed=flags.seed, int8=flags.int8)
 
 
 def report_json(report: Report) -> dict[str, Any]:

@@ -138,11 +138,7 @@ def show_clock(rows: list[ClockedBeside]) -> None:
         "Virtual clock beside closed forms, links at unit efficiency, one microbatch at the planned batch",
     )
     told = [f"  {row.timing.operation} ({row.role}, {row.timing.where}): {why}." for row in rows if (why := row.why)]
-    Screen().lines(*(["Gaps above 15 %:", *told] if told else []), *_order(rows))
-
-
-def _order(rows: list[ClockedBeside]) -> list[str]:
-    """Say whether Eq. (12) and (13) order pure EP and the hybrid as the clock does."""
+    # Whether Eq. (12) and (13) order pure EP and the hybrid as the clock does
     lines = []
     for role in dict.fromkeys(row.role for row in rows):
         named = {row.timing.operation: row for row in rows if row.role == role}
@@ -153,7 +149,7 @@ def _order(rows: list[ClockedBeside]) -> list[str]:
             agree = "agree" if by_form == by_clock else "DISAGREE"
             faster = "the hybrid" if by_clock else "pure EP"
             lines.append(f"{role}: Eq. (12) against Eq. (13) and the clock {agree}: {faster} is faster.")
-    return lines
+    Screen().lines(*(["Gaps above 15 %:", *told] if told else []), *lines)
 
 
 def show_iteration(iteration: Iteration) -> None:

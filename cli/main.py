@@ -189,23 +189,19 @@ def run() -> None:
     """Entry point of the console script."""
     spare_threads()
     gc.set_threshold(500_000, 50, 50)  # imports and rows are objects that stay: to look through 100,000 costs 30 ms
-    _open_streams()
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a table in a terminal without UTF-8 is no reason to fail
-    code = main(sys.argv[1:])
-    gc.freeze()  # at exit Python looks for cycles among all that was made: 0.1 s
-    sys.exit(code)
-
-
-def _open_streams() -> None:
-    """Let a closed stream lead nowhere, lest files take its number; a width that is none says nothing."""
+    # Let a closed stream lead nowhere, lest files take its number; a width that is none says nothing
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
     for name in ("COLUMNS", "LINES"):
         if not LEAST_WIDTH <= (read_index(os.environ.get(name, "")) or 0) <= MOST_WIDTH:
             os.environ.pop(name, None)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a table in a terminal without UTF-8 is no reason to fail
+    code = main(sys.argv[1:])
+    gc.freeze()  # at exit Python looks for cycles among all that was made: 0.1 s
+    sys.exit(code)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -163,7 +163,13 @@ def show_growth(screen: Screen, months: Sequence[Month]) -> None:
         "pools": lambda each: pools_text(each.plan, POOL),
     }
     screen.grid(months, columns)
-    screen.text(growth_text(months))
+    bought = [(month.number, sum(month.bought.values())) for month in months]
+    first, *later = [(number, count) for number, count in bought if count]
+    told = "; ".join(f"{counted(count, 'node')} in month {number}" for number, count in later) or "nothing later"
+    cost = total_cost(months)
+    paid = "" if cost is None else f" All {len(months)} months cost {format_count(cost)} USD."
+    start = f"Buy {counted(first[1], 'node')} for the first month; then {told}."
+    screen.text(f"{start}{paid} Each month has the smallest plan for its rate; nodes that are there stay.")
 
 
 def monthly_text(usd_per_hour: float) -> str:
@@ -176,17 +182,6 @@ def _counts(nodes: dict[str, int], month: Month) -> str:
     if len(nodes) == 1:
         return "".join(str(count) for count in nodes.values() if count)
     return ", ".join(f"{count} {name}" for name, count in nodes.items() if count)
-
-
-def growth_text(months: Sequence[Month]) -> str:
-    """Say how much is bought in which months, and what all of it costs."""
-    bought = [(month.number, sum(month.bought.values())) for month in months]
-    first, *later = [(number, count) for number, count in bought if count]
-    told = "; ".join(f"{counted(count, 'node')} in month {number}" for number, count in later) or "nothing later"
-    cost = total_cost(months)
-    paid = "" if cost is None else f" All {len(months)} months cost {format_count(cost)} USD."
-    start = f"Buy {counted(first[1], 'node')} for the first month; then {told}."
-    return f"{start}{paid} Each month has the smallest plan for its rate; nodes that are there stay."
 
 
 FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {

@@ -86,10 +86,15 @@ def _headlines(found: PredictResult) -> list[str]:
     if asked.phase == "prefill" and asked.prefix_reuse and answer.computed_tokens_per_second is not None:
         computed = format_count(answer.computed_tokens_per_second / answer.chips)
         lines.append(_line("computed", f"{computed} per chip (prompt tokens/s without the reused ones)"))
-    lines.append(_line("iteration", _iteration(answer)))
+    parts = [format_duration(answer.iteration_seconds)]
+    if answer.tokens_per_iteration_per_request != 1:
+        parts.append(f"{answer.tokens_per_iteration_per_request:.3g} tokens per request")
+    parts.append(f"{answer.microbatches} microbatch{'es' if answer.microbatches > 1 else ''}")
+    lines.append(_line("iteration", ", ".join(parts)))
     if asked.model.moe is not None:
         lines.append(_line("experts", f"{int(answer.deployment.redundant)} redundant, shared {shared_text(answer)}"))
-    lines.append(_line("bottleneck", _bottleneck(answer)))
+    share = sum(row.exposed_seconds for row in answer.operators if row.bound == answer.bottleneck)
+    lines.append(_line("bottleneck", f"{answer.bottleneck} ({share / answer.iteration_seconds:.0%} of the iteration)"))
     if answer.extrapolated:
         lines.append(_line("extrapolated", _outside(answer.extrapolated)))
     lines.append(_line("memory", _fit(answer.memory)))
@@ -126,20 +131,6 @@ def _line(name: str, text: str) -> str:
 def _shares(answer: Prediction) -> Sequence[tuple[float, str]]:
     chips = ((answer.chips, "chip"),) if answer.chips != answer.devices else ()
     return (*chips, (answer.devices, "device"), (1, "instance"))
-
-
-def _iteration(answer: Prediction) -> str:
-    parts = [format_duration(answer.iteration_seconds)]
-    if answer.tokens_per_iteration_per_request != 1:
-        parts.append(f"{answer.tokens_per_iteration_per_request:.3g} tokens per request")
-    parts.append(f"{answer.microbatches} microbatch{'es' if answer.microbatches > 1 else ''}")
-    return ", ".join(parts)
-
-
-def _bottleneck(answer: Prediction) -> str:
-    """Return what binds, and the share of the iteration that it takes."""
-    share = sum(row.exposed_seconds for row in answer.operators if row.bound == answer.bottleneck)
-    return f"{answer.bottleneck} ({share / answer.iteration_seconds:.0%} of the iteration)"
 
 
 def _fit(memory: Memory) -> str:

@@ -135,12 +135,6 @@ def _spread(cv2: float) -> float:
     return min(math.sqrt(3 * cv2), 0.99)
 
 
-def _goodput(target: Target) -> str:
-    levels = target.levels
-    found = [f"ttft:{levels.ttft_seconds / MILLI:g}"] if levels.ttft_seconds else []
-    return " ".join([*found, *([f"tpot:{levels.tpot_seconds / MILLI:g}"] if levels.tpot_seconds else [])])
-
-
 def _vllm(target: Target, load: Load) -> Command:
     shown = load.traffic.pictures
     flags: list[Flag] = [
@@ -171,7 +165,9 @@ def _vllm(target: Target, load: Load) -> Command:
         ("--result-dir", OUT),
         ("--result-filename", RESULT),
     ]
-    goodput = _goodput(target)
+    levels = target.levels
+    found = [f"ttft:{levels.ttft_seconds / MILLI:g}"] if levels.ttft_seconds else []
+    goodput = " ".join([*found, *([f"tpot:{levels.tpot_seconds / MILLI:g}"] if levels.tpot_seconds else [])])
     words = ["vllm", "bench", "serve"]
     return ([*words, "--goodput", goodput] if goodput else words), flags
 

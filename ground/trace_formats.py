@@ -150,22 +150,17 @@ def _weka_rows(row: Fields, where: str) -> Iterator[Row]:
             yield from _weka_rows({"id": name, "requests": request.get("requests", [])}, where)
             continue
         ids = read_hash_ids(request.get("hash_ids") or [], f"{where}: hash_ids")
+        value = 0
+        for byte in name.encode(errors="surrogatepass"):
+            value = (value * 257 + byte) % (2**43 - 57)
         yield Row(
             read_time(request.get("t"), 1.0, "seconds", f"{where}: t"),
             read_tokens(request.get("in"), f"{where}: in"),
             read_tokens(request.get("out"), f"{where}: out"),
             # Identifiers of different conversations must not meet.
-            ids ^ (hash_of(name) << 20),
+            ids ^ (value << 20),
             name,
         )
-
-
-def hash_of(name: str) -> int:
-    """Return a number below 2^43 that a name always has."""
-    value = 0
-    for byte in name.encode(errors="surrogatepass"):
-        value = (value * 257 + byte) % (2**43 - 57)
-    return value
 
 
 def _otel_rows(row: Fields, where: str) -> Iterator[Row]:

@@ -83,7 +83,15 @@ def read_trace(
             the format's, or more than ``skip_bad_rows`` wrong rows, the first named with its line and field.
     """
     if format == "servegen" or (format is None and is_client_set(path)):
-        return _from_client_set(path, seed)
+        arrivals, inputs, outputs = read_stream(path, seed)
+        return Trace(
+            name=path.name,
+            format="servegen",
+            arrival_seconds=arrivals,
+            input_tokens=inputs,
+            output_tokens=outputs,
+            notes=("requests are drawn from the client set; inputs and outputs independently",),
+        )
     reader = _Reader(path, format, skip_bad_rows)
     rows = list(reader.rows())
     if not rows:
@@ -190,18 +198,6 @@ class _Reader:
                 if len(self.skipped) >= self._most_bad:
                     raise
                 self.skipped.append(str(error))
-
-
-def _from_client_set(path: Path, seed: int) -> Trace:
-    arrivals, inputs, outputs = read_stream(path, seed)
-    return Trace(
-        name=path.name,
-        format="servegen",
-        arrival_seconds=arrivals,
-        input_tokens=inputs,
-        output_tokens=outputs,
-        notes=("requests are drawn from the client set; inputs and outputs independently",),
-    )
 
 
 def _assemble(reader: _Reader, rows: list[Row]) -> Trace:

@@ -56,7 +56,9 @@ def parse_yaml(text: str, where: str) -> object:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        problem = _problem(error)
+        # On one line what the parser says: the problem, and what it was reading
+        context = f" {error.context}" if error.context else ""
+        problem = " ".join(f"{error.problem or 'syntax error'}{context}".split())
         told = _TOO_DEEP if "maximum nesting depth" in problem else f"not YAML: {problem}"  # libyaml has a limit, too
         raise BadInput(f"{where}{line}: {told}") from None
     except yaml.YAMLError as error:
@@ -164,9 +166,3 @@ def _represent_text(dumper: Any, text: str) -> Any:
 _Dumper.add_representer(str, _represent_text)
 _Dumper.add_implicit_resolver(_TAG + "int", _INT, list("-+0123456789"))
 _Dumper.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
-
-
-def _problem(error: yaml.MarkedYAMLError) -> str:
-    """Return on one line what the parser says: the problem, and what it was reading."""
-    context = f" {error.context}" if error.context else ""
-    return " ".join(f"{error.problem or 'syntax error'}{context}".split())

@@ -192,26 +192,23 @@ def _block(cursor: _Cursor, kind: BlockKind) -> dict[str, int]:
     while True:
         token = cursor.take()
         name = token.text.upper()
-        _check_name(cursor.source, token, name, kind, found)
+        source = cursor.source
+        whose = "attention and experts" if kind == "both" else kind
+        if name == "PP":
+            raise source.error(token, "pipeline stages stand at the end, as [PP=n]")
+        if name == "EP" and kind == "attention":
+            raise source.error(token, "attention has no EP; use DP before the comma and EP after it")
+        if name not in ACCEPTED[kind]:
+            raise source.error(token, f"expected a parallelism of {whose}: {', '.join(ACCEPTED[kind])}")
+        if name in found:
+            raise source.error(token, f"{name} is given twice; give it once")
+        for one, other in (("DP", "EP"), ("TP", "SP")):
+            if {name, *found} >= {one, other}:
+                raise source.error(token, f"{one} and {other} of one block are the same devices; give one of them")
         cursor.expect("=", name)
         found[name] = cursor.degree(name)
         if not cursor.accept("+"):
             return found
-
-
-def _check_name(source: _Text, token: _Token, name: str, kind: BlockKind, found: dict[str, int]) -> None:
-    whose = "attention and experts" if kind == "both" else kind
-    if name == "PP":
-        raise source.error(token, "pipeline stages stand at the end, as [PP=n]")
-    if name == "EP" and kind == "attention":
-        raise source.error(token, "attention has no EP; use DP before the comma and EP after it")
-    if name not in ACCEPTED[kind]:
-        raise source.error(token, f"expected a parallelism of {whose}: {', '.join(ACCEPTED[kind])}")
-    if name in found:
-        raise source.error(token, f"{name} is given twice; give it once")
-    for one, other in (("DP", "EP"), ("TP", "SP")):
-        if {name, *found} >= {one, other}:
-            raise source.error(token, f"{one} and {other} of one block are the same devices; give one of them")
 
 
 def _experts(cursor: _Cursor) -> dict[str, int]:

@@ -143,7 +143,15 @@ def _on_pools(entry: Entry, pools: list[Entry]) -> Read:
         if wanted.get("", "").strip().lower() == ANY:
             return _anywhere(entry, values, pools)
         at = {role: _named(wanted.get(role, wanted.get("")), role, pools) for role in ROLES}
-        return _fixed(entry, values, at)
+        asked = read_question(flags_of(QuestionFlags, {**values, **at["prefill"].values}))
+        if at["prefill"] is not at["decode"]:
+            decode = read_question(flags_of(QuestionFlags, {**values, **at["decode"].values})).question.decode
+            asked = replace(asked, question=replace(asked.question, decode=decode))
+        machines = {role: getattr(asked.question, role) for role in ROLES}
+        named = {role: replace(machines[role], budget=at[role].name) for role in ROLES}
+        asked = replace(asked, question=replace(asked.question, **named))
+        check_shape(asked.question)
+        return Member(name=entry.name, question=asked.question), asked, []
 
 
 def _named(name: str | None, role: str, pools: list[Entry]) -> Entry:
@@ -153,19 +161,6 @@ def _named(name: str | None, role: str, pools: list[Entry]) -> Entry:
     if name.strip() not in names:
         raise BadInput(f"hw: {name[:40]!r} is not one of the pools {', '.join(names)}{suggest(name, names)}")
     return pools[names.index(name.strip())]
-
-
-def _fixed(entry: Entry, values: dict[str, str], at: Mapping[str, Entry]) -> Read:
-    """Return a model whose roles each stand on the pool that it names."""
-    asked = read_question(flags_of(QuestionFlags, {**values, **at["prefill"].values}))
-    if at["prefill"] is not at["decode"]:
-        decode = read_question(flags_of(QuestionFlags, {**values, **at["decode"].values})).question.decode
-        asked = replace(asked, question=replace(asked.question, decode=decode))
-    machines = {role: getattr(asked.question, role) for role in ROLES}
-    named = {role: replace(machines[role], budget=at[role].name) for role in ROLES}
-    asked = replace(asked, question=replace(asked.question, **named))
-    check_shape(asked.question)
-    return Member(name=entry.name, question=asked.question), asked, []
 
 
 def _anywhere(entry: Entry, values: dict[str, str], pools: list[Entry]) -> Read:

@@ -176,12 +176,17 @@ class _Asked:
             trace = repeat(trace, times)
         trace = with_hits(scale_rate(trace, read_factor(flags.scale_rate)), manifest.cache(trace.block_tokens))
         requests = from_trace(trace, manifest.workload, seed)
+        notes = list(trace.notes)
+        if trace.spread_seconds:
+            notes.append(f"stamps on a grid of {format_duration(trace.spread_seconds)} are spread over it")
+        if trace.skipped:
+            notes.append(f"{len(trace.skipped)} bad rows are left out, the first: {trace.skipped[0]}")
         return Offered(
             requests=lambda: [requests],
             options=self.options(),
             expectation=self._expect_trace(requests, trace),
             measured=self._from_warmup(len(requests), "of the trace"),
-            notes=_notes(trace),
+            notes=tuple(notes),
         )
 
     def streamed(self) -> Offered:
@@ -340,15 +345,6 @@ def _fitting(trace: Trace, manifest: Manifest) -> Trace:
     """Return the requests that the manifest's model has positions for."""
     model = _model(manifest)
     return fitting(trace, model.max_position, model.name)
-
-
-def _notes(trace: Trace) -> tuple[str, ...]:
-    notes = list(trace.notes)
-    if trace.spread_seconds:
-        notes.append(f"stamps on a grid of {format_duration(trace.spread_seconds)} are spread over it")
-    if trace.skipped:
-        notes.append(f"{len(trace.skipped)} bad rows are left out, the first: {trace.skipped[0]}")
-    return tuple(notes)
 
 
 def _rows(requests: Requests, trace: Trace | None = None) -> Rows:

@@ -187,16 +187,12 @@ class PlaceResult(Result):
             data["migration"] = {"current_imbalance": _mean_max(self.migration.current), **loaded}
         return data
 
-    def moe_map(self) -> MoeMap:
-        """Return the placement behind the model's dense layers, which SGLang and TensorRT-LLM count."""
-        problem = self.problem
-        return MoeMap(
-            slots=self.placed.slots, experts=problem.experts, ranks=problem.ranks, dense_layers=self.dense_layers
-        )
-
     def files(self) -> dict[str, str]:
         """Return the map in every engine's format, each read back, and the answer as JSON."""
-        moe = self.moe_map()
+        problem = self.problem
+        moe = MoeMap(
+            slots=self.placed.slots, experts=problem.experts, ranks=problem.ranks, dense_layers=self.dense_layers
+        )
         texts = {name: write(moe) for name, write in WRITERS.items()}
         for name, text in texts.items():
             rows = read_map(text, name, experts=moe.experts, ranks=moe.ranks).slots
@@ -240,7 +236,10 @@ def place(loads: str | Path, *, devices: int | str, **flags: object) -> PlaceRes
     read = read_loads(typed.loads)
     dense_layers, asked = read_dense_layers(typed, read), read_asked(typed)
     problem, decision = decide(typed, read, asked)
-    split = read_holdout(typed, problem)
+    # Which slices are kept back; None where there are none to keep
+    known: tuple[Split | Literal["none"], ...] = ("alternate", "later", "none")
+    word = read_choice(typed.holdout, "--holdout", known)
+    split = None if word == "none" or not problem.sliced else word
     running, weight = read_current(typed, problem), read_weight(typed, problem)
     start = time.perf_counter()
     found = place_experts(problem, typed.method)
@@ -351,13 +350,6 @@ def _objective_loads(flags: PlaceFlags, read: LoadFile) -> NDArray[np.float64]:
     if word == "slices":
         return read.loads
     return read.loads.sum(axis=2) if read.loads.ndim == 3 else read.loads
-
-
-def read_holdout(flags: PlaceFlags, problem: Problem) -> Split | None:
-    """Which slices are kept back; None where there are none to keep."""
-    known: tuple[Split | Literal["none"], ...] = ("alternate", "later", "none")
-    word = read_choice(flags.holdout, "--holdout", known)
-    return None if word == "none" or not problem.sliced else word
 
 
 def _redundant(flags: PlaceFlags, experts: int, ranks: int) -> int:

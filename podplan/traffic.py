@@ -189,7 +189,7 @@ def _of_sessions(
     if flags.cache is not None and rate is None:
         raise BadInput("--sessions: what --cache still has of a turn depends on the rate; add for example --rate 100/s")
     shape = read_sessions(flags.sessions or "", prompt.lengths)
-    longest = longest_tokens(shape, answer.lengths)
+    longest = shape.turns * shape.branches * (shape.new_tokens.mean + answer.lengths.mean)
     if longest > model.max_position:
         raise BadInput(
             f"--sessions: a session grows to {longest:.10g} tokens, more than the {model.max_position} positions of "
@@ -271,19 +271,16 @@ def read_histogram(path: Path) -> tuple[Floats, Floats]:
             raise BadInput(f"{where}: {tokens} tokens are more than can be meant; use at most {MOST_TOKENS}")
         if tokens in weights:
             raise BadInput(f"{where}: {tokens} tokens stand twice; give each length one weight")
-        weights[tokens] = _weight(row["weight"], where)
+        text = row["weight"]
+        value = number_of(text)
+        if not 0 <= value < math.inf:
+            raise BadInput(f"{where}: {text[:40]!r} is not a weight of 0 or more, such as 12 or 0.25")
+        weights[tokens] = value
     total = sum(weights.values())
     if not 0 < total < math.inf:
         raise BadInput(f"{path}: the weights must sum to more than 0, and to a finite number")
     kept = sorted(tokens for tokens, weight in weights.items() if weight / total > 0)
     return np.array(kept, dtype=np.float64), np.array([weights[tokens] / total for tokens in kept])
-
-
-def _weight(text: str, where: str) -> float:
-    value = number_of(text)
-    if not 0 <= value < math.inf:
-        raise BadInput(f"{where}: {text[:40]!r} is not a weight of 0 or more, such as 12 or 0.25")
-    return value
 
 
 def check_positions(prompt: StatedLengths, answer: StatedLengths, model: ModelSpec) -> None:
@@ -318,11 +315,6 @@ def read_sessions(text: str, new_tokens: Lengths) -> Sessions:
     if shape.turns * shape.branches > MOST_IN_A_SESSION:
         raise BadInput(f"--sessions: turns times branches must be at most {MOST_IN_A_SESSION}")
     return shape
-
-
-def longest_tokens(shape: Sessions, answer: Lengths) -> float:
-    """Return the mean tokens of a session when its last turn has its answer."""
-    return shape.turns * shape.branches * (shape.new_tokens.mean + answer.mean)
 
 
 def sessions_workload(

@@ -21,7 +21,14 @@ def launch(target: Target, role: RolePlan) -> Launch:
     if role.role != "prefill":
         flags.append(("--compilation-config", compact_json({"cudagraph_mode": "FULL_DECODE_ONLY"})))
     files = {}
-    additional = _additional(role)
+    shared = role.model.moe is not None and role.model.moe.shared_experts > 0
+    additional: dict[str, Any] = {}
+    if role.role == "prefill" and shared:
+        additional["enable_shared_expert_dp"] = True
+    if role.role == "decode":
+        additional["recompute_scheduler_enable"] = True  # decode nodes only
+    if role.role != "prefill" and shared:
+        additional["multistream_overlap_shared_expert"] = True
     if needs_map(role):
         name = f"expert-map-{role.name}.json"
         files[name] = ascend_map(role)
@@ -32,19 +39,6 @@ def launch(target: Target, role: RolePlan) -> Launch:
         flags.append(_transfer(target, role))
     environment = ascend_environment(target, role) | OWN | {"TP_SOCKET_IFNAME": target.site.network_interface}
     return served(role, flags, environment, **files)
-
-
-def _additional(role: RolePlan) -> dict[str, Any]:
-    """Return the keys of --additional-config that 0.23.0 reads at top level."""
-    shared = role.model.moe is not None and role.model.moe.shared_experts > 0
-    found: dict[str, Any] = {}
-    if role.role == "prefill" and shared:
-        found["enable_shared_expert_dp"] = True
-    if role.role == "decode":
-        found["recompute_scheduler_enable"] = True  # decode nodes only
-    if role.role != "prefill" and shared:
-        found["multistream_overlap_shared_expert"] = True
-    return found
 
 
 def connector_port(role: RolePlan) -> int:

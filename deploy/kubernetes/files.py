@@ -11,7 +11,7 @@ from deploy.kubernetes.pods import CHANNEL, weights_mount, weights_volume
 from deploy.kubernetes.templates import objects
 from deploy.kubernetes.workloads import WORKLOADS
 from deploy.proof import Load, benchmark, result_name, smoke
-from deploy.routers import ETCD_PORT, Address, Router, etcd_command, router_of, router_script
+from deploy.routers import ETCD_PORT, Address, etcd_command, router_of, router_script
 from deploy.scripts import script
 from deploy.site import patched
 from deploy.templates import Object
@@ -164,28 +164,6 @@ def config_map(target: Target, launch: Launch) -> Object:
     return next(objects("files", target, pool=launch.role.name, files=data))
 
 
-def etcd_objects(target: Target) -> Iterator[Object]:
-    """Yield one etcd member and its service, where xLLM's instances register."""
-    command = etcd_command(f"{target.name}-etcd:{ETCD_PORT}")
-    return objects("etcd", target, command=command, port=ETCD_PORT)
-
-
-def router_objects(target: Target, router: Router) -> Iterator[Object]:
-    """Yield the router's files, deployment and service."""
-    proxy = router.table is None and router.programme[0] == "python3"  # an example of the engine's own image
-    known = target.image(target.roles[0]) if proxy else target.published("router")
-    reads = any(name == "--tokenizer_path" for name, _ in router.flags)
-    return objects(
-        "router",
-        target,
-        files={"router.sh": router_script(target, router), **target.origin.owned(dict(router.files))},
-        image=target.site.router_image or known,
-        port=target.site.router_port,
-        tokenizer={"name": "model", "mountPath": weights_mount(target), "readOnly": True} if reads else None,
-        weights=weights_volume(target) if reads else None,
-    )
-
-
 def front(target: Target, launch: Launch) -> Iterator[Object]:
     """Yield a Service over the pods of aggregated instances, where the engine has no router of its own."""
     return objects("front", target, pool=launch.role.name, port=target.site.router_port)
@@ -233,9 +211,24 @@ def _engines(target: Target, launches: dict[str, Launch], address: Address | Non
         return
     router = router_of(target, launches, address)
     if router is not None:
-        held = list(router_objects(target, router))
+        proxy = router.table is None and router.programme[0] == "python3"  # an example of the engine's own image
+        known = target.image(target.roles[0]) if proxy else target.published("router")
+        reads = any(name == "--tokenizer_path" for name, _ in router.flags)
+        held = list(
+            objects(
+                "router",
+                target,
+                files={"router.sh": router_script(target, router), **target.origin.owned(dict(router.files))},
+                image=target.site.router_image or known,
+                port=target.site.router_port,
+                tokenizer={"name": "model", "mountPath": weights_mount(target), "readOnly": True} if reads else None,
+                weights=weights_volume(target) if reads else None,
+            )
+        )
         if target.profile.engine == "xllm" and target.site.etcd_address is None:
-            held += etcd_objects(target)
+            # One etcd member and its service, where xLLM's instances register
+            command = etcd_command(f"{target.name}-etcd:{ETCD_PORT}")
+            held += objects("etcd", target, command=command, port=ETCD_PORT)
     else:
         held = [item for launch in launches.values() for item in front(target, launch)]
     yield Sheet("router", "What spreads requests over instances.", held)

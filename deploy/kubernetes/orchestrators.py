@@ -130,20 +130,16 @@ def llmd_workloads(target: Target, launch: Launch) -> Iterator[Object]:
         }
         answering["metadata"]["labels"] |= pool
         if role == "decode":
-            answering["spec"]["initContainers"] = [_sidecar(target)]
+            values = {
+                "image": load_orchestrator("llm-d").images["sidecar"].value,
+                "port": SIDECAR_SERVICE_PORT,
+                "engine_port": SIDECAR_TARGET_PORT,
+                "connector": CONNECTORS[target.profile.engine],
+                "locked": LOCKED,
+            }
+            found: Object = filled(template("sidecar")[0], values)
+            answering["spec"]["initContainers"] = [found]
         yield item
-
-
-def _sidecar(target: Target) -> Object:
-    values = {
-        "image": load_orchestrator("llm-d").images["sidecar"].value,
-        "port": SIDECAR_SERVICE_PORT,
-        "engine_port": SIDECAR_TARGET_PORT,
-        "connector": CONNECTORS[target.profile.engine],
-        "locked": LOCKED,
-    }
-    found: Object = filled(template("sidecar")[0], values)
-    return found
 
 
 def llmd_gateway(target: Target) -> Iterator[Object]:

@@ -59,21 +59,17 @@ def weights(target: Target) -> Iterator[Object]:
     values = _job(target, fetched) if fetched else {"settings": {}, "before": None, "container": None, "drivers": []}
     claimed = {"name": "model", "persistentVolumeClaim": {"claimName": f"{target.name}-weights"}}
     values["volumes"] = [claimed, *values.pop("drivers")]
-    storage = f"{_gibibytes(target)}Gi"
-    made = objects("weights", target, storage=storage, storage_class=site.storage_class, **values)
-    yield next(made)
-    if fetched:
-        yield from made
-
-
-def _gibibytes(target: Target) -> int:
-    """Return room for every format and for what is fetched, with a share for draft layers, scales and tables."""
+    # Room for every format and for what is fetched, with a share for draft layers, scales and tables
     model = target.roles[0].model
     formats: set[Dtype] = {role.weights_dtype for role in target.roles}
     if quantised(target):
         formats.add(model.native_dtype)
     held = sum(count_parameters(model).total * ELEMENT_BYTES[name] for name in formats)
-    return math.ceil(SPARE * held / GIBI / STEP_GIBIBYTES) * STEP_GIBIBYTES
+    storage = f"{(math.ceil(SPARE * held / GIBI / STEP_GIBIBYTES) * STEP_GIBIBYTES)}Gi"
+    made = objects("weights", target, storage=storage, storage_class=site.storage_class, **values)
+    yield next(made)
+    if fetched:
+        yield from made
 
 
 def _job(target: Target, repository: str) -> Object:

@@ -81,7 +81,8 @@ def gangs(target: Target, launch: Launch) -> Iterator[Object]:
     role = launch.role
     for number in range(len(role.instances)):
         name = f"{target.name}-{role.name}-{number}"
-        rings = name if needs_rings(launch) else None
+        # Whether an instance reads a rank table, which the Ascend operator collects for a job
+        rings = name if (launch.per_device and launch.role.nodes > 1) else None
         tasks = [_task(target, launch, "head", 1, name, rings)]
         if role.nodes > 1:
             tasks.append(_task(target, launch, "worker", role.nodes - 1, name, rings))
@@ -98,11 +99,6 @@ def gangs(target: Target, launch: Launch) -> Iterator[Object]:
             nodes=role.nodes,
             tasks=tasks,
         )
-
-
-def needs_rings(launch: Launch) -> bool:
-    """Whether an instance reads a rank table, which the Ascend operator collects for a job."""
-    return launch.per_device and launch.role.nodes > 1
 
 
 def _task(target: Target, launch: Launch, task: str, replicas: int, job: str, rings: str | None) -> Object:

@@ -165,7 +165,8 @@ def xllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Coun
     if ranks != world:
         raise ValueError(f"--nnodes is {world} and {ranks} processes start")
     for node in instance:
-        _unshared(node)
+        if len(node.processes) != node.devices:
+            raise ValueError(f"node {node.rank} starts {len(node.processes)} processes on {node.devices} devices")
     ep = _whole(flags, "--ep_size")
     per_device = _whole(flags, "--redundant_experts_num", 0) if flags.get("--enable_eplb") == "true" else 0
     if per_device and (flags.get("--expert_parallel_degree") != "2" or ep != world):
@@ -187,12 +188,6 @@ def xllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Coun
         memory_frac=float(flags["--max_memory_utilization"] or 0),
         kv_role=role,
     )
-
-
-def _unshared(node: Node) -> None:
-    """Every device has a process."""
-    if len(node.processes) != node.devices:
-        raise ValueError(f"node {node.rank} starts {len(node.processes)} processes on {node.devices} devices")
 
 
 def trtllm(instance: Instance, experts: int, texts: Mapping[str, str]) -> Counted:

@@ -55,11 +55,7 @@ def read_nodes(kind: str, files: Mapping[str, str]) -> list[Node]:
     }
     held = [item for item in held if not str(item.get("apiVersion")).startswith("batch/")]  # a Job is Volcano's
     nodes = [node for item in held if item.get("kind") in readers for node in readers[item["kind"]](item, scripts)]
-    return _numbered(nodes)
-
-
-def _numbered(nodes: list[Node]) -> list[Node]:
-    """Count instances per role, where each is an object of its own with instance 0."""
+    # Count instances per role, where each is an object of its own with instance 0
     started: dict[str, int] = {}
     found = []
     for node in nodes:

@@ -105,7 +105,18 @@ def check_question(question: Question, *, search_plan: Search = search, trace: T
         other = finder.most(replace(question, objective="throughput", rate_per_second=None, survive=None))
         found = other if other.plan is not None else found
     if found.plan is None:
-        return _none(found.answer, question.confidence)
+        answer = found.answer
+        return Verdict(
+            holds=False,
+            binding=answer.binding_limit,
+            explanation=answer.explanation,
+            margins=(),
+            confidence=question.confidence,
+            held_confidence=None,
+            after_loss=None,
+            plan=None,
+            rate_per_second=None,
+        )
     return _weigh(question, found, finder)
 
 
@@ -153,20 +164,6 @@ class _Finder(NamedTuple):
         # A trace too short for the plan's largest rate may still suffice for the asked rate.
         played = self.asked_per_second is not None and loads(best, self.trace, self.asked_per_second)
         return _Most(answer=traced.answer, plan=best, rate_per_second=best.requests_per_second, played=played)
-
-
-def _none(answer: Answer, confidence: float | None) -> Verdict:
-    return Verdict(
-        holds=False,
-        binding=answer.binding_limit,
-        explanation=answer.explanation,
-        margins=(),
-        confidence=confidence,
-        held_confidence=None,
-        after_loss=None,
-        plan=None,
-        rate_per_second=None,
-    )
 
 
 def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:

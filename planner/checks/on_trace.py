@@ -112,7 +112,8 @@ def _told(question: Question, trace: Trace, rate: float, recorded: Served, most:
 def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> SeparatePools | AggregatedPool:
     """Return the pools of a plan in the form that is played, with its own or other numbers of instances."""
     if isinstance(plan, AggregatedPlan):
-        return _aggregated_of(plan, instances)
+        one, count = AggregatedServer(plan.question, plan.mixed.candidate).pool, plan.mixed.instances
+        return replace(one, instances=(instances or {}).get("mixed", count))
     assert isinstance(plan, DisaggregatedPlan), "a plan has one of two shapes"
     question, prefill, decode = plan.question, plan.prefill, plan.decode
     left = instances or {}
@@ -142,11 +143,6 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Separat
         transfer_seconds=links.held_seconds,
         reserved_tokens=partial(granted_tokens, second.deployment),
     )
-
-
-def _aggregated_of(plan: AggregatedPlan, instances: Mapping[Role, int] | None) -> AggregatedPool:
-    one, count = AggregatedServer(plan.question, plan.mixed.candidate).pool, plan.mixed.instances
-    return replace(one, instances=(instances or {}).get("mixed", count))
 
 
 def late_at(question: Question, recorded: Served) -> tuple[str, ...]:

@@ -237,7 +237,15 @@ def kept_bytes(
     """
     buffers = exchange_bytes(held)
     if profile.engine == "sglang":
-        own = _sglang_bytes(held, activations, capacity) + buffers
+        # What SGLang keeps outside weights, cache and exchange: metadata, activations, graphs, its floor
+        tokens = held.sequences * held.window if held.role == "decode" else held.tokens
+        rows = smaller(larger(tokens, LEAST_TOKENS), MOST_TOKENS) * MEBIBYTES_PER_TOKEN
+        found = META_MEBIBYTES + larger(rows, activations / MEBI) + held.devices * MEBIBYTES_PER_RANK
+        if held.role != "prefill":
+            found = found + held.sequences * MEBIBYTES_PER_GRAPH
+        if held.role != "decode" and held.latent:
+            found = found + LATENT_GRAPH_MEBIBYTES
+        own = (larger(found, FLOOR_MEBIBYTES if capacity > FLOOR_FROM_BYTES else 0) * MEBI) + buffers
         kept = larger(buffers, own - reserve - activations)
         return kept + (1 - taken_share(held)) * larger(capacity - reserve - activations - kept, 0.0)
     if profile.engine == "trtllm" and profile.deployment is not None:
@@ -249,15 +257,3 @@ def kept_bytes(
 def taken_share(held: Holding) -> float:
     """Return what an engine takes of the share of memory that it is told: SGLang less on AMD, for AITER's workspace."""
     return AITER_SHARE if held.engine == "sglang" and held.accelerator == "amd" else 1.0
-
-
-def _sglang_bytes(held: Holding, activations: Number, capacity: float) -> Number:
-    """Return what SGLang keeps outside weights, cache and exchange: metadata, activations, graphs, its floor."""
-    tokens = held.sequences * held.window if held.role == "decode" else held.tokens
-    rows = smaller(larger(tokens, LEAST_TOKENS), MOST_TOKENS) * MEBIBYTES_PER_TOKEN
-    found = META_MEBIBYTES + larger(rows, activations / MEBI) + held.devices * MEBIBYTES_PER_RANK
-    if held.role != "prefill":
-        found = found + held.sequences * MEBIBYTES_PER_GRAPH
-    if held.role != "decode" and held.latent:
-        found = found + LATENT_GRAPH_MEBIBYTES
-    return larger(found, FLOOR_MEBIBYTES if capacity > FLOOR_FROM_BYTES else 0) * MEBI

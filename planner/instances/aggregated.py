@@ -139,12 +139,6 @@ def _pauses(left_seconds: Floats) -> tuple[int, int]:
     return marks[0] + int(first[0]), marks[1] + int(last[-1])
 
 
-def _per_token(span: Floats, later: Ints) -> Floats:
-    """Seconds per token after the first, [requests]; NaN for an answer of one token."""
-    found: Floats = np.divide(span, later, out=np.full(span.shape, np.nan), where=later > 0)
-    return found
-
-
 def aggregated_outcome(pool: AggregatedPool, stream: Stream, until: Until | None = None) -> Outcome:
     """Return the latencies of a stream's requests, played until enough is known."""
     enough = (lambda first, left: until(_outcome(first, left, stream))) if until else None
@@ -155,9 +149,13 @@ def aggregated_outcome(pool: AggregatedPool, stream: Stream, until: Until | None
 
 def _outcome(first_seconds: Floats, left_seconds: Floats, stream: Stream) -> Outcome:
     come = first_seconds.size  # all of the stream, or its beginning
+    # Seconds per token after the first, [requests]; NaN for an answer of one token
+    span = left_seconds - first_seconds
+    later = stream.answer_tokens[:come] - 1
+    found: Floats = np.divide(span, later, out=np.full(span.shape, np.nan), where=later > 0)
     return Outcome(
         ttft_seconds=first_seconds - stream.arrival_seconds[:come],
-        tpot_seconds=_per_token(left_seconds - first_seconds, stream.answer_tokens[:come] - 1),
+        tpot_seconds=found,
     )
 
 

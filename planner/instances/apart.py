@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
-from models.spec import ModelSpec
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, balanced_cost
@@ -62,7 +61,15 @@ class Alone(NamedTuple):
 
 def _most_alone(question: Question, count: Count) -> list[Alone]:
     """Return the most requests of attention alone and of experts alone, which do not depend on other rows."""
-    held = _expert_layouts(question)
+    machines, moe = question.decode, question.model.moe
+    assert moe is not None, "asked of a model with experts"
+    step = machines.devices_per_node
+    held = [
+        (count, redundant, dedicated)
+        for count in range(step, machines.devices, step)
+        if count > 1 and smallest_redundancy(moe.experts, count) is not None
+        for redundant, dedicated in layouts(question, Strategy(moe_ep=count, domains=1), "decode")
+    ]
     structures = ([layout for layout in held if (layout[2] > 0) == apart] for apart in (False, True))
     return [
         _Bounds(question, lambda sizes: np.zeros(sizes.shape), count, _base(question, own[0])).alone(own)
@@ -85,26 +92,6 @@ def apart_rows(question: Question, needed: Callable[[Ints], Floats], count: Coun
         dropped += len(every) - len(splits) + len(wide) - len(passed)
         found |= dict.fromkeys(_row(line) for line in passed)
     return Apart(rows=list(found), dropped=dropped)
-
-
-def _expert_layouts(question: Question) -> list[Layout]:
-    """Return the layouts of experts on whole nodes of their own."""
-    machines, moe = question.decode, question.model.moe
-    assert moe is not None, "asked of a model with experts"
-    step = machines.devices_per_node
-    return [
-        (count, redundant, dedicated)
-        for count in range(step, machines.devices, step)
-        if count > 1 and smallest_redundancy(moe.experts, count) is not None
-        for redundant, dedicated in layouts(question, Strategy(moe_ep=count, domains=1), "decode")
-    ]
-
-
-def _tensor_degrees(model: ModelSpec, most: int) -> list[int]:
-    """Return the powers of two inside a node by which attention divides."""
-    powers = [1 << power for power in range(min(most, LARGEST_TENSOR).bit_length())]
-    tried = (Strategy(attention_tp=tp, attention_dp=2, moe_ep=2, domains=1) for tp in powers if tp <= most)
-    return [each.attention_tp for each in tried if next(model_conflicts(each, model), None) is None]
 
 
 def with_domains(splits: Floats) -> Floats:
@@ -156,7 +143,12 @@ class _Bounds:
     @property
     def _degrees(self) -> Floats:
         step = self.question.decode.devices_per_node
-        return np.array(_tensor_degrees(self.question.model, step), dtype=np.float64)
+        powers = [1 << power for power in range(min(step, LARGEST_TENSOR).bit_length())]
+        tried = (Strategy(attention_tp=tp, attention_dp=2, moe_ep=2, domains=1) for tp in powers if tp <= step)
+        return np.array(
+            [each.attention_tp for each in tried if next(model_conflicts(each, self.question.model), None) is None],
+            dtype=np.float64,
+        )
 
     def splits(self, own: Alone) -> tuple[Floats, NDArray[np.bool_]]:
         """Return every split of every size, [splits], and whether attention alone and experts alone keep the limit.

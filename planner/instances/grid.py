@@ -128,7 +128,9 @@ def _candidates(spec: ModelSpec, count: int, sizes: _Sizes) -> Iterator[Strategy
     may_stage = spec.attention.kind == "mla" and spec.attention.indexer is None
     for pp in (n for n in _powers_of_two(LARGEST_PIPELINE) if count % n == 0):
         stage = count // pp
-        degrees = _tensor_degrees(stage, sizes.devices_per_node)
+        # TP degrees of a stage: powers of two that divide the stage, within a node or equal to the stage
+        powers = [n for n in _powers_of_two(min(stage, LARGEST_TENSOR)) if stage % n == 0]
+        degrees = [n for n in powers if n <= sizes.devices_per_node or n == stage]
         for tp in degrees:
             for staged in (False, True) if may_stage and tp > 1 else (False,):
                 for moe_tp in degrees if spec.moe else (tp,):
@@ -147,12 +149,6 @@ def _apart(count: int, step: int) -> Iterator[Strategy]:
             experts = count - domains * domain
             for tp in APART_TENSOR:
                 yield Strategy(tp, domain // tp, False, 1, experts, domains=domains)
-
-
-def _tensor_degrees(stage: int, per_node: int) -> list[int]:
-    """Return the TP degrees of a stage: powers of two that divide the stage, within a node or equal to the stage."""
-    powers = [n for n in _powers_of_two(min(stage, LARGEST_TENSOR)) if stage % n == 0]
-    return [n for n in powers if n <= per_node or n == stage]
 
 
 def _divides(strategy: Strategy, spec: ModelSpec, known: dict[tuple[int, ...], bool]) -> bool:

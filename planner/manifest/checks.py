@@ -126,7 +126,11 @@ def _check_rows(pool: Pool, table: Ints, per_node: int, path: str) -> None:
     if outside.size:
         row = outside[0]
         raise BadInput(f"{path}[{row}]: node {node[row]}, device {device[row]} must lie in nodes of {per_node} devices")
-    twice = _repeated(node * per_node + device)
+    values = node * per_node + device
+    first = np.zeros(len(values), dtype=bool)
+    first[np.unique(values, return_index=True)[1]] = True
+    again = np.flatnonzero(~first)
+    twice = int(again[0]) if again.size else None
     if twice is not None:
         raise BadInput(f"{path}[{twice}]: rank {twice} stands on a device that an earlier rank has")
     expected[:, PLACE] = table[:, PLACE]
@@ -135,14 +139,6 @@ def _check_rows(pool: Pool, table: Ints, per_node: int, path: str) -> None:
         row, column = wrong[0]
         name, right = RANK_COLUMNS[column], expected[row, column]
         raise BadInput(f"{path}[{row}][{column}]: {name} {table[row, column]} must be {right} as degrees say")
-
-
-def _repeated(values: Ints) -> int | None:
-    """Return the index of the first value that stands earlier already, None where all differ."""
-    first = np.zeros(len(values), dtype=bool)
-    first[np.unique(values, return_index=True)[1]] = True
-    again = np.flatnonzero(~first)
-    return int(again[0]) if again.size else None
 
 
 def _check_groups(pool: Pool, path: str) -> None:

@@ -158,21 +158,15 @@ def stack(terms: Iterable[Term], stages: Mapping[Stage, Stage] = NONE, names: Ma
     """
     result = StackedTerms(terms)
     runs, transfers = runs_of(result, stages, names)
-    ordered = _in_order(runs)
+    ordered: list[Run] = []
+    for stage in ORDER:
+        gate = ordered[-1].gate if ordered else ()
+        ordered += sorted((run for run in runs if run.stage == stage), key=lambda run: run.gate != gate)
     result.blocks = _blocks(ordered)
     result.places = _places(ordered, transfers)
     result.shape = np.broadcast_shapes(*set(_shapes(result)))
     result.launches = launches_per_layer(result)
     return result
-
-
-def _in_order(runs: Sequence[Run]) -> list[Run]:
-    """Return runs stage by stage, and where a stage has a run behind the gate of the one before it, that first."""
-    ordered: list[Run] = []
-    for stage in ORDER:
-        gate = ordered[-1].gate if ordered else ()
-        ordered += sorted((run for run in runs if run.stage == stage), key=lambda run: run.gate != gate)
-    return ordered
 
 
 def _blocks(runs: Sequence[Run]) -> list[Block]:

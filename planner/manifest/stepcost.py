@@ -119,7 +119,8 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1, *, least: bo
 def evaluate_each(cost: StepCost, load: StepLoad, counts: Sequence[int], *, least: bool = False) -> list[StepSeconds]:
     """Return the durations with each number of microbatches; what runs once a step is evaluated once."""
     whole = variables(cost, load, 1, experts=1 in counts)
-    once = _once(cost, whole)
+    # Timings of what runs once a step, on the whole batch: embedding, head, and the drafts' own work
+    once = {**stage_timings(cost.head_terms, whole), **stage_timings(cost.draft_terms, whole)}
     parts = (whole if each == 1 else variables(cost, load, each) for each in counts)
     return [_composed(cost, load, each, values, once, least=least) for each, values in zip(counts, parts, strict=True)]
 
@@ -128,11 +129,6 @@ def evaluate_best(cost: StepCost, load: StepLoad, most: int = 2) -> StepSeconds:
     """Return the faster of one and, where allowed and possible, two microbatches (numbers only)."""
     both = most > 1 and cost.moe_layers and splittable(load)
     return min(evaluate_each(cost, load, (1, 2) if both else (1,)), key=lambda each: each.seconds)
-
-
-def _once(cost: StepCost, whole: Mapping[str, Number]) -> Stages:
-    """Return the timings of what runs once a step, on the whole batch: embedding, head, and the drafts' own work."""
-    return {**stage_timings(cost.head_terms, whole), **stage_timings(cost.draft_terms, whole)}
 
 
 def _composed(
@@ -176,7 +172,10 @@ def moe_layer(cost: StepCost, stages: Stages, microbatches: int, *, least: bool 
         return stage_sum(stages, ("attention",)) + expert_stream(cost, stages), 1.0
     if cost.rule == "attention_experts":
         return split_least(cost, stages) if least else split_layer(cost, stages)
-    return overlapped_layer(cost, stages), 1.0
+    total: Number = 0.0
+    for compute, communication in slots(cost, stages):
+        total = total + slot_seconds(cost, compute, communication)
+    return total, 1.0
 
 
 def passage(cost: StepCost, stages: Stages) -> Passage:
@@ -307,14 +306,6 @@ def memory_demand(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
         stages[name].demand if name in stages else 0.0 for name in ("attention", "gate", "experts", "shared")
     )
     return attention, plus(gate, larger(routed, shared) if dedicated(cost) else plus(routed, shared))
-
-
-def overlapped_layer(cost: StepCost, stages: Stages) -> Number:
-    """Two microbatches, compute of one beside communication of the other, in four slots."""
-    total: Number = 0.0
-    for compute, communication in slots(cost, stages):
-        total = total + slot_seconds(cost, compute, communication)
-    return total
 
 
 def slots(cost: StepCost, stages: Stages) -> list[tuple[Number, Number]]:

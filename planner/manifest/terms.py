@@ -212,7 +212,15 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int, experts: bool =
         "mean": mean,
     }
     if cost.reach_tokens:
-        values |= within_reach(values, load.decode_sequences * part, cost.reach_tokens)
+        # What of the cached tokens and pairs lies within reach, for layers with a window or an indexer
+        sequences = load.decode_sequences * part
+        reach = cost.reach_tokens
+        prompts = values["chunk"], values["context"], values["pairs"]
+        values |= {
+            "kv_within": _plain(kept_tokens(values["kv"], sequences, reach)),
+            "context_within": _plain(context_within(*prompts, reach)),
+            "pairs_within": _plain(pairs_within(*prompts, reach)),
+        }
     if cost.experts and experts:
         values |= of_experts(cost, mean * cost.attention_ranks)
     return values
@@ -243,16 +251,6 @@ def plus(one: Number, other: Number) -> Number:
     if isinstance(other, np.ndarray) or other:
         return one + other if isinstance(one, np.ndarray) or one else other
     return one
-
-
-def within_reach(values: Mapping[str, Number], sequences: Number, reach: int) -> dict[str, Number]:
-    """Return what of the cached tokens and pairs lies within reach, for layers with a window or an indexer."""
-    prompts = values["chunk"], values["context"], values["pairs"]
-    return {
-        "kv_within": _plain(kept_tokens(values["kv"], sequences, reach)),
-        "context_within": _plain(context_within(*prompts, reach)),
-        "pairs_within": _plain(pairs_within(*prompts, reach)),
-    }
 
 
 def dedicated(cost: StepCost) -> bool:

@@ -161,7 +161,7 @@ class PrefillKind:
 
         With evenly spaced arrivals only the first is returned: it shows that not all are late.
         """
-        able = self._able_places(1, each)
+        able = self._likely_first(np.flatnonzero(self._able(1, each)).tolist())
         known = self.slower.late(self.passes, instances, each)[self.budgets.places]
         left = [place for place in able if not known[place]]
         early = (place for place in left if not self._player(place).surely_late(each, instances))
@@ -181,10 +181,6 @@ class PrefillKind:
             return found
 
         self.slower.add(self.passes, instances, each, excess)
-
-    def _able_places(self, instances: int, rate: float) -> list[int]:
-        """Return the indices of budgets whose bound is at least a rate, the likely best first."""
-        return self._likely_first(np.flatnonzero(self._able(instances, rate)).tolist())
 
     def _player(self, place: int) -> PlayedPrefill:
         player = self.server(place).player

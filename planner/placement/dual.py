@@ -101,7 +101,10 @@ def price(replicas: Replicas, prices: Floats) -> Priced:
     if replicas.slots_per_rank == 1:
         best = np.where(np.arange(GRID + 1) == 0, 0.0, -np.inf)  # no other slot
     for _ in range(replicas.slots_per_rank - 2):
-        best, used = _one_more(best, single, offered)
+        before = np.arange(GRID + 1)[:, None] - offered[None, :]  # [grid, offered]
+        sums = np.where(before >= 0, best[before], -np.inf) + single[offered]
+        chosen = sums.argmax(axis=1)
+        best, used = sums[np.arange(GRID + 1), chosen], offered[chosen]
         steps.append(used)
     highest = np.maximum.accumulate(best)
     at = np.maximum.accumulate(np.where(best >= highest, np.arange(GRID + 1), 0))
@@ -116,14 +119,6 @@ def _dearest(size: Ints, value: Floats) -> tuple[Floats, Ints]:
     single, dearest = np.full(GRID + 1, -np.inf), np.full(GRID + 1, -1)
     single[size[last]], dearest[size[last]] = value[last], last
     return single, dearest
-
-
-def _one_more(best: Floats, single: Floats, offered: Ints) -> tuple[Floats, Ints]:
-    """Greatest sum of ``best`` and one offered replica at each grid load, and the grid load of that replica."""
-    before = np.arange(GRID + 1)[:, None] - offered[None, :]  # [grid, offered]
-    sums = np.where(before >= 0, best[before], -np.inf) + single[offered]
-    chosen = sums.argmax(axis=1)
-    return sums[np.arange(GRID + 1), chosen], offered[chosen]
 
 
 def dearest_ranks(replicas: Replicas, priced: Priced, first: Ints) -> Ints:
@@ -224,7 +219,16 @@ def _cutting_planes(scaled: Floats, ranks: int, target: float, replicas: Replica
     state = _Prices(weights, np.zeros(len(knots)), -np.inf)
     for start in (knots / target, need / replicas.slots_per_rank):  # the bounds that need no search
         _adopt(state, start, float(price(replicas, weights @ start).worth.max()))
-    solver = _solver(weights.sum(axis=0), need)
+    # A linear programme that maximises the sum of prices; rows are added as ranks are found
+    gain = weights.sum(axis=0)
+    import highspy  # only certificates need it
+
+    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+    for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
+        solver.setOptionValue(name, value)
+    count = len(gain)
+    solver.addVars(count, np.full(count, _LEAST_PRICE), need)
+    solver.changeColsCost(count, np.arange(count, dtype=np.int32), -gain)
     nearest = weights.argmax(axis=1)
     outer, seen = need, set[bytes]()
     for _ in range(_ROUNDS):
@@ -233,7 +237,10 @@ def _cutting_planes(scaled: Floats, ranks: int, target: float, replicas: Replica
             return np.asarray(weights @ state.inner)
         if cuts is None:
             return None
-        _add_rows(solver, cuts)
+        at, column = np.nonzero(cuts)
+        starts = np.searchsorted(at, np.arange(len(cuts))).astype(np.int32)
+        least, most = np.full(len(cuts), -np.inf), np.ones(len(cuts))
+        solver.addRows(len(cuts), least, most, len(column), starts, column.astype(np.int32), cuts[at, column])
         solver.run()
         outer = np.array(solver.getSolution().col_value)
         if weights.sum(axis=0) @ outer <= ranks:
@@ -288,27 +295,6 @@ def _between_knots(loads: Floats, knots: Floats) -> Floats:
     weights[each, lower] = 1 - part
     weights[each, lower + 1] += part
     return weights
-
-
-def _solver(gain: Floats, most: Floats) -> Any:
-    """A linear programme that maximises the sum of prices; rows are added as ranks are found."""
-    import highspy  # only certificates need it
-
-    solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
-    for name, value in (("output_flag", False), ("threads", 1), ("random_seed", 0)):
-        solver.setOptionValue(name, value)
-    count = len(gain)
-    solver.addVars(count, np.full(count, _LEAST_PRICE), most)
-    solver.changeColsCost(count, np.arange(count, dtype=np.int32), -gain)
-    return solver
-
-
-def _add_rows(solver: Any, rows: Floats) -> None:
-    """Add rows . prices <= 1."""
-    at, column = np.nonzero(rows)
-    starts = np.searchsorted(at, np.arange(len(rows))).astype(np.int32)
-    least, most = np.full(len(rows), -np.inf), np.ones(len(rows))
-    solver.addRows(len(rows), least, most, len(column), starts, column.astype(np.int32), rows[at, column])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

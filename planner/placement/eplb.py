@@ -83,7 +83,12 @@ def _without_duplicates(slots: Ints, loads: Floats, problem: Problem) -> Ints:
         on[held[held >= 0], filled] = True
         each = loads / counts
         relief = each - loads / (counts + 1)
-        candidates = _addable(held, rank, problem)
+        # Experts that ``rank`` lacks; with kept groups those of its node
+        per_node = problem.ranks // problem.nodes
+        node = rank // per_node
+        pool = held[node * per_node : (node + 1) * per_node] if problem.keep_groups else np.arange(problem.experts)
+        absent = np.setdiff1d(pool, held[rank])
+        candidates = absent[absent >= 0]
         totals = (each[:, None] * on).sum(axis=0) - relief[candidates, None] * on[candidates]  # [candidates, ranks]
         totals[:, rank] += (loads / (counts + 1))[candidates]
         chosen = candidates[np.lexsort((-relief[candidates], totals.max(axis=1)))[0]]
@@ -100,15 +105,6 @@ def _doubled(held: Ints) -> list[tuple[int, int]]:
         for slot, expert in enumerate(row)
         if expert in row[:slot]
     ]
-
-
-def _addable(held: Ints, rank: int, problem: Problem) -> Ints:
-    """Experts that ``rank`` lacks; with kept groups those of its node."""
-    per_node = problem.ranks // problem.nodes
-    node = rank // per_node
-    pool = held[node * per_node : (node + 1) * per_node] if problem.keep_groups else np.arange(problem.experts)
-    absent = np.setdiff1d(pool, held[rank])
-    return absent[absent >= 0]
 
 
 def hottest_first(loads: Floats, slots: int, most_per_expert: int) -> Ints:

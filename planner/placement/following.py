@@ -112,37 +112,28 @@ def _maps(
     while every is not None and begin + every <= changing.last_seconds:
         now, current = begin + every, maps[-1][1]
         counts, begin = changing.collected(begin, now), now
-        found = _balanced(current, counts)
+        # EPLB's map for token counts, ranks numbered so that most weights stay
+        held = _slots(current)
+        layers, experts = len(held), counts.shape[1]
+        rows = np.maximum(counts[np.arange(layers) % len(counts)], counts.max() * _LEAST_SHARE)
+        problem = Problem(loads=rows, ranks=len(current.expert_ranks), redundant=held.shape[1] - experts)
+        slots = renumbered(held, eplb(problem), problem)
+        numbers = [number for entry in current.placements for number in entry.layers]
+        placements = [ExpertLayers(layers=[n], slots=row) for n, row in zip(numbers, slots.tolist(), strict=True)]
+        found = current.model_copy(update={"placements": placements})
         better = placement_balance(current, counts) * (1 - _GAIN)
         if placement_balance(found, counts) > better:
             continue
         loaded = moves(_slots(current), _slots(found), len(planned.expert_ranks)).sum(axis=0)
-        seconds = float(loaded.max()) * _expert_seconds(manifest, pool)
+        spec = manifest.clusters[pool.hardware].spec
+        size = count_parameters(manifest.model.spec).routed_expert * ELEMENT_BYTES[pool.weights_dtype]
+        seconds = float(loaded.max()) * (size / spec.plane(spec.kv_plane).reached_bytes_per_second)
         moved, longest = moved + int(loaded.sum()), max(longest, seconds)
         maps.append((now + seconds, found))
         begin = max(begin, now + seconds)  # counts are collected again once it serves
     return maps, moved, longest
 
 
-def _balanced(current: ExpertMap, counts: Floats) -> ExpertMap:
-    """Return EPLB's map for token counts, ranks numbered so that most weights stay."""
-    held = _slots(current)
-    layers, experts = len(held), counts.shape[1]
-    rows = np.maximum(counts[np.arange(layers) % len(counts)], counts.max() * _LEAST_SHARE)
-    problem = Problem(loads=rows, ranks=len(current.expert_ranks), redundant=held.shape[1] - experts)
-    slots = renumbered(held, eplb(problem), problem)
-    numbers = [number for entry in current.placements for number in entry.layers]
-    placements = [ExpertLayers(layers=[n], slots=row) for n, row in zip(numbers, slots.tolist(), strict=True)]
-    return current.model_copy(update={"placements": placements})
-
-
 def _slots(mapping: ExpertMap) -> Ints:
     """Return the expert in every slot of every layer, [layers, slots]."""
     return np.array([entry.slots for entry in mapping.placements for _ in entry.layers])
-
-
-def _expert_seconds(manifest: Manifest, pool: Pool) -> float:
-    """Seconds in which a device takes one expert's weights of a layer off a peer, over the plane that carries KV."""
-    spec = manifest.clusters[pool.hardware].spec
-    size = count_parameters(manifest.model.spec).routed_expert * ELEMENT_BYTES[pool.weights_dtype]
-    return size / spec.plane(spec.kv_plane).reached_bytes_per_second

@@ -75,7 +75,14 @@ def keep_groups(problem: Problem) -> Ints:
     """Place with every group on one node, [layers, slots]."""
     each = problem.groups // problem.nodes
     if _many(problem):
-        return _packed_groups(problem)
+        # Many groups: longest first to the nodes, [layers, slots]
+        loads = problem.mean_loads
+        group_loads = loads.reshape(problem.layers, problem.groups, -1).sum(axis=2)
+        members = np.stack([balanced_packs(row, problem.nodes) for row in group_loads])
+        layer = np.repeat(np.arange(problem.layers), problem.nodes)
+        bound = simple_bounds(loads, problem.ranks, problem.slots)
+        held, _ = _place_nodes(problem, layer, members.reshape(len(layer), -1), bound[layer])
+        return held.reshape(problem.layers, -1)
     sets, partitions = group_sets(problem.groups, each)
     costs = _set_bounds(problem, sets)
     taken, bound = best_partition(costs, partitions)
@@ -121,14 +128,3 @@ def _place_nodes(problem: Problem, layer: Ints, members: Ints, floor: Floats) ->
     replicas = np.stack([np.bincount(row, minlength=loads.shape[1]) for row in flat])
     carried = np.take_along_axis(loads / replicas, flat, axis=1).reshape(len(layer), ranks, -1).sum(axis=2)
     return np.take_along_axis(experts, flat, axis=1), carried.max(axis=1)
-
-
-def _packed_groups(problem: Problem) -> Ints:
-    """Many groups: longest first to the nodes, [layers, slots]."""
-    loads = problem.mean_loads
-    group_loads = loads.reshape(problem.layers, problem.groups, -1).sum(axis=2)
-    members = np.stack([balanced_packs(row, problem.nodes) for row in group_loads])
-    layer = np.repeat(np.arange(problem.layers), problem.nodes)
-    bound = simple_bounds(loads, problem.ranks, problem.slots)
-    held, _ = _place_nodes(problem, layer, members.reshape(len(layer), -1), bound[layer])
-    return held.reshape(problem.layers, -1)

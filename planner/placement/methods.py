@@ -192,7 +192,8 @@ def place(problem: Problem, method: str = "auto") -> Placement:
         other = measure(problem, theirs)
         slots = np.where((other < reached)[:, None], theirs, slots)
         reached = np.minimum(other, reached)
-    slots = _in_order(slots, problem)
+    held = slots.reshape(problem.layers, problem.ranks, -1)
+    slots = np.sort(held, axis=2).reshape(problem.layers, -1)
     check_expert_map(slots, problem.experts, problem.ranks)
     bound = lower_bound(problem)
     return Placement(slots=slots, imbalance=reached, lower_bound=np.minimum(bound, reached), method=name)
@@ -219,12 +220,6 @@ def lower_bound(problem: Problem) -> Floats:
 
 def _floor(problem: Problem) -> Floats:
     return simple_bounds(problem.mean_loads, problem.ranks, problem.slots)
-
-
-def _in_order(slots: Ints, problem: Problem) -> Ints:
-    """Return the map with the experts of every rank in rising order."""
-    held = slots.reshape(problem.layers, problem.ranks, -1)
-    return np.sort(held, axis=2).reshape(problem.layers, -1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

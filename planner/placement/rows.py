@@ -180,37 +180,28 @@ def trade_at_random(state: Rows, rows: Ints, rng: np.random.Generator, kick: Kic
         if not len(going):
             break
         some, at = rows[going], busy[going]
+        carried = state.carried[some, at, :, 0]  # [rows, own slot]
+        share = carried / np.maximum(carried.max(axis=1, keepdims=True), np.finfo(float).tiny)
+        waits = rng.exponential(size=share.shape) / np.maximum(share, _LEAST_SHARE)  # the first to arrive is drawn
         gains = np.where(
             rng.random(len(some)) < kick.relieve,
-            _hot(state, some, at, rng),
+            np.asarray(state.held[some, at, waits.argmin(axis=1)]),
             rng.integers(state.loads.shape[1], size=len(some)),
         )
-        loses = _sparing(state, some, gains, rng)
+        # Expert whose replicas stay light with one fewer, [rows]; one with a single replica where there is none
+        each, counts = np.arange(len(some)), state.counts[some]
+        burden = np.where(counts > 1, state.loads[some] / np.maximum(counts - 1, 1), np.inf)
+        burden[each, gains] = np.inf
+        nearest = min(_CHEAPEST, burden.shape[1] - 1)
+        cheap = np.argpartition(burden, nearest, axis=1)[:, :nearest]
+        cheap = np.take_along_axis(cheap, np.take_along_axis(burden, cheap, axis=1).argsort(axis=1), axis=1)
+        loses = np.asarray(cheap[each, (rng.random(len(some)) ** 2 * nearest).astype(np.int64)])
         shed = state.held[some, at, rng.integers(state.held.shape[2], size=len(some))]
         sheds = (rng.random(len(some)) < kick.shed) & (state.counts[some, shed] > 1)
         idle = _trade(state, some, gains, np.where(sheds, shed, loses), rng)
         if not extra:
             _shuffle(state, some[idle], at[idle], rng)
     state.refresh(rows)
-
-
-def _hot(state: Rows, rows: Ints, busy: Ints, rng: np.random.Generator) -> Ints:
-    """Expert of the busiest rank, drawn in proportion to its load there, [rows]."""
-    carried = state.carried[rows, busy, :, 0]  # [rows, own slot]
-    share = carried / np.maximum(carried.max(axis=1, keepdims=True), np.finfo(float).tiny)
-    waits = rng.exponential(size=share.shape) / np.maximum(share, _LEAST_SHARE)  # the first to arrive is drawn
-    return np.asarray(state.held[rows, busy, waits.argmin(axis=1)])
-
-
-def _sparing(state: Rows, rows: Ints, gains: Ints, rng: np.random.Generator) -> Ints:
-    """Expert whose replicas stay light with one fewer, [rows]; one with a single replica where there is none."""
-    each, counts = np.arange(len(rows)), state.counts[rows]
-    burden = np.where(counts > 1, state.loads[rows] / np.maximum(counts - 1, 1), np.inf)
-    burden[each, gains] = np.inf
-    nearest = min(_CHEAPEST, burden.shape[1] - 1)
-    cheap = np.argpartition(burden, nearest, axis=1)[:, :nearest]
-    cheap = np.take_along_axis(cheap, np.take_along_axis(burden, cheap, axis=1).argsort(axis=1), axis=1)
-    return np.asarray(cheap[each, (rng.random(len(rows)) ** 2 * nearest).astype(np.int64)])
 
 
 def _shuffle(state: Rows, rows: Ints, busy: Ints, rng: np.random.Generator) -> None:

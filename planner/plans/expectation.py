@@ -282,7 +282,8 @@ def pool_ttft(
     """
     dealing, budget = _prefill_dealing(pool, workload), group_budget(pool)
     if has_closed_form(workload, _chunks(workload, budget)):
-        squared_cv = _gap_squared_cv(manifest, workload, instances)
+        policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
+        squared_cv = thinned_squared_cv(workload.arrival_squared_cv, instances, policy)
         return latency_of(pool_passes(pool, workload), rate_per_second, squared_cv)
     limits, context = Limits(percentile=99.0), float(manifest.model.spec.max_position)
     together = 1 if manifest.routing.prefill == "round_robin" else instances
@@ -296,11 +297,6 @@ def pool_ttft(
     player = PlayedPrefill.of(played, workload, limits, context)
     rate = rate_per_second * together
     return player.trial(rate, instances // together).ttft if rate < player.saturation_per_second else None
-
-
-def _gap_squared_cv(manifest: Manifest, workload: Workload, instances: int) -> float:
-    policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
-    return thinned_squared_cv(workload.arrival_squared_cv, instances, policy)
 
 
 def pool_passes(pool: Pool, workload: Workload) -> Passes:

@@ -81,7 +81,13 @@ class PrefillPool(PlannedPool):
     @cached_property
     def memory(self) -> Memory:
         """Bytes per device with the KV of a running pass and of one that is being sent."""
-        return prefill_memory(self.question, self.candidate)
+        question = self.question
+        candidate = self.candidate
+        prompt = question.workload.input_tokens.mean
+        computed = candidate.prompts * prompt * (1 - question.workload.prefix_reuse) / candidate.chunks
+        tokens = computed / candidate.row.strategy.pp
+        prompts = 2.0 * candidate.prompts
+        return memory(candidate.deployment, kv_tokens=prompts * prompt, sequences=prompts, tokens=tokens)
 
     @property
     def room_prompts(self) -> float:
@@ -171,12 +177,3 @@ def prefill_prediction(question: Question, candidate: PrefillCandidate) -> Predi
             cache_plane=question.prefix_pool.plane if question.prefix_pool else None,
         )
     )
-
-
-def prefill_memory(question: Question, candidate: PrefillCandidate) -> Memory:
-    """Bytes per device with the KV of a running pass and of one that is being sent."""
-    prompt = question.workload.input_tokens.mean
-    computed = candidate.prompts * prompt * (1 - question.workload.prefix_reuse) / candidate.chunks
-    tokens = computed / candidate.row.strategy.pp
-    prompts = 2.0 * candidate.prompts
-    return memory(candidate.deployment, kv_tokens=prompts * prompt, sequences=prompts, tokens=tokens)

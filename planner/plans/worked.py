@@ -13,7 +13,7 @@ from planner.costs.cache import device_cache
 from planner.costs.latency import balanced_cost
 from planner.instances.kv_links import LinkState
 from planner.manifest.drafts import tokens_per_iteration
-from planner.manifest.terms import CommunicationTerm, StepCost, Term
+from planner.manifest.terms import CommunicationTerm, Term
 from planner.plans.aggregated import AggregatedPool
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
@@ -88,7 +88,8 @@ def _pool(pool: PlannedPool, lines: tuple[str, ...]) -> PoolTerms:
     prediction = pool.prediction
     rows = sorted(prediction.operators, key=lambda row: -row.exposed_seconds)
     step = sum(row.exposed_seconds for row in rows)
-    rates = _rates(balanced_cost(prediction.deployment, pool.question.balance))
+    cost = balanced_cost(prediction.deployment, pool.question.balance)
+    rates = {term.name: term for term in (*cost.terms, *cost.head_terms)}
     leading = tuple(_worked(row, rates.get(row.name), step) for row in rows[:LEADING])
     shares: dict[str, float] = {}
     for row in rows:
@@ -101,10 +102,6 @@ def _pool(pool: PlannedPool, lines: tuple[str, ...]) -> PoolTerms:
         by_bound=dict(sorted(shares.items(), key=lambda item: -item[1])),
         lines=lines,
     )
-
-
-def _rates(cost: StepCost) -> dict[str, Term]:
-    return {term.name: term for term in (*cost.terms, *cost.head_terms)}
 
 
 def _worked(row: Operator, term: Term | None, step: float) -> Worked:

@@ -73,7 +73,10 @@ def wide_front(question: Question, best: Plan, levels: int, over: Spread = map) 
             plans += found
             for own, aggregated in mixed:
                 tighter = tightened(own, ttft, tpot)
-                single += _ahead(question, tighter, aggregated, _unsettled(tried, single, tighter), count)
+                settled = [aim for aim, plan in single if _keeps(plan, tighter)]
+                single += _ahead(
+                    question, tighter, aggregated, [(aim, known) for aim, known in tried if aim not in settled], count
+                )
     plans += [plan for _, plan in single]
     return Front(plans=unlike(front_of(best, plans), best), cells=cells, candidates_evaluated=count.total)
 
@@ -81,12 +84,6 @@ def wide_front(question: Question, best: Plan, levels: int, over: Spread = map) 
 def _row(question: Question, gathered: Sequence[Pools], levels: int, first: Pools) -> list[Cells]:
     """Return the cells of separate pools at one level of TTFT, by level of TPOT."""
     return [_separate(question, first._replace(decode=second.decode), levels) for second in gathered]
-
-
-def _unsettled(cells: Sequence[Cell], found: Sequence[tuple[Aim, Plan]], question: Question) -> list[Cell]:
-    """Return the cells, except those whose limits the best plan ``found`` within looser limits keeps too."""
-    settled = [aim for aim, plan in found if _keeps(plan, question)]
-    return [(aim, known) for aim, known in cells if aim not in settled]
 
 
 def _separate(question: Question, pools: Pools, levels: int) -> Cells:

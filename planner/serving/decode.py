@@ -22,7 +22,7 @@ from ground.arrays import Bools, Floats, Ints
 from planner.loops.arrays import TableArrays, joined, kept
 from planner.manifest.drafts import Acceptance, drawn_iterations
 from planner.manifest.terms import StepCost
-from planner.serving.prefill import Policy, Prefilled, PrefillPool, play_prefill
+from planner.serving.prefill import Policy, PrefillPool, play_prefill
 from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
 
@@ -328,7 +328,18 @@ def play_separate(pools: SeparatePools, stream: Stream) -> Served:
     sent = np.flatnonzero(stream.answer_tokens > 1)
     left, decoded = prefilled.first_token_seconds.copy(), None
     if sent.size:
-        decoded = _decode(pools, stream, prefilled, sent)
+        prompts, answers = stream.prompt_tokens[sent].astype(np.float64), stream.answer_tokens[sent]
+        decoded = play_decode(
+            pools.decode,
+            DecodeRequests(
+                ready_seconds=prefilled.first_token_seconds[sent],
+                cached_tokens=prompts,
+                answer_tokens=answers - 1,
+                reserved_tokens=pools.reserved_tokens(prompts + answers),
+                transfer_seconds=pools.transfer_seconds(prompts),
+                source=prefilled.origin[sent],
+            ),
+        )
         left[sent] = decoded.left_seconds
     busy = prefilled.busy_seconds, decoded.busy_seconds if decoded else 0.0
     found = served(
@@ -345,19 +356,4 @@ def play_separate(pools: SeparatePools, stream: Stream) -> Served:
         found,
         link_wait_seconds=decoded.link_wait_seconds,
         link_utilisation={"prefill": crossing / channels[0], "decode": crossing / channels[1]},
-    )
-
-
-def _decode(pools: SeparatePools, stream: Stream, prefilled: Prefilled, sent: Ints) -> Decoded:
-    prompts, answers = stream.prompt_tokens[sent].astype(np.float64), stream.answer_tokens[sent]
-    return play_decode(
-        pools.decode,
-        DecodeRequests(
-            ready_seconds=prefilled.first_token_seconds[sent],
-            cached_tokens=prompts,
-            answer_tokens=answers - 1,
-            reserved_tokens=pools.reserved_tokens(prompts + answers),
-            transfer_seconds=pools.transfer_seconds(prompts),
-            source=prefilled.origin[sent],
-        ),
     )

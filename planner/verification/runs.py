@@ -14,7 +14,6 @@ from hardware.formats import KvDtype
 from hardware.loader import load_hardware
 from hardware.spec import Dtype
 from models.loader import load_model
-from models.spec import ModelSpec
 from planner.balance.imbalance import Balance
 from planner.costs.deployment import Host, default_weights
 from planner.costs.predict import Configuration
@@ -115,7 +114,9 @@ def _configuration(cells: dict[str, str]) -> Configuration:
         raise BadInput(f"concurrency {concurrency:g} is more than the {MOST_OPEN} requests that are played one by one")
     if (longest := (prompt + answer) * (1 + spread)) > MOST_TOKENS:
         raise BadInput(f"isl and osl make {longest:g} tokens, more than the {MOST_TOKENS} of any model's context")
-    strategy = _strategy(cells["strategy"], model)
+    # For a dense model the expert degrees are ignored
+    text = cells["strategy"]
+    strategy = parse_strategy(text if model.moe is not None else text.partition(",")[0], moe=model.moe is not None)
     wait_steps, wait_share = _waits(cells, strategy)
     return Configuration(
         model=model,
@@ -176,11 +177,6 @@ def _usual_balance(cells: dict[str, str], strategy: Strategy) -> float:
     timeout_iters 60 wherever attention is DP.
     """
     return 60.0 if _recipe(cells) and strategy.attention_dp > 1 else 0.0
-
-
-def _strategy(text: str, model: ModelSpec) -> Strategy:
-    """Return the row's strategy; for a dense model its expert degrees are ignored."""
-    return parse_strategy(text if model.moe is not None else text.partition(",")[0], moe=model.moe is not None)
 
 
 def _drafts(cells: dict[str, str]) -> int:

@@ -103,7 +103,14 @@ class DirectExchange:
         self.world.label = f"{label}, dispatch"
         arrived = await sparse_all_to_all(self.world, sent)
         self.world.done("dispatch", start, list(sent.values()))
-        into, back = self._windows(arrived, sent, x.shape[1])
+        # Both buffers for the batch at hand: their size follows the largest section, in powers of two
+        width = x.shape[1]
+        most = max([len(message.slot) for message in (*arrived.values(), *sent.values())], default=0)
+        size = 1 << max(most - 1, 0).bit_length()
+        key = (size, width)
+        if key not in self.windows:
+            self.windows[key] = Window(self.world.size, size, width), Window(self.world.size, size, width)
+        into, back = self.windows[key]
         sources = sorted(arrived)
         rows = [into.write(source, arrived[source].rows.unpacked()) for source in sources]
         out = np.zeros((0, x.shape[1]))
@@ -130,15 +137,6 @@ class DirectExchange:
             self.traffic[target] += end - start
             messages[target] = Message(rows.taken(copies.token[place]), copies.slot[place], place)
         return messages
-
-    def _windows(self, arrived: dict[int, Message], sent: dict[int, Message], width: int) -> tuple[Window, Window]:
-        """Return both buffers for the batch at hand: their size follows the largest section, in powers of two."""
-        most = max([len(message.slot) for message in (*arrived.values(), *sent.values())], default=0)
-        size = 1 << max(most - 1, 0).bit_length()
-        key = (size, width)
-        if key not in self.windows:
-            self.windows[key] = Window(self.world.size, size, width), Window(self.world.size, size, width)
-        return self.windows[key]
 
     async def _return(
         self, arrived: dict[int, Message], sources: list[int], out: Floats, asked: list[int]

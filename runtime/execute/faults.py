@@ -73,7 +73,18 @@ def execute_with_drop(manifest: Manifest, settings: Settings, drop: Drop) -> Rec
     for iteration in range(drop.iteration):
         iterate(loop, ranks, iteration)
     victim = world.decode.layout.base + drop.rank
-    noticed = _without(loop, ranks, victim, drop.iteration)
+    # Try an iteration without a rank, and roll every group back to where it was; return what the others noticed
+    # Cache rows past their positions are written anew, so they need no copy.
+    before = {number: deepcopy(rank.running) for number, rank in ranks.items() if rank.running is not None}
+    others = {number: rank for number, rank in ranks.items() if number != victim}
+    try:
+        iterate(loop, others, drop.iteration)
+    except Stuck as error:
+        noticed = str(error)
+    else:
+        noticed = f"nobody waited for rank {victim}"
+    for number, saved in before.items():
+        ranks[number].running = saved
     lost: list[int] = []
     moved: list[int] = []
     after = world
@@ -89,22 +100,6 @@ def execute_with_drop(manifest: Manifest, settings: Settings, drop: Drop) -> Rec
 def iterate(loop: Loop, ranks: dict[int, Rank], iteration: int) -> None:
     """Run one iteration on all ranks."""
     run_ranks(loop, ranks, lambda rank: rank.iterate(iteration))
-
-
-def _without(loop: Loop, ranks: dict[int, Rank], victim: int, iteration: int) -> str:
-    """Try an iteration without a rank, and roll every group back to where it was; return what the others noticed."""
-    # Cache rows past their positions are written anew, so they need no copy.
-    before = {number: deepcopy(rank.running) for number, rank in ranks.items() if rank.running is not None}
-    others = {number: rank for number, rank in ranks.items() if number != victim}
-    try:
-        iterate(loop, others, iteration)
-    except Stuck as error:
-        noticed = str(error)
-    else:
-        noticed = f"nobody waited for rank {victim}"
-    for number, saved in before.items():
-        ranks[number].running = saved
-    return noticed
 
 
 def shrink_instance(

@@ -41,18 +41,16 @@ def forward(weights: Weights, sequences: Sequence[Sequence[int]]) -> list[Forwar
     logits = rms_norm(x, weights.whole("model.norm.weight")) @ weights.whole("lm_head.weight").T
     drafts = None
     if small.draft_layer is not None:
-        drafts = _drafts(weights, small.draft_layer, x, tokens, positions, lengths)
+        # Logits of the draft module; the last row of each sequence has no next token and means nothing
+        at = f"model.layers.{small.draft_layer}"
+        following = weights.whole("model.embed_tokens.weight")[np.roll(tokens, -1)]
+        joined = draft_input(weights, at, following, x)
+        out = _layer(
+            weights, small.draft_layer, joined @ weights.whole(f"{at}.eh_proj.weight").T, positions, lengths, None
+        )
+        drafts = rms_norm(out, weights.whole(f"{at}.shared_head.norm.weight")) @ weights.whole("lm_head.weight").T
     ends = np.cumsum([0, *lengths])
     return [Forward(logits[a:b], None if drafts is None else drafts[a : b - 1], margin[a:b]) for a, b in pairwise(ends)]
-
-
-def _drafts(weights: Weights, layer: int, x: Floats, tokens: Ints, positions: Ints, lengths: Sequence[int]) -> Floats:
-    """Logits of the draft module; the last row of each sequence has no next token and means nothing."""
-    at = f"model.layers.{layer}"
-    following = weights.whole("model.embed_tokens.weight")[np.roll(tokens, -1)]
-    joined = draft_input(weights, at, following, x)
-    out = _layer(weights, layer, joined @ weights.whole(f"{at}.eh_proj.weight").T, positions, lengths, None)
-    return rms_norm(out, weights.whole(f"{at}.shared_head.norm.weight")) @ weights.whole("lm_head.weight").T
 
 
 def draft_input(weights: Weights, at: str, embedded: Floats, state: Floats) -> Floats:

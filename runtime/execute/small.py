@@ -78,10 +78,18 @@ def shrink(model: ModelSpec, pools: Sequence[Pool]) -> SmallModel:
         dense_intermediate_size=_at_least(DENSE_WIDTH, tp) if model.dense_layers else None,
         moe=_experts(model.moe, moe_tp),
     )
+    # Numbers of the layers to run: both kinds, both ends, and something of every pipeline stage
+    kept = {0, model.layers - 1, next(iter(model.moe_layer_numbers), model.layers - 1)}
+    if model.moe is None:
+        kept.add(model.layers // 2)
+    for pool in pools:
+        for first, end in stage_bounds(pool):
+            if not any(first <= layer < end for layer in kept):
+                kept.add(first)
     return SmallModel(
         source=model,
         spec=small,
-        layers=kept_layers(model, pools),
+        layers=tuple(sorted(kept)),
         draft_layer=model.layers if model.mtp_layers else None,
     )
 
@@ -110,18 +118,6 @@ def _experts(moe: MoE | None, moe_tp: int) -> MoE | None:
         return None
     width = _at_least(EXPERT_WIDTH, moe_tp)
     return replace(moe, intermediate_size=width, shared_intermediate_size=width * bool(moe.shared_experts))
-
-
-def kept_layers(model: ModelSpec, pools: Sequence[Pool]) -> tuple[int, ...]:
-    """Return the numbers of the layers to run: both kinds, both ends, and something of every pipeline stage."""
-    kept = {0, model.layers - 1, next(iter(model.moe_layer_numbers), model.layers - 1)}
-    if model.moe is None:
-        kept.add(model.layers // 2)
-    for pool in pools:
-        for first, end in stage_bounds(pool):
-            if not any(first <= layer < end for layer in kept):
-                kept.add(first)
-    return tuple(sorted(kept))
 
 
 def stage_bounds(pool: Pool) -> list[tuple[int, int]]:

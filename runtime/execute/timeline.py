@@ -13,7 +13,7 @@ from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import stage_sum
 from planner.manifest.terms import CommunicationTerm, Stage, StepLoad, timings, variables
 from runtime.execute.clock import Clock, Span, Transfer, Way, Wire
-from runtime.execute.run import Rank, Settings, World, build_world, make_ranks, run_ranks
+from runtime.execute.run import Rank, Settings, build_world, make_ranks, run_ranks
 from runtime.execute.timing import machine_of
 from runtime.execute.transport import Loop
 
@@ -65,7 +65,14 @@ def clocked_iteration(manifest: Manifest, settings: Settings) -> Iteration:
 
     own = world.decode.layout.ranks
     traced = frozenset(own[: min(MOST_TRACED, len(own))])
-    clock = Clock(ways, _wire(world, pool), traced)
+    # What an element weighs: the real model's width over the small one's, the planned batch over the run's
+    small = world.decode.small
+    wider = small.source.hidden_size / small.spec.hidden_size
+    groups = len(world.decode.layout.dp_groups())
+    fuller = pool.limits.requests_per_dp_rank * groups / len(world.prompts)
+    clock = Clock(
+        ways, Wire(float_bytes=2.0 * wider * fuller, int8_bytes=wider * fuller, row_bytes=512.0 * fuller), traced
+    )
     loop = Loop(clock)
     for number in own:
         ranks[number].worker.endpoint.loop = loop
@@ -74,15 +81,6 @@ def clocked_iteration(manifest: Manifest, settings: Settings) -> Iteration:
     end = max((span.end for span in clock.spans), default=0.0)
     layers = len(world.decode.small.layers) + world.decode.drafts
     return Iteration(end, layers, summed(clock.spans), clock.spans, clock.transfers)
-
-
-def _wire(world: World, pool: Pool) -> Wire:
-    """What an element weighs: the real model's width over the small one's, the planned batch over the run's."""
-    small = world.decode.small
-    wider = small.source.hidden_size / small.spec.hidden_size
-    groups = len(world.decode.layout.dp_groups())
-    fuller = pool.limits.requests_per_dp_rank * groups / len(world.prompts)
-    return Wire(float_bytes=2.0 * wider * fuller, int8_bytes=wider * fuller, row_bytes=512.0 * fuller)
 
 
 def compute_seconds(manifest: Manifest, pool: Pool) -> dict[str, float]:

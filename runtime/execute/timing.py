@@ -160,7 +160,17 @@ class PoolTimes:
     def _uneven(self, groups: list[list[int]], size: float) -> list[Timing]:
         """The direct exchange where the closed form's assumptions fail: skew, contention for ports, shared NICs."""
         n, first = len(groups[0]), groups[0]
-        shares = self._skewed_shares(n)
+        mapping, moe = self.pool.expert_map, self.manifest.model.spec.moe
+        assert mapping is not None and moe is not None, "only EP pools exchange"
+        slots = np.array(mapping.placements[0].slots, dtype=np.int64)
+        loads = np.random.default_rng(0).lognormal(0.0, SKEW_SIGMA, moe.experts)
+        per_slot = (loads / np.bincount(slots, minlength=moe.experts))[slots]
+        shares = np.zeros(n)
+        shares[mapping.expert_ranks] = per_slot.reshape(len(mapping.expert_ranks), -1).sum(axis=1) / loads.sum()
+        if mapping.shared_expert_ranks:
+            shares[mapping.shared_expert_ranks] = 1.0 / moe.experts_per_token / len(mapping.shared_expert_ranks)
+        normalised: Floats = shares / shares.sum()
+        shares = normalised
         skewed: Body = lambda g: c.direct_all_to_all(g, [Sized(size * share) for share in shares])  # noqa: E731
         note = f"the busiest EP rank gets {shares.max() * n:.2f} times the mean, and its port serves one at a time"
         wire = Wire(float_bytes=size / n)
@@ -178,20 +188,6 @@ class PoolTimes:
             note = f"two devices share a NIC of {line.plane} with one device's bandwidth"
             rows.append(self._timing("direct all-to-all", "EP, two devices a NIC", first, size, seconds, note))
         return rows
-
-    def _skewed_shares(self, n: int) -> Floats:
-        """Share of the copies that each EP rank gets under drawn expert loads and the manifest's map, [n]."""
-        mapping, moe = self.pool.expert_map, self.manifest.model.spec.moe
-        assert mapping is not None and moe is not None, "only EP pools exchange"
-        slots = np.array(mapping.placements[0].slots, dtype=np.int64)
-        loads = np.random.default_rng(0).lognormal(0.0, SKEW_SIGMA, moe.experts)
-        per_slot = (loads / np.bincount(slots, minlength=moe.experts))[slots]
-        shares = np.zeros(n)
-        shares[mapping.expert_ranks] = per_slot.reshape(len(mapping.expert_ranks), -1).sum(axis=1) / loads.sum()
-        if mapping.shared_expert_ranks:
-            shares[mapping.shared_expert_ranks] = 1.0 / moe.experts_per_token / len(mapping.shared_expert_ranks)
-        normalised: Floats = shares / shares.sum()
-        return normalised
 
     def _whole_nodes(self) -> tuple[int, int] | None:
         """Return (nodes, devices of each) where a stage fills at least two nodes and is not disaggregated."""

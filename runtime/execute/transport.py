@@ -261,7 +261,13 @@ class Loop:
         if isinstance(request, _Wait):
             self._await(task, request)
         elif isinstance(request, _Fork):
-            self._fork(task, request)
+            task.results = [None] * len(request.programs)
+            task.open_children = len(request.programs)
+            if not request.programs:
+                task.value = []
+                self._schedule(task)
+            for place, program in enumerate(request.programs):
+                self._schedule(_Task(task.rank, program, task.now, None, task, place))
         else:
             assert self.clock is not None, "computing takes time by a clock only"
             task.now = self.clock.occupy(task.rank, request.seconds, task.now, request.label)
@@ -283,15 +289,6 @@ class Loop:
         task.value, task.waits_for = message, None
         task.now = max(task.now, self.now)
         self._schedule(task)
-
-    def _fork(self, task: _Task, fork: _Fork) -> None:
-        task.results = [None] * len(fork.programs)
-        task.open_children = len(fork.programs)
-        if not fork.programs:
-            task.value = []
-            self._schedule(task)
-        for place, program in enumerate(fork.programs):
-            self._schedule(_Task(task.rank, program, task.now, None, task, place))
 
     def _finish(self, task: _Task, value: Any) -> None:
         task.value, parent = value, task.parent

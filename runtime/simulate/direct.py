@@ -16,7 +16,7 @@ from ground.arrays import Floats, Ints
 from planner.manifest.schema import Manifest
 from planner.manifest.terms import StepCost
 from planner.serving.aggregated_run import AggregatedRun
-from planner.serving.decode import DecodeRequests, DecodeRun, Gone
+from planner.serving.decode import DecodeRequests, DecodeRun
 from planner.serving.deployed import aggregated_pool, separate_pools
 from planner.serving.prefill import PrefillRun
 from planner.serving.streams import Stream
@@ -205,7 +205,13 @@ class _Separate(_Direct):
         stay, there = self._decode.under_way()
         late = there > self._alive.rows(handed)["started"].min(initial=np.inf)
         self._check_room(self._holding(gone.number, gone.there_seconds), self._holding(stay[late], there[late]))
-        self._collect(gone)
+        rows = self._alive.rows(gone.number)
+        crossed = rows["begun"] == 0
+        self._waited += float(gone.link_wait_seconds[crossed].sum())
+        self._sent += float(self._held(rows["inputs"][crossed]).sum()) * self._width
+        self._transfers += int(crossed.sum())
+        self._last = max(self._last, float(gone.there_seconds.max(initial=0.0)))
+        self._leave(gone.number, gone.left_seconds)
         self._sample(min(until, self._ledger.last_seconds), *self._decode.reserved())
 
     def _sorted_out(self, numbers: Ints) -> Ints:
@@ -228,16 +234,6 @@ class _Separate(_Direct):
             source=rows["origin"].astype(np.int64),
             iterations=self._iterations.draw_all((rows["outputs"] - 1).astype(np.int64)),
         )
-
-    def _collect(self, gone: Gone) -> None:
-        """Count those that have left decode."""
-        rows = self._alive.rows(gone.number)
-        crossed = rows["begun"] == 0
-        self._waited += float(gone.link_wait_seconds[crossed].sum())
-        self._sent += float(self._held(rows["inputs"][crossed]).sum()) * self._width
-        self._transfers += int(crossed.sum())
-        self._last = max(self._last, float(gone.there_seconds.max(initial=0.0)))
-        self._leave(gone.number, gone.left_seconds)
 
     def _holding(self, numbers: Ints, pulled: Floats) -> Floats:
         """Return prompts that came through prefill: KV tokens, its group, begin and end of holding them, [4, prompts].

@@ -66,7 +66,14 @@ class EncodeInstance:
         if self._running or not self._queue:
             return
         taken = [self._queue.popleft() for _ in range(min(self._most, len(self._queue)))]
-        now, seconds = self._engine.now_seconds, self._pass_seconds(len(taken))
+        # Seconds of a pass over the pictures of so many requests
+        requests = len(taken)
+        found = self._seconds.get(requests)
+        if found is None:
+            tokens = requests * self._tokens
+            load = StepLoad(prefill_tokens=tokens, finishing_prompts=float(requests), mean_tokens=tokens)
+            found = self._seconds[requests] = checked_seconds(float(evaluate(self.cost, load).seconds))
+        now, seconds = self._engine.now_seconds, found
         for request in taken:
             request.started = now
         self._running = taken
@@ -76,15 +83,6 @@ class EncodeInstance:
         if self._shared.span:
             self._shared.span(self.name, "encode", now, seconds, {"requests": float(len(taken))})
         self._engine.at(now + seconds, COMPLETION, self._end)
-
-    def _pass_seconds(self, requests: int) -> float:
-        """Return the seconds of a pass over the pictures of so many requests."""
-        found = self._seconds.get(requests)
-        if found is None:
-            tokens = requests * self._tokens
-            load = StepLoad(prefill_tokens=tokens, finishing_prompts=float(requests), mean_tokens=tokens)
-            found = self._seconds[requests] = checked_seconds(float(evaluate(self.cost, load).seconds))
-        return found
 
     def _end(self, _: object = None) -> None:
         done, self._running = self._running, []

@@ -14,7 +14,6 @@ from planner.offers.decode_offers import decode_offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool
-from planner.programme.columns import Side
 from planner.programme.programme import Programme
 from planner.question import Pin, Question, Role
 from planner.search.answer import Answer, Change
@@ -27,7 +26,6 @@ from planner.search.changes.missing import (
     unsurvivable,
 )
 from planner.search.changes.shortage import helped, shortage
-from planner.search.gather import Pools
 from planner.search.search import search
 from planner.search.shapes import not_aggregated
 from planner.search.solve import Choice, carried_in_time, choose
@@ -189,16 +187,11 @@ def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
         return "survive", unsurvivable(question)
     if question.survive is not None:
         return "survive", unsurvivable(question)
-    return "devices", _together(question, pools)
-
-
-def _together(question: Question, pools: Pools) -> str:
-    """Return a sentence that the smallest instances of both roles do not fit together."""
     least = {side.role: int(side.room.min()) for side in pools.sides}
     needs = " and ".join(f"{role} at least {count}" for role, count in least.items())
     there = {side.machines.budget: side.machines.devices for side in pools.sides}
     available = ", ".join(f"{count} of {pool}" for pool, count in sorted(there.items()))
-    return f"the roles together need more devices than there are: {needs}; available are {available}"
+    return "devices", f"the roles together need more devices than there are: {needs}; available are {available}"
 
 
 def limit_of(separate: Gathered) -> str:
@@ -226,17 +219,14 @@ def _told(gathered: Gathered, share: float) -> str:
         if picks is None:
             needs.append(f"{member.name} does not fit alone")
             continue
-        used = _used(programme.picked(picks))
+        picked = programme.picked(picks)
+        used: dict[str, int] = {}
+        for side, column in picked:
+            used[side.machines.budget] = used.get(side.machines.budget, 0) + int(side.room[column])
+        used = dict(sorted(used.items()))
         needs.append(f"{member.name} {' and '.join(f'{count} of {pool}' for pool, count in used.items())}")
     carried = f"carry {share:.1%} of every model's rate" if share else "do not hold an instance of every role"
     return f"{there} {carried}; alone would need: {', '.join(needs)}"
-
-
-def _used(picked: list[tuple[Side, int]]) -> dict[str, int]:
-    used: dict[str, int] = {}
-    for side, column in picked:
-        used[side.machines.budget] = used.get(side.machines.budget, 0) + int(side.room[column])
-    return dict(sorted(used.items()))
 
 
 def _asked(devices: Mapping[str, int]) -> Aim:
