@@ -219,8 +219,9 @@ def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> 
 
     Let a be the last costed budget within the limit and b the first beyond it. Seconds per prompt fall with the budget,
     or rise a little from some budget on, so between them a row carries at most the largest rate of any budget up to b,
-    and at most b - 1 prompts in the seconds of a. Where even one prompt per group is late, partly filled passes may
-    still be in time.
+    and at most b - 1 prompts in the seconds of a. A budget between two costed ones at the flat top of the rate may
+    carry more than both by a few millionths, which no plan shows. Where even one prompt per group is late, partly
+    filled passes may still be in time.
     """
     number = table.single.size
     ranks = np.broadcast_to(np.asarray(table.group.deployment.strategy.attention_dp, dtype=np.float64), number)

@@ -195,7 +195,7 @@ def test_a_closed_stream_leads_nowhere(closed: int, model: str, code: int) -> No
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["models", "a\nb\x1b[31m\udcff"], "model 'a\\nb\\x1b[31m\\udcff': is neither"),
+        (["models", "a\nb\x1b[31m\udcff"], "model 'a\\nb\\x1b[31m\\udcff' is neither"),
         (["simulate", "a\nb\x1b[31m"], "a b\\x1b[31m: no such file"),
         (["search", "qwen3-8b", "--hw", "h100", "--hw=h200"], "--hw stands twice"),
         (["execute", "x", "--seed", "１０"], "--seed: '１０' is not a whole number"),

@@ -31,6 +31,8 @@ RULES: dict[str, tuple[str, dict[str, object]]] = {
     "sglang-overlap": ("sglang", {}),
     "sglang-mixed": ("sglang", {"overlapped": False, "order": "mixed_chunk"}),
 }
+MOST = {"linear": (0.01, 0.01, 0.01, 0.05), "manifest": (0.025, 0.07, 0.01, 0.01)}
+"""Largest errors against our own runs: KV binds in the linear ones, and a step is a fifth of the plan's TTFT at p99."""
 
 
 def _told(arrival, answer, first, left):
@@ -65,8 +67,7 @@ def test_latencies_are_those_of_runs_of_our_own(path):
         limits = pool.limits
         sizes = (limits.tokens_per_device, pool.kv.capacity_tokens_per_rank, limits.requests_per_dp_rank)
         errors = _errors(rows, sizes, name, pool.step_costs["mixed"].to_step_cost())
-    # The slowest percent are three requests: a step is a fifth of their TTFT.
-    assert (errors <= np.array([0.025, 0.07, 0.01, 0.05])).all()
+    assert (errors <= np.array(MOST[case])).all()
 
 
 def _errors(rows, case, name, cost=None, fixed_lengths=False):
