@@ -167,7 +167,7 @@ class PrefillServer:
     known_cost: StepCost | None = field(default=None, repr=False, compare=False)
     """The step cost, stacked, where it is known already."""
     known_times: TableArrays | None = field(default=None, repr=False, compare=False)
-    """The pass times, up to this budget or a larger one, where they are known already."""
+    """The pass times up to a larger budget, off whose knots they are read less exactly; None: up to this one."""
     _solved: dict[tuple[float, int], Latency | None] = field(default_factory=dict, repr=False, compare=False)
     """TTFT by rate of one instance and number of instances."""
 
@@ -216,7 +216,7 @@ class PrefillServer:
         ranks = self.candidate.row.strategy.attention_dp
         return PrefillPool(times=self.known_times or self.times, ranks=ranks, budget_tokens=self.budget_tokens)
 
-    @property
+    @cached_property
     def times(self) -> TableArrays:
         """Seconds of its passes."""
         microbatches = max(row_microbatches(self.question, self.candidate.row))

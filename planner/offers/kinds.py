@@ -99,6 +99,7 @@ class PrefillKind:
     slower: Slower = field(repr=False)
     """Late instances of all played candidates."""
     _servers: dict[int, PrefillServer] = field(default_factory=dict)
+    _rough: dict[int, PrefillServer] = field(default_factory=dict)
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the capacity of the pool and the index of its budget."""
 
@@ -183,9 +184,15 @@ class PrefillKind:
         self.slower.add(self.passes, instances, each, excess)
 
     def _player(self, place: int) -> PlayedPrefill:
-        player = self.server(place).player
+        player = self._pruning(place).player
         assert player is not None, "asked only where instances are played"
         return player
+
+    def _pruning(self, place: int) -> PrefillServer:
+        """Return the server that few requests are played on: its pass times are read off one table of all budgets."""
+        if place not in self._rough:
+            self._rough[place] = PrefillServer(self.question, self._candidate(place), self.cost, self._times)
+        return self._rough[place]
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of a pool of so many instances within the TTFT limit with any budget; 0 where there is none."""
@@ -227,16 +234,15 @@ class PrefillKind:
         return place, found + float(transfer_seconds(self.question, self.deployment))
 
     def server(self, place: int) -> PrefillServer:
-        """Return the server with a budget, by its index."""
+        """Return the server with a budget, by its index; its pass times are those that its manifest has."""
         if place not in self._servers:
-            self._servers[place] = PrefillServer(self.question, self._candidate(place), self.cost, self._times)
+            self._servers[place] = PrefillServer(self.question, self._candidate(place), self.cost)
         return self._servers[place]
 
     @cached_property
-    def _times(self) -> TableArrays | None:
-        """Step times up to the largest budget, where instances are played."""
-        largest = self._candidate(self.budgets.prompts.size - 1)
-        return PrefillServer(self.question, largest, self.cost).times if self._played else None
+    def _times(self) -> TableArrays:
+        """Pass times up to the largest budget."""
+        return self.server(self.budgets.prompts.size - 1).times
 
     def _candidate(self, place: int) -> PrefillCandidate:
         budgets, strategy = self.budgets, self.row.strategy
@@ -279,12 +285,12 @@ class PrefillKind:
             if best and player.trial(best, instances, FEW).excess > 1:
                 few[place] = best * player.trial(best, instances, FEW).excess ** -1
                 continue
-            upper = self.server(place).most_per_second
+            upper = self._pruning(place).most_per_second
             found, least = player.capacity(upper, instances, best or None, FEW), on_grid(upper * LEAST_PART)
             few[place] = found.rate_per_second if found else 0.0 if player.surely_late(least, instances) else least
         most = 0.0, 0
         for place in sorted(few, key=lambda place: -few[place]):
-            if few[place] and (not most[0] or self._player(place).keeps(most[0] / instances, instances)):
+            if few[place] and (not most[0] or self.server(place).pool_carries(instances, most[0])):
                 most = max(most, (self._capacity(place, instances, few[place] * instances), place))
         return most
 

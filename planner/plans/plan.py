@@ -376,7 +376,6 @@ def make_plan(
     prefill_pool = PrefillPool(
         question=question,
         candidate=first.candidate,
-        times=first.known_times,
         machines=question.prefill,
         instances=first_count,
         capacity_per_second=first_count * first_rate,

@@ -1,6 +1,6 @@
 """Pools of a plan: identical instances at the planned rate, the operators of their full step, and their memory."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -12,7 +12,6 @@ from planner.instances.candidates import Candidate, DecodeCandidate, PrefillCand
 from planner.instances.encoding import before, behind
 from planner.instances.operating import PrefillServer
 from planner.instances.space import Role, Row, machines_of
-from planner.loops.arrays import TableArrays
 from planner.question import Machines, Question
 from planner.serving.latency import Latency
 from planner.workload import running_kv_tokens
@@ -63,15 +62,12 @@ class PrefillPool(PlannedPool):
 
     role: ClassVar[Role] = "prefill"
     candidate: PrefillCandidate
-    times: TableArrays | None = field(default=None, repr=False, compare=False)
-    """Pass times from the search; None: those of the pool's own budget."""
     saturated: bool = False
     """Whether the utilisation limit binds, not TTFT."""
 
     def server(self, question: Question) -> PrefillServer:
         """Return the server of one instance under a question."""
-        alike = question.workload is self.question.workload
-        return PrefillServer(behind(question), self.candidate, known_times=self.times if alike else None)
+        return PrefillServer(behind(question), self.candidate)
 
     @cached_property
     def prediction(self) -> Prediction:

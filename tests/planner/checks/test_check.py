@@ -13,6 +13,7 @@ from planner.checks.margins import Limits, Margin, held_confidence, sureness, wo
 from planner.checks.on_trace import held_at
 from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer
+from planner.plans.assemble import assemble
 from planner.plans.expectation import workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question, lost_instances
@@ -187,6 +188,21 @@ def test_a_manifest_is_weighed_as_the_plan_that_it_came_from() -> None:
     limits = Limits.of(plan.question, plan.requests_per_second)
     verdict = check_deployed(deployed, limits)
     assert verdict.margins[1].value == pytest.approx(plan.tpot.p99, rel=0.05)
+
+
+def test_prompts_of_many_lengths_are_played_on_the_manifests_own_pass_times() -> None:
+    """A table of all budgets put qwen3-8b on six cards 1.0 % beyond its TTFT limit at the rate that planning gave."""
+    question = small_question(
+        "qwen3-8b", "rtx-pro-6000", 6, lengths=(128.0, 16.0), squared_cv=1.0, ttft_seconds=0.3, tpot_seconds=0.3
+    )
+    plan = search(question).best
+    assert isinstance(plan, DisaggregatedPlan)
+    manifest = assemble(plan, {"model": "qwen3-8b"})
+    workload = workload_of(manifest.workload)
+    for rate in (plan.requests_per_second, 0.5 * plan.requests_per_second):
+        own = standing(from_plan(plan), rate).ttft
+        assert standing(from_manifest(manifest, workload), rate).ttft.at(99) == pytest.approx(own.at(99), rel=1e-6)
+    assert plan.ttft.at(99) <= 0.3
 
 
 def _bursty(burst: float, count: int = 3000) -> Trace:
