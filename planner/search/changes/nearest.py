@@ -155,7 +155,7 @@ def limit_change(question: Question, ttft: bool, feasible: Try) -> Change:
 
     factor = _least(lambda factor: feasible(relaxed(factor)), MOST_FACTOR)
     if factor is None:
-        return _none(name, flag, f"{MOST_FACTOR * base / asked:.3g} times the limit is still too short")
+        return _none(name, flag, f"not even {flag} {format_duration(MOST_FACTOR * base)} suffices")
     value = format_duration(rounded_up(base * factor))
     told = f"{value} instead of {format_duration(asked)}"
     return Change(direction=name, flag=flag, value=value.replace(" ", ""), told=told, question=relaxed(factor))
@@ -168,11 +168,15 @@ def _eased_from(question: Question, ttft: bool) -> float:
     return asked if asked * MOST_FACTOR > 2 * least else least
 
 
+def eased(question: Question, ttft: bool) -> Question:
+    """Return a question with its limit on TTFT, or on TPOT, eased as far as is tried."""
+    return with_limit(question, ttft, _eased_from(question, ttft) * MOST_FACTOR)
+
+
 def limits_change(question: Question, ttft: bool, feasible: Try) -> Change | None:
     """Return the limit on TTFT, or on TPOT, that helps if the other is eased too; None where both do not help."""
     other = asked_limit(question, not ttft)[1]
-    eased = with_limit(question, not ttft, _eased_from(question, not ttft) * MOST_FACTOR)
-    first = limit_change(eased, ttft, feasible)
+    first = limit_change(eased(question, not ttft), ttft, feasible)
     if first.question is None:
         return None
     second = limit_change(with_limit(first.question, not ttft, other), not ttft, feasible)
@@ -213,7 +217,7 @@ def _length(question: Question, feasible: Try, name: str, flag: str) -> Change:
     most = min(MOST_FACTOR, known.mean)
     factor = _least(lambda factor: feasible(shorter(factor)), most) if most > 1 else None
     if factor is None:
-        return _none(name, flag, f"{name} {most:.3g} times as short are still too long")
+        return _none(name, flag, f"not even {name} {most:.3g} times as short suffice")
     changed = shorter(factor)
     after = (changed.workload.input_tokens if flag == "--isl" else changed.workload.output_tokens).mean
     told = f"{format_count(after)} tokens instead of {format_count(known.mean)}"

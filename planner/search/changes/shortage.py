@@ -9,7 +9,7 @@ from planner.programme.columns import Side
 from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.answer import Answer, Change
-from planner.search.changes.nearest import Try, limit_change, limits_change, rate_change, size_change
+from planner.search.changes.nearest import Try, eased, limit_change, limits_change, rate_change, size_change
 from planner.search.changes.variations import alike, most_carried
 from planner.search.gather import Option
 
@@ -74,11 +74,21 @@ def _changes(question: Question, limit: str, most_per_second: float) -> list[Cha
     if limit in ("ttft", "tpot"):
         found = limit_change(question, limit == "ttft", feasible)
         both = None if found.question is not None else limits_change(question, limit == "ttft", feasible)
-        return [both or found]
+        return [both or (found if found.question is not None else _with_rate(question, found))]
     rated = [rate_change(question, most_per_second, feasible)] if most_per_second and question.rate_per_second else []
     unharmed = replace(question, survive=None)
     loss = [_without_loss(unharmed)] if limit == "survive" and feasible(unharmed) else []
     return [*rated, size_change(question, most_per_second, feasible), *loss]
+
+
+def _with_rate(question: Question, change: Change) -> Change:
+    """Return a change of limits that does not suffice, with the rate where the devices carry less with any limits."""
+    if question.rate_per_second is None:
+        return change
+    most = most_carried(replace(eased(eased(question, True), False), objective="throughput", rate_per_second=None))
+    if not 0 < most < question.rate_per_second:
+        return change
+    return replace(change, told=f"{change.told}: with both limits so eased {_there(question, most)}")
 
 
 def _without_loss(question: Question) -> Change:

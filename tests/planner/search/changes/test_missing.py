@@ -54,6 +54,18 @@ def test_two_limits_out_of_reach_are_eased_together(asked: dict[str, Any]) -> No
     assert search(replace(question, ttft_seconds=ttft, tpot_seconds=tpot), beside=False).best is not None
 
 
+def test_limits_that_no_easing_helps_are_told_with_what_the_devices_carry() -> None:
+    """The rate is beyond the devices too: the rate that is told has a plan, where the asked one has none."""
+    question = small_question(model="qwen3-8b", devices=4, objective="chips", rate_per_second=1e4, tpot_seconds=0.0002)
+    answer = search(question)
+    limit = parse_duration(told(answer, r"not even --tpot ([\d.]+ \w+) suffices"), "nearest")
+    rate = parse_rate(told(answer, r"with both limits so eased 4 devices carry ([\d.]+/s), not"), "nearest")
+
+    loose = replace(question, tpot_seconds=limit, ttft_seconds=32 * question.ttft_seconds)
+    assert search(replace(loose, rate_per_second=0.99 * rate), beside=False).best is not None
+    assert search(loose, beside=False).best is None
+
+
 @pytest.mark.parametrize("devices", [4, 2])
 def test_a_limit_beyond_the_fastest_time_is_not_answered_with_a_shorter_one(devices: int) -> None:
     """Prompts that spread far miss a limit above the fastest time: the change that is told is longer."""
