@@ -137,8 +137,12 @@ def rate_with(plan: Plan, confidence: float) -> float:
 
 
 def restated(plan: Plan, question: Question) -> Plan | None:
-    """Return the plan for the stressed question, restated for the service times and the rate of the question itself."""
-    share, asked = 1 + question.headroom, as_planned(question, plan)
+    """Return the plan for the stressed question, restated for the service times and the rate of the question itself.
+
+    In a fleet the machines are those that the plan took, which may be others than the question's.
+    """
+    share, own = 1 + question.headroom, plan.question
+    asked = replace(as_planned(question, plan), prefill=own.prefill, decode=own.decode)
     return plan.under(asked, share)(plan.requests_per_second / share)
 
 

@@ -110,6 +110,23 @@ def test_aggregated_instances_of_a_model_with_two_pools_stand_on_either(
     assert answered(capsys, "fleet", path)["models"][1]["pools"] in ({"mixed": "h100"}, {"mixed": "old"})
 
 
+def test_headroom_leaves_a_model_on_the_machines_that_it_took(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prefill and decode of a model may stand on different machines of its pools, with headroom as without."""
+    text = """
+pools: [{hw: h100, nodes: 1, name: new}, {hw: l40s, nodes: 1, price: 1.2, power: 300W}]
+models:
+  - {name: a, model: qwen3-8b, rate: 2/s, isl: 512, osl: 64}
+  - {name: b, model: qwen3-8b, hw: new, rate: 1/s, isl: 512, osl: 64}
+"""
+    used = [
+        answered(capsys, "fleet", _written(tmp_path, text), "--objective", "throughput", *more)["devices_used"]
+        for more in ([], ["--headroom", "10%"])
+    ]
+    assert used[0] == used[1] and used[0]["l40s"] > 0
+
+
 def test_confidence_takes_more_or_as_many_chips_and_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every limit holds with the asked confidence; what is asked as predicted needs no more chips."""
     path = _written(tmp_path, FILE.replace("2/s", "40/s").replace("1/s", "6/s"))
