@@ -78,10 +78,8 @@ def command(flags: ExecuteFlags, json: bool = JSON) -> int:
         raise BadInput(f"--iterations: {flags.iterations} must be from 1 to {MOST_ITERATIONS}")
     if not 0 <= flags.seed < MOST_SEED:
         raise BadInput(f"--seed: {flags.seed} must be from 0 to {MOST_SEED - 1}")
-    settings, limit_seconds = (
-        Settings(iterations=flags.iterations, seed=flags.seed, int8=flags.int8),
-        parse_duration(flags.timeout, "--timeout"),
-    )
+    settings = Settings(iterations=flags.iterations, seed=flags.seed, int8=flags.int8)
+    limit_seconds = parse_duration(flags.timeout, "--timeout")
     plan = read_manifest(flags.manifest)
     if flags.drop is not None:
         how = flags.recover or "shrink"

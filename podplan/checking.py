@@ -12,7 +12,7 @@ from ground.units import carried_rate
 from ground.workers import Workers, executor_of
 from planner.checks.check import Search, Verdict, check_deployed, check_question
 from planner.checks.deployed import Deployed, plan_on
-from planner.checks.margins import AfterLoss, Limits, Margin, most_carried, over_windows
+from planner.checks.margins import AfterLoss, Limits, Margin, most_within, over_windows
 from planner.plans.day import Window, peak_rate
 from planner.plans.plan import Plan
 from planner.plans.servers import spare_instances
@@ -90,7 +90,7 @@ class AskedCheck:
             limits = replace(fixed.limits, rate_per_second=fixed.limits.rate_per_second * (1 + self.headroom))
             found = check_deployed(fixed.deployed, limits, confidence=self.confidence, loss=fixed.survive)
             if not found.holds and not played:
-                most = most_carried(fixed.deployed, limits, fixed.survive, self.confidence) / (1 + self.headroom)
+                most = most_within(fixed.deployed, limits, fixed.survive, self.confidence) / (1 + self.headroom)
                 carried = f"it carries {carried_rate(most)}" if most else "it carries no rate within the limits"
                 found = replace(found, explanation=f"{found.explanation}; {carried}")
             return replace(found, played=played)

@@ -65,8 +65,8 @@ def weights(target: Target) -> Iterator[Object]:
     if quantised(target):
         formats.add(model.native_dtype)
     held = sum(count_parameters(model).total * ELEMENT_BYTES[name] for name in formats)
-    storage = f"{(math.ceil(SPARE * held / GIBI / STEP_GIBIBYTES) * STEP_GIBIBYTES)}Gi"
-    made = objects("weights", target, storage=storage, storage_class=site.storage_class, **values)
+    gibibytes = math.ceil(SPARE * held / GIBI / STEP_GIBIBYTES) * STEP_GIBIBYTES
+    made = objects("weights", target, storage=f"{gibibytes}Gi", storage_class=site.storage_class, **values)
     yield next(made)
     if fetched:
         yield from made

@@ -81,8 +81,8 @@ def gangs(target: Target, launch: Launch) -> Iterator[Object]:
     role = launch.role
     for number in range(len(role.instances)):
         name = f"{target.name}-{role.name}-{number}"
-        # Whether an instance reads a rank table, which the Ascend operator collects for a job
-        rings = name if (launch.per_device and launch.role.nodes > 1) else None
+        # An instance of a process per device over several nodes reads a rank table, which the Ascend operator collects.
+        rings = name if launch.per_device and role.nodes > 1 else None
         tasks = [_task(target, launch, "head", 1, name, rings)]
         if role.nodes > 1:
             tasks.append(_task(target, launch, "worker", role.nodes - 1, name, rings))

@@ -150,7 +150,7 @@ def room_of(margin: Margin) -> float:
     return -math.inf if margin.share is None else margin.share
 
 
-def most_carried(deployed: Deployed, limits: Limits, loss: Loss | None, confidence: float | None) -> float:
+def most_within(deployed: Deployed, limits: Limits, loss: Loss | None, confidence: float | None) -> float:
     """Return the largest rate, up to that of the limits, that keeps them, after the worst ``loss`` too; 0 for none."""
     level = confidence or PREDICTED
 

@@ -73,8 +73,8 @@ def execute_with_drop(manifest: Manifest, settings: Settings, drop: Drop) -> Rec
     for iteration in range(drop.iteration):
         iterate(loop, ranks, iteration)
     victim = world.decode.layout.base + drop.rank
-    # Try an iteration without a rank, and roll every group back to where it was; return what the others noticed
-    # Cache rows past their positions are written anew, so they need no copy.
+    # An iteration is tried without the rank, and every group rolled back to where it was. Cache rows past its position
+    # are written anew, so they need no copy.
     before = {number: deepcopy(rank.running) for number, rank in ranks.items() if rank.running is not None}
     others = {number: rank for number, rank in ranks.items() if number != victim}
     try:

@@ -165,12 +165,11 @@ class PoolTimes:
         slots = np.array(mapping.placements[0].slots, dtype=np.int64)
         loads = np.random.default_rng(0).lognormal(0.0, SKEW_SIGMA, moe.experts)
         per_slot = (loads / np.bincount(slots, minlength=moe.experts))[slots]
-        shares = np.zeros(n)
+        shares: Floats = np.zeros(n)  # of the copies that each EP rank gets under drawn loads and the manifest's map
         shares[mapping.expert_ranks] = per_slot.reshape(len(mapping.expert_ranks), -1).sum(axis=1) / loads.sum()
         if mapping.shared_expert_ranks:
             shares[mapping.shared_expert_ranks] = 1.0 / moe.experts_per_token / len(mapping.shared_expert_ranks)
-        normalised: Floats = shares / shares.sum()
-        shares = normalised
+        shares /= shares.sum()
         skewed: Body = lambda g: c.direct_all_to_all(g, [Sized(size * share) for share in shares])  # noqa: E731
         note = f"the busiest EP rank gets {shares.max() * n:.2f} times the mean, and its port serves one at a time"
         wire = Wire(float_bytes=size / n)
