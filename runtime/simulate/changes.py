@@ -8,16 +8,13 @@ from functools import partial
 from typing import Literal
 
 from ground.errors import BadInput
-from planner.manifest.checks import refuse_encode
 from planner.manifest.loading import start_seconds
 from planner.manifest.migration import Staged, instance_names
-from planner.manifest.schema import Manifest, Pool, Routing
+from planner.manifest.schema import Manifest, Pool
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.engine import COMPLETION, Engine
 from runtime.simulate.faults import Faults
-from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
-from runtime.simulate.roles import Head, chooser
 from runtime.simulate.system import Part, System
 
 LOOK_SECONDS = 0.25
@@ -29,7 +26,7 @@ class Standby:
     """Opens and closes instances of a run by name, and counts the device-seconds for which they are held."""
 
     def __init__(self, system: System, faults: Faults) -> None:
-        self._system, self._faults = system, faults
+        self.system, self._faults = system, faults
         self.parts: dict[str, list[Part]] = {}
         for part in system.parts:
             self.parts.setdefault(part.name, []).append(part)
@@ -56,14 +53,14 @@ class Standby:
         """Let nothing new come to an instance."""
         self._faults.closed.add(name)
         for part in self.parts[name]:
-            if isinstance(part, PrefillInstance | MixedInstance):
-                part.accepts = False
             if isinstance(part, DecodeInstance):
-                self._system.shared.placement.set_open(part.first_rank, part.ranks, False)
+                self.system.shared.placement.set_open(part.first_rank, part.ranks, False)
+            else:
+                part.accepts = False
 
     def idle(self, name: str) -> bool:
         """Whether an instance holds nothing any more, KV that is on its way included."""
-        placement = self._system.shared.placement
+        placement = self.system.shared.placement
         for part in self.parts[name]:
             if isinstance(part, PrefillInstance):
                 if not part.idle or part.held_tokens:
@@ -82,18 +79,18 @@ class Standby:
         self._faults.absent.add(name)
         begin = self._held.pop(name, None)
         if begin is not None:
-            self._seconds[name] += self._system.shared.engine.now_seconds - begin
+            self._seconds[name] += self.system.shared.engine.now_seconds - begin
 
     def load(self, name: str, seconds: float, opened: Callable[[], None]) -> None:
         """Hold the devices of an instance and let it serve so many seconds later; then call ``opened``."""
-        engine = self._system.shared.engine
+        engine = self.system.shared.engine
         self._held.setdefault(name, engine.now_seconds)
         engine.at(engine.now_seconds + seconds, COMPLETION, self._loaded, (name, opened))
 
     def _loaded(self, what: tuple[str, Callable[[], None]]) -> None:
         """Open an instance; one whose devices are lost is loaded again when they are back."""
         name, opened = what
-        until, engine = self._faults.lost_until(name), self._system.shared.engine
+        until, engine = self._faults.lost_until(name), self.system.shared.engine
         if until > engine.now_seconds:
             engine.at(until, COMPLETION, self._loaded, what)
             return
@@ -102,22 +99,17 @@ class Standby:
 
     def open(self, name: str) -> None:
         """Let an instance serve."""
-        self._held.setdefault(name, self._system.shared.engine.now_seconds)
+        self._held.setdefault(name, self.system.shared.engine.now_seconds)
         self._faults.absent.discard(name)
         self._faults.closed.discard(name)
         for part in self.parts[name]:
             part.up = True
-            if isinstance(part, PrefillInstance | MixedInstance):
-                part.accepts = part.pool.role != "decode"
             if isinstance(part, DecodeInstance):
                 opened = part.pool.role == "decode"
-                self._system.shared.placement.set_open(part.first_rank, part.ranks, opened)
-        self._system.revive()
-
-    def reroute(self, routing: Routing) -> None:
-        """Choose instances for prompts by another policy from now on."""
-        heads: list[Head] = [*self._system.prefill, *self._system.mixed]
-        self._system.choose_by(chooser(routing, heads))
+                self.system.shared.placement.set_open(part.first_rank, part.ranks, opened)
+            else:
+                part.accepts = part.pool.role != "decode"
+        self.system.revive()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +142,7 @@ class Migration:
         if number == len(self._steps):
             self.ended_seconds = self._engine.now_seconds
             return
-        self._standby.reroute(self._stages[number + 1].routing)
+        self._standby.system.choose_by(self._stages[number + 1].routing)
         self._left = list(self._steps[number].drain)
         for name in self._left:
             self._standby.close(name)
@@ -204,13 +196,16 @@ class Autoscale:
 
 
 class Autoscaler:
-    """Scales each pool by itself, from ``least`` instances to those of the manifest."""
+    """Scales each pool by itself, from ``least`` instances to those of the manifest; encoders tell no load and stay."""
 
     def __init__(self, rule: Autoscale, system: System, standby: Standby) -> None:
-        refuse_encode(system.shared.manifest, "--autoscale")
         self._rule, self._system, self._standby = rule, system, standby
         self._engine: Engine = system.shared.engine
-        self._pools = [_Scaled(pool, rule, system.shared.manifest) for pool in system.shared.manifest.pools]
+        self._pools = [
+            _Scaled(pool, rule, system.shared.manifest)
+            for pool in system.shared.manifest.pools
+            if pool.role != "encode"
+        ]
         self.started = self.stopped = 0
         for pool in self._pools:
             for name in pool.absent:

@@ -22,6 +22,7 @@ from planner.manifest.schema import Pool
 from planner.manifest.terms import StepCost
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.device import Shared
+from runtime.simulate.encode import EncodeInstance
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
@@ -75,8 +76,7 @@ class Faults:
             instance.name: (pool, instance) for pool in self._shared.manifest.pools for instance in pool.instances
         }
         for fault in faults:
-            if any(self._places[name][0].role == "encode" for name in self._hit(fault)):
-                raise BadInput(f"--fail: {fault.target!r} takes an encode instance, and no loss of those is played")
+            self._hit(fault)
 
     def begin(self) -> None:
         """Schedule all faults."""
@@ -123,7 +123,7 @@ class Faults:
             if name in self.absent:  # what loads it sees the loss
                 self._fail_over(name, ranks, fault)
             for part in (part for part in self._parts(name) if part.up):
-                if isinstance(part, PrefillInstance):
+                if isinstance(part, PrefillInstance | EncodeInstance):
                     part.hang()
                 else:
                     part.pause(unknown)
@@ -163,7 +163,7 @@ class Faults:
                 self._shrink(part, gone)
             for other in self._parts(name):
                 if isinstance(other, PrefillInstance) and other.up:  # the role that it might flip to begins anew
-                    self._stop_prefill(other)
+                    self._stop_prompts(other)
                     other.up = True
             self._shared.engine.at(
                 self._shared.engine.now_seconds + back,
@@ -223,14 +223,14 @@ class Faults:
     def withdraw(self, name: str, alive: bool = True, dead: set[int] | None = None) -> None:
         """Stop an instance; its requests go elsewhere."""
         for part in self._parts(name):
-            if isinstance(part, PrefillInstance):
-                self._stop_prefill(part)
+            if isinstance(part, PrefillInstance | EncodeInstance):
+                self._stop_prompts(part)
             elif isinstance(part, MixedInstance):
                 self._stop_mixed(part)
             else:
                 self._stop_decode(part, alive, dead or set())
 
-    def _stop_prefill(self, part: PrefillInstance) -> None:
+    def _stop_prompts(self, part: PrefillInstance | EncodeInstance) -> None:
         if not part.up:
             return
         stopped = part.stop()
@@ -238,7 +238,7 @@ class Faults:
             request.retry()
         self._system.drop_transfers_from(part.name)
         for request in stopped:
-            self._system.route(request)
+            self._system.enter(request)
 
     def _stop_mixed(self, part: MixedInstance) -> None:
         if not part.up:
@@ -248,7 +248,7 @@ class Faults:
                 self._system.recompute_of(part, request, generated)
             else:
                 request.retry()
-                self._system.route(request)
+                self._system.enter(request)
 
     def _stop_decode(self, part: DecodeInstance, alive: bool, dead: set[int]) -> None:
         if not part.up:

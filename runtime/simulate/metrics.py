@@ -1,13 +1,15 @@
 """From what happened to what is reported: the keys of ``plan simulate --json``."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 from planner.manifest.schema import Statistics
+from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.ledger import Ledger, Window
 from runtime.simulate.observe import Watcher
+from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.quantiles import BatchMeans, interval
-from runtime.simulate.system import Part, System
+from runtime.simulate.system import System
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +161,7 @@ def _link_utilisation(system: System) -> dict[str, float]:
     if system.links is None or not system.links.transfers:
         return {}
     seconds = system.links.last_seconds
-    parts: dict[str, list[Part]] = {"prefill": [*system.prefill], "decode": [*system.decode]}
+    parts: dict[str, Sequence[PrefillInstance | DecodeInstance]] = {"prefill": system.prefill, "decode": system.decode}
     devices = {role: sum(part.ranks * part.rank_devices for part in own) for role, own in parts.items()}
     return {role: system.links.link_seconds / (count * seconds) for role, count in devices.items() if count}
 

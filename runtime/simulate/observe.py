@@ -8,7 +8,6 @@ import numpy as np
 
 from ground.errors import BadInput
 from ground.units import MICRO
-from runtime.simulate.encode import EncodeInstance
 from runtime.simulate.ledger import Outcomes, latencies
 from runtime.simulate.system import Part, System
 
@@ -169,11 +168,10 @@ class Watcher:
         """Start to sample."""
         self._system.shared.engine.every(lambda: self._period, self._sample)
 
-    def groups(self) -> dict[str, list[Part | EncodeInstance]]:
+    def groups(self) -> dict[str, list[Part]]:
         """Parts of instances by the role that these were planned with."""
-        parts: list[Part | EncodeInstance] = [*self._system.encode, *self._system.parts]
         roles = ("encode", "prefill", "decode", "mixed")
-        found = {role: [part for part in parts if part.pool.role == role] for role in roles}
+        found = {role: [part for part in self._system.parts if part.pool.role == role] for role in roles}
         return {role: parts for role, parts in found.items() if parts}
 
     def busy_seconds(self) -> dict[str, float]:

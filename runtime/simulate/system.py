@@ -8,19 +8,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from planner.manifest.schema import Pool
+from planner.manifest.schema import Pool, Routing
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.encode import EncodeInstance
 from runtime.simulate.engine import ARRIVAL
 from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
-from runtime.simulate.request import TRANSFER, Request
+from runtime.simulate.request import ARRIVED, TRANSFER, Request
 from runtime.simulate.roles import Choose, Head, Roles, Unit, chooser
 from runtime.simulate.steps import balanced
 from runtime.simulate.transfer import KvLinks
 
-Part = PrefillInstance | DecodeInstance | MixedInstance
+Part = EncodeInstance | PrefillInstance | DecodeInstance | MixedInstance
 
 
 class Origin(NamedTuple):
@@ -55,9 +55,9 @@ class System:
         for pool in shared.manifest.pools:
             for instance in pool.instances:
                 self._add(pool, instance.name, both, flips)
-        self._choose_encode = chooser(shared.manifest.routing, self.encode)
-        heads: list[Head] = [*self.prefill, *self.mixed]
-        self._choose: Choose = chooser(shared.manifest.routing, heads)
+        self._choose_encode: Choose
+        self._choose: Choose
+        self.choose_by(shared.manifest.routing)
         self.roles: Roles | None = None
         if flips and self.units:
             self.roles = Roles(shared, self.units, self.route)
@@ -92,14 +92,19 @@ class System:
     @property
     def parts(self) -> list[Part]:
         """All parts of all instances."""
-        return [*self.prefill, *self.decode, *self.mixed]
+        return [*self.encode, *self.prefill, *self.decode, *self.mixed]
 
     def arrive(self, request: Request) -> None:
         """Let a request into the system."""
         self.shared.ledger.arrive(request)
-        encode = self._choose_encode(request) if self.encode else None
-        if encode is None:
+        self.enter(request)
+
+    def enter(self, request: Request) -> None:
+        """Queue the pictures of a request where there are encode instances, else its prompt."""
+        if not self.encode:
             self.route(request)
+        elif (encode := self._choose_encode(request)) is None:
+            self._stranded.append(request)
         else:
             encode.enqueue(request)
 
@@ -119,21 +124,26 @@ class System:
             for instance in self.prefill:
                 instance.wake()
 
-    def choose_by(self, choose: Choose) -> None:
-        """Choose instances for prompts otherwise from now on."""
-        self._choose = choose
+    def choose_by(self, routing: Routing) -> None:
+        """Choose instances for pictures and prompts by a policy from now on."""
+        heads: list[Head] = [*self.prefill, *self.mixed]
+        self._choose_encode = chooser(routing, self.encode)
+        self._choose = chooser(routing, heads)
 
     def rebalance(self, balance: dict[str, float]) -> None:
         """Let the busiest expert rank of roles be otherwise from their next steps on."""
         for part in self.parts:
-            if part.pool.role in balance:
+            if part.pool.role in balance and not isinstance(part, EncodeInstance):
                 part.reshape(balanced(part.cost, balance[part.pool.role]))
 
     def revive(self) -> None:
         """Route what waited while nothing was up."""
         stranded, self._stranded = self._stranded, deque()
         for request in stranded:
-            self.route(request)
+            if request.state == ARRIVED:
+                self.enter(request)
+            else:  # its pictures are encoded
+                self.route(request)
         for instance in self.prefill:
             instance.wake()
         self.shared.placement.admit()
@@ -151,7 +161,7 @@ class System:
 
         Runs after every simulation; what it asserts is conservation of requests, slots and KV.
         """
-        found = [request for part in (*self.encode, *self.parts) for request in part.holding()]
+        found = [request for part in self.parts for request in part.holding()]
         queues = {id(instance.queue): instance.queue for instance in self.prefill}
         found += [request for queue in queues.values() for request in queue]
         found += [*self.offline, *self._stranded]
@@ -235,7 +245,7 @@ class System:
     def recompute_of(self, instance: DecodeInstance | MixedInstance, request: Request, generated: int) -> None:
         """Let a request that lost its KV in decode go through prefill again."""
         request.recompute(generated)
-        self.route(request)
+        self.enter(request)
 
     def move_or_recompute(self, instance: DecodeInstance, request: Request, rank: int, alive: bool) -> None:
         """Take a request off an instance; its KV, if it outlives the loss, is moved where that is the policy.
@@ -266,7 +276,7 @@ class System:
             else:
                 (placement.offline_waiting if request.offline else placement.waiting).remove(request)
             request.recompute(0)
-            self.route(request)
+            self.enter(request)
 
     def drop_transfers_to(self, instance: DecodeInstance, ranks: set[int]) -> None:
         """Ranks are gone that KV was on its way to: their requests look for other ones."""

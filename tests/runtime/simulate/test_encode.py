@@ -1,6 +1,8 @@
 """Encode instances in a run: what is played of a plan beside what the plan says, and a request by hand."""
 
+import json
 from functools import cache
+from io import StringIO
 
 import numpy as np
 import pytest
@@ -10,6 +12,9 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
 from planner.plans.assemble import assemble
 from planner.question import Shape
+from runtime.simulate.faults import parse_fault
+from runtime.simulate.metrics import SimulationResult
+from runtime.simulate.observe import Observer
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval
 from runtime.simulate.run import simulate
@@ -87,3 +92,43 @@ def test_requests_whose_pictures_are_encoded_when_a_run_ends_are_running() -> No
     result = simulate(own, offered, SimulationOptions(until_seconds=until))
     assert result.requests == 40 == result.completed + result.running
     assert result.running > 0
+
+
+def _hit(own: Manifest, requests: int, *faults: str) -> tuple[SimulationResult, int]:
+    """Return a run under faults, and how many requests had their pictures encoded in passes that began."""
+    told = StringIO()
+    options = SimulationOptions(faults=tuple(map(parse_fault, faults)))
+    result = simulate(own, open_loop(own.workload, RATE, requests), options, Observer(timeline=told))
+    assert result.completed == requests
+    passes = [event["args"]["requests"] for event in json.loads(told.getvalue()) if event["name"] == "encode"]
+    return result, round(sum(passes))
+
+
+@pytest.mark.parametrize("shape", ["disaggregated", "aggregated"])
+def test_pictures_of_a_lost_encode_instance_are_encoded_again(shape: Shape) -> None:
+    """No request is lost: those of the instance go to another, and wait where there is none."""
+    own = manifest(shape)
+    lost = [f"device {each.name}/0 at 10s for 20s" for each in own.pools[0].instances]
+    whole, _ = _hit(own, 1_000)
+    one, encoded = _hit(own, 1_000, lost[0])
+    assert 1_000 <= encoded <= 1_000 + one.retried_requests
+    assert one.retried_requests > 0
+    assert one.ttft_seconds.p90 > whole.ttft_seconds.p90
+    none, _ = _hit(own, 1_000, *lost)
+    assert none.ttft_seconds.p90 > 20.0
+
+
+def test_embeddings_wait_for_a_link() -> None:
+    """An encode instance whose link falters sends nothing meanwhile, and no request begins again."""
+    own = manifest("disaggregated")
+    found, encoded = _hit(own, 600, *(f"link {each.name} at 10s for 3s" for each in own.pools[0].instances))
+    assert (encoded, found.retried_requests) == (600, 0)
+    assert found.ttft_seconds.p90 > 2.0
+
+
+def test_prompts_that_lost_their_kv_are_encoded_again() -> None:
+    """A lost decode instance sends its requests back to encode, as no instance keeps embeddings."""
+    own = manifest("disaggregated")
+    found, encoded = _hit(own, 600, f"device {own.pools[-1].instances[0].name}/0 at 10s for 20s")
+    assert found.retried_requests > 0
+    assert encoded >= 600 + found.retried_requests
