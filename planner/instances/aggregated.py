@@ -87,17 +87,19 @@ class PlayedAggregated(Player):
 
     @cached_property
     def saturation_per_second(self) -> float:
-        """Saturation: requests per second that leave a stream whose requests all arrive at 0."""
-        stream = self.stream(FEW)
+        """Saturation: requests per second that leave a stream whose requests all arrive at 0.
+
+        The stream fills the instance a few times, with as many as are open without limits.
+        """
+        stream = super().stream(FEW)
         while True:
             played = play_aggregated(self.pool, replace(stream, arrival_seconds=np.zeros(len(stream))))
             left, count = np.sort(played.left_seconds), len(stream)
             first, last = _pauses(left)
             open_ = np.sum(played.first_token_seconds <= left[first]) - np.sum(left < left[first])
-            longer = self.stream(2 * count) if 2 * open_ > count and count < _LONGEST else stream
-            if len(longer) <= count:
+            if _REFILLS * open_ <= count or count >= _LONGEST:
                 break
-            stream = longer  # with prompts first, open requests leave together, so half a stream gives no rate
+            stream = super().stream(2 * count)  # with prompts first, open requests leave together
         span = left[last] - left[first]
         return float((last - first) / span if span > 0 else count / left[-1])
 

@@ -1,5 +1,7 @@
 """Aggregated instances as they are played."""
 
+from dataclasses import replace
+
 import pytest
 
 from planner.instances.aggregated import PlayedAggregated
@@ -38,3 +40,4 @@ def test_saturation_is_that_of_gangs_where_prompts_go_first(slots: int) -> None:
     )
     gang = slots * (fixed + prompt * per_token) + (answer - 1) * (fixed + slots * per_request)
     assert player.saturation_per_second == pytest.approx(slots / gang, rel=0.25)
+    assert replace(player, most_open=slots).saturation_per_second == player.saturation_per_second
