@@ -44,7 +44,7 @@ def made() -> Manifest:
     asked = read_question(flags).question
     prefill = replace(asked.prefill, devices=2560, budget="prefill")
     decode = replace(asked.decode, devices=DECODE_RANKS, budget="decode")
-    best = search(replace(asked, prefill=prefill, decode=decode), explain=False, beside=False).best
+    best = search(replace(asked, prefill=prefill, decode=decode), beside=False).best
     assert best is not None, "the strategy fits the machine"
     return assemble(best, {"benchmark": "simulate"})
 

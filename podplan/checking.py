@@ -18,7 +18,7 @@ from planner.plans.plan import Plan
 from planner.plans.servers import spare_instances
 from planner.question import Loss, Question
 from planner.search.answer import Answer
-from planner.search.search import search
+from planner.search.changes.refusal import answered
 from planner.workload import Trace, Workload
 from podplan.day import windows_json
 from podplan.job import late
@@ -270,7 +270,9 @@ def _verdicts(group: Sequence[tuple[int, AskedCheck]]) -> list[Found]:
     found, known = list[Found](), list[tuple[Question, Answer]]()
 
     def searched(question: Question) -> Answer:
-        answer = next((answer for asked, answer in known if asked == question), None) or search(question, beside=False)
+        answer = next((answer for asked, answer in known if asked == question), None) or answered(
+            question, beside=False
+        )
         known.append((question, answer))
         return answer
 

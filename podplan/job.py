@@ -19,6 +19,9 @@ from ground.units import (
 from planner.plans.plan import Plan
 from planner.question import Question
 from planner.search.answer import Answer, Change
+from planner.search.changes.nearest import size_change
+from planner.search.changes.refusal import answered
+from planner.search.changes.shortage import with_changes
 from planner.search.jobs import Job, job_seconds
 from planner.search.search import search
 from podplan.options import QuestionFlags
@@ -69,15 +72,12 @@ def late(question: Question, job: Job, asked: Callable[[str], Question]) -> Answ
         job: the job, with its time.
         asked: returns the question of another text of ``--job``.
     """
-    from planner.search.changes.nearest import size_change  # only a refusal needs it
-    from planner.search.changes.shortage import with_changes
-
-    untimed = search(asked(str(job.requests)), beside=False)
+    untimed = answered(asked(str(job.requests)), beside=False)
     if untimed.best is None or job.seconds is None:
         return untimed
     took = job_seconds(untimed.best, job)
     more = size_change(question, untimed.best.requests_per_second, job.ends)
-    changes, answer = (_in_time(took, job, asked), more), search(question, explain=False, beside=False)
+    changes, answer = (_in_time(took, job, asked), more), search(question, beside=False)
     told = f"{counted(question.devices, 'device')} end the job in {format_duration(took)}, not in "
     told = with_changes(f"{told}{format_duration(job.seconds)}", changes)
     limit = answer.binding_limit if more.question is not None else "job"  # a part of a job's time is no limit of a user

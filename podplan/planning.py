@@ -15,6 +15,7 @@ from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.programme.proof import Bound
 from planner.search.answer import Answer
+from planner.search.changes.refusal import answered
 from planner.search.growth import Month, by_month
 from planner.search.jobs import job_seconds
 from planner.search.pareto import MOST_LEVELS, wide_front
@@ -231,10 +232,10 @@ def solved(
     asked = settled(asked)
     job = asked.job if asked.job and asked.job.seconds else None
     if asked.trace is not None and play:
-        answer, on_trace = traced(asked, partial(search, beside=beside, aside=aside))
+        answer, on_trace = traced(asked, partial(answered, beside=beside, aside=aside))
     else:
-        reason = explain and job is None
-        answer, on_trace = search(asked.question, explain=reason, beside=beside, aside=aside), None
+        search_plan = answered if explain and job is None else search
+        answer, on_trace = search_plan(asked.question, beside=beside, aside=aside), None
     if job is not None and explain and answer.best is None:
         answer = late(asked.question, job, asked.with_job)
     growing = asked.growth and answer.best and explain
@@ -248,7 +249,7 @@ def settled(asked: Asked) -> Asked:
     if asked.question.prefix_routing is not None:
         from podplan.prefixes import in_own_caches  # with the runtime, which only this needs
 
-        asked = in_own_caches(asked, lambda each: traced(each, partial(search, explain=False, beside=False))[0].best)
+        asked = in_own_caches(asked, lambda each: traced(each, partial(search, beside=False))[0].best)
     if asked.job is not None:
         asked = replace(asked, question=asked.job.ending_in_time(asked.question))
     return asked

@@ -156,7 +156,7 @@ def watch(*sources: str, **flags: object) -> WatchResult:
         balance=_balance(manifest, typed.expert_loads),
     )
     question = question_of(manifest, seen.workload, seen.upper_per_second * (1 + room))
-    best = search(stressed(question, dict.fromkeys(ROLES, slow)), explain=False, beside=False).best
+    best = search(stressed(question, dict.fromkeys(ROLES, slow)), beside=False).best
     best = None if best is None else restated(best, question)
     startup = typed.seconds("startup", None, zero=True)
     if best is None:

@@ -9,8 +9,8 @@ from planner.costs.deployment import default_weights
 from planner.plans.plan import Plan
 from planner.question import Machines, Question
 from planner.search.answer import Answer
+from planner.search.changes.refusal import answered
 from planner.search.fleet import Fleet
-from planner.search.search import search
 from planner.search.solve import Choice, choose, plan_of
 from planner.search.ways import Rows, gather_fleet
 from planner.workload import Lengths, Workload
@@ -52,7 +52,7 @@ def small_question(
 @cache
 def small_answer(**asked: Any) -> Answer:
     """Return the answer to that question."""
-    return search(small_question(**asked))
+    return answered(small_question(**asked))
 
 
 def rate_of(**asked: Any) -> float:

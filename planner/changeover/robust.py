@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from ground.errors import Infeasible
 from ground.units import format_duration, rounded_up
@@ -30,7 +29,6 @@ from planner.search.search import search
 from planner.workload import Trace
 
 MOST_LAYOUTS = 4_000
-_search = partial(search, explain=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,8 +252,8 @@ def served_nearest(question: Question, rows: Trace | None) -> tuple[Answer, Ques
 
     With a trace the plan is played on it; limits that it misses are relaxed to the values reached.
     """
-    found = None if rows is None else search_on_trace(question, rows, _search, _search)
-    answer, on_trace = (_search(question), None) if found is None else (found.answer, found.on_trace)
+    found = None if rows is None else search_on_trace(question, rows, search, search)
+    answer, on_trace = (search(question), None) if found is None else (found.answer, found.on_trace)
     if answer.best is None:
         for ttft in (True, False):
             change = limit_change(question, ttft, alike())

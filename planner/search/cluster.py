@@ -17,6 +17,7 @@ from planner.instances.alignment import Lot, Places, placed, placed_apart
 from planner.plans.plan import Plan
 from planner.question import Machines, Question
 from planner.search.answer import Answer
+from planner.search.changes.refusal import refused
 from planner.search.fleet import Fleet, Member, check_fleet
 from planner.search.solve import find, mean_seconds
 from planner.search.sure import STRESSED, is_plain, restated, surely, told_of
@@ -76,8 +77,6 @@ def _plan(fleet: Fleet) -> Answer:
     separate = gather_fleet(fleet)
     found = find(separate)
     if found.choice is None:
-        from planner.search.changes.refusal import refused  # only a refusal needs it
-
         return refused(separate)
     sized = not fleet.goal.maximised and not fleet.goal.timed
     return Answer(

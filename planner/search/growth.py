@@ -63,7 +63,7 @@ def by_month(
 
 
 def _smallest(question: Question) -> Plan | None:
-    return search(question, explain=False, beside=False).best
+    return search(question, beside=False).best
 
 
 def _more(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:

@@ -44,7 +44,7 @@ class Job(NamedTuple):
             return question
         question = replace(question, rate_per_second=self.rate_per_second)
         for _ in range(_ROUNDS):
-            best = search(question, explain=False, beside=False).best
+            best = search(question, beside=False).best
             if best is None or job_seconds(best, self) <= self.seconds:
                 break
             left = max(self.seconds - last_seconds(best), self.seconds / 2)
@@ -53,7 +53,7 @@ class Job(NamedTuple):
 
     def ends(self, question: Question) -> bool:
         """Whether a question has a plan that ends the job in time."""
-        best = search(self.ending_in_time(question), explain=False, beside=False).best
+        best = search(self.ending_in_time(question), beside=False).best
         return best is not None and job_seconds(best, self) <= (self.seconds or math.inf)
 
 

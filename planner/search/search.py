@@ -22,13 +22,14 @@ from planner.programme.programme import Programme
 from planner.programme.proof import Bound, over_parts
 from planner.question import Question
 from planner.search.answer import Answer
+from planner.search.changes.missing import limit_of, without_plan
 from planner.search.fleet import Fleet
 from planner.search.gather import Costing, Option, aggregated, make_side
 from planner.search.papers import Beside, Published, as_deployed, matching
 from planner.search.pareto import front_of
 from planner.search.solve import Choice, Found, chosen_of, find, plan_of
 from planner.search.sure import holds, in_own_terms, is_plain, surely
-from planner.search.ways import Gathered, gather_fleet
+from planner.search.ways import gather_fleet
 
 # For the front: parts of the devices, and of the TPOT limit, with so many of the best decode instances.
 FEWER_DEVICES = (0.75, 0.5)
@@ -57,6 +58,8 @@ class Besides(NamedTuple):
     part: Part = Part()
 
 
+Refuse = Callable[[Sequence[Found], Question], Answer]
+"""Tells why none of some results of a question has a plan."""
 Aside = Callable[[Callable[[], Iterator[Besides]]], AbstractContextManager[Callable[[], Besides]]]
 """Runs work, at once or in parallel, until the block ends; each call gives its next result."""
 
@@ -70,10 +73,10 @@ def at_need(work: Callable[[], Iterator[Besides]]) -> Iterator[Callable[[], Besi
 def search(
     question: Question,
     *,
-    explain: bool = True,
     beside: bool = True,
     aside: Aside = at_need,
     worth: Callable[[Plan], bool] | None = None,
+    refuse: Refuse | None = None,
 ) -> Answer:
     """Return the best plan for a question, the runners-up, and the proven bound.
 
@@ -82,36 +85,30 @@ def search(
 
     Args:
         question: the question.
-        explain: whether a refusal gives its reason and changes that would help, which takes further searches.
         beside: whether to add runners-up, certificate, published deployments and the plan of the reference engine; the
             best plan does not depend on it.
         aside: runs the search of published deployments, of the reference engine and of half of the engines.
         worth: whether a plan is worth these additions; None for every plan.
+        refuse: gives the reason where there is no plan, as ``refusal.answered`` does; None for the limit alone.
 
     Raises BadInput where the asked expert layout fits no strategy.
     """
     if is_plain(question):
-        return _search(question, explain=explain, beside=beside, aside=aside, worth=worth)
+        return _search(question, beside=beside, aside=aside, worth=worth, refuse=refuse)
 
     def solve(asked: Sequence[Question]) -> Answer:
-        return _search(asked[0], explain=False, beside=beside, worth=lambda plan: holds(plan, question, asked[0]))
+        return _search(asked[0], beside=beside, worth=lambda plan: holds(plan, question, asked[0]))
 
-    answer = surely([question], solve)
-    if explain and answer.best is None:
-        from planner.search.changes.shortage import helped, short  # only a refusal needs it
-
-        told, most = short(question, answer.binding_limit)
-        answer = helped(replace(answer, explanation=told), question, most)
-    return in_own_terms(answer, question)
+    return in_own_terms(surely([question], solve), question)
 
 
 def _search(
     question: Question,
     *,
-    explain: bool,
     beside: bool,
     aside: Aside = at_need,
     worth: Callable[[Plan], bool] | None = None,
+    refuse: Refuse | None = None,
 ) -> Answer:
     asked = alternatives(question)
     check_some(question, check_layouts)
@@ -121,8 +118,8 @@ def _search(
     if question.engines and one_format and known and (aside is not at_need or (beside and worth is None)):
         work = partial(_besides, asked[0], asked[here:], chosen=True) if beside else partial(_parts, asked[here:])
         with aside(work) as besides:
-            return _answer(question, asked, here, explain=explain, beside=beside, besides=besides, worth=worth)
-    return _answer(question, asked, len(asked), explain=explain, beside=beside, worth=worth)
+            return _answer(question, asked, here, beside=beside, besides=besides, worth=worth, refuse=refuse)
+    return _answer(question, asked, len(asked), beside=beside, worth=worth, refuse=refuse)
 
 
 def _searched_here(question: Question, engines: int, *, beside: bool) -> int:
@@ -142,10 +139,10 @@ def _answer(
     asked: Sequence[Question],
     here: int,
     *,
-    explain: bool,
     beside: bool = True,
     besides: Callable[[], Besides] | None = None,
     worth: Callable[[Plan], bool] | None = None,
+    refuse: Refuse | None = None,
 ) -> Answer:
     """Return the answer to alternatives; the first ``here`` are searched here, the others with the ``besides``.
 
@@ -160,8 +157,10 @@ def _answer(
     part = told.part if told else Part()
     plans = [*(each.best for each in found), *(each.plan for each in part.tried)]
     place = preferred(plans, question.goal)
-    if place is None and explain:
-        return _refused([*found, *_found(asked[here:])[0]], question)
+    if place is None and refuse is not None:
+        found += _found(asked[here:])[0]
+        engines = _of_engines([*map(tried_of, found)], question) if question.engines else ()
+        return replace(refuse(found, question), engines=engines)
     chosen, plan = place or 0, plans[place or 0]
     beside = beside and plan is not None
     if besides and chosen >= here:
@@ -215,29 +214,6 @@ def _queues_solved(found: Sequence[Found]) -> int:
     return sum(queues.values())
 
 
-def _refused(found: Sequence[Found], question: Question) -> Answer:
-    """Return the refusal of the alternative that carries most, or lacks least."""
-    from planner.search.changes.missing import fastest, smallest_plan
-    from planner.search.changes.refusal import limit_of, refused
-
-    def lack(tried: tuple[Found, Choice | Gathered]) -> tuple[bool, float]:
-        """Return whether memory lacks, and the devices that hold a plan; else the latency of an idle instance."""
-        asked, limit = question_of(tried[0]), limit_of(tried[0].separate)
-        if limit == "memory":
-            return True, smallest_plan(asked)
-        return False, fastest(asked, limit == "ttft") or math.inf
-
-    known, carrying, idle = 0.0, None, []
-    for each in found:
-        chosen = each.most(known)
-        if isinstance(chosen, Choice):
-            known, carrying = chosen.carried, (each, chosen)
-        idle.append((each, chosen))
-    best, chosen = carrying or (min(idle, key=lack) if len(idle) > 1 else idle[0])
-    answer = replace(refused(best.separate, question, chosen), cut=best.cut)
-    return replace(answer, engines=_of_engines([*map(tried_of, found)], question) if question.engines else ())
-
-
 def _of_engines(tried: Sequence[Tried], question: Question) -> tuple[Tried, ...]:
     """Return the result of each engine in its best format, the best first."""
     every = []
@@ -282,12 +258,7 @@ def tried_of(found: Found) -> Tried:
     """Return the result of a number format."""
     question, best = question_of(found), found.best
     encode = question.encode if question.workload.pictures else None
-    if best is None:
-        from planner.search.changes.refusal import limit_of  # only a refusal needs it
-
-        limit = limit_of(found.separate)
-    else:
-        limit = best.binding_limit
+    limit = limit_of(found.separate) if best is None else best.binding_limit
     return Tried(
         engine=question.engine,
         formats=own_formats(question),
@@ -302,9 +273,7 @@ def answer_of(found: Found, *, beside: bool) -> Answer:
     """Return a result as an answer; with ``beside``, with its bound and runners-up."""
     best, choice = found.best, found.choice
     if best is None or choice is None:
-        from planner.search.changes.refusal import without_words
-
-        return replace(without_words(found.separate), cut=found.cut)
+        return replace(without_plan(found.separate, limit_of(found.separate)), cut=found.cut)
     answer = Answer(
         fleet=found.separate.fleet,
         plans=(best,),
@@ -331,9 +300,9 @@ def published_plan(question: Question, published: Published) -> Beside:
     Where it misses the asked rate, the plan at its largest rate.
     """
     asked = as_deployed(question, published)
-    plan = search(asked, explain=False, beside=False).best
+    plan = search(asked, beside=False).best
     if plan is None and not asked.goal.maximised:
-        plan = search(replace(asked, objective="throughput", rate_per_second=None), explain=False, beside=False).best
+        plan = search(replace(asked, objective="throughput", rate_per_second=None), beside=False).best
     return Beside(published=published, plan=plan)
 
 

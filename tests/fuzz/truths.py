@@ -217,7 +217,7 @@ def explained(ask: Asking) -> Iterator[str]:
         if each.requests_per_second < base * (1 - EXACT):
             yield f"{each.unit} {each.resource} carries {each.requests_per_second:.9g}/s, without it {base:.9g}/s"
     for change in found.changes:
-        if change.question is not None and search(change.question, explain=False, beside=False).best is None:
+        if change.question is not None and search(change.question, beside=False).best is None:
             yield f"{change.flag} {change.value}, which explain calls feasible, has no plan"
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from planner.plans.servers import server_of, spare_instances
 from planner.question import Question, lost_instances
+from planner.search.changes.refusal import answered
 from planner.search.search import search
 from tests.plans import small_plan
 
@@ -53,7 +54,7 @@ def test_what_is_left_carries_the_rate(loss: str) -> None:
 def test_too_few_devices_to_lose_any_are_told() -> None:
     """One node cannot be lost where it is all there is; the devices that are named do survive."""
     asked = replace(small_plan(devices=16).question, survive="node")
-    answer = search(asked)
+    answer = answered(asked)
     assert answer.best is None
     assert answer.binding_limit == "survive"
     wanted = int(answer.explanation.split("--devices ")[1].split(",")[0])

@@ -24,12 +24,16 @@ from planner.instances.space import Role, built, groups, machines_of, role_rows
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.aggregated_offers import aggregated_offers, bounds_of, holding
+from planner.programme.programme import Programme
 from planner.question import Machines, Question
+from planner.search.answer import Answer, Change
 from planner.search.shapes import needed_rates, not_aggregated
+from planner.search.ways import Gathered
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 
 TRIED = 12
 """Aggregated candidates, the most likely first, that are solved before a limit counts as out of reach."""
+_LATENCY = {"prefill": "ttft", "decode": "tpot"}
 
 
 def missing(question: Question, prefill: bool) -> tuple[str, str]:
@@ -275,3 +279,34 @@ def asked_limit(question: Question, ttft: bool) -> tuple[str, float]:
 def with_limit(question: Question, ttft: bool, seconds: float) -> Question:
     """Return the question with another limit on TTFT, or on TPOT."""
     return replace(question, ttft_seconds=seconds) if ttft else replace(question, tpot_seconds=seconds)
+
+
+def limit_of(separate: Gathered) -> str:
+    """Return the binding limit of a question without a plan, without further searches."""
+    (question, pools), aim = separate.roles[0], Aim(devices=separate.fleet.devices, objective="throughput")
+    for side in pools.sides:
+        if not side.offers:
+            return _LATENCY[side.role] if fitting_sizes(question, side.role == "prefill") else "memory"
+    if question.rate_per_second is not None and not separate.closed and separate.programme(aim).likely() is not None:
+        return "devices"
+    for side in pools.sides:
+        if side.size and Programme((((side,),),), aim).settle() is None:
+            return _LATENCY[side.role]
+    return "devices" if question.survive is None else "survive"
+
+
+def without_plan(
+    gathered: Gathered, limit: str, told: str = "", *, growth: float = 0.0, changes: tuple[Change, ...] = ()
+) -> Answer:
+    """Return the answer without a plan: what binds, a reason, and the changes that would help."""
+    helps = "; ".join(f"{change.direction}: {change.told}" for change in changes)
+    return Answer(
+        fleet=gathered.fleet,
+        plans=(),
+        growth=growth,
+        candidates_evaluated=gathered.count.total,
+        bound=None,
+        binding_limit=limit,
+        explanation=f"{told}; nearest changes, each solved: {helps}" if helps else told,
+        changes=changes,
+    )

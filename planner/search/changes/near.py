@@ -47,7 +47,7 @@ def near_plans(plan: Plan, each: Each = map) -> list[Near]:
 
 def _solved(asked: Beside) -> Near:
     name, flag, less, question = asked
-    return Near(name=name, flag=flag, less=less, plan=search(question, explain=False, beside=False).best)
+    return Near(name=name, flag=flag, less=less, plan=search(question, beside=False).best)
 
 
 def _beside(plan: Plan) -> Iterator[Beside]:

@@ -1,7 +1,7 @@
 """Why a question or a fleet has no plan: the binding limit, and the nearest changes, each solved."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,22 +18,69 @@ from planner.programme.programme import Programme
 from planner.question import Pin, Question, Role
 from planner.search.answer import Answer, Change
 from planner.search.changes.missing import (
-    fitting_sizes,
+    fastest,
     late_in_encode,
+    limit_of,
     missing,
     missing_anyhow,
     mixed_sizes,
+    smallest_plan,
     unsurvivable,
+    without_plan,
 )
-from planner.search.changes.shortage import helped, shortage
-from planner.search.search import search
+from planner.search.changes.shortage import helped, short, shortage
+from planner.search.search import Aside, at_need, question_of, search
 from planner.search.shapes import not_aggregated
-from planner.search.solve import Choice, carried_in_time, choose
+from planner.search.solve import Choice, Found, carried_in_time, choose
+from planner.search.sure import is_plain
 from planner.search.ways import Gathered, every_way, gather_fleet
 
 _LONG_SECONDS = 1e9
 """A latency limit that never binds."""
 _IN_PASSES = ("batch", "tokens")
+MOST_FACTOR = 16
+"""Pools are enlarged by at most this factor."""
+_BEYOND = 1.05
+"""Factor on the size that would suffice in proportion, which is tried first."""
+_MANY_NODES, _MORE_THAN_SHARE = 8, 2.0
+"""Pools of so many nodes carry in proportion to their devices, or so many times more: instances fit larger ones better.
+"""
+
+
+def answered(
+    question: Question,
+    *,
+    beside: bool = True,
+    aside: Aside = at_need,
+    worth: Callable[[Plan], bool] | None = None,
+) -> Answer:
+    """Return the answer to a question as ``search`` does; a refusal with its reason and the nearest changes, solved."""
+    refuse = _nearest_refused if is_plain(question) else None
+    answer = search(question, beside=beside, aside=aside, worth=worth, refuse=refuse)
+    if answer.best is not None or refuse is not None:
+        return answer
+    told, most = short(question, answer.binding_limit)
+    return helped(replace(answer, explanation=f"{answer.explanation}{told}"), question, most)
+
+
+def _nearest_refused(found: Sequence[Found], question: Question) -> Answer:
+    """Return the refusal of the alternative that carries most, or lacks least."""
+
+    def lack(tried: tuple[Found, Choice | Gathered]) -> tuple[bool, float]:
+        """Return whether memory lacks, and the devices that hold a plan; else the latency of an idle instance."""
+        asked, limit = question_of(tried[0]), limit_of(tried[0].separate)
+        if limit == "memory":
+            return True, smallest_plan(asked)
+        return False, fastest(asked, limit == "ttft") or math.inf
+
+    known, carrying, idle = 0.0, None, []
+    for each in found:
+        chosen = each.most(known)
+        if isinstance(chosen, Choice):
+            known, carrying = chosen.carried, (each, chosen)
+        idle.append((each, chosen))
+    best, chosen = carrying or (min(idle, key=lack) if len(idle) > 1 else idle[0])
+    return replace(refused(best.separate, question, chosen), cut=best.cut)
 
 
 def unheld(question: Question) -> tuple[str, str] | None:
@@ -68,7 +115,7 @@ def eased(question: Question) -> Iterator[Change]:
     for field in fields(Pin):
         if all(getattr(pin, field.name) is None for _, pin in question.pins):
             continue
-        best = search(_without(question, field.name), explain=False, beside=False).best
+        best = search(_without(question, field.name), beside=False).best
         if best is not None:
             flag, text = _as_in(best, question, field.name)
             yield Change(direction=flag, told=f"--{flag} {text}")
@@ -92,16 +139,6 @@ def _value(pool: PlannedPool, field: str) -> Any:
     return {"strategy": row.strategy, "redundant": row.redundant}.get(field, row.dedicated or "local")
 
 
-MOST_FACTOR = 16
-"""Pools are enlarged by at most this factor."""
-_BEYOND = 1.05
-"""Factor on the size that would suffice in proportion, which is tried first."""
-_MANY_NODES, _MORE_THAN_SHARE = 8, 2.0
-"""Pools of so many nodes carry in proportion to their devices, or so many times more: instances fit larger ones better.
-"""
-_LATENCY = {"prefill": "ttft", "decode": "tpot"}
-
-
 def refused(separate: Gathered, asked: Question | None = None, most: Choice | Gathered | None = None) -> Answer:
     """Return the answer without a plan, with the binding constraint and the changes that would help.
 
@@ -116,19 +153,12 @@ def refused(separate: Gathered, asked: Question | None = None, most: Choice | Ga
     carried = (carried_in_time(most) if isinstance(most, Choice) else 0.0) * (question.rate_per_second or 1.0)
     if not question.pins:
         return helped(_refused(separate, most), question, carried)
-    from planner.search.changes.refusal import eased, unheld  # they search again
-
     wrong = unheld(question)
-    answer = _refused(separate, most) if wrong is None else _answer(separate, 0.0, *wrong, ())
+    answer = _refused(separate, most) if wrong is None else without_plan(separate, *wrong)
     answer, changes = helped(answer, question, carried), tuple(eased(question))
     helps = " or ".join(change.told for change in changes)
     told = f"{answer.explanation}; or, with all else as given, {helps}" if helps else answer.explanation
     return replace(answer, explanation=told, changes=(*answer.changes, *changes))
-
-
-def without_words(separate: Gathered) -> Answer:
-    """Return the answer without a plan, with the binding constraint alone."""
-    return _answer(separate, 0.0, limit_of(separate), "", ())
 
 
 def _refused(separate: Gathered, most: Choice | Gathered) -> Answer:
@@ -139,32 +169,18 @@ def _refused(separate: Gathered, most: Choice | Gathered) -> Answer:
     for number, member in enumerate(fleet.members if not share else ()):
         limit, told = _lacking(gathered, number, aim)
         if fleet.single:
-            return _answer(gathered, 0.0, limit, told, ())
+            return without_plan(gathered, limit, told)
         if limit not in ("", "devices"):
             loss = f"survive {member.question.survive}" if limit == "survive" else limit
-            return _answer(gathered, 0.0, f"{loss} of {member.name}", f"{member.name}: {told}", ())
+            return without_plan(gathered, f"{loss} of {member.name}", f"{member.name}: {told}")
     if fleet.single and isinstance(most, Choice):
         option = most.chosen[0][0]
-        return _answer(gathered, share, *shortage(option, share * (option.question.rate_per_second or 1.0)), ())
+        return without_plan(gathered, *shortage(option, share * (option.question.rate_per_second or 1.0)), growth=share)
     pool, more = _larger_pools(gathered, share)
     eased = (*_with_shared_nodes(gathered), *_without_loss(gathered), *_without_one(gathered))
     changes = (*_rates(gathered, share), *more, *eased)
     limit = f"devices of {pool}" if pool else "devices"
-    return _answer(gathered, share, limit, _told(gathered, share), changes)
-
-
-def _answer(gathered: Gathered, growth: float, limit: str, told: str, changes: tuple[Change, ...]) -> Answer:
-    helps = "; ".join(f"{change.direction}: {change.told}" for change in changes)
-    return Answer(
-        fleet=gathered.fleet,
-        plans=(),
-        growth=growth,
-        candidates_evaluated=gathered.count.total,
-        bound=None,
-        binding_limit=limit,
-        explanation=f"{told}; nearest changes, each solved: {helps}" if helps else told,
-        changes=changes,
-    )
+    return without_plan(gathered, limit, _told(gathered, share), growth=share, changes=changes)
 
 
 def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
@@ -192,20 +208,6 @@ def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
     there = {side.machines.budget: side.machines.devices for side in pools.sides}
     available = ", ".join(f"{count} of {pool}" for pool, count in sorted(there.items()))
     return "devices", f"the roles together need more devices than there are: {needs}; available are {available}"
-
-
-def limit_of(separate: Gathered) -> str:
-    """Return the binding limit of a question without a plan, as ``refused`` does, without further searches."""
-    (question, pools), aim = separate.roles[0], Aim(devices=separate.fleet.devices, objective="throughput")
-    for side in pools.sides:
-        if not side.offers:
-            return _LATENCY[side.role] if fitting_sizes(question, side.role == "prefill") else "memory"
-    if question.rate_per_second is not None and not separate.closed and separate.programme(aim).likely() is not None:
-        return "devices"
-    for side in pools.sides:
-        if side.size and Programme((((side,),),), aim).settle() is None:
-            return _LATENCY[side.role]
-    return "devices" if question.survive is None else "survive"
 
 
 def _told(gathered: Gathered, share: float) -> str:

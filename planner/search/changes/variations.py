@@ -68,7 +68,7 @@ def _mixed_rows_that_matter(question: Question, separate: Gathered, known: Incum
 def most_carried(question: Question, rows: Rows | None = None, known_per_second: float = 0.0) -> float:
     """Return the rate of the best choice of columns, over given rows or all; the known rate if none carries more."""
     if not is_plain(question):
-        best = search(replace(question, objective="throughput", rate_per_second=None), explain=False, beside=False).best
+        best = search(replace(question, objective="throughput", rate_per_second=None), beside=False).best
         return 0.0 if best is None else best.requests_per_second
     most, costing = known_per_second, Costing()
     unit = question.rate_per_second or 1.0
@@ -86,7 +86,7 @@ def has_plan(question: Question, costing: Costing | None = None) -> bool:
     """
     question = replace(question, objective="throughput" if question.rate_per_second is None else "chips")
     if not is_plain(question):
-        return search(question, explain=False, beside=False).feasible
+        return search(question, beside=False).feasible
     costing = costing or Costing()
     return any(_has_plan(gather_fleet(Fleet.of(each), costing=costing)) for each in alternatives(question))
 

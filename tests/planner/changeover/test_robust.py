@@ -159,7 +159,7 @@ def solved() -> tuple[list[Scenario], Policy]:
     found = []
     for name, share in (("low", 0.3), ("high", 0.95)):
         question = replace(plan.question, objective="chips", rate_per_second=plan.requests_per_second * share)
-        answer = search(question, explain=False, beside=False)
+        answer = search(question, beside=False)
         found.append(
             Scenario(
                 name=name, question=question, weight=1.0, hours=6.0, best=answer.best, least_chips=answer.best.chips

@@ -17,7 +17,7 @@ from planner.serving.deployed import play
 from planner.workload import Trace
 from tests.questions import small_question
 
-plain = partial(search, explain=False, beside=False)
+plain = partial(search, beside=False)
 
 
 def bursty(burst: float, count: int = 3000) -> Trace:
@@ -89,7 +89,7 @@ def test_both_roles_together_need_every_instance(question: Question, most: float
 def test_the_bound_on_a_trace_is_below_its_plan(question: Question, most: float) -> None:
     """Prefill alone beside decode whose full batches carry the rate: no more chips than what keeps the limits."""
     trace, asked = bursty(3.0), replace(question, objective="chips", rate_per_second=0.5 * most)
-    answer = search(asked, explain=False)
+    answer = search(asked)
     assert answer.bound is not None
     bound = least_chips(answer.best, trace, answer.bound)
     plan = found(asked, trace).answer.best

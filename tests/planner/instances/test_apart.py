@@ -82,7 +82,7 @@ def test_a_rate_that_only_rows_beyond_the_grid_carry_is_carried() -> None:
     most = search(small_question("kimi-k2", "cm384", 112, **APART), beside=False).best
     rate = 0.999 * most.requests_per_second
     asked = small_question("kimi-k2", "cm384", 112, rate_per_second=rate, objective="chips", **APART)
-    sized = search(asked, explain=False, beside=False).best
+    sized = search(asked, beside=False).best
 
     assert sized.devices <= most.devices
 

@@ -115,7 +115,7 @@ def _on_slow_planes(question: Question, factor: float) -> Question:
 @pytest.fixture(scope="module")
 def bound() -> DisaggregatedPlan:
     """A plan whose KV crosses a plane a tenth as fast as an H100 node's."""
-    best = search(_on_slow_planes(small_question(), 10), explain=False, beside=False).best
+    best = search(_on_slow_planes(small_question(), 10), beside=False).best
     assert isinstance(best, DisaggregatedPlan)
     return best
 
@@ -133,13 +133,13 @@ def test_slow_links_bind(bound):
     assert bound.binding_limit.endswith("kv_links")
     assert max(bound.links.utilisation.values()) == pytest.approx(MOST_LINK_UTILISATION, rel=1e-3)
     assert "links that KV crosses" in bound.explanation
-    assert bound.requests_per_second < search(small_question(), explain=False, beside=False).best.requests_per_second
+    assert bound.requests_per_second < search(small_question(), beside=False).best.requests_per_second
 
 
 def test_transfers_that_take_most_of_tpot_slow_a_plan_down_and_do_not_refuse_it():
     """Answers of eight tokens over slow links: a rate at which they wait little, within the limit, with a gap told."""
     question = _on_slow_planes(small_question(devices=4, lengths=(1024.0, 8.0)), 60)
-    answer = search(question, explain=False)
+    answer = search(question)
     assert answer.best.tpot.at(question.percentile) <= question.tpot_seconds
     assert answer.best.requests_per_second == pytest.approx(answer.bound.value * (1 - answer.bound.gap))
     assert answer.bound.gap > 0

@@ -217,7 +217,7 @@ def test_what_few_prompts_show_late_but_not_surely_is_played_on_many() -> None:
     asked = {"squared_cv": 1.0, "ttft_seconds": 0.856, "tpot_seconds": 0.1, "percentile": 95.0}
     engine = {"engine": "vllm-ascend@0.23.0", "lengths": (2048.0, 256.0)}
     question = small_question("deepseek-v3", "910b", 32, **asked, **engine)
-    found = search(question, explain=False, beside=False).best
+    found = search(question, beside=False).best
 
     assert found is not None and 0 < found.requests_per_second < 0.1
     assert has_plan(question) and not has_plan(replace(question, ttft_seconds=0.8))

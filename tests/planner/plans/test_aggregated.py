@@ -21,6 +21,7 @@ from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble import assemble
 from planner.plans.expectation import expect, workload_of
 from planner.plans.plan import DisaggregatedPlan
+from planner.search.changes.refusal import answered
 from planner.search.search import search
 from planner.serving.aggregated import play_aggregated
 from planner.serving.played import FEW
@@ -286,7 +287,7 @@ def test_rows_of_aggregated_instances() -> None:
 
 def test_limits_out_of_reach_are_told() -> None:
     """Where no aggregated instance keeps a limit, the answer names it and a limit that one keeps."""
-    found = search(small_question(**{**DENSE, "devices": 1, "shape": "aggregated", "tpot_seconds": 0.001}))
+    found = answered(small_question(**{**DENSE, "devices": 1, "shape": "aggregated", "tpot_seconds": 0.001}))
     assert found.best is None
     assert found.binding_limit == "tpot"
     assert "nearest change: --tpot" in found.explanation

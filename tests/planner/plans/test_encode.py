@@ -19,7 +19,7 @@ from tests.planner.instances.test_encoding import question
 def best(encode: Encode, shape: Shape = "disaggregated", rate: float | None = None) -> Plan:
     """Return the best plan on 8 H800."""
     asked = replace(question(encode), shape=shape, rate_per_second=rate, objective="chips" if rate else "throughput")
-    found = search(asked, explain=False, beside=False).best
+    found = search(asked, beside=False).best
     assert found is not None
     return found
 
@@ -30,7 +30,7 @@ def test_no_plan_carries_more_than_without_anything_to_encode(shape: Shape) -> N
     plan = best("separate", shape)
     free = replace(question("fused"), shape=shape)
     free = replace(free, workload=replace(free.workload, encoding="apart"))
-    most = search(free, explain=False, beside=False).best
+    most = search(free, beside=False).best
     assert plan.requests_per_second < most.requests_per_second
     roles = [role for role, _ in plan.pools()]
     assert roles == ["encode", *(["prefill", "decode"] if shape == "disaggregated" else ["mixed"])]

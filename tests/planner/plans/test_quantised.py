@@ -73,7 +73,7 @@ def test_one_search_finds_the_best_of_all_formats(objective: ObjectiveName, form
     """Each alone, costed and proven on its own, comes to what the search over all tells of it; the bound is of all."""
     question = asked(*formats, objective=objective, rate_per_second=None if objective == "throughput" else 5.0)
     answer, each_alone = search(question), alternatives(question)
-    alone = [search(each, explain=False, beside=False).best for each in each_alone]
+    alone = [search(each, beside=False).best for each in each_alone]
 
     assert len({own_formats(each) for each in each_alone}) == len(alone) == len(formats)
     assert figures([tried.plan for tried in answer.formats]) == figures(alone)

@@ -82,7 +82,7 @@ def test_what_is_searched_aside_ends_as_it_should(engines: tuple[str, ...], fiel
         yield iter(list(work())).__next__
 
     question = small_question(model="qwen3-8b", devices=2, engine=engines[0], engines=engines, **fields)
-    assert (search(question, explain=False, aside=to_the_end).best is None) == bool(fields)
+    assert (search(question, aside=to_the_end).best is None) == bool(fields)
 
 
 @pytest.mark.parametrize("asked", SMALL, ids=str)

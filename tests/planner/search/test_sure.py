@@ -48,7 +48,7 @@ def test_times_are_those_of_the_plan_that_is_found(best, found, monkeypatch):
 
 
 def _sure(question):
-    found = search(replace(question, confidence=0.9, tpot_seconds=0.1), explain=False, beside=False).best
+    found = search(replace(question, confidence=0.9, tpot_seconds=0.1), beside=False).best
     assert found is not None
     return found
 

@@ -38,7 +38,7 @@ def plan(place: int, name: str) -> Manifest:
     question = small_question(**PLACES[place], squared_cv=1.0)
     workload = replace(question.workload, input_tokens=Lengths(mean=prompt, squared_cv=1.0))
     asked = replace(question, workload=workload, rate_per_second=rate, objective="chips")
-    best = search(asked, explain=False, beside=False).best
+    best = search(asked, beside=False).best
     assert best is not None
     return assemble(best, {})
 

@@ -9,6 +9,7 @@ import pytest
 from ground.units import parse_duration, parse_rate
 from planner.search.answer import Answer
 from planner.search.changes.missing import fastest_tpot, fastest_ttft, fitting_sizes, smallest_devices, with_devices
+from planner.search.changes.refusal import answered
 from planner.search.search import search
 from tests.questions import small_question
 
@@ -33,7 +34,7 @@ def test_the_nearest_limit_is_feasible(asked: dict[str, Any]) -> None:
     """Asked again with the limit as it is printed, there is a plan; the asked one was tighter."""
     question = small_question(**asked)
     name = next(field for field in asked if field in ("ttft_seconds", "tpot_seconds"))
-    answer = search(question)
+    answer = answered(question)
     assert answer.binding_limit == name.removesuffix("_seconds")
 
     nearest = parse_duration(told(answer, r"nearest change: --t\w+ ([\d.]+\w+)"), "nearest")
@@ -46,7 +47,7 @@ def test_the_nearest_limit_is_feasible(asked: dict[str, Any]) -> None:
 def test_two_limits_out_of_reach_are_eased_together(asked: dict[str, Any]) -> None:
     """Asked again with both, there is a plan; with either alone there is none."""
     question = small_question(ttft_seconds=0.002, tpot_seconds=0.0002, **asked)
-    answer = search(question)
+    answer = answered(question)
     ttft = parse_duration(told(answer, r"nearest change: --ttft ([\d.]+\w+) with --tpot"), "nearest")
     tpot = parse_duration(told(answer, r"with --tpot ([\d.]+\w+), for 200 us cannot be kept either"), "nearest")
 
@@ -57,7 +58,7 @@ def test_two_limits_out_of_reach_are_eased_together(asked: dict[str, Any]) -> No
 def test_limits_that_no_easing_helps_are_told_with_what_the_devices_carry() -> None:
     """The rate is beyond the devices too: the rate that is told has a plan, where the asked one has none."""
     question = small_question(model="qwen3-8b", devices=4, objective="chips", rate_per_second=1e4, tpot_seconds=0.0002)
-    answer = search(question)
+    answer = answered(question)
     limit = parse_duration(told(answer, r"not even --tpot ([\d.]+ \w+) suffices"), "nearest")
     rate = parse_rate(told(answer, r"with both limits so eased 4 devices carry ([\d.]+/s), not"), "nearest")
 
@@ -70,7 +71,7 @@ def test_limits_that_no_easing_helps_are_told_with_what_the_devices_carry() -> N
 def test_a_limit_beyond_the_fastest_time_is_not_answered_with_a_shorter_one(devices: int) -> None:
     """Prompts that spread far miss a limit above the fastest time: the change that is told is longer."""
     question = small_question(model="qwen3-8b", devices=devices, squared_cv=100.0, ttft_seconds=0.1)
-    answer = search(question)
+    answer = answered(question)
     assert answer.best is None
     found = re.search(r"nearest change: --ttft ([\d.]+\w+)", answer.explanation)
     assert parse_duration(found.group(1), "nearest") > 0.1
@@ -78,14 +79,14 @@ def test_a_limit_beyond_the_fastest_time_is_not_answered_with_a_shorter_one(devi
 
 def test_a_cache_that_does_not_fit_is_not_blamed_on_the_weights() -> None:
     """Weights fit; what one request holds does not."""
-    explanation = search(small_question(model="qwen3-8b", devices=2, lengths=(1024.0, 4_000_000.0))).explanation
+    explanation = answered(small_question(model="qwen3-8b", devices=2, lengths=(1024.0, 4_000_000.0))).explanation
     assert "too much" not in explanation and "hold one decode request of 4001024 tokens" in explanation
 
 
 def test_a_supernode_does_not_grow() -> None:
     """Beyond all of a supernode no number of devices is offered."""
     question = small_question(hardware="cm384", devices=32, objective="chips", rate_per_second=1e6)
-    answer = search(question)
+    answer = answered(question)
     assert (
         answer.best is None and "--devices" not in answer.explanation and "times what they carry" in answer.explanation
     )
@@ -103,7 +104,7 @@ def test_the_fastest_time_is_that_of_the_machine_not_of_the_question() -> None:
 def test_the_smallest_number_of_devices_is_the_smallest(model: str, devices: int) -> None:
     """An instance fits on the devices told and on none fewer, tried one by one."""
     question = small_question(model=model, devices=devices)
-    answer = search(question)
+    answer = answered(question)
     assert (answer.best, answer.binding_limit) == (None, "memory")
 
     smallest = int(told(answer, r"holds a \w+ instance is (\d+)"))
@@ -116,7 +117,7 @@ def test_the_smallest_number_of_devices_is_the_smallest(model: str, devices: int
 def test_one_of_each_role_is_needed() -> None:
     """A model that fits once does not fit twice: devices bind, and twice as many do."""
     question = small_question(model="qwen3-8b", devices=1)
-    answer = search(question)
+    answer = answered(question)
 
     assert (answer.best, answer.binding_limit) == (None, "devices")
     assert search(with_devices(question, 2)).best is not None
@@ -126,7 +127,7 @@ def test_one_of_each_role_is_needed() -> None:
 def test_a_rate_beyond_the_devices_is_refused_with_one_that_they_carry(objective: str) -> None:
     """The nearest rate, as it is printed, has a plan, and the devices told carry what was asked."""
     question = small_question(model="qwen3-8b", devices=8, rate_per_second=2_000.0, objective=objective)
-    answer = search(question)
+    answer = answered(question)
     assert (answer.best, answer.binding_limit) == (None, "devices")
 
     nearest = parse_rate(told(answer, r"--rate (\S+),"), "nearest")
@@ -151,6 +152,6 @@ def test_a_rate_beyond_the_devices_is_refused_with_one_that_they_carry(objective
 def test_the_limit_has_the_same_name_without_a_sentence(asked: dict[str, Any]) -> None:
     """Sweeps and comparisons leave the sentence out, which takes searches of its own; what binds stays."""
     question = small_question(**asked)
-    told, name = search(question), search(question, explain=False)
+    told, name = answered(question), search(question)
     assert name.best is None and name.explanation == ""
     assert name.binding_limit == told.binding_limit != ""

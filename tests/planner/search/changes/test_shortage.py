@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 
 from planner.question import Question
+from planner.search.changes.refusal import answered
 from planner.search.changes.shortage import too_few
 from planner.search.changes.variations import has_plan, most_carried
-from planner.search.search import search
 from tests.questions import machines, small_question
 
 
@@ -18,7 +18,7 @@ def asked(rate: float, **fields: object) -> Question:
 def test_the_devices_named_carry_the_rate() -> None:
     """Of one pool for both roles; a node less of what is named need not."""
     question = asked(900.0, devices=8)
-    answer = search(question)
+    answer = answered(question)
 
     assert answer.binding_limit == "devices"
     (count,) = re.findall(r"--devices (\d+)", answer.explanation)
@@ -29,7 +29,7 @@ def test_the_devices_named_carry_the_rate() -> None:
 def test_a_pool_of_some_gpus_of_a_server_grows_by_gpus() -> None:
     """Three GPUs that carry a little less than asked are told of the fourth, not of a whole server."""
     question = asked(1.05 * most_carried(small_question(model="qwen3-8b", devices=3)), devices=3)
-    assert "or --devices 4" in search(question).explanation
+    assert "or --devices 4" in answered(question).explanation
 
 
 def test_a_pool_grows_to_whole_units() -> None:
@@ -45,7 +45,7 @@ def test_a_loss_that_binds_is_named() -> None:
     rate = 0.97 * most_carried(small_question(model="qwen3-8b", devices=8))
     question = asked(rate, devices=8, survive="instance")
     assert has_plan(replace(question, survive=None)) and not has_plan(question)
-    answer = search(question)
+    answer = answered(question)
 
     assert answer.binding_limit == "survive"
     assert "after losing the worst instance" in answer.explanation and "or no --survive" in answer.explanation
@@ -55,7 +55,7 @@ def test_the_short_pool_is_named() -> None:
     """Of a pool for each role, the one that carries less alone."""
     question = asked(200.0, devices=1, decode=("h100", 8))
     question = replace(question, decode=replace(machines("qwen3-8b", "h100", 8), budget="decode"))
-    answer = search(question)
+    answer = answered(question)
 
     assert answer.binding_limit == "devices of prefill"
     assert "1 devices of h100 carry the prefill of" in answer.explanation
