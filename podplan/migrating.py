@@ -12,7 +12,6 @@ from ground.units import counted, format_bytes, format_duration, format_rate, pa
 from planner.changeover.change import Asked, Change, change
 from planner.changeover.moving import Terms
 from planner.changeover.order import Order
-from planner.manifest.checks import refuse_encode
 from planner.manifest.document import dump_manifest, parse_manifest, read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.expectation import planned_rate, workload_of
@@ -142,8 +141,6 @@ def migrate(old: str | Path | Manifest, new: str | Path | Manifest, **flags: obj
     typed = flags_of(MigrateFlags, flags)
     before = old if isinstance(old, Manifest) else read_manifest(Path(old))
     after = _manifest(new)
-    for given in (before, after):
-        refuse_encode(given, "plan migrate")
     asked = _asked(typed, before, after)
     begin = perf_counter()
     found = change(before, after, asked)

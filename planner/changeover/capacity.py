@@ -1,13 +1,20 @@
 """The capacity of each instance of a manifest within limits, under some traffic and with some confidence."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
 
 from ground.errors import BadInput
+from planner.changeover.order import ROLES, served
 from planner.checks.deployed import DeployedPool
 from planner.checks.manifests import from_manifest
 from planner.checks.margins import Limits
-from planner.manifest.schema import Manifest
-from planner.plans.expectation import workload_of
+from planner.instances.encoding import LATE, SHARES
+from planner.manifest.schema import Manifest, Role
+from planner.plans.expectation import encode_instances, workload_of
 from planner.plans.servers import PREDICTED, times_with
 from planner.workload import Workload
 
@@ -29,7 +36,7 @@ def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: 
     roles = [pool.role for pool in manifest.pools]
     own = limits == Limits.of(manifest.service_levels, limits.rate_per_second) and confidence == PREDICTED
     own = own and workload == workload_of(manifest.workload)
-    several = len(set(roles)) < len(roles) or {*roles} not in ({"mixed"}, {"prefill", "decode"})
+    several = len(set(roles)) < len(roles) or {*roles} - {"encode"} not in ({"mixed"}, {"prefill", "decode"})
     if several or (own and None not in stated):
         for number, rate in enumerate(stated):
             if rate is None:
@@ -39,15 +46,31 @@ def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: 
         return [rate or 0.0 for rate in stated]
     deployed = from_manifest(manifest, workload)
     pools = {pool.role: (pool, times_with(confidence, pool.deviation)) for pool in deployed.pools}
-    return [_most(*pools[role], limits, rate or 1.0) for role, rate in zip(roles, stated, strict=True)]
+    named = list(zip(roles, stated, strict=True))
+    found = [
+        [_most(*pools[role], _part(limits, role, share), rate or 1.0) for role, rate in named]
+        for share in (SHARES if "encode" in roles else (0.0,))
+    ]
+    return max(found, key=partial(total_carried, manifest))
+
+
+def _part(limits: Limits, role: Role, share: float) -> Limits:
+    """Return the limits of a role where encode instances have a share of TTFT (``instances.encoding``)."""
+    if not share or limits.ttft_seconds is None:
+        return limits
+    own, late = (share, LATE) if role == "encode" else (1 - share, 1 - LATE)
+    late *= 100 - limits.percentile
+    return replace(limits, ttft_seconds=limits.ttft_seconds * own, percentile=100 - late)
 
 
 def total_carried(manifest: Manifest, each: Sequence[float]) -> float:
     """Return the requests per second of a whole manifest, given ``each``: those of one instance of each pool."""
-    by_role = {"prefill": 0.0, "decode": 0.0, "mixed": 0.0}
+    by_role = dict.fromkeys(ROLES, 0.0)
     for pool, rate in zip(manifest.pools, each, strict=True):
         by_role[pool.role] += rate * len(pool.instances)
-    return min(by_role["prefill"], by_role["decode"]) + by_role["mixed"]
+    if encode_instances(manifest) is None:
+        by_role["encode"] = math.inf
+    return float(served(np.array(list(by_role.values()))))
 
 
 def _most(pool: DeployedPool, slow: float, limits: Limits, near: float) -> float:
@@ -61,7 +84,7 @@ def _most(pool: DeployedPool, slow: float, limits: Limits, near: float) -> float
         asked = []
         if pool.role != "decode":
             asked.append((found.ttft, limits.ttft_seconds))
-        if pool.role != "prefill":
+        if pool.role not in ("encode", "prefill"):
             asked.append((found.tpot, limits.tpot_seconds))
         return all(
             latency is not None and (limit is None or latency.scaled(slow).at(limits.percentile) <= limit)

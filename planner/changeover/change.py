@@ -1,11 +1,12 @@
 """The change from one manifest to another: the instances that stop and start, the cheapest order, and its stages."""
 
 from dataclasses import dataclass, replace
+from math import inf
 
 from ground.errors import Infeasible
 from planner.changeover.capacity import carried, total_carried
 from planner.changeover.moving import Terms, Turn, check_together, drain_seconds, turn, weight_plane
-from planner.changeover.order import ROLES, InPlace, Order, Side, Task, cheapest, still
+from planner.changeover.order import ROLES, ByRole, Held, InPlace, Order, Side, Task, cheapest, still
 from planner.changeover.stages import Lot, Sides, Signature, kinds_of, lots_of, stages_of
 from planner.checks.margins import Limits
 from planner.manifest.loading import slowest_plane
@@ -154,6 +155,7 @@ def _task(
         kept=kept,
         lost=lost,
     )
+    fused = not any(pool.role == "encode" for pool in kinds)
     maker = _Sides(old, kinds, second | first, clusters)
     later = _Sides(old, kinds, first | second, clusters) if asked.both else maker
     taken = {name: sum(lot.signature.nodes for lot in kept if lot.signature.cluster == name) for name in clusters}
@@ -170,9 +172,9 @@ def _task(
             cluster.nodes - taken[name] - sum((name, node) in asked.without for node in range(cluster.nodes))
             for name, cluster in clusters.items()
         ),
-        kept=maker.carries([lot.signature for lot in kept]),
-        kept_after=later.carries([lot.signature for lot in kept]),
-        kept_roles=maker.roles([lot.signature for lot in kept]),
+        kept=maker.carries([lot.signature for lot in kept], fused),
+        kept_after=later.carries([lot.signature for lot in kept], fused),
+        kept_roles=maker.roles([lot.signature for lot in kept], fused),
         kept_devices=sum(maker.devices(lot.signature) for lot in kept),
         rate_per_second=rate,
         terms=terms,
@@ -206,18 +208,18 @@ class _Sides:
     def _pools(self, signature: Signature) -> list[Pool]:
         return [self._kinds[part.kind] for part in signature.parts]
 
-    def carries(self, signatures: list[Signature]) -> tuple[float, float, float]:
-        """Return the total rate of lots, by role."""
-        total = dict.fromkeys(ROLES, 0.0)
+    def carries(self, signatures: list[Signature], fused: bool = False) -> ByRole:
+        """Return the total rate of lots, by role; ``fused``: any in encode, which others do."""
+        total = dict.fromkeys(ROLES, 0.0) | ({"encode": inf} if fused else {})
         for signature in signatures:
             for part in signature.parts:
                 total[self._kinds[part.kind].role] += self._rates[part.kind]
-        return total["prefill"], total["decode"], total["mixed"]
+        return total["encode"], total["prefill"], total["decode"], total["mixed"]
 
-    def roles(self, signatures: list[Signature]) -> tuple[bool, bool, bool]:
-        """Return the roles of lots."""
+    def roles(self, signatures: list[Signature], fused: bool = False) -> Held:
+        """Return the roles of lots; ``fused``: encode, too."""
         held = {pool.role for signature in signatures for pool in self._pools(signature)}
-        return "prefill" in held, "decode" in held, "mixed" in held
+        return fused or "encode" in held, "prefill" in held, "decode" in held, "mixed" in held
 
     def devices(self, signature: Signature) -> int:
         """Return the devices of a lot's instances."""

@@ -96,7 +96,7 @@ def weight_plane(spec: HardwareSpec, links_busy: float, kv_plane: str | None) ->
 def drain_seconds(manifest: Manifest, pool: Pool) -> float:
     """Return the seconds to drain an instance of a pool: the 99th percentile of a request's time, and a tenth more."""
     predicted, workload, levels = manifest.predicted, manifest.workload, manifest.service_levels
-    if pool.role == "prefill":
+    if pool.role in ("encode", "prefill"):
         known = predicted.ttft_seconds.p99 if predicted.ttft_seconds else levels.ttft_seconds
     elif predicted.e2e_seconds:
         known = predicted.e2e_seconds.p99
@@ -117,7 +117,13 @@ def check_together(old: Manifest, new: Manifest) -> None:
     for name in old.clusters.keys() & new.clusters.keys():
         if old.clusters[name].sha256 != new.clusters[name].sha256:
             raise BadInput(f"NEW: clusters.{name} is another machine than OLD's of that name; plan both on one spec")
-    if {pool.role for pool in (*old.pools, *new.pools)} == {"mixed"}:
+    if (old.embedding_transfer is None) != (new.embedding_transfer is None):
+        raise Infeasible(
+            "of OLD and NEW one has encode instances and in the other prompts are prefilled with their pictures, so "
+            "that a router cannot send requests to both; start NEW on devices of its own and move the traffic, or plan "
+            "both with the same --encode"
+        )
+    if {pool.role for pool in (*old.pools, *new.pools)} <= {"encode", "mixed"}:
         return
     reads = [(each.engine, each.kv_transfer and each.kv_transfer.bytes_per_token) for each in (old, new)]
     formats = [{(pool.kv_dtype, pool.kv.block_tokens) for pool in each.pools} for each in (old, new)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from ground.errors import BadInput
 from ground.prometheus import Histogram, Scrape
 from ground.units import format_duration
+from models.parameters import pictures_of
 from planner.changeover.capacity import carried, total_carried
 from planner.checks.manifests import from_manifest
 from planner.checks.margins import Limits
@@ -158,16 +159,18 @@ def question_of(manifest: Manifest, workload: Workload, rate: float) -> Question
     pools = {pool.role: pool for pool in manifest.pools}
     sides = {}
     for role in ("prefill", "decode"):
-        pool = pools.get(role) or manifest.pools[0]
+        pool = pools.get(role) or pools["mixed"]
         cluster = manifest.clusters[pool.hardware]
         devices = max(cluster.nodes, int(cluster.spec.nodes.value)) * int(cluster.spec.devices_per_node.value)
         sides[role] = Machines(hardware=cluster.spec, devices=devices, weights=pool.weights_dtype, budget=pool.hardware)
-    levels, answering = manifest.service_levels, pools.get("decode") or manifest.pools[0]
+    levels, answering = manifest.service_levels, pools.get("decode") or pools["mixed"]
     if levels.ttft_seconds is None or levels.tpot_seconds is None:
         raise BadInput("--manifest: states no service levels that a plan could keep; plan it with --ttft and --tpot")
-    engine = manifest.engine
+    engine, model, shown = manifest.engine, manifest.model.spec, manifest.workload.pictures
+    if shown is not None and model.vision is not None:
+        workload = replace(workload, pictures=pictures_of(model.vision, **shown.model_dump()))
     return Question(
-        model=manifest.model.spec,
+        model=model,
         prefill=sides["prefill"],
         decode=sides["decode"],
         workload=workload,
@@ -181,4 +184,5 @@ def question_of(manifest: Manifest, workload: Workload, rate: float) -> Question
         acceptance=answering.mtp.acceptance,
         engine=engine.id if engine.id == "reference" else f"{engine.id}@{engine.version}",
         shape="aggregated" if "mixed" in pools else "disaggregated",
+        encode="separate" if "encode" in pools else "fused",
     )

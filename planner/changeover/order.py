@@ -15,6 +15,7 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from planner.changeover.moving import Terms
 from planner.manifest.migration import How
+from planner.manifest.schema import Role
 
 BELOW_WEIGHT = 1e6
 """Weight of a second in which limits may be missed, in seconds of total time: avoiding it always pays."""
@@ -23,7 +24,9 @@ MOST_STATES = 6_000
 _SLOWEST_CATCH_UP = 0.01
 """Least share of the rate at which a backlog is worked off, so that it always ends."""
 _ROUNDING = 0.000_000_001
-ROLES = ("prefill", "decode", "mixed")
+ROLES: tuple[Role, ...] = ("encode", "prefill", "decode", "mixed")
+ByRole = tuple[float, float, float, float]
+Held = tuple[bool, bool, bool, bool]
 SOURCES = ("host", "peers", "storage")
 
 
@@ -37,9 +40,9 @@ class Side:
     nodes: tuple[int, ...]
     """Nodes of one lot, by cluster."""
     devices: int
-    carries: tuple[float, float, float]
-    """Requests per second of one lot in prefill, decode and mixed."""
-    roles: tuple[bool, bool, bool]
+    carries: ByRole
+    """Requests per second of one lot in each of ``ROLES``."""
+    roles: Held
     drain_seconds: float = 0.0
     bytes_per_device: float = 0.0
     plane_bytes_per_second: float = inf
@@ -57,25 +60,26 @@ class InPlace:
     how: How
     seconds: float
     bytes: float
-    carries: tuple[float, float, float]
+    carries: ByRole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """A change: what stops, what starts, and within which limits.
 
-    ``rate_per_second`` must be carried. ``kept`` is the rate of untouched lots; ``nodes`` are the other available
-    nodes, by cluster. At most ``most_at_once`` instances stop, or start, in one step. With ``start_first`` no old lot
-    stops before all new ones run, and untouched lots carry ``kept_after`` of the traffic that begins then.
+    ``rate_per_second`` must be carried. ``kept`` is the rate of untouched lots, infinite in encode where prefill
+    encodes; ``nodes`` are the other available nodes, by cluster. At most ``most_at_once`` instances stop, or start, in
+    one step. With ``start_first`` no old lot stops before all new ones run, and untouched lots carry ``kept_after`` of
+    the traffic that begins then.
     """
 
     old: tuple[Side, ...]
     new: tuple[Side, ...]
     in_place: tuple[InPlace, ...]
     nodes: tuple[int, ...]
-    kept: tuple[float, float, float]
-    kept_after: tuple[float, float, float]
-    kept_roles: tuple[bool, bool, bool]
+    kept: ByRole
+    kept_after: ByRole
+    kept_roles: Held
     kept_devices: int
     rate_per_second: float
     terms: Terms
@@ -143,6 +147,8 @@ def _states(task: Task) -> tuple[Ints, Ints, bool]:
     steps = [1] * len(counts)
     while np.prod([ceil(count / step) + 1 for count, step in zip(counts, steps, strict=True)]) > MOST_STATES:
         widest = max(range(len(counts)), key=lambda each: counts[each] / steps[each])
+        if steps[widest] >= counts[widest]:
+            break  # all lots of each side at once
         steps[widest] += 1
     levels = [sorted({*range(0, count, step), count}) for count, step in zip(counts, steps, strict=True)]
     grid = np.stack([axis.ravel() for axis in np.meshgrid(*levels, indexing="ij")], axis=1).astype(np.int64)
@@ -150,7 +156,7 @@ def _states(task: Task) -> tuple[Ints, Ints, bool]:
     taken = old @ _matrix(task.old, "nodes") + new @ _matrix(task.new, "nodes")
     fits = (taken <= np.array(task.nodes)).all(axis=1)
     there = np.array(task.kept_roles) | ((old @ _matrix(task.old, "roles") + new @ _matrix(task.new, "roles")) > 0)
-    served = (there[:, 0] == there[:, 1]) & there.any(axis=1)
+    served = there[:, 0] & (there[:, 1] == there[:, 2]) & there[:, 1:].any(axis=1)
     ends = (old == [side.count for side in task.old]).all(axis=1) & (new == 0).all(axis=1)
     chosen = (fits & served) | ends
     if task.start_first:
@@ -189,7 +195,9 @@ class _Graph:
 
     def __init__(self, task: Task, old: Ints, new: Ints) -> None:
         self.task, self.old, self.new = task, old, new
-        self._carries = [np.array([side.carries for side in sides]).reshape(-1, 3) for sides in (task.old, task.new)]
+        self._carries = [
+            np.array([side.carries for side in sides]).reshape(-1, len(ROLES)) for sides in (task.old, task.new)
+        ]
         self._instances = [
             np.array([side.instances for side in sides], dtype=np.int64) for sides in (task.old, task.new)
         ]
@@ -302,7 +310,7 @@ class _Graph:
         kept = np.array(task.kept_after if now else task.kept)
         then = (self.new[others] == whole).all(axis=1) & task.start_first
         left = np.where(then[:, None], np.array(task.kept_after), np.array(task.kept))
-        there = np.array([each.carries for each in self.task.in_place]).reshape(-1, 3)
+        there = np.array([each.carries for each in self.task.in_place]).reshape(-1, len(ROLES))
         during = kept + still + self.new[state] @ self._carries[1] + turned @ there
         return served(during), served(left + still + self.new[others] @ self._carries[1])
 
@@ -331,5 +339,6 @@ def still(task: Task) -> Move:
 
 
 def served(carries: Floats) -> Floats:
-    """Return the total rate of pools, given [..., roles]: the lesser of prefill and decode, plus mixed."""
-    return np.asarray(np.minimum(carries[..., 0], carries[..., 1]) + carries[..., 2])
+    """Return the total rate of pools, given [..., roles]: prefill and decode, and mixed, behind encode."""
+    behind = np.minimum(carries[..., 1], carries[..., 2]) + carries[..., 3]
+    return np.asarray(np.minimum(carries[..., 0], behind))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ground.errors import Infeasible
 from planner.changeover.moving import weight_plane
-from planner.changeover.order import InPlace, Move, Order, Task
+from planner.changeover.order import ROLES, InPlace, Move, Order, Task
 from planner.manifest.layout import Instance
 from planner.manifest.loading import slowest_plane
 from planner.manifest.migration import How, Migration, Promise, Start, Step, manifest_hash, same_content
@@ -306,7 +306,7 @@ def _stage(
             pools.append(pool.model_copy(update={"instances": sorted(own, key=lambda each: _natural(each.name))}))
     used = {pool.hardware for pool in pools}
     update: dict[str, object] = {
-        "pools": sorted(pools, key=lambda pool: pool.role != "prefill"),
+        "pools": sorted(pools, key=lambda pool: ROLES.index(pool.role)),
         "clusters": {name: cluster for name, cluster in clusters.items() if name in used},
     }
     if not last:

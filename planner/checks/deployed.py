@@ -21,6 +21,7 @@ import numpy as np
 from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.instances.aggregated import AggregatedServer, AggregatedState
+from planner.instances.encoding import embedding_seconds
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
@@ -30,7 +31,7 @@ from planner.question import Loss, lost_instances
 from planner.serving.aggregated import AggregatedPool
 from planner.serving.decode import SeparatePools, Served
 from planner.serving.deployed import play
-from planner.serving.latency import Latency
+from planner.serving.latency import Latency, independent_sum
 from planner.workload import Trace
 
 Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPool]
@@ -43,11 +44,15 @@ class Lost(NamedTuple):
     prefill: int = 0
     decode: int = 0
     mixed: int = 0
+    encode: int = 0
 
     @property
     def counts(self) -> dict[Role, int]:
         """Lost instances, by the roles of a deployment of this shape."""
-        return {"mixed": self.mixed} if self.mixed else {"prefill": self.prefill, "decode": self.decode}
+        found: dict[Role, int] = (
+            {"mixed": self.mixed} if self.mixed else {"prefill": self.prefill, "decode": self.decode}
+        )
+        return found | {"encode": self.encode} if self.encode else found
 
 
 class Standing(NamedTuple):
@@ -92,25 +97,48 @@ def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5
     Confidence 0.5 takes service times as predicted.
     """
     found, room = Standing(), math.inf
+    encodes: list[Latency | None] = []
     for pool in deployed.pools:
         slow = times_with(confidence, pool.deviation)
         left = pool.instances - (lost.counts.get(pool.role, 0) if lost else 0)
-        if left <= 0:
+        own = pool.at(slow * rate_per_second / left, left) if left > 0 else Standing()
+        if pool.role == "encode":
+            encodes.append(own.ttft and own.ttft.scaled(slow))
             continue
-        own = pool.at(slow * rate_per_second / left, left)
         found = Standing(
             ttft=own.ttft.scaled(slow) if own.ttft else found.ttft,
             tpot=own.tpot.scaled(slow) if own.tpot else found.tpot,
             line=replace(own.line, mean_wait_seconds=slow * own.line.mean_wait_seconds) if own.line else None,
         )
-        room = min(room, left * pool.room_prompts)
-    if found.ttft is None or found.line is None:
-        return found
-    return found._replace(ttft=Crowding.before(found.line, rate_per_second, room, found.ttft).delayed(found.ttft))
+        if pool.room_prompts < math.inf:
+            room = left * pool.room_prompts
+    ttft = found.ttft
+    if ttft is not None and found.line is not None:
+        ttft = Crowding.before(found.line, rate_per_second, room, ttft).delayed(ttft)
+    for encode in encodes:
+        ttft = encode and ttft and independent_sum(encode, ttft)
+    return found._replace(ttft=ttft)
 
 
 def from_plan(plan: Plan) -> Deployed:
     """Return a plan as a deployment."""
+    deployed, encode = _language(plan), plan.encode
+    if encode is None:
+        return deployed
+    server, sending = encode.server(plan.question), embedding_seconds(plan.question)
+
+    def at(rate_per_second: float, count: int) -> Standing:
+        found = server.ttft(rate_per_second, count)
+        return Standing(ttft=found and found.later(sending))
+
+    pool = DeployedPool(role="encode", instances=encode.instances, at=at, deviation=deviation_of(encode))
+    gone = lost_instances("node", encode.candidate.devices, encode.machines.devices_per_node)
+    losses = {kind: (*each, Lost(encode=1)) for kind, each in deployed.losses.items()}
+    losses["node"] = tuple(lost._replace(encode=gone) for lost in deployed.losses["node"])  # on the nodes of others
+    return replace(deployed, pools=(pool, *deployed.pools), losses=losses)
+
+
+def _language(plan: Plan) -> Deployed:
     if isinstance(plan, AggregatedPlan):
         return _aggregated(plan)
     assert isinstance(plan, DisaggregatedPlan)

@@ -1,17 +1,19 @@
 """A manifest as a deployment: its queues at any rate, on a trace, and the instances that each node holds."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ground.errors import BadInput
 from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, played, standing_of
 from planner.costs.breakdown import operators
 from planner.costs.interval import interval
 from planner.instances.space import Role
-from planner.manifest.checks import refuse_encode
 from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
 from planner.plans.expectation import (
+    encode_instances,
+    encode_latency,
     filled_alike,
     mixed_pool,
     pool_decode,
@@ -51,7 +53,21 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
 
     Raises BadInput where its roles are neither one prefill and one decode pool nor one aggregated pool.
     """
-    refuse_encode(manifest, "--manifest")
+    encode, deployed = encode_instances(manifest), _language(manifest, workload)
+    if encode is None:
+        return deployed
+    tokens = float(encode.limits.tokens_per_device)
+    pool = DeployedPool(
+        role="encode",
+        instances=len(encode.instances),
+        at=lambda rate, count: Standing(ttft=encode_latency(manifest, encode, workload, rate, count)),
+        deviation=_step_deviation(encode, StepLoad(prefill_tokens=tokens, finishing_prompts=1.0, mean_tokens=tokens)),
+    )
+    losses = deployed.losses | {"instance": (*deployed.losses["instance"], Lost(encode=1))}
+    return replace(deployed, pools=(pool, *deployed.pools), losses=losses)
+
+
+def _language(manifest: Manifest, workload: Workload) -> Deployed:
     aggregated = mixed_pool(manifest)
     if aggregated is not None:
         return _aggregated_manifest(manifest, aggregated, workload)
@@ -132,5 +148,4 @@ def _nodes(manifest: Manifest) -> tuple[Lost, ...]:
             for node in instance.nodes:
                 taken = gone.setdefault((pool.hardware, node), {})
                 taken[pool.role] = taken.get(pool.role, 0) + 1
-    found = {tuple(taken.get(role, 0) for role in ("prefill", "decode", "mixed")) for taken in gone.values()}
-    return tuple(Lost(prefill=first, decode=second, mixed=third) for first, second, third in sorted(found))
+    return tuple(sorted({Lost(*(taken.get(role, 0) for role in Lost._fields)) for taken in gone.values()}))

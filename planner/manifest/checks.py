@@ -50,15 +50,6 @@ def check_manifest(manifest: Manifest) -> None:
     _check_roles(manifest)
 
 
-def refuse_encode(manifest: Manifest, flag: str) -> None:
-    """Raise BadInput naming a flag where what it asks for knows no encode instances and the manifest has some."""
-    if any(pool.role == "encode" for pool in manifest.pools):
-        raise BadInput(
-            f"{flag}: the manifest has encode instances, which plan, plan simulate and plan deploy know; use one that "
-            "was planned with --encode fused"
-        )
-
-
 def _check_hashes(manifest: Manifest) -> None:
     """Embedded specs are what their hashes say."""
     for path, sha256, spec in [

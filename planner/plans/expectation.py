@@ -174,16 +174,29 @@ def pool_encode(
 
     Without encode instances it changes nothing; None where they are beyond saturation.
     """
-    pool, crossing = next((pool for pool in manifest.pools if pool.role == "encode"), None), manifest.embedding_transfer
-    if pool is None or crossing is None:
+    pool = encode_instances(manifest)
+    if pool is None:
         return lambda latency: latency
-    tokens, count = manifest.workload.picture_tokens, len(pool.instances)
+    count = len(pool.instances)
+    latency = encode_latency(manifest, pool, workload, requests_per_second / count, count)
+    return latency and partial(independent_sum, latency)
+
+
+def encode_instances(manifest: Manifest) -> Pool | None:
+    """Return the encode pool; None without one."""
+    return next((pool for pool in manifest.pools if pool.role == "encode"), None)
+
+
+def encode_latency(
+    manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
+) -> Latency | None:
+    """Time of a request in one of so many encode instances until embeddings are sent; None beyond saturation."""
+    tokens, crossing = manifest.workload.picture_tokens, manifest.embedding_transfer
+    assert crossing is not None, "a manifest with encode instances says how embeddings cross"
     asked = replace(workload, input_tokens=Lengths(mean=tokens), prefix_reuse=0.0, prompts=None, trace=None)
-    latency = pool_ttft(manifest, pool, asked, requests_per_second / count, count)
-    if latency is None:
-        return None
+    latency = pool_ttft(manifest, pool, asked, rate_per_second, instances)
     seconds = tokens * crossing.bytes_per_token / crossing.bandwidth_bytes_per_second + crossing.latency_seconds
-    return partial(independent_sum, latency.later(seconds))
+    return latency and latency.later(seconds)
 
 
 def pool_mixed(

@@ -1,15 +1,20 @@
 """`plan migrate`, and what plays and writes its steps."""
 
+import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from cli.exit_codes import ExitCode
 from cli.main import main
 from planner.manifest.document import dump_manifest, read_manifest
 from planner.manifest.migration import read_migration
+from planner.plans.assemble import assemble
 from tests.changes import tight
 from tests.deploy.plans import deployed
+from tests.planner.plans.test_encode import best
 from tests.shell import answered, refused
 
 
@@ -96,3 +101,57 @@ def test_every_stage_is_deployed(tmp_path: Path, capsys: pytest.CaptureFixture[s
         text = (Path(files) / script).read_text()
         assert subprocess.run(["bash", "-n", "-c", text], check=False).returncode == 0
         assert text.count("kubectl wait") == len(steps)
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """Plans of qwen2.5-vl-7b-instruct with encode instances for 20 and 40 requests a second, as files."""
+    folder = tmp_path_factory.mktemp("encoders")
+    for rate in (20.0, 40.0):
+        (folder / f"{rate:g}.yaml").write_text(dump_manifest(assemble(best("separate", "disaggregated", rate), {})))
+    return str(folder / "20.yaml"), str(folder / "40.yaml")
+
+
+def test_encode_instances_come_and_go(
+    encoders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every stage has encode instances, the steps are played to their end, and what waits is answered."""
+    out = tmp_path / "change"
+    found = answered(capsys, "migrate", *encoders, "--spare-nodes", "2", "--startup", "1s", "--out", str(out))
+    assert found["carries_before_per_second"] == pytest.approx(20.0, rel=0.6)
+    assert found["carries_after_per_second"] > found["carries_before_per_second"]
+    assert found["promise"]["below_seconds"] == 0
+    for step in found["steps"]:
+        assert "encode" in {pool.role for pool in read_manifest(out / step["stage"]).pools}
+    run = answered(
+        capsys, "simulate", encoders[0], "--migration", str(out / "migration.yaml"), "--requests", "1000", "--seed", "2"
+    )
+    assert run["completed"] == 1000
+    assert run["migration"]["steps_ended"] == len(found["steps"])
+    assert run["migration"]["kept_promise"]
+
+
+def test_a_router_sends_requests_one_way_alone(
+    encoders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prefill that encodes cannot stand beside prefill that does not."""
+    fused = tmp_path / "fused.yaml"
+    fused.write_text(dump_manifest(assemble(best("fused", "disaggregated", 20.0), {})))
+    assert main(["migrate", encoders[0], str(fused)]) == ExitCode.INFEASIBLE
+    assert "both with the same --encode" in capsys.readouterr().err
+
+
+def test_what_is_watched_is_planned_with_its_pictures(
+    encoders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A log of twice the requests asks for more encode instances, too; the manifest says what pictures are."""
+    own = read_manifest(Path(encoders[0]))
+    stamps = np.cumsum(np.random.default_rng(1).exponential(1 / 40.0, 1000))
+    row = f'"input_length": {own.workload.input_tokens:.0f}, "output_length": {own.workload.output_tokens:.0f}'
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"timestamp": {1000 * at:.3f}, {row}}}\n' for at in stamps))
+    main(["watch", str(log), "--manifest", encoders[0], "--once", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["change_pays"]
+    pools = {pool["role"]: pool["instances"] for pool in found["plan"]["pools"]}
+    assert pools["encode"] > len(own.pools[0].instances)

@@ -11,7 +11,7 @@ from planner.changeover import order
 from planner.changeover.moving import Terms
 from planner.changeover.order import BELOW_WEIGHT, BYTES_WEIGHT, InPlace, Side, Task, cheapest
 
-NONE = (False, False, False)
+ENCODE, PREFILL, DECODE = range(3)
 
 
 def side(count: int, role: int, carries: float, nodes: int = 1, drain: float = 5.0, size: float = 1e9) -> Side:
@@ -21,8 +21,8 @@ def side(count: int, role: int, carries: float, nodes: int = 1, drain: float = 5
         instances=1,
         nodes=(nodes,),
         devices=nodes,
-        carries=tuple(carries if each == role else 0.0 for each in range(3)),  # type: ignore[arg-type]
-        roles=tuple(each == role for each in range(3)),  # type: ignore[arg-type]
+        carries=tuple(carries if each == role else 0.0 for each in range(4)),  # type: ignore[arg-type]
+        roles=tuple(each == role for each in range(4)),  # type: ignore[arg-type]
         drain_seconds=drain,
         bytes_per_device=size,
         plane_bytes_per_second=1e9,
@@ -31,20 +31,24 @@ def side(count: int, role: int, carries: float, nodes: int = 1, drain: float = 5
 
 
 def random_task(seed: int) -> Task:
-    """Return a task of a few lots: some flip, nodes and the rate are tight more often than not."""
+    """Return a task of a few lots: some flip, nodes and the rate are tight more often than not; a fifth encode."""
     draw = np.random.default_rng(seed)
-    old = (side(int(draw.integers(1, 4)), 0, 4.0, drain=2.0), side(int(draw.integers(1, 3)), 1, 5.0, 2, drain=30.0))
-    new = (side(int(draw.integers(1, 4)), 0, 6.0), side(int(draw.integers(1, 3)), 1, float(draw.integers(3, 9)), 2))
+    first, second, third = (int(draw.integers(1, most)) for most in (4, 3, 4))
+    old = (side(first, PREFILL, 4.0, drain=2.0), side(second, DECODE, 5.0, 2, drain=30.0))
+    new = (side(third, PREFILL, 6.0), side(int(draw.integers(1, 3)), DECODE, float(draw.integers(3, 9)), 2))
+    apart = seed % 5 == 0
+    if apart:
+        old, new = (*old, side(1, ENCODE, 8.0)), (*new, side(1, ENCODE, 4.0))
     nodes = max(sum(each.count * each.nodes[0] for each in sides) for sides in (old, new)) + int(draw.integers(0, 2))
-    flips = (InPlace(old=0, new=0, how="flip", seconds=1.0, bytes=0.0, carries=(0.0, 0.0, 0.0)),)
+    flips = (InPlace(old=0, new=0, how="flip", seconds=1.0, bytes=0.0, carries=(0.0, 0.0, 0.0, 0.0)),)
     return Task(
         old=old,
         new=new,
         in_place=flips if draw.random() < 0.5 else (),
         nodes=(nodes,),
-        kept=(float(draw.integers(0, 2)), 0.0, 0.0),
-        kept_after=(0.0, 0.0, 0.0),
-        kept_roles=NONE,
+        kept=(0.0 if apart else inf, float(draw.integers(0, 2)), 0.0, 0.0),
+        kept_after=(0.0, 0.0, 0.0, 0.0),
+        kept_roles=(not apart, False, False, False),
         kept_devices=0,
         rate_per_second=float(draw.integers(3, 10)),
         terms=Terms(
@@ -85,10 +89,10 @@ def brute(task: Task) -> float:
 def allowed(task: Task, after: tuple[tuple[int, ...], ...], before: tuple[tuple[int, ...], ...]) -> bool:
     """Whether a state fits its nodes and has both roles, and the step to it touches few enough."""
     sides = [*zip(task.old, after[0], strict=True), *zip(task.new, after[1], strict=True)]
-    there = [any(each.roles[role] and count for each, count in sides) for role in range(2)]
+    there = [task.kept_roles[role] or any(each.roles[role] and count for each, count in sides) for role in range(3)]
     stops, starts = (abs(sum(after[each]) - sum(before[each])) for each in range(2))
     few = task.most_at_once is None or max(stops, starts) <= task.most_at_once
-    return few and there == [True, True] and sum(each.nodes[0] * count for each, count in sides) <= task.nodes[0]
+    return few and all(there) and sum(each.nodes[0] * count for each, count in sides) <= task.nodes[0]
 
 
 def wave(task: Task, before: tuple[tuple[int, ...], ...], after: tuple[tuple[int, ...], ...]) -> float:
@@ -110,8 +114,8 @@ def wave(task: Task, before: tuple[tuple[int, ...], ...], after: tuple[tuple[int
 
     def carried(there: tuple[int, ...]) -> float:
         sides = [*zip(task.old, after[0], strict=True), *zip(task.new, there, strict=True)]
-        pools = [task.kept[role] + sum(each.carries[role] * count for each, count in sides) for role in range(3)]
-        return min(pools[0], pools[1]) + pools[2]
+        pools = [task.kept[role] + sum(each.carries[role] * count for each, count in sides) for role in range(4)]
+        return min(pools[ENCODE], min(pools[PREFILL], pools[DECODE]) + pools[3])
 
     missed = max(task.rate_per_second - carried(before[1]), 0.0)
     spare = max(carried(after[1]) - task.rate_per_second, 0.01 * task.rate_per_second)
@@ -154,15 +158,15 @@ def test_bundles_stay_above_the_bound(seed: int, monkeypatch: pytest.MonkeyPatch
 
 def test_spare_nodes_keep_the_limits() -> None:
     """Without a spare node the only decode lot has to go first; with enough of them nothing is ever missed."""
-    sides = (side(2, 0, 9.0), side(1, 1, 9.0, 2)), (side(3, 0, 9.0), side(1, 1, 9.0, 2))
+    sides = (side(2, PREFILL, 9.0), side(1, DECODE, 9.0, 2)), (side(3, PREFILL, 9.0), side(1, DECODE, 9.0, 2))
     task = Task(
         old=sides[0],
         new=sides[1],
         in_place=(),
         nodes=(5,),
-        kept=(0.0, 0.0, 0.0),
-        kept_after=(0.0, 0.0, 0.0),
-        kept_roles=NONE,
+        kept=(inf, 0.0, 0.0, 0.0),
+        kept_after=(0.0, 0.0, 0.0, 0.0),
+        kept_roles=(True, False, False, False),
         kept_devices=0,
         rate_per_second=8.0,
         terms=Terms(startup_seconds=10.0, storage_bytes_per_second=1e9),

@@ -6,6 +6,8 @@ from functools import cache
 import pytest
 
 from ground.files import parse_yaml
+from planner.checks.deployed import Lost, from_plan, standing
+from planner.checks.manifests import from_manifest
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.plans.assemble import assemble
 from planner.plans.expectation import expect, queued, workload_of
@@ -78,3 +80,19 @@ def test_a_manifest_keeps_the_encode_pool() -> None:
     assert known.ttft_seconds.mean == pytest.approx(plan.ttft.mean)
     # As if waits were independent and arrivals at prefill Poisson: encode lets requests go more evenly than they come.
     assert plan.ttft.mean < anew.ttft_seconds.mean < 1.3 * plan.ttft.mean
+
+
+@pytest.mark.parametrize("shape", ["disaggregated", "aggregated"])
+def test_what_is_checked_has_encode_in_it(shape: Shape) -> None:
+    """Plan and manifest as deployments tell the plan's TTFT, and none where the last encode instance is lost."""
+    plan = best("separate", shape, 20.0)
+    manifest = assemble(plan, {})
+    for deployed in (from_plan(plan), from_manifest(manifest, workload_of(manifest.workload))):
+        assert standing(deployed, 20.0).ttft.mean == pytest.approx(plan.ttft.mean, rel=0.3)
+        assert (
+            standing(deployed, 20.0).ttft.mean > standing(replace(deployed, pools=deployed.pools[1:]), 20.0).ttft.mean
+        )
+        assert Lost(encode=1) in deployed.losses["instance"]
+        gone = standing(deployed, 20.0, lost=Lost(encode=deployed.pools[0].instances))
+        assert gone.ttft is None
+        assert gone.tpot is not None
