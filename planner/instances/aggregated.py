@@ -89,7 +89,7 @@ class PlayedAggregated(Player):
     def saturation_per_second(self) -> float:
         """Saturation: requests per second that leave a stream whose requests all arrive at 0.
 
-        The stream fills the instance a few times, with as many as are open without limits.
+        The stream fills the instance several times, with as many as are open without limits.
         """
         stream = super().stream(FEW)
         while True:
@@ -97,7 +97,7 @@ class PlayedAggregated(Player):
             left, count = np.sort(played.left_seconds), len(stream)
             first, last = _pauses(left)
             open_ = np.sum(played.first_token_seconds <= left[first]) - np.sum(left < left[first])
-            if _REFILLS * open_ <= count or count >= _LONGEST:
+            if 2 * _REFILLS * open_ <= count or count >= _LONGEST:
                 break
             stream = super().stream(2 * count)  # with prompts first, open requests leave together
         span = left[last] - left[first]
