@@ -16,8 +16,8 @@ from podplan.fleets import SUMMARY, FleetResult, manifest_names, placed_on, read
 from podplan.machines import basis_lines
 from podplan.options import FleetFlags, argument, flag
 
-PLACED = {"name": "model", "on_nodes": "nodes", "chips": "chips", "prefill": "prefill", "decode": "decode"}
-PLACED |= {"mixed": "mixed"}
+PLACED = {"name": "model", "on_nodes": "nodes", "chips": "chips"}
+PLACED |= {role: role for role in ("encode", "prefill", "decode", "mixed")}
 DOES = (
     "requests_per_second", "tokens_per_second_per_chip", "cost_per_million_tokens", "power_watts",
     "energy_joules_per_million_tokens", "ttft_seconds", "tpot_seconds",

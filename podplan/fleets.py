@@ -102,8 +102,6 @@ def _values(entry: Entry) -> dict[str, str]:
         others = ("rate_profile", "trace") if needed == "rate" else ()
         if all(entry.get(key) is None for key in (needed, *others)):
             raise BadInput(f"{entry.where}: {needed} is missing; every model of a fleet needs model, hw and rate")
-    if entry.values.get("encode", "fused") != "fused":
-        raise BadInput(f"{entry.where}: encode: models of a fleet encode pictures in steps with prompts; leave it out")
     if "prefix_routing" in entry.values:
         raise BadInput(f"{entry.where}: prefix_routing: instances of a fleet share prefixes; leave it out")
     return {key: value for key, value in entry.values.items() if key not in ("objective", *OWN_KEYS)}

@@ -8,6 +8,7 @@ constraint named:
     sum over columns of a role of a way of x = w             one_<model> <role> way <k>, where roles must agree
     sum over ways of w + a = 1                               way_<model>
     a = sum over columns of aggregated instances of x        such a column fills both roles
+    f <= sum of rate / asked rate x + sum of w without       rate_<model> encode, where ways have encode instances
     f <= sum of rate / asked rate x                          rate_<model> <role>, aggregated columns included
     sum over columns of a pool of devices x <= budget        devices_<pool>
     sum over columns of a pool of room x <= budget           nodes_<pool>
@@ -132,11 +133,14 @@ class _Built:
         """
         before = len(self.taken)
         carried: list[Any] = []
-        filling = [term for way in ways if len(way) == 1 for term in self._columns(way[0], carried)]
-        separate = [way for way in ways if len(way) > 1]
-        rates = self._add_separate(name, separate, filling) if separate else {"mixed": []}
-        if not separate:
-            self.problem += self.pulp.lpSum(filling) == 1, f"one_{name} mixed"
+        if any(way[0].role == "encode" for way in ways):
+            rates = self._add_encoded(name, ways)
+        else:
+            filling = [term for way in ways if len(way) == 1 for term in self._columns(way[0], carried)]
+            separate = [way for way in ways if len(way) > 1]
+            rates = self._add_separate(name, separate, filling) if separate else {"mixed": []}
+            if not separate:
+                self.problem += self.pulp.lpSum(filling) == 1, f"one_{name} mixed"
         for role, terms in rates.items():
             self.problem += self.growth - self.pulp.lpSum([*terms, *carried]) <= 0, f"rate_{name} {role}"
         for side, column, pick in self.taken[before:]:
@@ -163,6 +167,28 @@ class _Built:
             for (role, terms), side in zip(carried.items(), way, strict=True):
                 self.problem += self.pulp.lpSum(self._columns(side, terms)) == own, f"one_{name} {role} way {number}"
         self.problem += self.pulp.lpSum([*taken, *filling]) == 1, f"way_{name}"
+
+    def _add_encoded(self, name: str, ways: tuple[Way, ...]) -> dict[str, list[Any]]:
+        """Add ways of which some have encode instances; return the rate terms of each role.
+
+        A way without them counts in encode with 1, the unit of f, which no rate passes.
+        """
+        carried: dict[str, list[Any]] = {role: [] for role in ("encode", *ROLES)}
+        taken = []
+        for number, way in enumerate(ways):
+            own = self._binary(f"way_{number}_{name}")
+            taken.append(own)
+            carried["encode"] += [] if way[0].role == "encode" else [own]
+            for side in way:
+                terms: list[Any] = []
+                self.problem += (
+                    self.pulp.lpSum(self._columns(side, terms)) == own,
+                    f"one_{name} {side.role} way {number}",
+                )
+                for role in ROLES if side.role == "mixed" else (side.role,):
+                    carried[role] += terms
+        self.problem += self.pulp.lpSum(taken) == 1, f"way_{name}"
+        return carried
 
     def _columns(self, side: Side, terms: list[Any]) -> list[Any]:
         """Return a variable for each column of a side; append their rates to ``terms``."""

@@ -53,6 +53,25 @@ def test_every_model_has_a_plan_on_the_shared_devices(tmp_path: Path, capsys: py
     assert len(table.read_text(encoding="utf-8").splitlines()) == 3
 
 
+def test_a_model_of_a_fleet_has_encode_instances(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both ways to encode stand in one proven programme, and a manifest of the answer is played with its pictures."""
+    text = FILE.replace("hw: h100", "hw: h800")
+    asked = "isl: 512, osl: 128, images: 1@640x640, encode: WAY, name: seen"
+    text += f"  - {{model: qwen2.5-vl-7b-instruct, rate: 4/s, {asked}}}\n"
+    found = {}
+    for way in ("fused", "separate", "auto"):
+        path = _written(tmp_path, f"objective: throughput\n{text.replace('WAY', way)}")
+        out = tmp_path / way
+        found[way] = answered(capsys, "fleet", path, "--out", str(out))
+        assert found[way]["bound"]["gap"] <= 1e-6
+    value = {way: data["bound"]["value"] for way, data in found.items()}
+    assert value["auto"] == pytest.approx(max(value["fused"], value["separate"]))
+    (seen,) = (model["best"] for model in found["separate"]["models"] if model["name"] == "seen")
+    assert seen["pools"][0]["role"] == "encode"
+    run = answered(capsys, "simulate", str(tmp_path / "separate" / "seen" / "manifest.yaml"), "--requests", "200")
+    assert run["utilisation"]["encode"] > 0
+
+
 def test_a_fleet_that_is_too_large_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 3 with the limit that binds."""
     assert main(["fleet", _written(tmp_path, FILE.replace("2/s", "5000/s"))]) == ExitCode.INFEASIBLE
