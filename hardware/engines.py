@@ -35,8 +35,8 @@ KIN = {"h20": "h200", "h20-3e": "h200"}
 ROUTED = ("monolithic", "sglang_flashinfer_trtllm", "sglang_mxfp4_flashinfer_trtllm")
 """Words of kernels that choose the experts themselves, from the router's logits."""
 PRODUCTS = ("gemm", "gemm_static")
-LENDERS = {("vllm", "gemm fp8"): "sglang", ("trtllm", "gemm nvfp4"): "vllm"}
-"""Engines whose kernel was timed eagerly or untuned, and another that runs the same one (DeepGEMM, CUTLASS)."""
+LENDERS = {("vllm", "gemm fp8"): "sglang", ("trtllm", "gemm nvfp4"): "vllm", ("trtllm", "gqa_decode"): "vllm"}
+"""Engines whose kernel was timed eagerly, untuned or wrongly, and another that runs the same one or its like."""
 ACROSS_TRAYS = ("gb200", "gb300", ("all_reduce 8", "all_reduce 16"))
 """A rack whose sums within a tray alone were measured, the rack whose sums over trays stand in, and which they are."""
 

@@ -55,7 +55,7 @@ def matmul_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: Produc
 
     compute = 2·G·M·N·K / (peak·f) · (1 + half_depth/K) · filling,
     filling = (1 + half_rows/M) · (1 + half_columns/N) + half_outputs/(M·N), memory = bytes / (bandwidth·g);
-    max(compute, memory) + serial_fraction · min(compute, memory) + floor
+    max(compute, memory) + serial_fraction · min(compute, memory) + floor + depth_seconds · K
 
     Source: roofline with saturation terms of ``hardware.spec.MatmulFit``, derived here.
     """
@@ -66,7 +66,8 @@ def matmul_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: Produc
     compute = product.flops() / peak * filling
     memory = product.moved_bytes(dtype) / bandwidth
     exposed = fit.serial_fraction * np.minimum(compute, memory)
-    seconds: Number = np.maximum(compute, memory) + exposed + fit.floor_seconds
+    started = fit.floor_seconds + fit.depth_seconds * product.depth
+    seconds: Number = np.maximum(compute, memory) + exposed + started
     return seconds
 
 

@@ -42,11 +42,13 @@ class MatmulFit(Fitted):
                       · ((1 + half_rows/M) · (1 + half_columns/N) + half_outputs/(M·N))
     memory seconds  = bytes / (memory bandwidth · memory_fraction)
     seconds         = max(compute, memory) + serial_fraction · min(compute, memory) + floor_seconds
+                      + depth_seconds · K
 
     For a grouped product M is rows *per group*. ``half_rows`` is the row count at which half of
     the peak fraction is reached, ``half_depth`` and ``half_columns`` likewise for K and N; ``half_outputs`` is the size
     M·N of the product at which it is, for few tiles leave cores idle; ``serial_fraction`` is how
-    much of the shorter of compute and memory traffic the kernel fails to hide behind the longer.
+    much of the shorter of compute and memory traffic the kernel fails to hide behind the longer. ``depth_seconds``
+    is what a tile waits for each element of its depth, which it takes one after another.
     """
 
     peak_fraction: Fraction
@@ -57,6 +59,7 @@ class MatmulFit(Fitted):
     memory_fraction: Fraction
     serial_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     floor_seconds: NotNegative
+    depth_seconds: NotNegative = 0
     timed_alone: bool = described(
         "times of the kernel alone: in a captured graph each launch adds graph_gap_seconds", default=False
     )

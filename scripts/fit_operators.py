@@ -49,6 +49,22 @@ HOLD = 0.02
 """Weight of a straight line through neighbouring points beside that of a measurement: it places what none does."""
 ARTEFACT = 1.8
 """A time that is longer than this many times that of a larger batch is left out: a batch can be padded."""
+CACHE_BYTES = {
+    "a100": 40e6,
+    "h100": 50e6,
+    "h200": 50e6,
+    "l40s": 96e6,
+    "rtx-pro-6000": 128e6,
+    **dict.fromkeys(BLACKWELL, 126e6),
+}
+"""Level 2 cache (NVIDIA's data sheets). What is repeated on the same operands finds them there if they fit: H200 reads
+33 MB of keys and values at 5.5 TB/s, 67 MB at 3.4. A server's layers never do."""
+COPIES = 5
+"""Weights that products were repeated on in turn (AIConfigurator's collectors)."""
+SPILLED = 1.25
+"""Times the cache from which on nothing is found there: an RTX PRO 6000 reads 134 MB at 1.5 times its memory's rate."""
+COLD = 0.1
+"""Share of a time that reading from memory may take where operands were in the cache."""
 WHAT = ["engines", "kernel", "version"]
 SHAPED = ["dtype", "hidden", "intermediate", "experts_per_token", "experts"]
 COLUMNS = [*WHAT, *SHAPED, "median_residual", "curves"]
@@ -82,6 +98,7 @@ MATMUL: Bounds = {
     "memory_fraction": (0.05, 1.0, 0.8, 0.3),
     "serial_fraction": (0.0, 1.0, 0.3, 0.3),
     "floor_seconds": (0.0, 1e-3, 5e-6, 5e-6),
+    "depth_seconds": (0.0, 1e-8, 1e-10, 2e-10),
 }
 """Lowest, highest, start and size of a typical change."""
 ATTENTION: Bounds = {
@@ -115,8 +132,7 @@ def users(machine: str, engine: str, dtype: str) -> list[str]:
         return ["vllm", "trtllm", "sglang"] if engine == "vllm" else []
     if machine in BLACKWELL and dtype.endswith("mxfp8"):
         return [engine, *({"sglang": ["vllm", "trtllm"], "vllm": ["trtllm"]}[engine])]
-    lender = "sglang" if machine in BLACKWELL else "vllm"
-    return [engine, "trtllm"] if engine == lender else [engine]
+    return [engine, "trtllm"] if machine in BLACKWELL or engine == "vllm" else [engine]
 
 
 def preference(kernel: str, dtype: str) -> tuple[bool, bool, bool]:
@@ -264,8 +280,17 @@ def gemm(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
                 for before in ("computescale", "scale_matrix")[: 2 if engine == "trtllm" else 1]:
                     time = time - quantisation(folder, engine, before, rows, depth)
             time = np.maximum(time, 2 * MICRO_IN_MS) / 1e3
-            seconds = partial(products, hw.device, key, Product(1.0, rows, columns, depth))
-            yield fitted(family, version, hw.kernels.gemm[key], MATMUL, seconds, time)
+            product = Product(1.0, rows, columns, depth)
+            kept = as_served(hw, COPIES * product.moved_bytes(key), product.moved_bytes(key), time)
+            product = Product(1.0, rows[kept], columns[kept], depth[kept])
+            seconds = partial(products, hw.device, key, product)
+            yield fitted(family, version, hw.kernels.gemm[key], MATMUL, seconds, time[kept])
+
+
+def as_served(hw: HardwareSpec, repeated_bytes: Array, read_bytes: Array, seconds: Array) -> NDArray[np.bool_]:
+    """Which times a server would see: operands came from memory, or reading them takes little of the time."""
+    reading = read_bytes / hw.device.memory_bandwidth_bytes_per_second.value
+    return np.asarray((repeated_bytes > SPILLED * CACHE_BYTES[hw.name]) | (reading < COLD * seconds))
 
 
 def products(device: Device, dtype: Dtype, product: Product, fit: MatmulFit) -> Number:
@@ -296,7 +321,10 @@ def quantisation(folder: Path, engine: str, table: str, rows: Array, depth: Arra
 
 
 def attention(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
-    """Yield grouped-query attention of running requests and of prompts, by the type of the cache."""
+    """Yield grouped-query attention of running requests and of prompts, by the type of the cache.
+
+    Heads that each have keys and values of their own are left out: TensorRT-LLM on Hopper has another kernel for them.
+    """
     for kind, family in (("generation", "gqa_decode"), ("context", "prefill_attention")):
         for path in folder.glob(f"attention/{engine}/*/{kind}_attention_perf.parquet"):
             table = read(path).filter(
@@ -309,12 +337,15 @@ def attention(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
                 own = table.filter(polars.col("kv_cache_dtype") == cache)
                 if kind == "context" and cache in own["attn_dtype"]:
                     own = own.filter(polars.col("attn_dtype") == cache)
+                if kind == "generation":
+                    own = own.filter(polars.col("num_heads") > polars.col("num_key_value_heads"))
+                    own = own.filter(polars.col("num_key_value_heads") > 0)
                 if len(own) < 200:
                     continue
                 heads, kept, size = columns(own, "num_heads", "num_key_value_heads", "head_dim")
                 queries, pairs, cached = work(own, kind)
                 moved = cached * kept * 2 * size * (1 if suffix else 2) + queries * heads * size * 4
-                yield attended(family + suffix, path, hw, own, (pairs * 4 * heads * size, moved, pairs / queries))
+                yield from attended(family + suffix, path, hw, own, (pairs * 4 * heads * size, moved, pairs / queries))
 
 
 def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
@@ -330,7 +361,7 @@ def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
             moved = cached * LATENT * (1 if suffix else 2) + queries * heads * (LATENT + VALUE) * 2
             share = peaks["bf16"].value / peaks["fp8"].value if suffix else 1.0
             flops = pairs * 2 * heads * (LATENT + VALUE) * share
-            yield attended(f"mla_decode{suffix}", path, hw, own, (flops, moved, pairs / queries))
+            yield from attended(f"mla_decode{suffix}", path, hw, own, (flops, moved, pairs / queries))
     for path in folder.glob(f"mla/{engine}/*/context_mla_perf.parquet"):
         own = read(path).filter((polars.col("kv_cache_dtype") == "bfloat16") & (polars.col("isl") >= 127))
         own = own.filter(polars.col("kernel_source") != "flash_attention")  # on latents, where SGLang expands them
@@ -338,22 +369,26 @@ def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
             (heads,) = columns(own, "num_heads")
             queries, pairs, cached = work(own, "context")
             moved = (queries + cached) * heads * (192 + 128) * 2
-            yield attended("mla_prefill", path, hw, own, (pairs * 2 * heads * (192 + 128), moved, pairs / queries))
+            yield from attended("mla_prefill", path, hw, own, (pairs * 2 * heads * (192 + 128), moved, pairs / queries))
 
 
 def attended(
     family: str, path: Path, hw: HardwareSpec, table: polars.DataFrame, shape: tuple[Array, Array, Array]
-) -> Row:
-    """Return the fit of an attention kernel whose FLOP, bytes and mean keys per query are these."""
-    flops, moved, keys = shape
+) -> Iterator[Row]:
+    """Yield the fit of an attention kernel whose FLOP, bytes and mean keys per query are these, if its times can be."""
     time = table["latency"].to_numpy().astype(float) / 1e3
-    return fitted(
+    # What a prompt's attention reads was written just before it
+    kept = as_served(hw, shape[1], shape[1], time) if "decode" in family else np.ones(len(time), dtype=bool)
+    flops, moved, keys = (each[kept] for each in shape)
+    if np.mean(moved / time[kept] > hw.device.memory_bandwidth_bytes_per_second.value) > COLD:
+        return  # TensorRT-LLM 1.0's on A100 reads 1.6 times what the memory gives
+    yield fitted(
         family,
         " ".join(path.parts[-3:-1]),
         hw.kernels.gqa_decode,
         ATTENTION,
         lambda fit: attention_seconds(hw.device, fit, flops, moved, keys),
-        time,
+        time[kept],
     )
 
 

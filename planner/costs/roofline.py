@@ -128,7 +128,9 @@ class Roofline(NamedTuple):
             flops_per_second=self.sustained * self.peak(product_in) * fit.peak_fraction / filling,
             bytes=read,
             bytes_per_second=self.bandwidth * fit.memory_fraction,
-            floor_seconds=fit.floor_seconds + (self.gap_seconds if fit.timed_alone else 0.0),
+            floor_seconds=fit.floor_seconds
+            + fit.depth_seconds * depth
+            + (self.gap_seconds if fit.timed_alone else 0.0),
             serial=fit.serial_fraction,
             residual=residual(fit) if product_in == dtype else max(residual(fit), UNMEASURED_RESIDUAL),
             shape=Shape(f"{'gemm' if groups is None else 'grouped_gemm'} {product_in}", rows, weights),

@@ -30,11 +30,11 @@ class Run:
     moved: list[Form] = field(default_factory=list)
     compute_sum: Form = field(default_factory=dict)
     memory: Form = field(default_factory=dict)
-    floors: float = 0.0
+    floors: Number = 0.0
 
     def add(self, term: ComputeTerm, names: Mapping[str, str] = NONE) -> None:
         """Add a kernel; variables stand for others by ``names``."""
-        self.floors += term.floor_seconds
+        self.floors = self.floors + term.floor_seconds
         moved = renamed(over(term.bytes, term.bytes_per_second), names)
         if not term.flops:
             self.memory = added(self.memory, moved)
@@ -93,7 +93,7 @@ class Block:
     runs: slice
     """Of the runs of all blocks."""
     sums: dict[str, Floats]
-    floors: list[float]
+    floors: list[Number]
     """By run."""
 
 

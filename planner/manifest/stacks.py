@@ -88,7 +88,12 @@ class StackedTerms(tuple[Term, ...]):
         """Return the same for some of the instances; the terms themselves stay those of all."""
         result = StackedTerms(self)
         result.blocks = [
-            replace(block, kernels=_form_at(block.kernels, rows), sums=_form_at(block.sums, rows))
+            replace(
+                block,
+                kernels=_form_at(block.kernels, rows),
+                sums=_form_at(block.sums, rows),
+                floors=[_at(each, rows) for each in block.floors],
+            )
             for block in self.blocks
         ]
         result.places = {
@@ -221,6 +226,7 @@ def _shapes(terms: StackedTerms) -> Iterator[tuple[int, ...]]:
     for block in terms.blocks:
         for column in (*block.kernels.values(), *block.sums.values()):
             yield column.shape[2:] if column.shape[-1] > 1 else ()
+        yield from (np.shape(each) for each in block.floors)
     for place in terms.places.values():
         for own in (place.transfers.only, *(protocol for each in place.transfers.fastest for protocol in each)):
             yield from (np.shape(value) for value in own.values())

@@ -69,7 +69,7 @@ class ComputeTerm(NamedTuple):
     flops_per_second: Number
     bytes: Form
     bytes_per_second: Number
-    floor_seconds: float
+    floor_seconds: Number
     serial: float = 0.0
     launches: int = 1
     residual: float = 0.0
