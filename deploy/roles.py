@@ -1,6 +1,7 @@
 """The engine settings of each role, from a manifest's pools, in one unit: per attention DP rank."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -67,6 +68,8 @@ class RolePlan:
     """Whether encode instances send embeddings of pictures."""
     eager: bool
     """Whether decode launches every kernel instead of replaying captured graphs."""
+    skew: int
+    """Instances by which nodes may differ, so that the loss of one takes no more than planned; 0: any number."""
 
     @property
     def strategy(self) -> Strategy:
@@ -263,7 +266,16 @@ def _role(
         encodes=manifest.workload.picture_tokens > 0,
         embedded=manifest.embedding_transfer is not None and pool.role != "decode",
         eager=pool.role in ("decode", "mixed") and all(cost.launch_seconds > 0 for cost in pool.step_costs.values()),
+        skew=_skew(manifest, pool) if devices < node_size else 0,
     )
+
+
+def _skew(manifest: Manifest, pool: Pool) -> int:
+    """Return the most instances that a node of the manifest has more than another; 1 where all have about as many."""
+    if manifest.made_by.question.get("survive") != "node":
+        return 0
+    stands = Counter(node for instance in pool.instances for node in instance.nodes)
+    return 1 if len(stands) == manifest.clusters[pool.hardware].nodes else max(stands.values())
 
 
 def aligned(tokens: int) -> int:

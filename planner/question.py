@@ -4,9 +4,6 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
@@ -19,28 +16,6 @@ from planner.workload import Offline, Workload
 
 Loss = Literal["node", "instance"]
 PrefixRouting = Literal["round_robin", "least_load", "prefix_aware"]
-
-
-def lost_instances(loss: Loss | None, devices_per_instance: int, devices_per_node: int) -> int:
-    """Return the most instances of one pool that a loss takes.
-
-    Instances below a node share nodes and never straddle two, larger ones start at a node (``plans.assemble``): a
-    node takes with it all that stand on it, or the one that it is part of.
-    """
-    if loss is None:
-        return 0
-    if loss == "instance" or devices_per_instance >= devices_per_node:
-        return 1
-    return devices_per_node // devices_per_instance
-
-
-def lost_of_sizes(
-    loss: Loss | None, devices_per_instance: NDArray[np.int64], devices_per_node: int
-) -> NDArray[np.int64]:
-    """Return ``lost_instances`` of many kinds of instances, [kinds]; each number of devices is looked at once."""
-    sizes, which = np.unique(devices_per_instance, return_inverse=True)
-    each = [lost_instances(loss, int(size), devices_per_node) for size in sizes]
-    return np.array(each, dtype=np.int64)[which]
 
 
 Role = Literal["encode", "prefill", "decode", "mixed"]
@@ -61,11 +36,15 @@ class Machines:
     devices: int
     weights: Dtype
     budget: str
+    among_others: bool = False
+    """Whether instances of other roles or models may stand anywhere on the same nodes."""
+    share: int = 0
+    """Devices of each node that the role may use; 0: all."""
 
     @property
     def devices_per_node(self) -> int:
         """Devices of one node."""
-        return int(self.hardware.devices_per_node.value)
+        return self.share or int(self.hardware.devices_per_node.value)
 
     @property
     def devices_per_chip(self) -> int:
@@ -189,6 +168,15 @@ class Question:
     """Devices of an instance at most, all of which a fault of one takes with it."""
     offline: Offline | None = None
     """Work beside the online requests, in proportion to them, for which the TPOT limit alone holds."""
+
+    @property
+    def spread(self) -> bool:
+        """Whether instances below a node are spread over nodes, so that the loss of one takes few.
+
+        With the objective ``cost``, which pays whole nodes, and beside other models they fill node after node.
+        """
+        others = self.prefill.among_others or self.decode.among_others
+        return self.survive == "node" and not self.goal.priced and not others
 
     @property
     def decoded(self) -> Workload:

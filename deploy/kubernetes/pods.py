@@ -78,10 +78,14 @@ def pod_settings(target: Target, role: RolePlan) -> Object:
         found["tolerations"] = site.tolerations
     if scheduler := site.scheduler_name or ("volcano" if target.kind == "volcano" else None):
         found["schedulerName"] = scheduler
-    if site.spread_key:
-        chosen = {"app.kubernetes.io/part-of": target.name, "podplan/pool": role.name}
-        spread = {"maxSkew": 1, "topologyKey": site.spread_key, "whenUnsatisfiable": "ScheduleAnyway"}
-        found["topologySpreadConstraints"] = [spread | {"labelSelector": {"matchLabels": chosen}}]
+    rules = [(site.spread_key, 1, "ScheduleAnyway")] if site.spread_key else []
+    rules += [("kubernetes.io/hostname", role.skew, "DoNotSchedule")] if role.skew else []
+    chosen = {"matchLabels": {"app.kubernetes.io/part-of": target.name, "podplan/pool": role.name}}
+    if rules:
+        found["topologySpreadConstraints"] = [
+            {"maxSkew": skew, "topologyKey": key, "whenUnsatisfiable": when, "labelSelector": chosen}
+            for key, skew, when in rules
+        ]
     return found
 
 

@@ -9,18 +9,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from ground.errors import Infeasible
 from ground.units import format_duration, rounded_up
 from planner.changeover.capacity import carried
 from planner.changeover.stages import kinds_of
 from planner.checks.margins import Limits
 from planner.checks.traced import search_on_trace
-from planner.instances.alignment import Lot, placed_apart
+from planner.instances.alignment import Lot, lost_instances, placed_apart
 from planner.manifest.schema import Manifest, Pool, Prediction
 from planner.plans.assemble import assemble, standing, stated_levels, stated_workload
 from planner.plans.expectation import queued
 from planner.plans.plan import Plan
-from planner.question import Question, lost_instances
+from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.changes.missing import asked_limit, with_limit
 from planner.search.changes.nearest import limit_change
@@ -204,9 +206,9 @@ def _needs(manifest: Manifest, scenario: Scenario, own: Manifest | None) -> tupl
     for pool, each in zip(manifest.pools, rates, strict=True):
         if each <= 0:
             return None
-        per_node = int(manifest.clusters[pool.hardware].spec.devices_per_node.value)
-        spare = lost_instances(question.survive, pool.devices_per_instance, per_node)
-        counts.append(max(math.ceil(rate / each * (1 - 1e-9)), 1) + spare)
+        per_node, size = int(manifest.clusters[pool.hardware].spec.devices_per_node.value), pool.devices_per_instance
+        (spare,) = lost_instances(question.survive, question.decode, np.array([size]), np.array([per_node]))
+        counts.append(max(math.ceil(rate / each * (1 - 1e-9)), 1) + int(spare))
     return tuple(counts)
 
 
@@ -234,6 +236,9 @@ def solved_scenario(
 
     ``rows`` are the requests of its trace, where a plan can be played on them.
     """
+    alone = asked.prefill, asked.decode
+    prefill, decode = (replace(machines, among_others=True) for machines in alone)  # layouts of several models
+    asked = replace(asked, prefill=prefill, decode=prefill if asked.one_pool else decode)
     answer, question, relaxed = served_nearest(asked, rows)
     bound = answer.bound.value if answer.best and answer.bound else None
     return Scenario(

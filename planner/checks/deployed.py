@@ -25,9 +25,10 @@ from planner.instances.encoding import embedding_seconds
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
+from planner.plans.places import lost_of
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.servers import deviation_of, times_with
-from planner.question import Loss, lost_instances
+from planner.question import Loss
 from planner.serving.aggregated import AggregatedPool
 from planner.serving.decode import SeparatePools, Served
 from planner.serving.deployed import play
@@ -132,7 +133,7 @@ def from_plan(plan: Plan) -> Deployed:
         return Standing(ttft=found and found.later(sending))
 
     pool = DeployedPool(role="encode", instances=encode.instances, at=at, deviation=deviation_of(encode))
-    gone = lost_instances("node", encode.candidate.devices, encode.machines.devices_per_node)
+    gone = lost_of(plan, "node")["encode"]
     losses = {kind: (*each, Lost(encode=1)) for kind, each in deployed.losses.items()}
     losses["node"] = tuple(lost._replace(encode=gone) for lost in deployed.losses["node"])  # on the nodes of others
     return replace(deployed, pools=(pool, *deployed.pools), losses=losses)
@@ -149,11 +150,11 @@ def _language(plan: Plan) -> Deployed:
     shared = prefill.machines.budget == decode.machines.budget
     losses: dict[Loss, tuple[Lost, ...]] = {}
     for loss in ("instance", "node"):
-        gone = [lost_instances(loss, devices, part.devices_per_node) for devices, part in machines]
-        each = (Lost(prefill=gone[0]), Lost(decode=gone[1]))
+        gone = lost_of(plan, loss)
+        each = (Lost(prefill=gone["prefill"]), Lost(decode=gone["decode"]))
         # Instances of both roles may stand on one node where both are smaller than it.
         mixed = loss == "node" and shared and all(devices < part.devices_per_node for devices, part in machines)
-        losses[loss] = (Lost(prefill=gone[0], decode=gone[1]),) if mixed else each
+        losses[loss] = (Lost(prefill=gone["prefill"], decode=gone["decode"]),) if mixed else each
 
     def decode_at(rate_per_second: float, count: int) -> Standing:
         state = decoder.state(rate_per_second, count)
@@ -176,7 +177,6 @@ def _language(plan: Plan) -> Deployed:
 
 def _aggregated(plan: AggregatedPlan) -> Deployed:
     pool, server = plan.mixed, AggregatedServer(plan.question, plan.mixed.candidate)
-    per_node, devices = pool.machines.devices_per_node, pool.candidate.devices
     kinds: tuple[Loss, ...] = ("instance", "node")
     return Deployed(
         pools=(
@@ -187,7 +187,7 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
                 deviation=deviation_of(pool),
             ),
         ),
-        losses={loss: (Lost(mixed=lost_instances(loss, devices, per_node)),) for loss in kinds},
+        losses={loss: (Lost(mixed=lost_of(plan, loss)["mixed"]),) for loss in kinds},
     )
 
 

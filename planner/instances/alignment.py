@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ground.arrays import Ints
-from planner.question import Machines
+from planner.question import Loss, Machines
 
 Places = dict[str, list[int]]
 """First device of every instance, by role."""
@@ -52,6 +52,25 @@ def _filled(sizes: Ints, instances: Ints, holder: int) -> Ints:
     return np.asarray(np.where(sizes <= holder, within, instances * sizes), dtype=np.int64)
 
 
+def lost_instances(loss: Loss | None, machines: Machines, sizes: Ints, instances: Ints) -> Ints:
+    """Return the most instances of a size, of so many, that a loss takes, elementwise.
+
+    A node takes with it the instance that it is part of, or all that stand on it. Instances below a node that are alone
+    on their machines are spread over all nodes (``placed_evenly``); among others, a node may be full of them.
+    """
+    if loss is None:
+        return np.zeros_like(instances)
+    per_node = machines.devices_per_node
+    most = np.where((sizes < per_node) & (loss == "node"), np.minimum(per_node // np.maximum(sizes, 1), instances), 1)
+    if machines.among_others:
+        return np.asarray(most, dtype=np.int64)
+    nodes, rest = divmod(machines.devices, per_node)
+    for each in range(int(most.max(initial=1)) - 1, 0, -1):
+        held = nodes * each + np.minimum(rest // np.maximum(sizes, 1), each)
+        most = np.where((each < most) & (held >= instances), each, most)
+    return np.asarray(most, dtype=np.int64)
+
+
 class Lot(NamedTuple):
     """Instances of one size to be placed."""
 
@@ -73,7 +92,7 @@ def placed_apart(groups: Sequence[Sequence[Lot]], machines: Machines, devices: i
     floor = _Floor(machines.devices_per_node, scope_devices(machines) or devices, devices)
     found: dict[str, list[int]] = {lot.key: [] for lots in groups for lot in lots}
     for lots in groups:
-        for lot in sorted(lots, key=lambda lot: -lot.devices):
+        for lot in _falling(lots):
             for _ in range(lot.instances):
                 first = floor.take(lot.devices)
                 if first is None:
@@ -81,6 +100,54 @@ def placed_apart(groups: Sequence[Sequence[Lot]], machines: Machines, devices: i
                 found[lot.key].append(first)
         floor.begun.clear()
     return found
+
+
+def placed_evenly(lots: Sequence[Lot], machines: Machines, devices: int) -> dict[str, list[int]] | None:
+    """Return ``placed`` with instances below a node spread, so that the loss of a node takes few of each lot.
+
+    They stand on the fewest nodes on which no node holds more of a lot than over all nodes.
+    """
+    per_node = machines.devices_per_node
+    floor = _Floor(per_node, scope_devices(machines) or devices, devices)
+    large, small = ([lot for lot in lots if (lot.devices < per_node) == below] for below in (False, True))
+    found = {lot.key: [floor.take(lot.devices) for _ in range(lot.instances)] for lot in _falling(large)}
+    nodes = [
+        (node, min(per_node, end - node))
+        for begin, end in zip(floor.free, floor.ends, strict=True)
+        for node in range(begin, end, per_node)
+    ]
+    dealt = _dealt(small, nodes)
+    if dealt is None or any(None in firsts for firsts in found.values()):
+        return None
+    most = dealt[1]
+    fewest = max((-(-lot.instances // held) for lot, held in zip(_falling(small), most, strict=True)), default=0)
+    tried = (_dealt(small, nodes[:count]) for count in range(fewest, len(nodes)))
+    places, _ = next((each for each in tried if each is not None and each[1] == most), dealt)
+    return {key: [first for first in firsts if first is not None] for key, firsts in found.items()} | places
+
+
+def _falling(lots: Sequence[Lot]) -> list[Lot]:
+    return sorted(lots, key=lambda lot: -lot.devices)
+
+
+def _dealt(lots: Sequence[Lot], nodes: Sequence[tuple[int, int]]) -> tuple[Places, list[int]] | None:
+    """Return places of lots on nodes of (first device, devices), and the most of each lot on one; None for no room.
+
+    The largest come first; an instance goes to the node with the fewest of its lot among those with room.
+    """
+    free, places, most = [size for _, size in nodes], Places(), list[int]()
+    for lot in _falling(lots):
+        counts, places[lot.key] = [0] * len(nodes), []
+        for _ in range(lot.instances):
+            room = [at for at, left in enumerate(free) if left >= lot.devices]
+            if not room:
+                return None
+            at = min(room, key=counts.__getitem__)
+            first, size = nodes[at]
+            places[lot.key].append(first + size - free[at])
+            free[at], counts[at] = free[at] - lot.devices, counts[at] + 1
+        most.append(max(counts, default=0))
+    return places, most
 
 
 class _Floor:

@@ -6,17 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ground.errors import Fault
 from ground.prefix_cache import POOL_BLOCK_TOKENS
 from ground.version import VERSION
-from hardware.spec import HardwareSpec
 from planner.balance.counts import longest_first, replica_counts
 from planner.balance.imbalance import MIXED, LoadDistribution, sample_expert_loads
 from planner.costs.cache import Cache, device_cache, loading_seconds, model_cache, pool_rate
 from planner.costs.deployment import Deployment
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
-from planner.instances.alignment import Lot, Places, placed
+from planner.instances.alignment import Places
 from planner.instances.kv_links import kv_plane
 from planner.instances.operating import DecodeServer
 from planner.manifest.checks import spec_hash
@@ -63,6 +61,7 @@ from planner.manifest.schema import (
 from planner.manifest.stepcost import layers_per_stage
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.expectation import aggregated_prediction, busy_share, open_prediction
+from planner.plans.places import clusters_of, places_of
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
 from planner.plans.servers import deviation_of
@@ -199,17 +198,14 @@ def _pool_prediction(pool: PlannedPool) -> PoolPrediction:
 def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places | None = None) -> Manifest:
     """Return the manifest of a plan; the same arguments give the same manifest.
 
-    Without ``places`` the largest instances take the first nodes, decode before prefill of the same size. An instance
-    of at least a node starts at a node; smaller ones share nodes (``instances.alignment``).
-
     Args:
         plan: the plan of ``search.search``.
         question_answers: the question, as it appears under ``made_by``.
         places: first device of every instance, by role, where other models share the machines.
     """
     question = plan.question
-    names, specs = _clusters(plan)
-    places = _places(plan, names) if places is None else places
+    names, specs = clusters_of(plan)
+    places = places_of(plan) if places is None else places
     placing: dict[str, list[Instance]] = {
         role: standing(role, pool.candidate.devices, pool.machines.devices_per_node, places[role])
         for role, pool in plan.pools()
@@ -236,36 +232,6 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
         recovery=_recovery(plan),
         predicted=predicted(plan, limits),
     )
-
-
-def _clusters(plan: Plan) -> tuple[dict[str, str], dict[str, HardwareSpec]]:
-    """Return the cluster name of every role and the spec of every cluster.
-
-    A cluster has the name of its spec, followed by the role where another spec has that name.
-    """
-    names: dict[str, str] = {}
-    specs: dict[str, HardwareSpec] = {}
-    for role, pool in reversed(plan.pools()):
-        spec = pool.machines.hardware
-        name = spec.name if specs.get(spec.name, spec) == spec else f"{spec.name}-{role}"
-        names[role], specs[name] = name, spec
-    return names, specs
-
-
-def _places(plan: Plan, names: Mapping[str, str]) -> Places:
-    """Return the first device of every instance of a plan that shares its machines with no other."""
-    found: Places = {}
-    for name in dict.fromkeys(names.values()):
-        own = [(role, pool) for role, pool in reversed(plan.pools()) if names[role] == name]
-        budgets = {pool.machines.budget: pool.machines for _, pool in own}
-        devices = sum(machines.devices for machines in budgets.values())
-        lots = [Lot(key=role, devices=pool.candidate.devices, instances=pool.instances) for role, pool in own]
-        machines = replace(own[0][1].machines, devices=devices)
-        placing = placed(lots, machines, devices)
-        if placing is None:
-            raise Fault(f"the instances of the plan have no place on {devices} devices of {name}")
-        found |= placing
-    return found
 
 
 def standing(role: str, devices: int, per_node: int, firsts: Sequence[int]) -> list[Instance]:

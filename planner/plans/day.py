@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from ground.units import DAY_SECONDS
 from planner.instances.space import Role
+from planner.plans.places import lost_of
 from planner.plans.plan import Plan
 from planner.plans.servers import needed_instances
-from planner.question import lost_instances
 
 
 class Window(NamedTuple):
@@ -59,13 +59,9 @@ def _needed(plan: Plan, rate_per_second: float) -> dict[Role, int]:
     """Return the fewest instances of each pool for a rate; 0 where nothing arrives."""
     if not rate_per_second:
         return {role: 0 for role, _ in plan.pools()}
-    loss = plan.question.survive
+    lost = lost_of(plan, plan.question.survive)
     return {
-        role: min(
-            needed_instances(plan, pool, rate_per_second)
-            + lost_instances(loss, pool.candidate.devices, pool.machines.devices_per_node),
-            pool.instances,
-        )
+        role: min(needed_instances(plan, pool, rate_per_second) + lost[role], pool.instances)
         for role, pool in plan.pools()
     }
 

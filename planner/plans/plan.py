@@ -16,6 +16,7 @@ from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState, Sink, S
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.plans.encode import Leaving, encode_pool, leaving
+from planner.plans.places import spread_nodes
 from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
 from planner.question import Machines, Question
 from planner.serving.capacity import largest_rate
@@ -128,8 +129,8 @@ class Plan(ABC):
 
     @property
     def occupied(self) -> list[tuple[Machines, int]]:
-        """Devices of all instances, by machine."""
-        return occupied(pool for _, pool in self.pools())
+        """Devices of all instances, by machine; of spread ones those of their nodes."""
+        return occupied([self])
 
     @property
     def nodes(self) -> int:
@@ -169,7 +170,7 @@ class Plan(ABC):
     @property
     def cost_per_hour(self) -> float | None:
         """Price of the nodes in USD per hour; None where a pool's chip has no price."""
-        return cost_of([pool for _, pool in self.pools()])
+        return cost_of([self])
 
     @property
     def power_watts(self) -> float | None:
@@ -204,12 +205,17 @@ class Plan(ABC):
         return None if hourly is None else hourly / (self.output_tokens_per_second * 3600) * 1_000_000
 
 
-def occupied(pools: Iterable[PlannedPool]) -> list[tuple[Machines, int]]:
-    """Return the devices that pools take, by machine."""
+def occupied(plans: Iterable[Plan]) -> list[tuple[Machines, int]]:
+    """Return the devices that plans take, by machine; of spread instances those of their nodes."""
     used: dict[str, tuple[Machines, int]] = {}
-    for pool in pools:
-        _, devices = used.get(pool.machines.budget, (pool.machines, 0))
-        used[pool.machines.budget] = pool.machines, devices + pool.devices
+    for plan in plans:
+        nodes = spread_nodes(plan)
+        for _, pool in plan.pools():
+            machines, devices = used.get(pool.machines.budget, (pool.machines, 0))
+            used[machines.budget] = machines, devices + pool.devices
+        for budget, count in nodes.items():
+            machines, devices = used[budget]
+            used[budget] = machines, max(devices, count * machines.devices_per_node)
     return list(used.values())
 
 
@@ -219,9 +225,9 @@ def paid_devices(machines: Machines, devices: int) -> int:
     return machines.nodes_of(devices) * machines.devices_per_node if whole_nodes else devices
 
 
-def cost_of(pools: Iterable[PlannedPool]) -> float | None:
-    """Return the price of the paid devices of pools in USD per hour; None where a chip has no price."""
-    taken = occupied(pools)
+def cost_of(plans: Iterable[Plan]) -> float | None:
+    """Return the price of the paid devices of plans in USD per hour; None where a chip has no price."""
+    taken = occupied(plans)
     if any(machines.hardware.price_usd_per_chip_hour is None for machines, _ in taken):
         return None
     return sum(paid_devices(machines, devices) * machines.device_cost for machines, devices in taken)

@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from planner.instances.alignment import occupied_devices
+from planner.instances.alignment import lost_instances, occupied_devices
 from planner.instances.space import Role
 from planner.offers.offer import Offers, Server, Timed
-from planner.question import Loss, Machines, lost_of_sizes
+from planner.question import Loss, Machines
 
 Rates = Literal["bound", "guess", "tried", "exact"]
 RELATIVE = 1e-9
@@ -45,18 +45,22 @@ class Side:
         self.role, self.machines, self.offers, self.unit = role, machines, offers, unit_per_second
         self.model, self.survive = model, survive
         sizes = offers.devices
-        lost = lost_of_sizes(survive, sizes, machines.devices_per_node)
         held = machines.devices // np.maximum(sizes, 1)
-        fewest = np.ones_like(held)
-        if allowed is not None:
-            held, fewest = np.minimum(held, allowed.stop - 1), np.maximum(allowed.start - lost, 1)
-        counts = np.maximum(held - lost - fewest + 1, 0)
-        self.offer: Ints = np.repeat(np.arange(sizes.size), counts)
-        within = np.arange(self.offer.size) - np.repeat(np.cumsum(counts) - counts, counts)
-        self.left: Ints = within + fewest[self.offer]  # instances that remain after the loss
-        self.instances: Ints = self.left + lost[self.offer]
+        if machines.share:
+            held = machines.devices // machines.share * (machines.share // np.maximum(sizes, 1))
+        held, fewest = (held, 1) if allowed is None else (np.minimum(held, allowed.stop - 1), allowed.start)
+        counts = np.maximum(held - fewest + 1, 0)
+        offer = np.repeat(np.arange(sizes.size), counts)
+        instances = np.arange(offer.size) - np.repeat(np.cumsum(counts) - counts, counts) + fewest
+        left = instances - lost_instances(survive, machines, sizes[offer], instances)
+        room = occupied_devices(machines, sizes[offer], instances)
+        kept = (left > 0) & (room <= machines.devices)  # and more than with an instance less
+        kept[1:] &= (offer[1:] != offer[:-1]) | (left[1:] > left[:-1])
+        self.offer: Ints = offer[kept]
+        self.instances: Ints = instances[kept]
+        self.left: Ints = left[kept]  # instances that remain after the loss
         self.devices: Ints = self.instances * sizes[self.offer]
-        self.room: Ints = occupied_devices(machines, sizes[self.offer], self.instances)
+        self.room: Ints = room[kept]
         self._rising: Ints = np.argsort(self.room, kind="stable")  # columns of equal room are adjacent
         steps = np.diff(self.room[self._rising], prepend=-1) > 0
         self._size_starts: Ints = np.flatnonzero(steps)
@@ -92,6 +96,12 @@ class Side:
     def of(self, offers: Offers) -> "Side":
         """Return the columns of other offers in the same role."""
         return Side(self.role, self.machines, offers, self.survive, self.unit, self.allowed, self.model)
+
+    def on(self, machines: Machines) -> "Side":
+        """Return the columns of the same offers on a part of the machines; servers are shared."""
+        part = Side(self.role, machines, self.offers, self.survive, self.unit, self.allowed, self.model)
+        part._servers = self._servers
+        return part
 
     def without_spares(self) -> "Side":
         """Return the columns without the demand to survive a loss."""

@@ -80,7 +80,7 @@ class Answer:
     @property
     def cost_per_hour(self) -> float | None:
         """Price of all nodes in USD per hour; None where a chip has no price."""
-        return cost_of([pool for plan in self.plans for _, pool in plan.pools()])
+        return cost_of(self.plans)
 
     @property
     def power_watts(self) -> float | None:

@@ -92,8 +92,11 @@ def on_pools(fleet: Fleet, member: Member, pair: tuple[Machines, Machines] | Non
     if not fleet.single:
         own = replace(own, objective="latency" if fleet.goal.timed else "chips")
     first, second = pair or (own.prefill, own.decode)
-    prefill = replace(first, devices=fleet.devices[first.budget])
-    decode = prefill if second is first else replace(second, devices=fleet.devices[second.budget])
+    others = not fleet.single
+    prefill, decode = (
+        replace(each, devices=fleet.devices[each.budget], among_others=others) for each in (first, second)
+    )
+    decode = prefill if second is first else decode
     return replace(own, prefill=prefill, decode=decode)
 
 

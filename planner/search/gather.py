@@ -5,8 +5,11 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
+
 from ground.identity import Same
 from models.spec import ModelSpec
+from planner.instances.alignment import scope_devices
 from planner.instances.candidates import Count
 from planner.instances.encoding import ROWS, before, behind
 from planner.instances.kv_links import transfer_seconds
@@ -89,13 +92,50 @@ class Pools(NamedTuple):
             return []
         layers = [{(tp, pp) for tp, pp in side.offers.layers.tolist()} for side in self.sides]
         found = pairs(question, layers[0], layers[1])
-        if found == [(layers[0], layers[1])]:
-            return [Option(question, self.sides, self.transfer_seconds)]
-        parts = [
-            tuple(side.of(side.offers.with_layers(own)) for side, own in zip(self.sides, both, strict=True))
-            for both in found
-        ]
-        return [Option(question, part, self.transfer_seconds) for part in parts if all(side.offers for side in part)]
+        parts = [self.sides]
+        if found != [(layers[0], layers[1])]:
+            prefill, decode = self.sides
+            parts = [
+                (prefill.of(prefill.offers.with_layers(first)), decode.of(decode.offers.with_layers(second)))
+                for first, second in found
+            ]
+        spread = (
+            [each for part in parts for each in spread_apart(part)] if question.spread and question.one_pool else []
+        )
+        every = (Option(question, part, self.transfer_seconds) for part in (*parts, *spread))
+        return [option for option in every if all(side.offers for side in option.sides)]
+
+
+def spread_apart(sides: tuple[Side, Side]) -> list[tuple[Side, Side]]:
+    """Return prefill and decode on parts of one pool where instances below a node are spread over nodes.
+
+    Where those of both roles are, each has a share of every node. Where one role's instances take whole nodes, the
+    other's have the nodes that are left.
+    """
+    machines = sides[0].machines
+    per_node, nodes = machines.devices_per_node, machines.devices // machines.devices_per_node
+    if scope_devices(machines) is not None:
+        return []
+    alone = replace(machines, among_others=False)
+    below = [side.of(side.offers.select(np.flatnonzero(side.offers.devices < per_node))) for side in sides]
+    whole = [side.of(side.offers.select(np.flatnonzero(side.offers.devices >= per_node))) for side in sides]
+    found = []
+    for share in range(1, per_node):
+        parts = (replace(alone, devices=nodes * own, share=own) for own in (share, per_node - share))
+        first, second = (side.on(part) for side, part in zip(below, parts, strict=True))
+        found.append((first, second))
+    for count in _some(2, nodes - 2):
+        few, rest = (replace(alone, devices=each * per_node) for each in (count, nodes - count))
+        found += [(below[0].on(few), whole[1].on(rest)), (whole[0].on(rest), below[1].on(few))]
+    return [each for each in found if all(side.size for side in each)]
+
+
+def _some(least: int, most: int) -> list[int]:
+    """Return numbers of nodes from the least to the most: every one up to 8, then steps of a quarter."""
+    found = list(range(least, min(most, 8) + 1))
+    while found and found[-1] < most:
+        found.append(min(found[-1] * 5 // 4, most))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +261,11 @@ def make_side(question: Question, role: Role, offers: Offers, model: str = "") -
     given = question.pin(role).instances
     allowed = None if most is None else range(1, most + 1)
     allowed = allowed if given is None else range(given, given + 1)
-    unit = question.rate_per_second or 1.0
-    return Side(role, machines_of(question, role), offers, question.survive, unit, allowed, model)
+    unit, machines = question.rate_per_second or 1.0, machines_of(question, role)
+    alone = (role == "mixed" or not question.one_pool) and not question.encode_share
+    if not (question.spread and alone):
+        machines = replace(machines, among_others=True)
+    return Side(role, machines, offers, question.survive, unit, allowed, model)
 
 
 class Aggregated(NamedTuple):

@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from ground.arrays import Floats, Ints
+from planner.instances.alignment import lost_instances
 from planner.instances.reachable import REFERENCE
 from planner.objective import SLACK, Aim, Incumbent
 from planner.programme.columns import Side
 from planner.programme.programme import Programme
-from planner.question import Machines, Question, lost_of_sizes
+from planner.question import Machines, Question
 
 Needed = Callable[[Ints], Floats]
 """The rate that one instance of so many devices, [instances], must carry to matter; infinite where none does."""
@@ -108,7 +109,8 @@ def _of_each(question: Question, devices: int, least: float) -> Needed:
     """Return the rate per instance, where the devices are filled with instances less those of a loss."""
 
     def needed(sizes: Ints) -> Floats:
-        held = devices // sizes - lost_of_sizes(question.survive, sizes, question.decode.devices_per_node)
+        held = devices // sizes
+        held -= lost_instances(question.survive, question.decode, sizes, held)
         with np.errstate(divide="ignore"):
             return np.where(held > 0, least / np.maximum(held, 1), np.inf)
 

@@ -155,7 +155,7 @@ class Found:
     def _in_whole_nodes(self, bound: Bound) -> Bound:
         """Return a bound on devices as one on whole nodes, which are paid for, where all machines are equal."""
         pools = [pool for plan in self.plans for _, pool in plan.pools()]
-        cost, kinds = cost_of(pools), {pool.machines.budget: pool.machines for pool in pools}
+        cost, kinds = cost_of(self.plans), {pool.machines.budget: pool.machines for pool in pools}
         if cost is None:
             return bound
         if len(kinds) == 1:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, get_args
 
+from planner.plans.places import lost_of
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool
 from planner.plans.quantised import Tried, as_planned
 from planner.plans.servers import PREDICTED, deviation_of, server_of, times_with
-from planner.question import Question, Role, lost_instances
+from planner.question import Question, Role
 from planner.search.answer import Answer
 
 Times = dict[Role, float]
@@ -127,11 +128,11 @@ def rate_with(plan: Plan, confidence: float) -> float:
     Where the question has a loss to survive, the instances that remain after it carry that rate.
     """
     asked, times = plan.question, times_of(plan, confidence)
+    lost = lost_of(plan, asked.survive)
     hard = replace(stressed(asked, times), objective="throughput", rate_per_second=None)
 
     def carried(role: Role, pool: PlannedPool) -> float:
-        lost = lost_instances(asked.survive, pool.candidate.devices, pool.machines.devices_per_node)
-        return server_of(plan, pool, hard.on_clock(role)).pool_capacity(pool.instances - lost) / times[role]
+        return server_of(plan, pool, hard.on_clock(role)).pool_capacity(pool.instances - lost[role]) / times[role]
 
     return min(carried(*each) for each in plan.pools()) / (1 + asked.headroom)
 

@@ -185,7 +185,8 @@ def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
         dropped, found = 0, list[Option]()
         for option in own:
             side, question = option.decode, option.question
-            if id(side) not in wider and why_not_apart(question) is None:
+            whole = side.machines.devices == question.decode.devices  # not the part of a spread pool
+            if whole and id(side) not in wider and why_not_apart(question) is None:
                 known = Incumbent(rate=least, spent=(0.0, 0.0))
                 needed = needed_beside(question, aim, known, (option.sides[-2], side))
                 own_clock, times = question.on_clock("decode"), question.stretch_of("decode")

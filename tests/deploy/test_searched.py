@@ -1,5 +1,7 @@
 """A plan that was searched for an engine is written for that engine, without a refusal in between."""
 
+import re
+
 import pytest
 
 from deploy.memory import holding, memory_of
@@ -44,3 +46,18 @@ def test_what_was_planned_for_an_engine_deploys(engine: str, hardware: str) -> N
     made = render(manifest, profile, "bare", Site(), DIGEST)
     planned = sum(pool.devices_per_instance * len(pool.instances) for pool in manifest.pools)
     assert f"together: {planned} devices" in made.files["README.md"]
+
+
+def test_pods_spread_as_the_plan_survives_the_loss_of_a_node() -> None:
+    """Kubernetes may put no more instances on a node than the plan does; a plan without losses lets it choose."""
+    rules = {}
+    for survive in (None, "node"):
+        best = small_answer(model="qwen3-8b", engine="vllm@0.33.0", survive=survive).best
+        assert best is not None
+        manifest = assemble(best, {"survive": survive})
+        made = render(manifest, load_engine("vllm@0.33.0"), "lws", Site(), DIGEST)
+        every = [rule for text in made.files.values() for rule in re.findall(r"maxSkew: (\d+)\n.*?hostname", text)]
+        rules[survive] = [int(rule) for rule in every]
+    assert rules[None] == []
+    assert len(rules["node"]) == sum(pool.devices_per_instance < 8 for pool in manifest.pools) > 0
+    assert set(rules["node"]) == {1}

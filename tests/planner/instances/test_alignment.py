@@ -1,13 +1,23 @@
 """Node-aligned placement: nothing straddles, nothing overlaps, and what is counted is what is taken."""
 
+import itertools
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hardware.loader import load_hardware
-from planner.instances.alignment import Lot, occupied_devices, placed, scope_devices
-from planner.question import Machines
+from planner.instances.alignment import (
+    Lot,
+    lost_instances,
+    occupied_devices,
+    placed,
+    placed_evenly,
+    scope_devices,
+)
+from planner.question import Loss, Machines
 
 LOTS = st.lists(
     st.tuples(st.sampled_from([1, 2, 4, 8, 12, 16, 24, 32, 48, 96]), st.integers(1, 4)), min_size=1, max_size=4
@@ -72,3 +82,43 @@ def test_sizes_of_a_node_always_fit_what_they_add_up_to() -> None:
     assert sum(lot.devices * lot.instances for lot in lots) == 48
     assert placed(lots, pool("h800", 48), 48) is not None
     assert placed([*lots, Lot("f", 1, 1)], pool("h800", 48), 48) is None
+
+
+@pytest.mark.parametrize(
+    ("loss", "size", "count", "among_others", "lost"),
+    [
+        (None, 4, 6, False, 0),
+        ("instance", 4, 6, False, 1),
+        ("node", 4, 6, True, 2),  # packed two to a node
+        ("node", 4, 6, False, 1),  # eight nodes
+        ("node", 3, 16, False, 2),
+        ("node", 2, 10, False, 2),
+        ("node", 8, 3, False, 1),
+        ("node", 32, 2, False, 1),
+    ],
+)
+def test_a_node_takes_what_stands_on_it(
+    loss: Loss | None, size: int, count: int, among_others: bool, lost: int
+) -> None:
+    """Small instances share a node, large ones lose a part and with it all."""
+    own = Machines(hardware=load_hardware("h800"), devices=64, weights="bf16", budget="pool", among_others=among_others)
+    assert lost_instances(loss, own, np.array([size]), np.array([count])).tolist() == [lost]
+
+
+@pytest.mark.parametrize("devices", [8, 16, 20, 24])
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_spread_instances_lose_the_fewest_of_all_placements(devices: int, size: int) -> None:
+    """Against every way to put so many instances on up to three nodes; they stand on no more nodes than need be."""
+    own = pool("h800", devices)
+    room = [min(8, devices - node) // size for node in range(0, devices, 8)]
+    every = list(itertools.product(*(range(most + 1) for most in room)))
+    for count in range(1, sum(room) + 1):
+        fitting = [counts for counts in every if sum(counts) == count]
+        least = min(map(max, fitting))
+        assert lost_instances("node", own, np.array([size]), np.array([count])).tolist() == [least]
+        found = placed_evenly([Lot("a", size, count)], own, devices)
+        assert found is not None
+        stands = Counter(first // 8 for first in found["a"])
+        assert max(stands.values()) == least
+        begun = min(sum(map(bool, counts)) for counts in fitting if max(counts) == least)
+        assert len(stands) == (begun if devices % 8 == 0 else len(stands))

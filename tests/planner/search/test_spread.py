@@ -1,0 +1,63 @@
+"""Instances spread over the nodes of a small cluster: the loss of any node leaves what the plan promises."""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.instances.alignment import Lot, placed_evenly
+from planner.plans.assemble import assemble
+from planner.plans.places import lost_of
+from planner.plans.servers import server_of
+from planner.programme.columns import Side
+from planner.search.gather import spread_apart
+from planner.search.search import search
+from tests.planner.programme.offers import Offer, offers_of
+from tests.questions import machines, small_question
+
+SIZES = (1, 2, 4, 8, 16)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data(), st.integers(2, 6))
+def test_columns_on_parts_of_a_pool_have_a_place_and_lose_what_they_count_on(data: st.DataObject, nodes: int) -> None:
+    """Any column of prefill beside any of decode, on shares of every node or on nodes of their own."""
+    own = replace(machines("qwen3-8b", "h100", 8 * nodes), among_others=True)
+    kinds: list[Offer] = [(size, 1.0, lambda: None) for size in SIZES]
+    sides = Side("prefill", own, offers_of(*kinds), "node"), Side("decode", own, offers_of(*kinds), "node")
+    for parts in spread_apart(sides):
+        picks = [data.draw(st.integers(0, side.size - 1)) for side in parts]
+        both = list(zip(parts, picks, strict=True))
+        lots = [Lot(side.role, SIZES[side.offer[at]], int(side.instances[at])) for side, at in both]
+        places = placed_evenly(lots, own, own.devices)
+        assert places is not None
+        for lot, (side, at) in zip(lots, both, strict=True):
+            nodes_of = (range(first // 8, (first + lot.devices + 7) // 8) for first in places[lot.key])
+            stands = Counter(itertools.chain.from_iterable(nodes_of))
+            assert max(stands.values()) <= side.instances[at] - side.left[at]
+
+
+@pytest.mark.parametrize("shape", ["aggregated", "disaggregated"])
+@pytest.mark.parametrize("devices", [16, 24])
+def test_what_any_node_leaves_carries_the_rate(shape: str, devices: int) -> None:
+    """Node by node of the rank table; fewer chips than with full nodes, of which two would leave nothing small."""
+    question = replace(
+        small_question(model="qwen3-8b", devices=devices),
+        shape=shape,
+        survive="node",
+        objective="chips",
+        rate_per_second=20.0,
+    )
+    plan = search(question).best
+    assert plan is not None
+    manifest = assemble(plan, {})
+    lost = lost_of(plan, "node")
+    for node in range(manifest.clusters["h100"].nodes):
+        for pool, (role, own) in zip(manifest.pools, plan.pools(), strict=True):
+            gone = sum(node in instance.nodes for instance in pool.instances)
+            assert pool.role == role and gone <= lost[role]
+            left = own.instances - gone
+            assert left and server_of(plan, own, question).pool_carries(left, plan.requests_per_second)
