@@ -235,10 +235,9 @@ class AggregatedKind:
         def excess(at: float) -> Floats:
             found = np.zeros(self.steps.budgets)
             for server in late:
-                own = self._slotted(server, instances, at, FEWEST)
                 ttft = server.player.trial(at, instances, FEWEST).ttft_interval(SURE)[0] / self.question.ttft_seconds
-                if self._listed(server) >= 0 and own.player.surely_late(at, instances, FEWEST):
-                    found[self._listed(server)] = max(ttft, 1.0)  # fewer slots shorten TPOT
+                if self._listed(server) >= 0 and (ttft > 1 or not self._not_late([server], instances, at, FEWEST)):
+                    found[self._listed(server)] = max(ttft, 1.0)  # fewer slots shorten TPOT, and lengthen TTFT
             return found
 
         for part in _SLOWER:
