@@ -229,10 +229,13 @@ def solved(
     which are searched ``aside``.
     """
     begin = perf_counter()
-    asked = settled(asked)
+    first = partial(answered, beside=beside, aside=aside)
+    asked, known = _settled(asked, first)
     job = asked.job if asked.job and asked.job.seconds else None
-    if asked.trace is not None and play:
-        answer, on_trace = traced(asked, partial(answered, beside=beside, aside=aside))
+    if known is not None and play:
+        answer, on_trace = known
+    elif asked.trace is not None and play:
+        answer, on_trace = traced(asked, first)
     else:
         search_plan = answered if explain and job is None else search
         answer, on_trace = search_plan(asked.question, beside=beside, aside=aside), None
@@ -246,13 +249,19 @@ def solved(
 
 def settled(asked: Asked) -> Asked:
     """Return a question as it is planned: with what prompts find in its own instances, at the rate of its job."""
+    return _settled(asked, partial(search, beside=False))[0]
+
+
+def _settled(asked: Asked, first: Callable[..., Answer]) -> "tuple[Asked, tuple[Answer, OnTrace | None] | None]":
+    """Return a question as ``settled``, and its answer where that had to be known."""
+    known = None
     if asked.question.prefix_routing is not None:
         from podplan.prefixes import in_own_caches  # with the runtime, which only this needs
 
-        asked = in_own_caches(asked, lambda each: traced(each, partial(search, beside=False))[0].best)
+        asked, known = in_own_caches(asked, partial(traced, first=first))
     if asked.job is not None:
         asked = replace(asked, question=asked.job.ending_in_time(asked.question))
-    return asked
+    return asked, known
 
 
 def read_levels(text: str | None) -> int | None:
@@ -277,8 +286,11 @@ def widened(found: PlanResult, levels: int | None, executor: Executor | None = N
 
 
 def playable(asked: Asked) -> Rows | None:
-    """Return the requests of the trace of a question, where a plan can be played on them, as ``rows_of``."""
-    if asked.question.queueing != "bulk":
+    """Return the requests of the trace of a question, where a plan can be played on them, as ``rows_of``.
+
+    None beside offline requests, which the trace has not: it tells lengths and a rate, and ``simulate`` plays both.
+    """
+    if asked.question.queueing != "bulk" or asked.question.offline is not None:
         return None
     return rows_of(asked.trace, reuse_stated=asked.flags.prefix_reuse is not None)
 

@@ -11,8 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from ground.traces import Trace, scale_rate
+from planner.checks.on_trace import OnTrace
 from planner.plans.assemble import assemble
 from planner.plans.plan import Plan
+from planner.search.answer import Answer
 from planner.workload import Trace as Rows
 from planner.workload import Traffic
 from podplan.question import Asked
@@ -28,6 +30,10 @@ _ALIKE = 0.003
 """Share of prompt tokens by which what was planned with and what was found may differ."""
 
 
+Solved = tuple[Answer, OnTrace | None]
+"""The answer to a question, and what its plan does on the trace."""
+
+
 class _Noting(Observer):
     """Notes what each prompt finds."""
 
@@ -40,24 +46,23 @@ class _Noting(Observer):
         self.reused[done.number] = done.reused
 
 
-def in_own_caches(asked: Asked, solve: Callable[[Asked], Plan | None]) -> Asked:
-    """Return the question with the reuse that its own plan has; unchanged where none was asked for or none fits.
+def in_own_caches(asked: Asked, solve: Callable[[Asked], Solved]) -> tuple[Asked, Solved]:
+    """Return the question with the reuse that its own plan has, and its answer; unchanged where no plan fits.
 
     A plan for more reuse may be one with fewer instances, in which prompts find less, so that no reuse is that of its
     own plan. Then it is the largest tried at which prompts find at least as much.
     """
-    if asked.question.prefix_routing is None:
-        return asked
-    safe: Asked | None = None
+    safe: tuple[Asked, Solved] | None = None
     for tried in range(_MOST_ROUNDS):
-        plan, trace, planned = solve(asked), asked.trace, asked.question.workload.prefix_reuse
+        solved, trace, planned = solve(asked), asked.trace, asked.question.workload.prefix_reuse
+        last, plan = (asked, solved), solved[0].best
         assert trace is not None, "read with a trace"
         if plan is None:
             break
         reused = _found(plan, trace)
         share = float(reused.sum() / trace.input_tokens.sum())
-        if share >= planned - _ALIKE and (safe is None or safe.question.workload.prefix_reuse < planned):
-            safe = asked
+        if share >= planned - _ALIKE and (safe is None or safe[0].question.workload.prefix_reuse < planned):
+            safe = last
         if abs(share - planned) <= _ALIKE or (safe is not None and tried >= _ROUNDS):
             break
         found = Traffic.from_trace(Rows.of(trace, reused)).workload
@@ -65,7 +70,7 @@ def in_own_caches(asked: Asked, solve: Callable[[Asked], Plan | None]) -> Asked:
         asked = replace(
             asked, trace=replace(trace, reused_tokens=reused), question=replace(asked.question, workload=workload)
         )
-    return safe or asked
+    return safe or last
 
 
 def _found(plan: Plan, trace: Trace) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":

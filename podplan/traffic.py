@@ -412,8 +412,10 @@ def read_offline(flags: QuestionFlags, asked: AskedTraffic, model: ModelSpec) ->
         return None
     for name in ("growth", "rate_profile", "job"):
         flags.check_apart(("offline", name), "say what is to be done when")
-    if flags.rate is None or flags.trace is not None:
-        raise BadInput("--offline: is planned beside a stream; add for example --rate 100/s and leave --trace out")
+    if flags.rate is None and flags.trace is None:
+        raise BadInput("--offline: is planned beside a stream; add for example --rate 100/s, or --trace FILE")
+    if flags.prefix_routing is not None:
+        raise BadInput("--offline: beside it no trace is played, which --prefix-routing needs; leave one of them out")
     if asked.workload.pictures is not None or asked.workload.sessions is not None:
         raise BadInput("--offline: is planned beside prompts of text alone; leave pictures and sessions out")
     rate, _, lengths = flags.offline.partition(",")

@@ -1,5 +1,6 @@
 """`--offline` of a plan: work beside online requests, sized with them and played with them."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,24 @@ def test_the_nearest_rate_carries_offline_work_as_typed(capsys: pytest.CaptureFi
         refused(capsys, "--offline", *LINE, "--rate", "60/s", *others, "--offline", "3/s")
     for others in ([], ["--growth", "1/s..2/s:3"]):
         refused(capsys, "--offline", *LINE, *others, "--offline", "3/s")
+
+
+def test_a_trace_tells_online_requests_beside_offline_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its lengths and rate are planned with as those of a stream; played, both kinds are answered in time."""
+    stamps = np.cumsum(np.random.default_rng(1).exponential(1 / 60.0, 1500))
+    log = tmp_path / "log.jsonl"
+    row = '{{"timestamp": {:.3f}, "input_length": 1155, "output_length": 211}}'
+    log.write_text("\n".join(row.format(1000 * at) for at in stamps))
+    flags = {key: value for key, value in SMALL.items() if key not in ("isl", "osl")}
+    found = podplan.plan("qwen3-8b", **flags, trace=str(log), rate="60/s", offline="30/s,1155+211")
+    stream = planned(rate="60/s", offline="30/s")
+    assert found.best.offline_per_second == pytest.approx(30.0)
+    assert found.best.chips == pytest.approx(stream.best.chips, rel=0.15)
+    run = podplan.simulate(found.manifest(), trace=str(log))
+    assert run.measured.slo_attainment > 0.99
+    assert run.measured.offline["completed"] == run.measured.offline["requests"] > 500
+    refused(capsys, "--prefix-routing", "qwen3-8b", "--hw", "910b", "--trace", str(log), "--offline", "3/s",
+            "--prefix-routing", "least_load")  # fmt: skip
 
 
 def test_moments_of_both_are_those_of_requests_drawn_together() -> None:
