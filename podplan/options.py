@@ -150,7 +150,9 @@ class QuestionFlags(Flags):
         "C", "Probability that every limit holds, over the interval of predicted times: 0.9 [0.5, as predicted]."
     )
     headroom: Text = flag("SHARE", "Share by which the rate may rise while every limit holds: 10% [0].")
-    max_utilisation: Text = flag("SHARE", "Largest share of its saturation that a pool is planned with [98%].")
+    max_utilisation: Text = flag(
+        "SHARE", "Largest planned load of a pool, over its rate with all batch slots full [98%]."
+    )
     survive: Text = flag("LOSS", "node or instance: the limits hold after the worst one is lost.")
     shape: Text = flag(
         "WORD", "aggregated (on either pool where each role has one), disaggregated, or auto, the better [auto]."

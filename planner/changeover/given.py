@@ -96,7 +96,7 @@ class Side:
             batch=self.batch,
             iteration_seconds=1.0,
             requests_per_second=1.0,
-            limited_by="its own limit",
+            limited_by="batch",
         )
         found = decode_prediction(self.question, candidate)
         rate = found.tokens_per_second / self.question.workload.output_tokens.mean

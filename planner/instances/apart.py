@@ -235,7 +235,7 @@ class _Bounds:
 
     def _running(self, sizes: Floats) -> Floats:
         """Return the requests that an instance of so many devices has to run, [instances]."""
-        rate = np.minimum(self.needed(np.round(sizes).astype(np.int64)), _MOST_RATE) / self.question.most_utilisation
+        rate = np.minimum(self.needed(np.round(sizes).astype(np.int64)), _MOST_RATE)
         return np.asarray(rate * self.question.tpot_seconds * self.question.workload.decoded_tokens)
 
     def _running_of(self, table: Floats) -> Floats:

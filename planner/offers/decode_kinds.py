@@ -22,6 +22,8 @@ _TRIED = 8
 _SELDOM = 1e-3
 # Standard deviations of the running requests above a full instance to which caps are tried: one in 740 passes them.
 _DEVIATIONS = 3.0
+# Caps up to the largest that fits among which the first is sought that the utilisation limit does not bind.
+_WIDTHS = 64
 # Of the largest cap, those that are played on a trace, and by how much more the next must carry than the last.
 _PARTS = (1.0, 0.85, 0.7, 0.5)
 _MORE = 1.003
@@ -39,6 +41,8 @@ class DecodeKind:
     full: DecodeServer
     room: int
     """The largest batch that fits in memory."""
+    bound_per_second: float
+    """Upper bound on the rate of one instance."""
     _settled_on_trace: dict[int, tuple[float, DecodeServer]] = field(default_factory=dict)
     """Capacity on the trace and its server, by instances."""
 
@@ -52,11 +56,6 @@ class DecodeKind:
         """Whether the capacity of several instances is a multiple of one's, as for the server."""
         return self.full.independent
 
-    @property
-    def bound_per_second(self) -> float:
-        """Upper bound on the rate of one instance."""
-        return self.full.question.most_utilisation * self.full.candidate.requests_per_second
-
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of a pool of so many instances within the TPOT limit with any cap."""
         if not self.independent:
@@ -66,7 +65,8 @@ class DecodeKind:
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether a pool of so many instances carries a rate within the TPOT limit."""
         if not self.independent:
-            return any(server.pool_carries(instances, rate_per_second) for server in self._narrower)
+            servers = self._on_trace(rate_per_second / instances)
+            return any(server.pool_carries(instances, rate_per_second) for server in servers)
         return self.pool_capacity(instances) >= rate_per_second
 
     def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
@@ -83,9 +83,13 @@ class DecodeKind:
         """Mean time from the arrival of KV to the last token at a rate; infinite beyond the limit."""
         return self._quickest(rate_per_second / instances, instances)[1]
 
+    def _on_trace(self, rate: float) -> tuple[DecodeServer, ...]:
+        """The servers on which a trace is played at a rate: that of the TPOT limit, with smaller caps, or with room."""
+        roomy = rate >= self.full.most_per_second * (1 - 1e-9)
+        return (*self._narrower, *([self._server(self._widest)] if roomy else []))
+
     @cached_property
     def _narrower(self) -> tuple[DecodeServer, ...]:
-        """The servers on which a trace is played: the one with the largest cap and some with smaller caps."""
         least = int(self._caps[0][0])
         caps = dict.fromkeys(max(round(self.full.candidate.batch * part), least) for part in _PARTS)
         return tuple(self._server(cap) for cap in caps)
@@ -94,7 +98,7 @@ class DecodeKind:
         """The capacity of so many instances on a trace and the server that has it."""
         if instances not in self._settled_on_trace:
             best = self.full.pool_capacity(instances), self.full
-            for server in self._narrower[1:]:
+            for server in self._on_trace(best[0] / instances)[1:]:
                 if not best[0] or server.pool_carries(instances, best[0] * _MORE):
                     best = max(best, (server.pool_capacity(instances), server), key=lambda found: found[0])
             self._settled_on_trace[instances] = best
@@ -111,7 +115,7 @@ class DecodeKind:
 
     def _largest_first(self, rate: float) -> Iterator[DecodeServer]:
         if not self.independent:
-            yield from self._narrower
+            yield from self._on_trace(rate)
             return
         state = self.full.state(rate)
         if self.full.question.queueing != "bulk" or (state is not None and state.waiting_probability < _SELDOM):
@@ -190,13 +194,17 @@ class DecodeKind:
     @cached_property
     def _caps(self) -> tuple[Ints, Floats]:
         """Caps and upper bounds on their rates, each [caps]."""
-        question, (batches, seconds) = self.full.question, self._full
-        rates = request_rate(question, self.full.candidate.deployment, batches.astype(np.float64), seconds)
-        return batches, np.minimum(question.most_utilisation * rates, self.bound_per_second)
+        batches, seconds = self._full
+        return batches, np.minimum(self._most(batches, seconds), self.bound_per_second)
+
+    def _most(self, batches: Ints, seconds: Floats) -> Floats:
+        """Largest rates by the utilisation limit with caps of the batch, [caps]."""
+        question, deployment = self.full.question, self.full.candidate.deployment
+        return question.most_utilisation * request_rate(question, deployment, batches.astype(np.float64), seconds)
 
     @cached_property
     def _widest(self) -> int:
-        """The largest cap that is tried: a larger one would hardly ever bind.
+        """The largest cap that is tried: a larger one would hardly ever bind, and leaves enough of it unused.
 
         At the bound about as many requests M run as fill the instance. Their variance is that of a queue without
         waiting with slowing service, M / (1 - e), e the elasticity of iteration time (``birth_death``). Where the time
@@ -205,7 +213,11 @@ class DecodeKind:
         candidate, groups = self.full.candidate, self._groups
         least = float(self._seconds(np.array([1.0]))[0])
         deviation = math.sqrt(candidate.batch * groups * max(candidate.iteration_seconds / least, 1.0))
-        return max(min(self.room, candidate.batch + math.ceil(_DEVIATIONS * deviation / groups)), candidate.batch)
+        seldom = candidate.batch + math.ceil(_DEVIATIONS * deviation / groups)
+        wider = np.ceil(np.geomspace(candidate.batch, max(self.room, candidate.batch), _WIDTHS)).astype(np.int64)
+        most = np.maximum.accumulate(self._most(wider, self._seconds(wider.astype(np.float64))))
+        unused = int(wider[min(int(np.searchsorted(most, self.bound_per_second)), _WIDTHS - 1)])
+        return max(min(self.room, max(seldom, unused)), candidate.batch)
 
     def _seconds(self, batches: Floats) -> Floats:
         candidate, question = self.full.candidate, self.full.question

@@ -44,6 +44,10 @@ _LIKELY = 0.9
 """Part of the leading rows' likely rate that the bound of a row must reach for a second, closer bound."""
 _NEARER = 0.95
 """Part of the leading rows' likely rate that this second bound must reach."""
+_HIGH = 75
+"""Percentile from which the largest batch bounds how many requests run on average."""
+_EARLIER = 0.98
+"""Guess of a capacity over the rate at which the mean TPOT is at the limit: a percentile of it is there earlier."""
 _BEYOND = 1.02
 """Next batch to try over the likely batch: it probably misses the limit, and then bounds the row."""
 
@@ -84,13 +88,33 @@ class _Table(NamedTuple):
     seconds: Floats
     microbatches: Ints
     known: Bools
+    full: Floats
+    """Requests per second of the batch that fills the memory."""
 
     @property
     def most(self) -> Floats:
         """Upper bound on requests per second: at the largest batch where known, else at a batch beyond the limit."""
         known = self._rate(self.batch, np.where(self.batch > 0, self.seconds, np.inf))
-        late = [np.where(self.holds(parts), self._rate(own.high, own.above), 0.0) for parts, own in self.ends.items()]
-        return np.where(self.known, known, np.maximum.reduce(late))
+        return np.where(self.known, known, self.at_high_ends)
+
+    @property
+    def bound(self) -> Floats:
+        """Upper bound on the rate that is planned with, [rows].
+
+        Where TPOT at a high percentile is at the limit, fewer requests run on average than the largest batch. Near the
+        median as many run as keep the limit, which is no integer.
+        """
+        most = self.most
+        if self.question.percentile < _HIGH:
+            running = self._rate(self.batch + 1, self.limit)
+            most = np.where(self.known & (self.batch < self.room), running, most)
+        return np.asarray(np.minimum(most, self.question.most_utilisation * self.full))
+
+    @property
+    def at_high_ends(self) -> Floats:
+        """Requests per second at the high ends: at first of the batch that fills the memory, [rows]."""
+        held = [np.where(self.holds(parts), self._rate(own.high, own.above), 0.0) for parts, own in self.ends.items()]
+        return np.asarray(np.maximum.reduce(held))
 
     @property
     def likely(self) -> Floats:
@@ -200,7 +224,9 @@ def _bounded(question: Question, whole: Built, count: Count) -> _Table | None:
         seconds=np.full(room.shape, np.inf),
         microbatches=np.ones(room.shape, dtype=np.int64),
         known=~np.asarray(first <= room),  # those hold no request
+        full=np.zeros(room.shape),
     )
+    table = table._replace(full=table.at_high_ends)
     for parts, own in ends.items():
         fits = table.holds(parts) & (own.above <= limit) & (own.above < table.seconds)
         table.batch[fits], table.seconds[fits], table.microbatches[fits] = room[fits], own.above[fits], parts
@@ -256,12 +282,12 @@ def _offers(question: Question, table: _Table, slowest_seconds: float, count: Co
     if not keep.size:
         return Offers.none()
     group = table.group.select(keep) if keep.size < table.room.size else table.group
-    most = np.minimum(question.most_utilisation * table.most[keep], most_linked(question, group.deployment))
+    most = np.minimum(table.bound[keep], most_linked(question, group.deployment))
     quickest = question.goal.timed
     return Offers(
         devices=group.sizes.astype(np.int64),
         bound_per_second=most,
-        guess_per_second=most,
+        guess_per_second=np.minimum(most, _EARLIER * table.most[keep]),
         layers=group.layers,
         build=partial(_decode_kind, table, slowest_seconds, keep),
         least=decode_least(question, group, float(table.batch.max()), count) if quickest else None,
@@ -287,4 +313,5 @@ def _decode_kind(table: _Table, slowest_seconds: float, keep: Ints, number: int)
         limited_by=full if batch >= table.room[row] else "tpot",
     )
     cost = taken(next(iter(table.times.values())).cost, np.array([row]))
-    return DecodeKind(DecodeServer(question, candidate, slowest_seconds, cost), int(table.room[row]))
+    server = DecodeServer(question, candidate, slowest_seconds, cost)
+    return DecodeKind(server, int(table.room[row]), float(table.bound[row]))

@@ -60,7 +60,7 @@ class AggregatedPlan(Plan):
         if question.sized_for is not None:
             return "rate"
         if self.encode and self.encode.capacity_per_second <= self.mixed.capacity_per_second:
-            return f"devices, encode {'utilisation' if self.encode.saturated else 'ttft'}"
+            return f"devices, encode {self.encode.limit}"
         return f"{'devices' if question.pin('mixed').instances is None else 'instances'}, {limit_of(self)}"
 
     @property

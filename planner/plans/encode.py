@@ -1,5 +1,6 @@
 """Encode instances of a plan: their pool, and the requests that leave it, as arrivals at the next role."""
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 from ground.arrays import Floats
 from planner.instances.encoding import embedding_seconds
 from planner.instances.operating import PrefillServer
-from planner.plans.pools import EncodePool
+from planner.plans.pools import EncodePool, limit_of
 from planner.question import Question
 from planner.serving.played import MANY
 from planner.serving.prefill import play_prefill
@@ -31,7 +32,7 @@ def encode_pool(
         instances=instances,
         capacity_per_second=instances * capacity_of_each,
         utilisation=each / server.candidate.requests_per_second,
-        saturated=times * capacity_of_each >= server.most_per_second * (1 - 1e-6),
+        limit=limit_of(server, times * capacity_of_each, math.inf),
         latency=latency.later(embedding_seconds(question)).scaled(times),
     )
 

@@ -17,7 +17,7 @@ from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.plans.encode import Leaving, encode_pool, leaving
 from planner.plans.places import spread_nodes
-from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
+from planner.plans.pools import WHY_BATCH, DecodePool, EncodePool, PlannedPool, PrefillPool, limit_of
 from planner.question import Machines, Question
 from planner.serving.capacity import largest_rate
 from planner.serving.latency import Latency, independent_sum
@@ -252,14 +252,10 @@ class DisaggregatedPlan(Plan):
         question, prefill, decode = self.question, self.prefill, self.decode
         if question.sized_for is not None:
             return "rate"
-        pools = [decode, prefill, *([self.encode] if self.encode else [])]
+        pools: list[DecodePool | PrefillPool] = [decode, prefill, *([self.encode] if self.encode else [])]
         tighter = min(pools, key=lambda pool: pool.capacity_per_second)
-        saturated = isinstance(tighter, PrefillPool) and tighter.saturated
-        limit = decode.candidate.limited_by if tighter is decode else "utilisation" if saturated else "ttft"
-        if tighter.capacity_per_second >= self.links.most_per_second.get(tighter.role, math.inf) * (1 - 1e-6):
-            limit = "kv_links"
         held = "devices" if question.pin(tighter.role).instances is None else "instances"
-        return f"{held}, {tighter.role} {limit}"
+        return f"{held}, {tighter.role} {tighter.limit}"
 
     @property
     def explanation(self) -> str:
@@ -274,15 +270,14 @@ class DisaggregatedPlan(Plan):
                 f"{carried['decode']:.4g} (decode) requests/s."
             )
         saturated = ""
-        if binding.endswith("prefill utilisation"):
-            most = prefill.question.most_utilisation
-            saturated = f" Prefill runs at {most:.3g} of saturation, the most that is planned with (--max-utilisation)."
-        batch, limit = decode.candidate.batch, decode.candidate.limited_by
-        why = "as is given" if limit == "batch" else f"because {'TPOT' if limit == 'tpot' else limit} allows no more"
+        if binding.endswith("utilisation"):
+            role, most = binding.split()[-2].capitalize(), prefill.question.most_utilisation
+            saturated = f" {role} runs at {most:.3g} of saturation, the most that is planned with (--max-utilisation)."
+        batch, why = decode.candidate.batch, WHY_BATCH[decode.candidate.limited_by]
         return (
             f"{self.encode_text}The prefill pool carries {prefill.capacity_per_second:.4g} requests/s, the decode pool "
             f"{decode.capacity_per_second:.4g}{', spare instances included' if self.question.survive else ''}."
-            f"{saturated} Decode runs {batch} requests per DP rank {why}. A decode step is bound by "
+            f"{saturated} Decode runs {batch} requests per DP rank, {why}. A decode step is bound by "
             f"{decode.prediction.bottleneck}, a prefill pass by {prefill.prediction.bottleneck}."
         )
 
@@ -325,13 +320,13 @@ class DisaggregatedPlan(Plan):
             (first[0], prefill, max(first[2], rate / prefill)),
             (second[0], decode, max(second[2], rate / decode)),
             rate,
-            saturated=self.prefill.saturated,
+            limits=(self.prefill.limit, self.decode.limit),
         )
 
     def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "DisaggregatedPlan | None"]:
         """Return the plan of both pools under a question as a function of the rate; None beyond saturation."""
         pools = self._served(question, share)
-        return lambda rate: make_plan(question, *pools, rate, saturated=self.prefill.saturated)
+        return lambda rate: make_plan(question, *pools, rate, limits=(self.prefill.limit, self.decode.limit))
 
     def _served(
         self, question: Question, share: float = 1.0
@@ -359,12 +354,12 @@ def make_plan(
     decode: tuple[DecodeServer, int, float],
     rate_per_second: float,
     *,
-    saturated: bool | None = None,
+    limits: tuple[str, str] | None = None,
 ) -> DisaggregatedPlan | None:
     """Return the plan of (server, instances, rate of one instance) per role at a rate; None beyond saturation.
 
     Where a role's steps take f times what is predicted, its clock is slower by f and its rate on that clock f times as
-    high, transfers included. ``saturated``: whether prefill is at its utilisation limit, where known.
+    high, transfers included. ``limits``: what the rates of prefill and decode instances reach, where known.
     """
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     times, slower = question.stretch_of("prefill"), question.stretch_of("decode")
@@ -377,6 +372,11 @@ def make_plan(
     state = second.after(links.seconds).state(slower * rate_per_second / second_count, second_count)
     if state is None:
         return None
+    linked = {role: links.most_per_second.get(role, math.inf) for role in links.utilisation}
+    limits = limits or (
+        limit_of(first, times * first_rate, linked["prefill"] / first_count),
+        limit_of(second, slower * second_rate, linked["decode"] / second_count),
+    )
     if question.stretch:
         ttft, state = ttft.scaled(times), state.scaled(slower)
     prefill_pool = PrefillPool(
@@ -386,7 +386,7 @@ def make_plan(
         instances=first_count,
         capacity_per_second=first_count * first_rate,
         utilisation=rate_per_second / (first_count * first.candidate.requests_per_second * first.left_share),
-        saturated=times * first_rate >= first.most_per_second * (1 - 1e-6) if saturated is None else saturated,
+        limit=limits[0],
     )
     decode_pool = DecodePool(
         question=question,
@@ -395,6 +395,7 @@ def make_plan(
         instances=second_count,
         capacity_per_second=second_count * second_rate,
         utilisation=state.utilisation,
+        limit=limits[1],
         state=state,
     )
     crowding = Crowding.before(state, rate_per_second, first_count * prefill_pool.room_prompts, ttft)

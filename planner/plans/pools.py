@@ -10,11 +10,16 @@ from planner.costs.predict import Configuration, Prediction, predict
 from planner.engines.behaviour import HostCosts, host_costs
 from planner.instances.candidates import Candidate, DecodeCandidate, PrefillCandidate
 from planner.instances.encoding import before, behind
-from planner.instances.operating import PrefillServer
+from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role, Row, machines_of
 from planner.question import Machines, Question
 from planner.serving.latency import Latency
 from planner.workload import running_kv_tokens
+
+WHY_BATCH = {"batch": "as is given", "memory": "as memory holds no more", "tpot": "with which most keep TPOT"}
+"""Reasons for a decode batch, by what limits it."""
+_ROUNDING = 1e-6
+"""Relative distance within which a rate reaches a limit of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +67,8 @@ class PrefillPool(PlannedPool):
 
     role: ClassVar[Role] = "prefill"
     candidate: PrefillCandidate
-    saturated: bool = False
-    """Whether the utilisation limit binds, not TTFT."""
+    limit: str
+    """What the capacity reaches: utilisation, TTFT or the KV links."""
 
     def server(self, question: Question) -> PrefillServer:
         """Return the server of one instance under a question."""
@@ -111,6 +116,8 @@ class DecodePool(PlannedPool):
 
     role: ClassVar[Role] = "decode"
     candidate: DecodeCandidate
+    limit: str
+    """What the capacity reaches: TPOT, the KV links, or utilisation, of all that memory holds or of the given batch."""
     state: DecodeState
 
     @cached_property
@@ -122,6 +129,20 @@ class DecodePool(PlannedPool):
     def memory(self) -> Memory:
         """Bytes per device with the mean KV of a full batch."""
         return self.candidate.memory(self.question.decoded)
+
+
+def limit_of(server: PrefillServer | DecodeServer, each: float, linked: float) -> str:
+    """Name what the rate of an instance reaches: the rate ``linked`` of its KV links, a latency limit, or saturation.
+
+    Where a full decode batch keeps TPOT, it is waits for a slot that do not, so what leaves no more slots binds.
+    """
+    if each >= linked * (1 - _ROUNDING):
+        return "kv_links"
+    saturated = each >= server.most_per_second * (1 - _ROUNDING)
+    if isinstance(server, DecodeServer) and server.candidate.limited_by != "tpot":
+        slow = server.candidate.iteration_seconds > server.question.tpot_seconds * server.decoding.accepted
+        return "tpot" if slow and not saturated else server.candidate.limited_by
+    return "utilisation" if saturated else "tpot" if isinstance(server, DecodeServer) else "ttft"
 
 
 def asked_of(question: Question, role: Role, row: Row) -> Configuration:

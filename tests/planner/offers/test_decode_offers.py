@@ -68,3 +68,18 @@ def test_rows_that_were_left_open_are_built_as_all_others_are(asked):
         assert one.full.candidate.batch == other.full.candidate.batch
         assert one.full.candidate.microbatches == other.full.candidate.microbatches
         assert one.full.candidate.iteration_seconds == pytest.approx(other.full.candidate.iteration_seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.98])
+@pytest.mark.parametrize("percentile", [50.0, 99.0])
+def test_no_cap_carries_more_than_the_row(share, percentile):
+    """A load that is bounded gets more slots, not a lower rate; and bounds are no smaller than what is carried."""
+    asked = {"most_utilisation": share, "percentile": percentile, "tpot_seconds": 0.03}
+    offers, _ = offers_of(small_question("qwen3-30b-a3b", "h20", 4, lengths=(4096.0, 256.0), **asked), 2, 0)
+    for number in range(0, len(offers), 3):
+        kind = offers.build(number)
+        assert isinstance(kind, DecodeKind)
+        most = kind.pool_capacity(1)
+        assert most <= kind.bound_per_second * (1 + 1e-9) <= offers.bound_per_second[number] * (1 + 2e-9)
+        for cap in np.geomspace(kind._full[0][0], kind.room, 12).astype(int).tolist():
+            assert kind._server(cap).single_capacity <= most * (1 + 1e-9)
