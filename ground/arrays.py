@@ -1,6 +1,7 @@
 """Array functions that NumPy lacks or does slowly."""
 
-from typing import Any
+from statistics import NormalDist
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,3 +94,17 @@ def undominated(buckets: NDArray[np.int64], criteria: NDArray[np.float64]) -> ND
         beaten = (no_worse & (~no_worse.T | first)).any(axis=0)
         kept.append(members[~beaten])
     return np.sort(np.concatenate(kept)) if kept else np.zeros(0, dtype=np.int64)
+
+
+Freedom = TypeVar("Freedom", float, Floats)
+
+
+def student(level: float, freedom: Freedom) -> Freedom:
+    """Return the quantile of Student's t, from four degrees of freedom 0.3 % off at most (Abramowitz, Stegun 26.7.5).
+
+    >>> round(student(0.9, 4.0), 3), round(student(0.975, 9.0), 3)
+    (1.533, 2.262)
+    """
+    z, over = NormalDist().inv_cdf(level), 1.0 / freedom
+    terms = z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return terms[0] + over * (terms[1] + over * (terms[2] + over * terms[3]))

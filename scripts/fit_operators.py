@@ -23,7 +23,9 @@ import polars
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from ground.units import MICRO
 from hardware.fits import Product, attention_seconds, matmul_seconds
+from hardware.formats import ELEMENT_BYTES
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import Device, Dtype, HardwareSpec, MatmulFit, Number
 
@@ -189,6 +191,7 @@ def curves(path: Path, machine: str) -> Iterator[dict[str, object]]:
             points, errors = curve(tokens[plausible], milliseconds[plausible] * 1e3)
             if ep > 1:
                 points = points * fewer_hit(points, shape[3] / shape[2])
+            points = np.maximum(points, uncached_microseconds(load_hardware(machine), dtype, shape, (tp, ep)))
             measured.append(f"{tp} {ep} " + " ".join(f"{point:.3g}" for point in points))
             off.append(errors)
         if any(each.startswith("1 1 ") for each in measured):
@@ -204,6 +207,16 @@ def curves(path: Path, machine: str) -> Iterator[dict[str, object]]:
                 "median_residual": round(residual, 3),
                 "curves": ";".join(measured),
             }
+
+
+def uncached_microseconds(hw: HardwareSpec, dtype: str, shape: list[int], degrees: tuple[int, int]) -> Array:
+    """What reading the experts that 1, 2, 4, ... tokens hit takes where all of them stayed in the cache; else 0."""
+    hidden, width, chosen, experts = shape
+    tp, ep = degrees
+    hit = experts / ep * -np.expm1(2.0 ** np.arange(POINTS) * np.log1p(-min(chosen / experts, 1.0 - 1e-9)))
+    moved = hit * 3.0 * hidden * width / tp * ELEMENT_BYTES[DTYPES[dtype]]  # type: ignore[index]
+    seconds = moved / hw.device.memory_bandwidth_bytes_per_second.value
+    return np.where(moved < SPILLED * CACHE_BYTES[hw.name], seconds / MICRO, 0.0)
 
 
 def fewer_hit(points: Array, spread: float) -> Array:

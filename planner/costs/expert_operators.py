@@ -122,9 +122,6 @@ def routed_terms(deployment: Deployment) -> list[Term]:
     if curves is not None:
         ranks = moe.experts / deployment.slots_per_rank
         started = start_up_seconds(deployment) if curves.lent else 0.0
-        # A token's experts lie in the L2 cache of an L40S or RTX PRO 6000 while they are timed, and never in a server.
-        weights = moe.experts_per_token / ranks * 3.0 * hidden * width * ELEMENT_BYTES[dtype]
-        read = weights / roofline.bandwidth
         product = deployment.expert_activations
         other_cut = deployment.expert_parallel and curves.tensor is curves.expert
         own = curves.shape == shape_of(deployment) and not other_cut
@@ -134,7 +131,7 @@ def routed_terms(deployment: Deployment) -> list[Term]:
                 "routed_experts",
                 "experts",
                 {"routed": ranks / moe.experts_per_token},
-                tuple(larger(point, read) + started for point in curve_of(deployment, curves, ranks)),
+                tuple(point + started for point in curve_of(deployment, curves, ranks)),
                 {"routed": 6.0 * hidden * width},
                 roofline.peak(product),
                 combine(hit, 3.0 * hidden * width * ELEMENT_BYTES[dtype], rows, 4.0 * hidden),

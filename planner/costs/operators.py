@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from hardware.spec import CollectiveOp
-from models.spec import GQA
+from models.spec import GQA, MLA
 from planner.costs.attention_operators import attention_terms
 from planner.costs.cache import loading_seconds
 from planner.costs.deployment import Deployment, several
@@ -218,7 +218,7 @@ def prompt_seconds(deployment: Deployment) -> float:
         return 0.0
     layer, experts = own.prompt_layer_seconds, own.prompt_expert_launch_seconds
     launched = layer.value * model.layers if layer else 0.0
-    return launched + (experts.value * model.moe_layers if experts else 0.0)
+    return launched + (experts.value * model.moe_layers if experts and isinstance(model.attention, MLA) else 0.0)
 
 
 def pipeline_hop(deployment: Deployment) -> CommunicationTerm:

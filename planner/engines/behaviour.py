@@ -43,12 +43,12 @@ class Behaviour(Stated):
 
     ``step_seconds`` the device waits for the host in every step (none: what its profile says);
     ``prompt_layer_seconds`` the host takes per layer to launch a step that carries prompts, which no captured graph
-    replays, and ``prompt_expert_launch_seconds`` per layer of experts besides: such a step takes no less;
-    ``prompt_moe_layer_seconds`` a layer's experts take in it beyond their kernels, by machine; ``replay_seconds`` the
-    device waits in every layer of a decode step, whose graphs are replayed layer by layer. ``quantises_in_norms``:
-    model types whose norms write quantised activations. ``sends_duplicates``: every device of a DP rank sends all its
-    tokens to the experts. ``expert_start_up_seconds``: what a block of routed experts takes beyond the curve of a
-    kernel that another engine lends, by machine and dtype.
+    replays, and ``prompt_expert_launch_seconds`` per layer of experts besides, of models with latent attention:
+    such a step takes no less; ``prompt_moe_layer_seconds`` a layer's experts take in it beyond their kernels, by
+    machine; ``replay_seconds`` the device waits in every layer of a decode step, whose graphs are replayed layer by
+    layer. ``quantises_in_norms``: model types whose norms write quantised activations. ``sends_duplicates``: every
+    device of a DP rank sends all its tokens to the experts. ``expert_start_up_seconds``: what a block of routed
+    experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
     ``sources`` has an address for each choice that is no number.
     """
 

@@ -8,12 +8,11 @@ count: a stream begins with an empty instance and ends with nobody behind, which
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from ground.arrays import Floats, Ints
+from ground.arrays import Floats, Ints, student
 from planner.objective import LEAST_PART
 from planner.serving.latency import Latency
 from planner.serving.streams import PARTS, Stream
@@ -100,7 +99,7 @@ class Until(NamedTuple):
         """
         share = 1 - limits.percentile / 100
         if level is not None:
-            share += _quantile(level, BATCHES) * min(share, math.sqrt(share * (1 - share) / (BATCHES - 1)))
+            share += student((1 + level) / 2, BATCHES - 1) * min(share, math.sqrt(share * (1 - share) / (BATCHES - 1)))
         inner = stream.answer_tokens[stream.counting]
         answered = (inner > 1).sum() if limits.tpot_seconds else 0
         most = [math.ceil((known - 1) * share) if known else len(stream) for known in (inner.size, answered)]
@@ -225,13 +224,7 @@ def _half_of(shares: Floats, level: float) -> float:
     """Half width of the confidence interval of a share, from the shares of its parts; 0 for fewer than two parts."""
     if shares.size < 2:
         return 0.0
-    return _quantile(level, shares.size) * float(shares.std(ddof=1)) / math.sqrt(shares.size)
-
-
-def _quantile(level: float, parts: int) -> float:
-    """Quantile of Student's t for a two-sided interval from the means of so many parts."""
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    return z + (z**3 + z) / (4 * max(parts - 1, 1))
+    return student((1 + level) / 2, shares.size - 1) * float(shares.std(ddof=1)) / math.sqrt(shares.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

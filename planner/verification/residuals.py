@@ -32,11 +32,10 @@ K. L. Lange, R. J. A. Little and J. M. G. Taylor, Robust Statistical Modeling Us
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 
-from ground.arrays import Floats
+from ground.arrays import Floats, student
 
 LEVELS: tuple[tuple[str, ...], ...] = (
     (),
@@ -165,13 +164,6 @@ def widened(deviations: Deviations, known: Sequence[Residual]) -> Deviations:
     return max(zip(choices, SCALES, strict=True), key=lambda pair: likelihood(pair[0]) - 4 * math.log(pair[1]))[0]
 
 
-def quantile(level: float, freedom: Floats | float = FREEDOM) -> Floats:
-    """Return the quantile of Student's t, 0.3 % off at most from 0.025 to 0.975 (Abramowitz and Stegun 26.7.5)."""
-    z, over = NormalDist().inv_cdf(level), 1 / np.asarray(freedom, dtype=np.float64)
-    terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
-    return np.asarray(np.polynomial.polynomial.polyval(over, terms))
-
-
 def expected(
     deviations: Deviations, known: Sequence[Residual], asked: Sequence[Residual], level: float = 0.8
 ) -> list[Expected]:
@@ -192,7 +184,7 @@ def expected(
         scale = times * np.sqrt((FREEDOM + told) / freedom)
     variance, tail = np.maximum(variance, 0.0), FREEDOM / (FREEDOM - 2)
     end = (1 + min(level / (1 - deviations.accidents), (1 + level) / 2)) / 2
-    reach = scale * np.hypot(quantile(end, freedom) * np.sqrt(variance), quantile(end) * deviations.own)
+    reach = scale * np.hypot(student(end, freedom) * np.sqrt(variance), student(end, FREEDOM) * deviations.own)
     spread = scale * np.sqrt(variance + tail * deviations.own**2)
     return [
         Expected(math.exp(m), math.exp(m - r), math.exp(m + r), s)

@@ -80,13 +80,9 @@ def test_experts_spread_over_ranks_where_they_were_measured_cut():
     assert np.all(eight < four) and np.all(eight > four / 2.5)
 
 
-@pytest.mark.parametrize(("machine", "held"), [("l40s", True), ("rtx-pro-6000", True), ("h200", False)])
-def test_a_token_reads_its_experts_from_memory(machine: str, held: bool):
-    """Where one token's experts were timed in a cache, the device's bandwidth holds; elsewhere the curve stands."""
-    own = experts((2048, 768, 8, 128), machine, "sglang", "bf16")
-    curves = measured_experts(own)
-    assert curves is not None
-    (term, *_) = routed_terms(own)
-    measured, least = curve_of(own, curves, 1.0), 8 * 3 * 2048 * 768 * 2.0 / term.bytes_per_second
-    assert (measured[0] < least) == held
-    assert np.array(term.seconds) == pytest.approx(np.maximum(measured, least))
+@pytest.mark.parametrize("machine", ["l40s", "rtx-pro-6000"])
+def test_experts_that_a_cache_held_while_timed_are_read_from_memory(machine: str):
+    """Up to four tokens hit 29 of 128 experts, 273 MB: as far as a cache holds them no time is below what they take."""
+    (term, *_) = routed_terms(experts((2048, 768, 8, 128), machine, "sglang", "bf16"))
+    hit = 128 * (1 - (1 - 8 / 128) ** np.array([1.0, 2.0]))
+    assert np.all(np.array(term.seconds[:2]) > 0.995 * hit * 3 * 2048 * 768 * 2.0 / term.bytes_per_second)

@@ -16,7 +16,8 @@ from tests.planner.serving.costs import linear_cost, stream_of
 
 DATA = Path(__file__).parents[3].parent / "shared/data/engine-schedulers"
 OWN = Path(__file__).parent / "engines"
-PLAN = Path(__file__).parents[3] / "examples/deploy/qwen3-8b-h100/manifest.yaml"
+PLAN = OWN / "plan.yaml"
+"""As it was planned when the schedulers ran it: qwen3-8b on one H100, of examples/deploy."""
 CASES = {
     "base": (8192, 2_000_000, 256),
     "chunk": (2048, 2_000_000, 256),

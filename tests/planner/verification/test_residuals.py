@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from ground.arrays import student
 from planner.verification.residuals import (
     EXPERTS,
     LEVELS,
@@ -15,7 +16,6 @@ from planner.verification.residuals import (
     covariance,
     expected,
     posterior,
-    quantile,
 )
 
 DEVIATIONS = Deviations(levels=(0.05, 0.1, 0.05, 0.05, 0.05, 0.0, 0.1, 0.0), smooth=0.05, scales=(1.0,) * 4, own=0.05)
@@ -105,7 +105,7 @@ def test_models_with_experts_err_by_a_multiple() -> None:
 )
 def test_quantiles_of_students_t(level: float, freedom: float, value: float) -> None:
     """Tables of Student's t."""
-    assert quantile(level, freedom) == pytest.approx(value, rel=3e-3)
+    assert student(level, freedom) == pytest.approx(value, rel=3e-3)
 
 
 def test_a_group_has_a_scale_of_its_own() -> None:
