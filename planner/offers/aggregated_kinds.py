@@ -38,6 +38,10 @@ _MORE = 0.003
 """Relative difference below which capacities count as equal."""
 _SLOWER = (1.0, 0.9, 0.8)
 """Shares of a rate at which a late row is played again, to bound other rows by it (``offers.slower``)."""
+_BEHIND = (0.97, 1.0)
+"""Shares of the leader's rate, as few requests tell it, at which rows are raced. It carries a little less on many, and
+a row that is late at less need not be played again there.
+"""
 _OCTAVES = tuple(step / 4 for step in range(-3, 4))
 _WIDER = 1.2
 """Factor from one number of batch slots to the next, where TTFT is late and none is known that misses TPOT."""
@@ -235,9 +239,13 @@ class AggregatedKind:
         def excess(at: float) -> Floats:
             found = np.zeros(self.steps.budgets)
             for server in late:
-                ttft = server.player.trial(at, instances, FEWEST).ttft_interval(SURE)[0] / self.question.ttft_seconds
-                if self._listed(server) >= 0 and (ttft > 1 or not self._not_late([server], instances, at, FEWEST)):
-                    found[self._listed(server)] = max(ttft, 1.0)  # fewer slots shorten TPOT, and lengthen TTFT
+                least = server.player.trial(at, instances, FEWEST).ttft_interval(SURE)[0] / self.question.ttft_seconds
+                if least <= 1:  # fewer slots shorten TPOT, and lengthen TTFT
+                    own = self._slotted(server, instances, at, FEWEST).player
+                    surely = own.surely_late(at, instances, FEWEST)
+                    least = own.trial(at, instances, FEWEST).interval(SURE)[0] if surely else 0.0
+                if self._listed(server) >= 0:
+                    found[self._listed(server)] = least
             return found
 
         for part in _SLOWER:
@@ -252,8 +260,9 @@ class AggregatedKind:
 
     def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
         """Return the capacity of a pool on few requests, or a rate below the least one where it carries less."""
-        if least_per_second and not self._near(self.servers, instances, least_per_second / instances):
-            return (1 - _MORE) * least_per_second
+        for part in _BEHIND if least_per_second else ():
+            if not self._near(self.servers, instances, part * least_per_second / instances):
+                return part * (1 - _MORE) * least_per_second
         return instances * self._on_few(instances)[0]
 
     def at(self, instances: int, rate_per_second: float | None = None) -> AggregatedServer:

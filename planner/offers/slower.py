@@ -16,6 +16,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ground.arrays import Bools, Floats
 
@@ -43,16 +44,6 @@ class Passes(NamedTuple):
         """Number of budgets."""
         return int(self.full.shape[-1])
 
-    def times(self, other: "Passes") -> Floats:
-        """Return the least ratio of own pass seconds to those of another instance up to each budget, [budgets].
-
-        0 for a budget that leaves more room than the other instance has.
-        """
-        known = np.isfinite(self.full) & np.isfinite(other.full)
-        ratios = np.where(known, self.full / np.where(known, other.full, 1.0), 0.0)
-        least = np.minimum.accumulate(np.atleast_2d(ratios).min(axis=0))
-        return np.where(self.room <= other.room, np.minimum(least, _over(self.few, other.few).min()), 0.0)
-
 
 def _over(seconds: Floats, others: Floats) -> Floats:
     """Return the ratio of seconds to others; infinite where the others are 0, as for empty steps."""
@@ -64,12 +55,16 @@ def _over(seconds: Floats, others: Floats) -> Floats:
 class _Late:
     """Late instances, their rates and their excess."""
 
-    few: Floats
-    """Seconds of passes with one prompt, [instances, sorts]."""
-    numbers: Floats
-    """Ranks of one instance, ranks of all instances, rate of a rank, [instances, 3]."""
-    passes: list[Passes] = field(default_factory=list)
+    rows: NDArray[np.void]
+    """Per instance its passes, ranks of one instance and of all, and the rate of a rank; with room for more."""
     excess: list[Excess] = field(default_factory=list)
+
+    def append(self, row: tuple[object, ...], excess: Excess) -> None:
+        """Add an instance."""
+        if len(self.excess) == self.rows.size:
+            self.rows = np.resize(self.rows, 2 * self.rows.size)
+        self.rows[len(self.excess)] = row
+        self.excess.append(excess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,31 +75,36 @@ class Slower:
 
     def add(self, passes: Passes, instances: int, rate_per_second: float, excess: Excess) -> None:
         """Record an instance that is late at its rate; ``excess`` is called only when it may decide another one."""
-        known = self._found.setdefault(passes.alike, _Late(np.empty((0, passes.few.size)), np.empty((0, 3))))
-        known.few = np.vstack([known.few, passes.few])
-        known.numbers = np.vstack(
-            [known.numbers, (passes.ranks, instances * passes.ranks, rate_per_second / passes.ranks)]
-        )
-        known.passes.append(passes)
-        known.excess.append(cache(excess))
+        few, full = passes.few, np.atleast_2d(passes.full)
+        shapes = [("few", few.shape), ("full", full.shape), ("room", (passes.budgets,)), ("numbers", (3,))]
+        none = np.zeros(1, [(name, np.float64, shape) for name, shape in shapes])
+        numbers = passes.ranks, instances * passes.ranks, rate_per_second / passes.ranks
+        self._found.setdefault(passes.alike, _Late(none)).append((few, full, passes.room, numbers), cache(excess))
 
     def late(self, passes: Passes, instances: int, rate_per_second: float) -> Bools:
         """Return whether one of so many instances must be late at its rate, [budgets].
 
-        Arrivals dealt to fewer instances are less even.
+        Its passes take at least some times as long as those of a late one, up to each budget; 0 times for a budget that
+        leaves more room than the late one has. Arrivals dealt to fewer instances are less even.
         """
         found = np.zeros(passes.budgets, dtype=np.bool_)
         known, each = self._found.get(passes.alike), rate_per_second / passes.ranks
         if known is None:
             return found
-        ranks, most, rates = known.numbers.T
-        few = _over(passes.few, known.few).min(axis=1)
+        rows = known.rows[: len(known.excess)]
+        ranks, most, rates = rows["numbers"].T
+        few = _over(passes.few, rows["few"]).min(axis=1)
         able = (ranks <= passes.ranks) & (instances * passes.ranks <= most) & (few * each >= rates * (1 - _ROUNDING))
-        for place in np.flatnonzero(able).tolist():
-            times = passes.times(known.passes[place])
-            quick = times * each >= rates[place] * (1 - _ROUNDING)
-            if (quick & ~found).any():
-                found |= quick & (times * known.excess[place]() >= 1)
+        places = np.flatnonzero(able)
+        full, own = rows["full"][places], np.atleast_2d(passes.full)
+        costed = np.isfinite(own) & np.isfinite(full)
+        ratios = np.where(costed, own / np.where(costed, full, 1.0), 0.0)
+        times = np.minimum(np.minimum.accumulate(ratios.min(axis=1), axis=1), few[places, None])
+        times = np.where(passes.room <= rows["room"][places], times, 0.0)
+        quick = times * each >= rates[places, None] * (1 - _ROUNDING)
+        for row, place in enumerate(places.tolist()):
+            if (quick[row] & ~found).any():
+                found |= quick[row] & (times[row] * known.excess[place]() >= 1)
                 if found.all():
                     break
         return found

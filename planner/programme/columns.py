@@ -23,6 +23,9 @@ RELATIVE = 1e-9
 BELOW = 1e-6
 """Relative distance below a rate to which a column that does not carry the rate is bounded."""
 
+_LOWER = 0.64
+"""Factor on a guess that few requests show to be too high, where no offer leads yet."""
+
 
 class Side:
     """All columns of one role as arrays, [columns]: devices, and rates in units of the role's asked rate."""
@@ -152,14 +155,17 @@ class Side:
     def estimate(self, column: int, most_room: float) -> bool:
         """Guess the rates of a column's offer from few played requests, once; return whether guesses have changed.
 
-        A rate below that of an offer which is guessed so, and fits ``most_room``, is not told exactly.
+        A rate below that of an offer which is guessed so, and fits ``most_room``, is not told exactly. Until there is
+        one, an offer that does not carry a little less than its guess waits: late instances are soon known to be late.
         """
         offer, left = int(self.offer[column]), int(self.left[column])
         if self.exact[column] or self._estimated[offer]:
             return False
         rivals = self._estimated[self.offer] & (self.room <= most_room)
-        likely = self.server(offer).likely_capacity(left, float(self.guess[rivals].max(initial=0.0)) * self.unit)
-        self._estimated[offer] = True
+        led = float(self.guess[rivals].max(initial=0.0)) * self.unit
+        least = led or _LOWER * float(self.guess[column]) * self.unit
+        likely = self.server(offer).likely_capacity(left, least)
+        self._estimated[offer] = bool(led) or likely is None or likely >= least
         if likely is None:
             return False
         same = (self.offer == offer) & ~self.exact

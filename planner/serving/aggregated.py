@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Enough = Callable[[Floats, Floats], bool]
 
-_FRESH = Kept[NDArray[np.uint8]](most=4)
+_FRESH = Kept[NDArray[np.uint8]](most=16)
 """Records of streams that are played at many rates. They are kept as bytes, which copy several times as quickly."""
 _ROUNDING = 1e-9
 _AMPLE = 1 << 50
