@@ -8,11 +8,12 @@ from cli.options import CSV, FORCE, JSON, VERBOSE, File, Text, takes
 from cli.output import Outputs, Screen, print_json, progress
 from cli.plan_parts import day_text, show_keys
 from cli.plan_view import proof_text
-from ground.errors import Infeasible
+from cli.search import show_scenarios
+from ground.errors import BadInput, Infeasible
 from ground.files import check_folder
 from ground.units import format_duration
 from podplan.day import clock_text
-from podplan.fleets import SUMMARY, FleetResult, manifest_names, placed_on, read_fleet
+from podplan.fleets import SUMMARY, FleetInput, FleetResult, manifest_names, placed_on, read_fleet
 from podplan.machines import basis_lines
 from podplan.options import FleetFlags, argument, flag
 
@@ -45,14 +46,18 @@ def command(
 
     The file has the flags that all models share, `models:` with those of each, `objective:` chips, cost, throughput
     (the largest common growth of all rates) or latency (the least mean time of all requests, on all devices),
-    `survive:`, `confidence:`, and `share_nodes:` no where no two models may stand on one node. `pools:` lists machines
-    of several kinds; then `hw:` of a model names pools, one per role, or any: podplan chooses. Every model needs a
-    rate. Exit code 3: the cluster does not carry them all.
+    `survive:`, `confidence:`, `share_nodes:` no where no two models may stand on one node, and `switch:` yes where
+    models with a `rate_profile:` take turns on the same devices. `pools:` lists machines of several kinds; then `hw:`
+    of a model names pools, one per role, or any: podplan chooses. Every model needs a rate. Exit code 3: the cluster
+    does not carry them all.
     """
     outputs = Outputs(force, {"--out DIR": out, "--csv FILE": csv}, {"--out": SUMMARY})
     asked = read_fleet(file, {key: value for key, value in asdict(flags).items() if value is not None})
     if out is not None:
         check_folder(out, manifest_names(asked), force=force, flag="--out")
+    if asked.switches:
+        _switching(asked, out, csv, force, json)
+        return
     with progress(f"placing {len(asked.fleet.members)} models ..."):
         found = placed_on(asked)
     if not found.feasible:
@@ -61,6 +66,19 @@ def command(
         raise Infeasible(found.headline)
     outputs.write(found)
     print_json(found.to_dict()) if json else show_fleet(Screen(), found, verbose=verbose)
+
+
+def _switching(asked: FleetInput, out: Path | None, csv: str | None, force: bool, json: bool) -> None:
+    """Answer a fleet whose models take turns on the same devices."""
+    from podplan.scenarios import taking_turns
+
+    if csv is not None:
+        raise BadInput("--csv: models that switch have a plan for each window; give --out DIR")
+    outputs = Outputs(force, {"--out DIR": out}, {"--out": ("scenarios.json",)})
+    with progress("searching every window ..."):
+        found = taking_turns(asked)
+    outputs.write(found)
+    print_json(found.to_dict()) if json else show_scenarios(Screen(), found)
 
 
 def show_fleet(screen: Screen, found: FleetResult, *, verbose: bool = False) -> None:

@@ -10,7 +10,7 @@ from cli.output import Outputs, Screen, note, print_json, progress
 from cli.plan_parts import number
 from cli.plan_view import show_front, show_plan
 from ground.errors import BadInput, Infeasible
-from ground.units import format_count, format_rate
+from ground.units import counted, format_count, format_duration, format_rate
 from ground.workers import aside, executor_of
 from planner.search.search import at_need
 from podplan.options import flag, switch
@@ -101,12 +101,12 @@ def _scenarios(given: Given, path: Path, json: bool, others: Sequence[object], o
         found = solved_scenarios(given, path)
     if found.robust is not None:
         outputs.write(found)
-    print_json(found.to_dict()) if json else _show_scenarios(Screen(), found)
+    print_json(found.to_dict()) if json else show_scenarios(Screen(), found)
     if found.robust is None:
         raise Infeasible(f"{found.headline}; a lower share, or more devices, would have one")
 
 
-def _show_scenarios(screen: Screen, found: "ScenariosResult") -> None:
+def show_scenarios(screen: Screen, found: "ScenariosResult") -> None:
     """Print the scenarios with what is best for each, the one plan and the policy."""
     from podplan.scenarios import layout_text
 
@@ -127,6 +127,11 @@ def _show_scenarios(screen: Screen, found: "ScenariosResult") -> None:
     for _, _, each in found.asked():
         if each.relaxed is not None:
             screen.text(f"{each.name}: nothing keeps the limits; planned is what comes nearest, {each.relaxed}.")
+    for late in found.late:
+        screen.text(
+            f"{late.window}: {counted(late.instances, 'instance')} of {late.model} can serve "
+            f"{format_duration(late.seconds)} into the window, as others drain from the devices first."
+        )
     if found.robust is not None:
         screen.text(f"One plan: {' beside '.join(layout_text(each) for each in found.robust.layouts)}.")
     if windows is not None:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ANY = "any"
 POOL_KEYS = ("name", "hw", *SIZES, "price", "power", "electricity")
-OWN_KEYS = ("share_nodes",)
+OWN_KEYS = ("share_nodes", "switch")
 MOST_POOLS = 8
 Read = tuple[Member, Asked, list[str]]
 SUMMARY = ("fleet.json", "fleet.csv")
@@ -47,6 +47,8 @@ class FleetInput:
     asked: tuple[Asked, ...]
     notes: tuple[str, ...] = ()
     """Pools on which a model cannot stand, and why."""
+    switches: bool = False
+    """Whether models take turns on the devices, window by window."""
 
 
 def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
@@ -76,7 +78,10 @@ def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
         on = (each for member, _, _ in read for each in _machines(member))
         check_prices(on, "objective", "add price: to its pool, USD per chip and hour")
     return FleetInput(
-        fleet=fleet, asked=tuple(asked for _, asked, _ in read), notes=tuple(note for _, _, own in read for note in own)
+        fleet=fleet,
+        asked=tuple(asked for _, asked, _ in read),
+        notes=tuple(note for _, _, own in read for note in own),
+        switches=read_choice(shared["switch"], "switch", ("yes", "no"), "no") == "yes",
     )
 
 

@@ -2,17 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ground.errors import BadInput, Infeasible, file_names, naming
 from ground.files import read_yaml
 from ground.traces import Trace, requests_per_second, scale_rate
-from ground.units import HOUR_SECONDS, format_count, number_of, parse_duration
-from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, policy, space_of
+from ground.units import DAY_SECONDS, HOUR_SECONDS, format_count, number_of, parse_duration
+from planner.changeover.policy import Joint, LateStart, Policy, Robust, Space, late_starts, one_plan, policy, space_of
 from planner.changeover.robust import Layout, Scenario, solved_scenario, stood
 from planner.manifest.document import dump_manifest
 from planner.manifest.schema import Manifest
+from planner.plans.day import Window
+from planner.search.fleet import asked_rate, on_pools
+from podplan.day import clock_text
+from podplan.fleets import FleetInput
 from podplan.options import SIZES
 from podplan.planning import playable, settled
 from podplan.question_files import Entry, asked_of, merged_flags, read_rows, typed_of
@@ -39,29 +44,40 @@ class ScenariosResult(Result):
         space: the scenarios by window, and the layouts that each model may have.
         robust: the one plan; None where none holds in the share.
         policy: which layouts in which window; None where scenarios do not say how long they last.
+        daily: whether the first window follows the last one.
     """
 
     share: float
     space: Space
     robust: Robust | None
     policy: Policy | None
+    daily: bool = False
+
+    @property
+    def late(self) -> list[LateStart]:
+        """Starts that wait until others have drained, where models share the devices."""
+        return late_starts(self.space, self.policy, around=self.daily) if self.policy is not None else []
 
     @property
     def headline(self) -> str:
         """The one plan, and what the policy saves."""
-        if self.robust is None:
-            return f"no plan holds in {self.share:.0%} of the scenarios"
         told = (
-            f"one plan of {format_count(self.robust.chips)} chips holds in "
-            f"{sum(self.robust.holds)} of {len(self.space.windows)} scenarios, "
-            f"at least {format_count(self.robust.least_chips)} are needed"
+            f"no plan holds in {self.share:.0%} of the scenarios"
+            if self.robust is None
+            else (
+                f"one plan of {format_count(self.robust.chips)} chips holds in "
+                f"{sum(self.robust.holds)} of {len(self.space.windows)} scenarios, "
+                f"at least {format_count(self.robust.least_chips)} are needed"
+            )
         )
         if self.policy is None:
             return told
-        saved = 1 - self.policy.chip_hours / self.policy.peak_chip_hours
+        peak, saved = self.policy.peak_chip_hours, ""
+        if self.policy.peak is not None:
+            saved = f", {1 - self.policy.chip_hours / peak:.0%} fewer than one plan for the peak"
         return (
             f"{told}; moving between windows takes {format_count(self.policy.chip_hours)} chip-hours, "
-            f"{self.policy.gap:.1%} above the bound, {saved:.0%} fewer than one plan for the peak"
+            f"{self.policy.gap:.1%} above the bound{saved}"
         )
 
     def rows(self) -> list[Row]:
@@ -104,6 +120,7 @@ class ScenariosResult(Result):
             "scenarios": self.rows(),
             "one_plan": robust and picked(robust, "chips least_chips") | layouts,
             "policy": windows and picked(windows, POLICY) | at_peak,
+            "late_starts": [each._asdict() for each in self.late],
         }
 
     def manifests(self) -> dict[str, Manifest]:
@@ -135,6 +152,47 @@ class ScenariosResult(Result):
         """Return scenarios.json and the manifests."""
         texts = {name: dump_manifest(each) for name, each in self.manifests().items()}
         return {"scenarios.json": as_json(self.to_dict()), **texts}
+
+
+def taking_turns(asked: FleetInput) -> ScenariosResult:
+    """Return the layouts of a fleet's models in the windows of their days, on the same devices.
+
+    Raises:
+        BadInput: models on several machines, or one model twice.
+        Infeasible: a window whose models the devices do not hold.
+    """
+    fleet = asked.fleet
+    if len(fleet.devices) > 1:
+        raise BadInput("switch: models that switch stand on one machine; give one pool to all")
+    if fleet.objective != "chips":
+        raise BadInput(f"switch: models that switch take the fewest chips; leave objective: {fleet.objective} out")
+    pairs = zip(fleet.members, asked.asked, strict=True)
+    days = [one.day or (Window(0.0, DAY_SECONDS, asked_rate(each)),) for each, one in pairs]
+    begins = sorted({window.begin_seconds for day in days for window in day})
+    known: dict[tuple[str, float], Scenario] = {}
+    made: list[Scenario] = []
+    for begin, end in pairwise([*begins, begins[0] + DAY_SECONDS]):
+        hours = (end - begin) / HOUR_SECONDS
+        for member, day in zip(fleet.members, days, strict=True):
+            rate = min(day, key=lambda window: (begin - window.begin_seconds) % DAY_SECONDS).rate_per_second
+            if not rate:
+                continue
+            key = member.name, rate
+            if key not in known:
+                known[key] = solved_scenario("", replace(on_pools(fleet, member), rate_per_second=rate))
+            made.append(replace(known[key], name=clock_text(begin), weight=hours, hours=hours))
+    _check_together(made, Path("models"))
+    space = space_of(made)
+    if space is None:
+        raise Infeasible("a model of the fleet has no plan in any window; plan MODEL --rate says what binds each")
+    found = ScenariosResult(share=1.0, space=space, robust=one_plan(space, 1.0), policy=policy(space), daily=True)
+    for window, joint in zip(space.windows, found.policy.layouts if found.policy else (), strict=True):
+        if joint is None:
+            least = format_count(window.least_chips)
+            raise Infeasible(
+                f"at {window.name} the nodes do not hold the models apart; they take {least} chips at least"
+            )
+    return found
 
 
 def layout_text(layout: Layout) -> str:

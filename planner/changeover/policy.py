@@ -7,7 +7,8 @@ axis per model. The cost of moving is a sum over models, so the minimum over mov
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from ground.units import HOUR_SECONDS
 from planner.changeover.moving import Terms, drain_seconds, weight_plane
 from planner.changeover.robust import Layout, Scenario, at_hand, layouts_of, options_of
 from planner.changeover.stages import kinds_of
+from planner.manifest.loading import start_seconds
 from planner.manifest.schema import Manifest, Pool
 
 Joint = tuple[Layout, ...]
@@ -217,7 +219,8 @@ def policy(space: Space, terms: Terms | None = None) -> Policy:
         holds = space.holds(number)
         served.append(bool(holds.any()))
         least = least + chips * own
-        bound += own * min(space.windows[number].least_chips, float(np.where(holds, chips, math.inf).min()))
+        if served[-1]:
+            bound += own * min(space.windows[number].least_chips, float(np.where(holds, chips, math.inf).min()))
         cheapest.append(_place(np.where(holds, chips, math.inf)) if served[-1] else cheapest[-1] if cheapest else ())
         if served[-1]:
             least = np.where(holds, least, math.inf)
@@ -291,7 +294,67 @@ def moves_of(layouts: Sequence[Layout], terms: Terms | None = None) -> Floats:
     chips = np.array([pool.chips_per_instance for pool in kinds])
     change = counts[None, :, :] - counts[:, None, :]
     held = np.maximum(change, 0.0) @ (come * chips) + np.maximum(-change, 0.0) @ (go * chips)
+    for empty in np.flatnonzero(~counts.any(axis=1)):  # no peer has the weights
+        for row, own in enumerate(counts.astype(int).tolist()):
+            starts = [start_seconds(source[kind], pool, own[kind] or 1) for kind, pool in enumerate(kinds)]
+            held[empty, row] = float(counts[row] * starts @ chips)
     return np.asarray(held / HOUR_SECONDS, dtype=np.float64)
+
+
+class LateStart(NamedTuple):
+    """Instances of a model that start after a window has begun, as others drain from their devices first."""
+
+    window: str
+    model: str
+    instances: int
+    seconds: float
+
+
+def late_starts(space: Space, found: Policy, *, around: bool) -> list[LateStart]:
+    """Return the starts that the devices have no room for ahead of a window; ``around``: the first follows the last."""
+    late: list[LateStart] = []
+    for number, window in enumerate(space.windows):
+        before, after = found.layouts[number - 1], found.layouts[number]
+        if before is None or after is None or (not number and not around):
+            continue
+        pairs = list(zip(before, after, strict=True))
+        spec = window.here[0].question.decode
+        room = window.devices // spec.devices_per_node if len(pairs) > 1 else window.devices
+        union = [_both(*pair) for pair in pairs]
+        if sum(sum(each.nodes if len(pairs) > 1 else each.devices for each in own) for own in union) <= room:
+            continue
+        drains = [seconds for old, new in pairs for more, seconds in _changes(old, new) if more < 0]
+        for model, (old, new) in enumerate(pairs):
+            starts = [(more, seconds) for more, seconds in _changes(old, new) if more > 0]
+            if starts:
+                asked = next(each for each in (own.asked[model] for own in space.windows) if each is not None)
+                wait = max(drains, default=0.0) + max(seconds for _, seconds in starts)
+                count = sum(more for more, _ in starts)
+                late.append(LateStart(window.name, asked.question.model.name, count, wait))
+    return late
+
+
+def _both(old: Layout, new: Layout) -> list[Layout]:
+    """Return what stands while one layout gives way to another: instances of one option once."""
+    if old.option is not new.option:
+        return [old, new]
+    return [replace(new, counts=tuple(max(pair) for pair in zip(old.counts, new.counts, strict=True)))]
+
+
+def _changes(old: Layout, new: Layout) -> list[tuple[int, float]]:
+    """Return by how many the instances of each pool change, and the seconds that one takes to start or to drain."""
+    none, same, found = (0,) * max(len(old.counts), len(new.counts)), old.option is new.option, []
+    peers = same and any(map(min, old.counts, new.counts))  # that keep the weights meanwhile
+    sides = [(new, old.counts if same else none, new.counts), *([] if same else [(old, old.counts, none)])]
+    for layout, then, now in sides:
+        manifest = layout.option.manifest
+        for pool, before, after in zip(manifest.pools, then, now, strict=False):
+            if after > before:
+                own = _start_seconds(manifest, pool, None) if peers else start_seconds(manifest, pool, after)
+                found.append((after - before, own))
+            elif after < before:
+                found.append((after - before, drain_seconds(manifest, pool)))
+    return found
 
 
 def _start_seconds(manifest: Manifest, pool: Pool, terms: Terms | None) -> float:

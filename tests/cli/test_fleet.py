@@ -72,6 +72,35 @@ def test_a_model_of_a_fleet_has_encode_instances(tmp_path: Path, capsys: pytest.
     assert run["utilisation"]["encode"] > 0
 
 
+def test_models_that_switch_take_turns_on_the_same_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two nodes serve two models whose peaks alternate, which need three at once; each window has its manifests."""
+    text = """
+hw: h100
+nodes: 2
+switch: yes
+models:
+  - {name: chat, model: qwen3-8b, isl: 2k, osl: 256, rate_profile: "8:00=120/s,20:00=0/s"}
+  - {name: docs, model: qwen3-32b, isl: 2k, osl: 256, rate_profile: "8:00=0/s,20:00=10/s"}
+"""
+    path, out = _written(tmp_path, text), tmp_path / "out"
+    found = answered(capsys, "fleet", path, "--out", str(out))
+    assert [(row["scenario"], row["model"]) for row in found["scenarios"]] == [
+        ("08:00", "qwen3-8b"),
+        ("20:00", "qwen3-32b"),
+    ]
+    for row, window in zip(found["scenarios"], ("01-08-00", "02-20-00"), strict=True):
+        manifest = read_manifest(out / f"{window}-{row['model']}.yaml")
+        assert manifest.workload.requests_per_second == row["requests_per_second"]
+        assert (
+            sum(pool.chips_per_instance * len(pool.instances) for pool in manifest.pools) == row["policy_chips"] <= 16
+        )
+    assert found["policy"]["chip_hours"] >= 12 * sum(row["policy_chips"] for row in found["scenarios"])
+    assert all(late["seconds"] > 60.0 for late in found["late_starts"])
+    refused(capsys, "switch", "fleet", _written(tmp_path, text.replace("switch: yes", "switch: maybe")))
+    refused(capsys, "switch", "fleet", _written(tmp_path, text + "objective: throughput\n"))
+    refused(capsys, "--csv", "fleet", path, "--csv", str(tmp_path / "table.csv"))
+
+
 def test_a_fleet_that_is_too_large_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 3 with the limit that binds."""
     assert main(["fleet", _written(tmp_path, FILE.replace("2/s", "5000/s"))]) == ExitCode.INFEASIBLE

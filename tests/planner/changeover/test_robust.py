@@ -7,11 +7,23 @@ from functools import cache
 
 import pytest
 
+from ground.units import HOUR_SECONDS
 from ground.yamldata import parse_yaml
-from planner.changeover.moving import Terms
-from planner.changeover.policy import Joint, Policy, Space, Window, moves_of, one_plan, policy, space_of
+from planner.changeover.moving import Terms, drain_seconds
+from planner.changeover.policy import (
+    Joint,
+    Policy,
+    Space,
+    Window,
+    late_starts,
+    moves_of,
+    one_plan,
+    policy,
+    space_of,
+)
 from planner.changeover.robust import Layout, Option, Scenario, layouts_of, stood
 from planner.manifest.document import dump_manifest, parse_manifest
+from planner.manifest.loading import start_seconds
 from planner.manifest.schema import Recovery
 from planner.search.search import search
 from tests.changes import tight
@@ -112,6 +124,35 @@ def test_moves_take_what_manifests_state() -> None:
     assert (moves_of(stating(startup_seconds=600.0)) == moves_of(layouts, Terms(startup_seconds=600.0))).all()
     assert moves_of(stating(startup_seconds=600.0)).sum() > usual.sum()
     assert moves_of(stating(pool_bytes_per_second=1e15)).sum() < usual.sum()
+
+
+def test_a_model_that_nobody_has_is_loaded_off_the_store() -> None:
+    """From no instance to some takes the store's rate, which all that start share; with peers it is quicker."""
+    (option, _) = options()
+    stated = {"recovery": Recovery(storage_bytes_per_second=1e7)}
+    option = replace(option, manifest=option.manifest.model_copy(update=stated))
+    some = [Layout(option=option, counts=each) for each in ((0, 0), (1, 1), (2, 2))]
+    took, chips = moves_of(some), option.pools[0].chips_per_instance
+    own = sum(2 * start_seconds(option.manifest, pool, 2) * chips for pool in option.pools)
+    assert took[0, 2] * HOUR_SECONDS == pytest.approx(own)
+    assert took[0, 2] > 2 * took[1, 2]
+
+
+def test_starts_are_late_where_both_layouts_do_not_fit() -> None:
+    """Two models swap four instances for two: on eight nodes they load ahead, on six the larger waits for the other."""
+    (option, _) = options()
+    few, many = (Layout(option=option, counts=each) for each in ((1, 1), (2, 2)))
+    for devices, late in ((64, 0), (48, 2)):
+        asked = scenarios(devices=devices)[:2]
+        windows = tuple(Window(name=each.name, asked=(each, each)) for each in asked)
+        made = Space(windows=windows, layouts=((few, many), (few, many)))
+        found = replace(policy(made), layouts=((few, many), (many, few)))
+        starts = late_starts(made, found, around=True)
+        assert len(starts) == late
+        assert len(late_starts(made, found, around=False)) == late / 2
+        for each in starts:
+            assert each.instances == 2
+            assert each.seconds > max(drain_seconds(option.manifest, pool) for pool in option.pools)
 
 
 def test_one_plan_holds_in_its_share() -> None:
