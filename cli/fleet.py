@@ -11,8 +11,6 @@ from cli.plan_view import proof_text
 from cli.search import show_scenarios
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder
-from ground.units import format_duration
-from podplan.day import clock_text
 from podplan.fleets import SUMMARY, FleetInput, FleetResult, manifest_names, placed_on, read_fleet
 from podplan.machines import basis_lines
 from podplan.options import FleetFlags, argument, flag
@@ -98,12 +96,8 @@ def _lines(found: FleetResult, verbose: bool) -> list[str]:
     lines += basis_lines([plan.question for plan in answer.plans])
     lines += [f"Not tried: {note}." for note in found.asked.notes]
     lines += [f"{each.name}: {day_text(each.day)}" for each in found.placed if each.day]
-    ahead = format_duration(max((each.ahead_seconds for each in found.placed), default=0.0))
-    lines += [
-        f"Models that switch, loading up to {ahead} ahead of each window, need at most {devices} of the "
-        f"{answer.devices_used.get(pool, 0)} {pool} at once, at {clock_text(when)}."
-        for pool, (devices, when) in found.switching.items()
-    ]
+    if sum(bool(each.day) for each in found.placed) > 1:
+        lines.append("Rates differ over the day: with switch: yes models take turns on the same devices.")
     return [*lines, proof_text(answer, found.seconds, verbose=verbose, growth="times every rate")]
 
 

@@ -11,18 +11,17 @@ from ground.errors import BadInput, file_names, naming, suggest
 from planner.checks.check import Verdict, check_deployed
 from planner.checks.deployed import from_plan
 from planner.checks.margins import Limits
-from planner.manifest.loading import STARTUP_SECONDS
 from planner.objective import OBJECTIVES, ObjectiveName
-from planner.plans.day import Seen, over_the_day, switched_devices
+from planner.plans.day import Seen, over_the_day
 from planner.plans.plan import Plan
 from planner.question import Machines
 from planner.search.answer import Answer
 from planner.search.cluster import Floor, fleet_floor, plan_cluster
 from planner.search.fleet import Fleet, Member
 from podplan.checking import after_text, loss_json, margin_json, spares_text
-from podplan.day import clock_text, day_json
+from podplan.day import day_json
 from podplan.options import SIZES, QuestionFlags, flag_name, flags_of
-from podplan.plan_data import bound_json, bounded_text, levels_of, loading_json, plan_json, plan_row, question_json
+from podplan.plan_data import bound_json, bounded_text, levels_of, plan_json, plan_row, question_json
 from podplan.question import Asked, check_prices, check_shape, read_question
 from podplan.question_files import Entry, read_questions, read_rows, typed_of
 from podplan.readers import ROLES, by_role, is_auto, read_choice
@@ -219,12 +218,6 @@ class Placed:
     verdict: Verdict | None
     day: tuple[Seen, ...]
 
-    @property
-    def ahead_seconds(self) -> float:
-        """Until an instance that starts can serve: its start-up, and weights off pooled memory or off the store."""
-        loads = [loading_json(pool) for _, pool in self.plan.pools()]
-        return STARTUP_SECONDS + max(load["pool_warm"] or load["all_at_once"] or 0.0 for load in loads)
-
     def row(self) -> Row:
         """Return where it stands, what it does, and what a loss and the asked confidence leave of its limits."""
         plan, verdict = self.plan, self.verdict
@@ -277,12 +270,6 @@ class FleetResult(Result):
         )
         return f"Devices: {', '.join(used)}"
 
-    @property
-    def switching(self) -> dict[str, tuple[int, float]]:
-        """Devices of each pool that models which switch need at most at once, and when; empty without rate profiles."""
-        whole = not any(each.day for each in self.placed)
-        return {} if whole else switched_devices([(each.plan, each.day, each.ahead_seconds) for each in self.placed])
-
     def rows(self) -> list[Row]:
         """Return a row per model, with what was checked of it."""
         return [each.row() for each in self.placed]
@@ -300,9 +287,6 @@ class FleetResult(Result):
             "cost_per_hour": answer.cost_per_hour if feasible else None,
             "power_watts": answer.power_watts if feasible else None,
             "models": [_placed_json(each) for each in self.placed],
-            "switching": {
-                pool: {"devices": devices, "at": clock_text(when)} for pool, (devices, when) in self.switching.items()
-            },
             "bound": bound_json(answer.bound) if answer.bound else None,
             **picked(answer, "binding_limit explanation"),
             "changes": [picked(change, "direction told") for change in answer.changes],

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ground.units import DAY_SECONDS
 from planner.instances.space import Role
 from planner.plans.places import lost_of
 from planner.plans.plan import Plan
@@ -64,39 +63,6 @@ def _needed(plan: Plan, rate_per_second: float) -> dict[Role, int]:
         role: min(needed_instances(plan, pool, rate_per_second) + lost[role], pool.instances)
         for role, pool in plan.pools()
     }
-
-
-def switched_devices(fleet: Sequence[tuple[Plan, Sequence[Seen], float]]) -> dict[str, tuple[int, float]]:
-    """Return the most devices of each pool that all models need at one time, and that time in seconds after midnight.
-
-    Instances run as long as a window needs them, then free their devices for other models (CloudMatrix384 section 4.4,
-    model switching).
-
-    Args:
-        fleet: for each model its plan, the plan in its windows (empty: all instances run all day), and the seconds
-            before a window at which its instances start and load.
-    """
-    begins = {each.window.begin_seconds - ahead for _, seen, ahead in fleet for each in seen}
-    moments = {begin % DAY_SECONDS for begin in begins} | {
-        each.window.begin_seconds for _, seen, _ in fleet for each in seen
-    }
-    most: dict[str, tuple[int, float]] = {}
-    for moment in sorted(moments):
-        taken: dict[str, int] = {}
-        for plan, seen, ahead in fleet:
-            now, soon = _needed_at(seen, moment), _needed_at(seen, moment + ahead)
-            for role, pool in plan.pools():
-                count = max(now[role], soon[role]) if seen else pool.instances
-                taken[pool.machines.budget] = taken.get(pool.machines.budget, 0) + count * pool.candidate.devices
-        for name, devices in taken.items():
-            most[name] = max(most.get(name, (0, 0.0)), (devices, moment), key=lambda found: found[0])
-    return most
-
-
-def _needed_at(seen: Sequence[Seen], seconds: float) -> dict[Role, int]:
-    """Return the instances of each pool that are needed at a time of the day; empty without windows."""
-    into = [((seconds - each.window.begin_seconds) % DAY_SECONDS, each.needed) for each in seen]
-    return min(into, key=lambda found: found[0])[1] if into else {}
 
 
 def busy_share(plan: Plan, seen: Sequence[Seen]) -> float:

@@ -7,7 +7,7 @@ import pytest
 from cli import main
 from cli.exit_codes import ExitCode
 from ground.errors import BadInput
-from planner.plans.day import mean_rate, over_the_day, peak_rate, switched_devices
+from planner.plans.day import mean_rate, over_the_day, peak_rate
 from podplan.day import read_rate_profile
 from tests.plans import small_plan
 from tests.shell import answered
@@ -41,20 +41,6 @@ def test_every_window_sees_the_plan_at_its_own_rate() -> None:
     assert night.plan.decode.utilisation < plan.decode.utilisation
     assert night.plan.ttft.at(99) < plan.ttft.at(99)
     assert night.plan.tpot.mean < plan.tpot.mean
-
-
-def test_models_that_switch_share_devices_but_while_they_load() -> None:
-    """Of two whose peaks alternate one stands at a time; while the next one loads both do. One without a day stays."""
-    plan = small_plan()
-    rate = plan.requests_per_second
-    light, dark = (
-        over_the_day(plan, read_rate_profile(f"6:00={first!r}/s,18:00={second!r}/s"))
-        for first, second in ((rate, 0), (0, rate))
-    )
-    (alone,) = switched_devices([(plan, light, 0.0), (plan, dark, 0.0)]).values()
-    assert alone[0] == plan.devices
-    assert [*switched_devices([(plan, light, 600.0), (plan, dark, 600.0)]).values()] == [(2 * plan.devices, 21_000.0)]
-    assert [*switched_devices([(plan, light, 0.0), (plan, (), 0.0)]).values()] == [(2 * plan.devices, 21_600.0)]
 
 
 def test_a_plan_is_sized_for_the_worst_window(capsys: pytest.CaptureFixture[str]) -> None:
