@@ -308,15 +308,19 @@ def capacity(
 
 
 def _slope(trials: dict[float, Trial], rate: float) -> float:
-    """Elasticity of the excess in the rate, between the answer and the next rate that was tried."""
-    rates = sorted(trials)
-    place = rates.index(rate)
-    beside = rates[place + 1] if place + 1 < len(rates) else rates[max(place - 1, 0)]
-    low, high = sorted((rate, beside))
-    first, second = trials[low].excess, trials[high].excess
-    if high <= low * (1 + 1e-9) or first <= 0 or second <= first or not math.isfinite(second):
+    """Elasticity of the excess in the rate: the least from the answer to a higher rate, else that from the one below.
+
+    Excess is convex in the rate, so the nearest should have least. But a tail of few requests may rise by 7 % from one
+    rate of the grid to the next and fall again, and a steep slope would make the interval of the rate too narrow.
+    """
+    found = trials[rate].excess
+    others = {other: each.excess for other, each in trials.items() if 0 < each.excess < math.inf}
+    above = [other for other in others if other > rate * (1 + _ROUNDING * STEP)]
+    below = max((other for other in others if other < rate * (1 - _ROUNDING * STEP)), default=None)
+    if found <= 0 or not (above or below):
         return 1.0
-    return max(math.log(second / first) / math.log(high / low), 1.0)
+    slopes = [math.log(others[other] / found) / math.log(other / rate) for other in above or [below or rate]]
+    return max(min(slopes), 1.0)
 
 
 def largest_rate(
@@ -328,10 +332,10 @@ def largest_rate(
 ) -> float | None:
     """Return the largest rate up to ``upper`` whose ``seconds``, rising in the rate, keep the limit; None: none does.
 
-    The answer is ``upper`` or a rate on the grid (``on_grid``). It does not depend on where the search begins, so a
-    looser limit never has a smaller answer. The search tries ``about`` (else ``upper``), brackets the answer between a
-    rate that keeps the limit, such as ``known``, and one that misses it, and closes the bracket: about 6 calls. The
-    answer was tried and keeps the limit. Rates below ``LEAST_PART`` of ``upper`` count as none.
+    The answer is ``upper`` or a rate on the grid (``on_grid``). Where seconds do rise, it does not depend on where the
+    search begins, so a looser limit never has a smaller answer. The search tries ``about`` (else ``upper``), brackets
+    the answer between a rate that keeps the limit, such as ``known``, and one that misses it, and closes the bracket:
+    about 6 calls. The answer was tried and keeps the limit. Rates below ``LEAST_PART`` of ``upper`` count as none.
     """
     least, full, aim = on_grid(upper * LEAST_PART), _BEYOND * upper, _AIM * limit_seconds
     kept = (below, value) if known and (value := seconds(below := on_grid(known))) <= limit_seconds else None

@@ -26,7 +26,7 @@ from ground.errors import BadInput
 from ground.files import parse_yaml
 from ground.units import carried_rate, counted, format_duration
 from planner.manifest.document import dump_manifest, parse_manifest
-from planner.plans.plan import Plan
+from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.search.search import search
 from podplan.checking import Checked
 from podplan.checking import check as checked
@@ -44,6 +44,10 @@ EXACT = 1e-9
 """Of a rate: what rounding may leave."""
 CLOSE = 0.01
 """Of a mean latency: waits for links that the search for the quickest plan bounds by nothing."""
+STEP, ALIKE, TAIL, WAITS = 0.001, 0.003, 0.01, 0.25
+"""Of a rate: a step of the grid; what budgets of aggregated instances may differ by, also at percentiles that few pass.
+Of a mean wait for KV links: its error, as prompts of one pass are in each other's way.
+"""
 FAMILY = 2.1
 """Half widths of 95 % intervals that 500 runs stay within with 99 % confidence: 4.1 deviations over 1.96."""
 
@@ -120,6 +124,14 @@ def drawn(number: int, seed: int) -> Asking:
     return Asking(flags | ({"strategy": "mixed=TP=1"} if aggregated else {"shape": "disaggregated"}), chance)
 
 
+def _error(plan: Plan | None) -> float:
+    """Share of its rate that a plan may leave: another budget of prompts, or another wait for links, may carry it."""
+    if not isinstance(plan, DisaggregatedPlan):
+        return 0.0 if plan is None else ALIKE if plan.question.percentile <= 99 else TAIL
+    tokens = plan.question.workload.decoded_tokens
+    return STEP + WAITS * plan.links.wait_seconds / (tokens * plan.question.tpot_seconds) if tokens else STEP
+
+
 def looser(ask: Asking) -> Iterator[str]:
     """More devices, looser limits and less confidence never serve less."""
     needs = {"no confidence": "confidence", "no headroom": "headroom", "a fuller pool": "max_utilisation"}
@@ -127,7 +139,9 @@ def looser(ask: Asking) -> Iterator[str]:
     for name in ask.chance.sample(names, 2):
         change = LOOSER[name](ask.flags, ask.chance)
         rate, more = ask.rate(), ask.rate(**change)
-        if more < rate * (1 - EXACT):
+        plan = ask.plan()
+        played = min(plan.played.requests_per_second[0], rate) if plan and plan.played else rate
+        if more < played * (1 - max(_error(plan), EXACT)):
             yield f"{name} ({change}) serves {more:.9g}/s, without it {rate:.9g}/s ({more / rate - 1:.3%})"
 
 
@@ -155,7 +169,8 @@ def sized(ask: Asking) -> Iterator[str]:
 def _beyond(plan: Plan | None) -> float:
     """Return a rate that a plan with the largest rate cannot carry: beyond the interval, if it was played."""
     most = 0.0 if plan is None else plan.requests_per_second
-    return 1.001 * (max(most, plan.played.requests_per_second[1]) if plan and plan.played else most)
+    high = max(most, plan.played.requests_per_second[1]) if plan and plan.played else most
+    return (1 + max(STEP, _error(plan))) * high
 
 
 def _kept(ask: Asking, plan: Plan) -> Iterator[str]:

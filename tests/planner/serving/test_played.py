@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.serving.capacity import Limits, Outcome, Until, at_percentile, percentile_interval
+from planner.serving.capacity import STEP, Limits, Outcome, Until, at_percentile, capacity, percentile_interval
 from planner.serving.played import EVENLY, FEW, MANY, SURE, PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.serving.streams import parts_of, stationary
+from planner.serving.streams import Stream, parts_of, stationary
 from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload
 from tests.planner.serving.costs import linear_cost
@@ -108,6 +108,22 @@ def test_a_capacity_keeps_its_limit_and_two_per_cent_more_does_not() -> None:
     assert found.trial.excess <= 1
     assert player.trial(1.02 * found.rate_per_second).excess > 1
     assert found.low <= found.rate_per_second <= found.high <= player.saturation_per_second
+
+
+def test_a_rate_that_is_late_by_chance_makes_no_interval_narrow() -> None:
+    """Latency rises as the 10th power of the rate and wobbles by 5 % from one rate of the grid to the next."""
+    stream = stationary(Workload(input_tokens=Lengths(mean=10), output_tokens=Lengths(mean=1)), 4000)
+    spread = np.random.default_rng(0).uniform(0.5, 1.5, 4000)
+
+    def play(at: Stream, _: object) -> Outcome:
+        rate = len(at) / float(at.arrival_seconds[-1])
+        wobble = 1 + 0.05 * math.cos(2 * math.log(rate) / STEP)
+        return Outcome(ttft_seconds=spread * wobble * rate**10, tpot_seconds=np.zeros(0))
+
+    found = capacity(play, stream, Limits(percentile=99, ttft_seconds=1.0), 2.0, 0.9)
+    assert found is not None
+    low, high = found.trial.interval()
+    assert math.log(found.high / found.low) == pytest.approx(math.log(high / low) / 10, rel=0.3)
 
 
 def test_saturation_is_the_throughput_of_a_line_that_never_ends() -> None:
