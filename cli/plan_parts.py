@@ -38,7 +38,7 @@ WORDS = {
     "exchange-ranks": "this EP degree of exchanges",
     "expert-blocks": "TP through blocks of FP8",
     "expert-grid": "this TP + EP of experts",
-    "expert-model": "experts of this model so",
+    "expert-model": "this split of the model's experts",
     "experts-divide": "uneven experts per rank",
     "kv-dtype": "this KV format",
     "microbatches": "two microbatches",

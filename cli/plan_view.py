@@ -16,10 +16,12 @@ from ground.units import (
     format_duration,
     format_rate,
     format_si,
+    requests_per,
 )
 from planner.instances.kv_links import LinkState
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.day import over_the_day
+from planner.plans.places import is_spread
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
@@ -170,7 +172,8 @@ def _per_hour(plan: Plan) -> list[str]:
     if watts is None and alone is not None:
         told = [f"{format_si(alone, 'W')} in the chips alone"]
     if price is not None and plan.paid_chips > plan.chips:
-        told.append(f"{plan.paid_chips:g} chips paid in whole nodes")
+        fewer = " (--objective cost fills nodes)" if is_spread(plan) else ""
+        told.append(f"{plan.paid_chips:g} chips paid in whole nodes{fewer}")
     return [*told, *([] if price is None else [f"{format_count(price)} USD an hour ({monthly_text(price)} a month)"])]
 
 
@@ -301,13 +304,21 @@ def interval_text(plan: Plan) -> str:
     what = {
         "encode": "a full encode pass",
         "prefill": "a full prefill pass",
-        "decode": f"{step} at the full batch",
+        "decode": f"{step} at the plan's load",
         "mixed": f"{step} at the plan's load",
     }
-    known = [(what[pool.role], pool.prediction.interval) for _, pool in reversed(plan.pools())]
-    told = ", ".join(f"{name} {format_duration(own.low)} to {format_duration(own.high)}" for name, own in known)
+    known = [(what[pool.role], pool.prediction.interval, _of_load(plan, pool)) for _, pool in reversed(plan.pools())]
+    told = ", ".join(
+        f"{name} {format_duration(x * own.low)} to {format_duration(x * own.high)}" for name, own, x in known
+    )
     played = f" {played_text(plan.played, plan.question)}" if plan.played else ""
     return f"{told} ({known[0][1].level:.0%} interval of service times).{played}"
+
+
+def _of_load(plan: Plan, pool: PlannedPool) -> float:
+    """Return the mean TPOT of a decode pool over that of its full batch, for which the interval is; 1 of others."""
+    waits = pool.role == "decode" and plan.question.workload.output_tokens.mean > 1
+    return plan.tpot.mean / pool.prediction.about_seconds if waits else 1.0
 
 
 def played_text(played: Played, question: Question) -> str:
@@ -315,10 +326,11 @@ def played_text(played: Played, question: Question) -> str:
     ttft, rate = played.ttft_seconds, played.requests_per_second
     if question.workload.trace is not None:  # whose requests are all there are
         return f"Played on the {played.requests:,} requests of the trace."
-    carried = " to ".join(dict.fromkeys(f"{each:.4g}" for each in rate))
+    took = " to ".join(dict.fromkeys(map(format_duration, ttft)))
+    carried = " to ".join(dict.fromkeys(map(requests_per, rate)))
     return (
-        f"Played over {played.requests:,} requests: TTFT at p{question.percentile:g} {format_duration(ttft[0])} to "
-        f"{format_duration(ttft[1])}; the pools carry {carried} requests/s ({LEVEL:.0%} interval)."
+        f"Played over {played.requests:,} requests: TTFT at p{question.percentile:g} {took}; the pools carry {carried} "
+        f"({LEVEL:.0%} interval)."
     )
 
 

@@ -60,6 +60,13 @@ def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:
         replace(entry, values={**entry.values, **overrides})
         for entry in read_questions(path, OWN_KEYS, "models", blocks=("pools",))
     ]
+    models = [str(entry.get("model")) for entry in entries]
+    entries = [  # a model without a name has its own, where no other of the file is the same
+        replace(entry, name=model)
+        if entry.name == f"{path.stem}-{number}" and models.count(model) == 1 and "/" not in model
+        else entry
+        for number, (entry, model) in enumerate(zip(entries, models, strict=True), start=1)
+    ]
     shared = {}
     for key in ("objective", *OWN_KEYS):
         shared[key], *others = {entry.get(key) for entry in entries}

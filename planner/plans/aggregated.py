@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from ground.units import format_duration
+from ground.units import format_duration, requests_per
 from planner.costs.memory import Memory
 from planner.costs.predict import Prediction, predict
 from planner.instances.aggregated import AggregatedServer, AggregatedState, aggregated_outcome
@@ -67,12 +67,12 @@ class AggregatedPlan(Plan):
     def explanation(self) -> str:
         """What limits the pool, with its numbers."""
         pool, state = self.mixed, self.mixed.state
+        share = f"{state.prompt_steps:.0%}" if state.prompt_steps >= 0.01 else "less than 1%"
         return (
             f"{self.encode_text}A step of an aggregated instance takes "
-            f"{format_duration(state.mean_step_seconds)} on average; {state.prompt_steps:.0%} of them carry "
-            "prompts, which lengthen the steps of all that are answered. At "
-            f"p{self.question.percentile:g} {told_limits(self)}. The pool carries {pool.capacity_per_second:.4g} "
-            "requests/s."
+            f"{format_duration(state.mean_step_seconds)} on average; {share} of them carry prompts, which lengthen the "
+            f"steps of all that are answered. At p{self.question.percentile:g} {told_limits(self)}. The pool carries "
+            f"{requests_per(pool.capacity_per_second)}{', spare instances included' if self.question.survive else ''}."
         )
 
     def behind(self, encode: EncodePool, requests: Leaving) -> "AggregatedPlan":

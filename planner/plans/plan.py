@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from ground.records import Sourced
-from ground.units import format_duration
+from ground.units import format_duration, requests_per
 from hardware.spec import HardwareSpec
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.costs.cache import model_cache
@@ -73,7 +73,7 @@ class Plan(ABC):
             return ""
         part = self.question.encode_share
         return (
-            f"Encode instances carry {pool.capacity_per_second:.4g} requests/s within {part:.0%} of the TTFT limit, "
+            f"Encode instances carry {requests_per(pool.capacity_per_second)} within {part:.0%} of the TTFT limit, "
             f"what follows has the rest; a pass of theirs is bound by {pool.prediction.bottleneck}. "
         )
 
@@ -261,6 +261,7 @@ class DisaggregatedPlan(Plan):
     def explanation(self) -> str:
         """Sentences on the rate of each pool and its limit."""
         prefill, decode, links, binding = self.prefill, self.decode, self.links, self.binding_limit
+        spares = ", spare instances included" if self.question.survive else ""
         if binding.endswith("kv_links"):
             carried = links.most_per_second
             return (
@@ -275,8 +276,8 @@ class DisaggregatedPlan(Plan):
             saturated = f" {role} runs at {most:.3g} of saturation, the most that is planned with (--max-utilisation)."
         batch, why = decode.candidate.batch, WHY_BATCH[decode.candidate.limited_by]
         return (
-            f"{self.encode_text}The prefill pool carries {prefill.capacity_per_second:.4g} requests/s, the decode pool "
-            f"{decode.capacity_per_second:.4g}{', spare instances included' if self.question.survive else ''}."
+            f"{self.encode_text}The prefill pool carries {requests_per(prefill.capacity_per_second)}, the decode pool "
+            f"{requests_per(decode.capacity_per_second)}{spares}."
             f"{saturated} Decode runs {batch} requests per DP rank, {why}. A decode step is bound by "
             f"{decode.prediction.bottleneck}, a prefill pass by {prefill.prediction.bottleneck}."
         )

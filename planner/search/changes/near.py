@@ -30,7 +30,13 @@ class Near:
 
 
 def headroom_of(plan: Plan) -> float:
-    """Return the relative rise of the rate at which a plan's pools first miss a limit."""
+    """Return the relative rise of the rate at which a plan's pools first miss a limit.
+
+    Without a loss to survive, confidence or headroom it is that of the capacities which the plan tells.
+    """
+    question = plan.question
+    if question.survive is None and question.confidence is None and not question.headroom:
+        return min(pool.capacity_per_second for _, pool in plan.pools()) / plan.requests_per_second - 1
     return rate_with(plan, plan.question.confidence or 0.5) / plan.requests_per_second - 1
 
 

@@ -41,7 +41,12 @@ def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
 def helped(answer: Answer, question: Question, most_per_second: float) -> Answer:
     """Return a refusal with the nearest changes after its reason, each solved as printed."""
     changes = tuple(_changes(question, answer.binding_limit, most_per_second))
-    return replace(answer, explanation=with_changes(answer.explanation, changes), changes=changes)
+    told = answer.explanation
+    for change in changes:
+        if change.direction == "rate" and change.question is not None:  # the devices carry what is offered instead
+            carried = change.question.rate_per_second or 0.0
+            told = told.replace(_there(question, most_per_second), _there(question, carried))
+    return replace(answer, explanation=with_changes(told, changes), changes=changes)
 
 
 def short(question: Question, limit: str) -> tuple[str, float]:

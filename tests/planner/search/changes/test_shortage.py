@@ -69,3 +69,12 @@ def test_within_a_server_the_fewest_that_carry_are_told() -> None:
     told = too_few(question, 1.0, lambda larger: larger.prefill.devices >= 4 and larger.decode == larger.prefill)
 
     assert "nearest change: --devices 4;" in told
+
+
+def test_a_refusal_tells_the_rate_that_it_offers() -> None:
+    """Not one that sizing refuses by its tolerance: the devices carry what is asked for instead."""
+    most = most_carried(small_question(model="qwen3-8b", devices=1, shape="aggregated"))
+    for share in (1.003, 1.05):
+        told = answered(asked(most * share, devices=1, shape="aggregated")).explanation
+        carried, offered = re.findall(r"carries ([\d.]+)/s.*--rate ([\d.]+)/s", told)[0]
+        assert carried == offered
