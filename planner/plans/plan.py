@@ -209,11 +209,10 @@ def occupied(plans: Iterable[Plan]) -> list[tuple[Machines, int]]:
     """Return the devices that plans take, by machine; of spread instances those of their nodes."""
     used: dict[str, tuple[Machines, int]] = {}
     for plan in plans:
-        nodes = spread_nodes(plan)
         for _, pool in plan.pools():
             machines, devices = used.get(pool.machines.budget, (pool.machines, 0))
             used[machines.budget] = machines, devices + pool.devices
-        for budget, count in nodes.items():
+        for budget, count in spread_nodes(plan).items():
             machines, devices = used[budget]
             used[budget] = machines, max(devices, count * machines.devices_per_node)
     return list(used.values())
