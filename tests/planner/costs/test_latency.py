@@ -59,6 +59,7 @@ def test_later_chunks_see_earlier_ones():
     deployment = instance("deepseek-r1", "h200", "prefill", "fp8", attention_tp=8, moe_tp=8)
     passes = prefill_passes(deployment, 256.0, 8192.0, 0.0)
     assert [float(step.load.prefill_context_tokens) for step in passes] == [0.0, 2048.0, 4096.0, 6144.0]
+    assert [step.load.finishing_prompts for step in passes] == [0.0, 0.0, 0.0, 1.0]
 
 
 def test_balance_settings():

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from hardware.spec import Dtype
-from models.loader import load_model
+from models.loader import load_model, model_names
 from models.parameters import count_parameters
-from models.spec import GQA
+from models.spec import GQA, MLA
 from planner.costs.breakdown import Operator
 from planner.costs.deployment import Deployment, StrategyArray
 from planner.costs.latency import causal_pairs, decode_load
-from planner.costs.memory import memory
+from planner.costs.memory import memory, weight_bytes
 from planner.costs.operators import build_step_cost
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import ComputeTerm, StepLoad, form, variables
@@ -42,6 +42,23 @@ def prompt(tokens: float, cached: float = 0.0) -> StepLoad:
         finishing_prompts=1.0,
         mean_tokens=tokens,
     )
+
+
+@pytest.mark.parametrize("model", model_names())
+def test_a_token_passes_every_active_parameter_once(model: str):
+    """Without keys: 2 FLOP and 2 B of each, held by one device, and little besides; prompts pass the head once."""
+    decode, prefill, tokens = (*(instance(model, "h200", phase, "bf16") for phase in ("decode", "prefill")), 1000.0)
+    spec, count = decode.model, count_parameters(decode.model)
+    compressed = isinstance(spec.attention, MLA) and spec.attention.compression is not None
+    state = spec.linear_attention is not None or compressed or model == "openpangu-r-72b"  # further FLOP and bytes
+    rows = broken_down(even_cost(decode), decode_load(decode, 1.0, 0.0), 1)
+    prompts = broken_down(even_cost(prefill), prompt(tokens)._replace(prefill_pairs=0.0), 1)
+
+    assert sum(row.flops for row in rows) == pytest.approx(2 * count.active, rel=0.03 if state else 1e-9)
+    assert 1 < sum(row.bytes for row in rows) / (2 * count.active) < (1.03 if state else 1.005)
+    passed = 2 * tokens * (count.active - count.table) + 2 * count.table
+    assert sum(row.flops for row in prompts) == pytest.approx(passed, rel=0.04 if state else 1e-9)
+    assert weight_bytes(decode) == weight_bytes(prefill) == 2 * count.total
 
 
 @pytest.mark.parametrize(
