@@ -16,7 +16,7 @@ from planner.costs.cache import POOL_BYTES, find_plane, prefixes_held
 from planner.costs.deployment import Phase, check_disaggregation
 from planner.costs.predict import Configuration, Prediction
 from planner.costs.predict import predict as predict_configuration
-from planner.engines.behaviour import DEFAULT_BUDGET, host_costs, untimed
+from planner.engines.behaviour import ADMISSION_SECONDS, DEFAULT_BUDGET, host_costs, untimed
 from planner.engines.loader import load_engine
 from planner.serving.benchmark import MOST_OPEN, WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
@@ -385,7 +385,7 @@ def unasked(answer: Prediction) -> dict[str, object]:
     if told := untimed(asked.host.engine, asked.hardware):
         taken["engine_times"] = told
     if asked.phase == "mixed":
-        host = format_duration(asked.host.request_seconds)
+        host = format_duration(asked.host.request_seconds + (ADMISSION_SECONDS if asked.host.engine else 0.0))
         tokens = format_duration(1000 * asked.host.token_seconds)
         taken["closed_loop"] = (
             f"{WAVES} requests per open one, the first all at once; {host} of host in each TTFT and {tokens} per 1,000 "

@@ -17,9 +17,10 @@ from typing import Any
 
 from ground.records import Sourced
 from models.loader import load_model
+from planner.costs import operators
 from planner.costs.predict import predict
 from planner.engines import behaviour as engines
-from planner.engines.behaviour import host_costs
+from planner.engines.behaviour import REQUEST_SECONDS, host_costs
 from planner.verification.runs import Run, read_runs
 
 
@@ -62,6 +63,7 @@ CONSTANTS = (
 
 FAR = 0.5
 """What a larger error counts for: some servers compiled kernels while measured, and no constant mends those runs."""
+ADMISSION = (0.0, 0.0025, 0.005, 0.0075, 0.01)
 HOST = tuple(product((0.005, 0.01, 0.015, 0.02), (3e-6, 5e-6, 7e-6, 9e-6)))
 """What is tried of a request's and a prompt token's way through the host, in seconds (``engines.behaviour``)."""
 
@@ -70,6 +72,7 @@ def main(path: Path) -> None:
     """Fit every constant."""
     runs = [run for run in read_runs(path) if run.configuration is not None]
     fit_host(runs)
+    fit_admission(runs)
     for constant in CONSTANTS:
         own = [run for run in runs if run.labels["engine"] == constant.engine and constant.metric in run.measured]
         own = [run for run in own if (load_model(run.labels["model"]).moe is None) == constant.dense]
@@ -82,6 +85,20 @@ def fit_host(runs: list[Run]) -> None:
     """Fit what all engines share: a request's way through the host and that of each of its prompt tokens."""
     own = [run for run in runs if "ttft_seconds" in run.measured and run.labels["engine"] != "sglang"]
     told("host, ttft_seconds", own, "model", {tried: [host_error(run, *tried) for run in own] for tried in HOST})
+
+
+def fit_admission(runs: list[Run]) -> None:
+    """Fit how much of a request's way through the host the steps with prompts wait for, by TPOT."""
+    whole, original, off = operators.ADMISSION_SECONDS + REQUEST_SECONDS, operators.ADMISSION_SECONDS, {}
+    own = [run for run in runs if "tpot_seconds" in run.measured]
+    for tried in ADMISSION:
+        operators.ADMISSION_SECONDS = tried
+        hosts = (run.configuration.host._replace(request_seconds=whole - tried) for run in own if run.configuration)
+        answers = [predict(replace(run.configuration, host=host)) for run, host in zip(own, hosts, strict=True)]  # type: ignore[type-var]
+        pairs = zip(answers, own, strict=True)
+        off[tried] = [abs((each.tpot_seconds or 0.0) / run.measured["tpot_seconds"] - 1) for each, run in pairs]
+    operators.ADMISSION_SECONDS = original
+    told("admission, tpot_seconds", own, "model", off)
 
 
 def told(name: str, own: list[Run], apart: str, off: Mapping[Tried, list[float]]) -> None:

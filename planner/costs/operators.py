@@ -24,7 +24,7 @@ from planner.costs.cache import loading_seconds
 from planner.costs.deployment import Deployment, several
 from planner.costs.expert_operators import exchange_terms, expert_terms, gate_terms
 from planner.costs.roofline import TOKENS, Roofline, grouped, scale
-from planner.engines.behaviour import behaviour
+from planner.engines.behaviour import ADMISSION_SECONDS, behaviour
 from planner.manifest.stepcost import launches
 from planner.manifest.terms import CommunicationTerm, CurveTerm, Form, Number, Rule, StepCost, Term, larger
 
@@ -54,7 +54,16 @@ def head_terms(deployment: Deployment, stage: Literal["head", "draft"]) -> list[
         *vocabulary_exchanges(deployment),
         roofline.vector("sampling", "head", scale(rows, model.vocab_size * 4.0 * 3), kernels=3),
         *_beam_terms(deployment, roofline, rows),
+        *_admission(deployment, roofline),
     ]
+
+
+def _admission(deployment: Deployment, roofline: Roofline) -> list[Term]:
+    """The engine's loop taking prompts in, for which requests that run wait (``engines.behaviour``)."""
+    if deployment.engine is None or deployment.phase != "mixed":
+        return []
+    waits = roofline.vector("admission", "head", {"chunk": 1.0}, kernels=0)
+    return [waits._replace(floor_seconds=ADMISSION_SECONDS)]
 
 
 def _beam_terms(deployment: Deployment, roofline: Roofline, rows: Form) -> list[Term]:

@@ -21,8 +21,13 @@ DEFAULT_BUDGET = 8192.0
 """Tokens of a step and DP rank where nobody states them: max_num_tokens of TensorRT-LLM (llmapi/llm_args.py) and
 max_num_batched_tokens of vLLM's server on large GPUs (engine/arg_utils.py)."""
 FILE = Path(__file__).parent / "behaviour.yaml"
-REQUEST_SECONDS = 0.01
-"""Client's library, HTTP and streaming of a first token; fitted with the next one (``scripts/fit_engines.py``)."""
+REQUEST_SECONDS = 0.005
+"""Client's library, HTTP and streaming of a first token, beside steps."""
+ADMISSION_SECONDS = 0.005
+"""What a step with prompts waits while the engine's loop takes requests in: they are broadcast to all ranks, get blocks
+and inputs. With the one before 10 ms, fitted with the next one. Of 2.5 to 10 ms TPOT of the 837 runs falls from 7.2 to
+7.0 or 6.9 % off; where the fit does not see it, it takes 2.5 or 7.5, Qwen3-32B falls from 6.3 to 5.5 %, Llama-3.1-70B
+from 5.0 to 4.9, and others gain 0.1 at most (``scripts/fit_engines.py``)."""
 TOKEN_SECONDS = 7e-6
 """Tokenisation and the text's way through client and server, per prompt token, one prompt after another. The two are
 fitted on TTFT of 757 closed-loop runs of TensorRT-LLM and vLLM (engine_runs.csv): 14.8 % off, 15.5 % in models that
