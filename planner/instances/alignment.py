@@ -1,7 +1,8 @@
 """Node-aligned placement: the devices that instances occupy in a pool, unusable ones included, and their positions.
 
 An instance smaller than a node shares a node with others and never straddles two. A larger one begins at a node and
-takes whole nodes: 144 devices take nine nodes of 16. An instance priced inside a scope, such as one rack of an NVL72,
+takes whole nodes: 144 devices take nine nodes of 16. Small ones fill node after node, or are spread over nodes so that
+the loss of one takes few of them (``placed_evenly``). An instance priced inside a scope, such as one rack of an NVL72,
 stands inside one scope: three of 20 devices fit a rack of 72, and the 12 devices left over count as occupied, except in
 the last rack.
 """

@@ -217,11 +217,11 @@ class _Passes:
 def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> Offers:
     """Return the offers of a table's rows that keep the limit with one prompt in the instance, with their bounds.
 
-    Let a be the last costed budget within the limit and b the first beyond it. Seconds per prompt fall with the budget,
-    or rise a little from some budget on, so between them a row carries at most the largest rate of any budget up to b,
-    and at most b - 1 prompts in the seconds of a. A budget between two costed ones at the flat top of the rate may
-    carry more than both by a few millionths, which no plan shows. Where even one prompt per group is late, partly
-    filled passes may still be in time.
+    Budgets are costed at points. Let a be the last one within the limit and b the first beyond it. A budget between
+    them carries at most the largest rate of any costed budget up to b, for seconds per prompt fall with the budget or
+    rise only a little; and at most b - 1 prompts in the seconds of a. (Where the rate is flat, a budget between two
+    costed ones may carry a few millionths more, which no plan shows.) Where even one prompt per group is late, passes
+    that are not full may still be in time.
     """
     number = table.single.size
     ranks = np.broadcast_to(np.asarray(table.group.deployment.strategy.attention_dp, dtype=np.float64), number)

@@ -168,12 +168,12 @@ class Found:
 def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known: float = 0.0) -> Found:
     """Return the best plans for the predicted service times, from costed options.
 
-    Decode was costed for KV transfers of ``transfers`` seconds, by member, or of the slowest transfer. If waiting for
-    links makes the transfers of a plan longer and its TPOT late, the search is repeated with those transfers. If the
-    first plan of a single model carries more at a lowered rate, that plan is returned with its gap to the bound. The
-    same holds for a plan whose prefill memory is full of prompts that wait for decode. With the latency objective the
-    wait for links is the gap. Where the rate is maximised, plans below the rate ``known`` count as none; for an asked
-    rate see ``_with_room``.
+    Decode was costed for KV transfers of ``transfers`` seconds, by member, or of the slowest transfer. Waits for links
+    may make the transfers of a plan longer, and its TPOT late; then the search is repeated with the longer transfers.
+    Where the first plan of a single model carries more if its own rate is lowered instead, that plan is returned, with
+    its gap to the bound; so is one whose prefill memory is full of prompts that wait for decode. With the latency
+    objective the gap is the wait for links. Where the rate is maximised, plans below the rate ``known`` count as none.
+    For an asked rate see ``_with_room``.
     """
     fleet, transfers = separate.fleet, transfers or {}
     choice = choose(separate, known=known)

@@ -1,9 +1,8 @@
 """The options of every model: prefill and decode instances, each on any pool, or aggregated instances on one pool.
 
-Separate pools are costed and solved first, as their queues are quick. Decode beyond the grid (AFD on whole nodes) and
-aggregated instances are then pruned where their bound does not beat separate pools on the same pool: separate pools
-with no more devices and at least the same rate can replace them without breaking a constraint or worsening an
-objective.
+Separate pools are costed and solved first, as their queues are quick. They are the incumbent on their devices. Decode
+beyond the grid (AFD on whole nodes) and aggregated instances are then pruned where their bound does not beat it: an
+incumbent with no more devices and at least the same rate can replace them, whatever the objective.
 """
 
 import math
