@@ -5,6 +5,7 @@ from dataclasses import asdict
 from cli.exit_codes import ExitCode
 from cli.options import JSON, takes
 from cli.output import Screen, print_json
+from ground.units import counted
 from podplan.importing import ImportFlags, ImportResult, import_deployment
 
 
@@ -29,12 +30,12 @@ def command(flags: ImportFlags, json: bool = JSON) -> int:
 
 def _show(screen: Screen, result: ImportResult, flags: ImportFlags) -> None:
     """Print roles, headroom and findings."""
-    for found, counted in result.roles:
-        experts = f", EP={counted.moe_ep}" if counted.moe_ep else ""
+    for found, held in result.roles:
+        experts = f", EP={held.moe_ep}" if held.moe_ep else ""
+        sizes = f"{counted(found.instances, 'instance')} of {counted(held.devices, 'device')}"
         screen.lines(
-            f"{found.name} ({found.role}, {found.engine}): {found.instances} instances of {counted.devices} devices, "
-            f"TP={counted.attention_tp}, DP={counted.attention_dp}{experts}, {counted.sequences} requests and "
-            f"{counted.tokens} tokens a step per DP rank"
+            f"{found.name} ({found.role}, {found.engine}): {sizes}, TP={held.attention_tp}, DP={held.attention_dp}"
+            f"{experts}, {held.sequences} requests and {held.tokens} tokens a step per DP rank"
         )
         if found.assumed:
             screen.lines(f"  assumed: {', '.join(found.assumed)}")

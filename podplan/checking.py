@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, naming
-from ground.units import carried_rate
+from ground.units import carried_rate, counted
 from ground.workers import Workers, executor_of
 from planner.checks.check import Search, Verdict, check_deployed, check_question
 from planner.checks.deployed import Deployed, plan_on
@@ -326,7 +326,8 @@ def after_text(after: AfterLoss | None) -> str:
 
 def lost_text(after: AfterLoss) -> str:
     """Say how many instances of each role are lost."""
-    return " and ".join(f"{count} {role}" for role, count in after.lost.counts.items() if count) + " gone"
+    lost = (counted(count, f"{role} instance") for role, count in after.lost.counts.items() if count)
+    return f"{' and '.join(lost)} gone"
 
 
 def spares_text(plan: Plan | None, verdict: Verdict) -> str:

@@ -58,9 +58,12 @@ def check_deployed(
     tightest = min(margins, key=room_of, default=None)
     holds = all(margin.holds for margin in margins)
     survives = after is None or after.holds
-    told = "every limit holds" if holds and survives else "" if holds else _passed(limits, margins)
+    told = "every limit holds" if holds and survives else "" if holds else _passed(deployed, limits, margins)
     if not survives and after is not None:
-        told = f"{told}{'; ' if told else ''}after losing one {after.loss}, {_passed(limits, after.margins)}"
+        counts = after.lost.counts
+        none = [pool.role for pool in deployed.pools if pool.instances <= counts.get(pool.role, 0)]
+        why = f"no {none[0]} instance is left" if none else _passed(deployed, limits, after.margins)
+        told = f"{told}{'; ' if told else ''}after losing one {after.loss}, {why}"
     return Verdict(
         holds=holds and survives,
         binding="survive" if holds and not survives else tightest.name if tightest else "none",
@@ -74,16 +77,17 @@ def check_deployed(
     )
 
 
-def _passed(limits: Limits, margins: tuple[Margin, ...]) -> str:
-    """Return the limits that do not hold."""
-    told = []
+def _passed(deployed: Deployed, limits: Limits, margins: tuple[Margin, ...]) -> str:
+    """Return the limits that do not hold, each once."""
+    told, both = [], any(pool.role == "mixed" for pool in deployed.pools)
     for margin in margins:
         flag = f"--{margin.name} at p{limits.percentile:g}"
         if margin.share is None:
-            told.append(f"{'prefill' if margin.name == 'ttft' else 'decode'} cannot keep up with the rate")
+            late = "the pool" if both else "prefill" if margin.name == "ttft" else "decode"
+            told.append(f"{late} cannot keep up with the rate")
         elif not margin.holds:
             told.append(f"{flag} is passed by {-margin.share:.1%}")
-    return " and ".join(told)
+    return " and ".join(dict.fromkeys(told))
 
 
 def check_question(question: Question, *, search_plan: Search = search, trace: Trace | None = None) -> Verdict:

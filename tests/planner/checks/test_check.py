@@ -243,3 +243,14 @@ def test_losses_and_confidence_are_played_too() -> None:
     assert whole.ttft.mean < slower.ttft.mean
     assert whole.ttft.mean < lost.ttft.mean
     assert plan_on(plan, None).asked_at_most is None
+
+
+def test_the_pool_that_a_loss_ends_is_named() -> None:
+    """Of an aggregated deployment of one instance nothing is left, and no prefill or decode is told of."""
+    pool = DeployedPool(role="mixed", instances=1, at=lambda rate, count: Standing(), deviation=0.1)
+    alone = Deployed(pools=(pool,), losses={"node": (Lost(mixed=1),)})
+    limits = Limits(ttft_seconds=2.0, tpot_seconds=0.05, percentile=99, rate_per_second=1.0)
+    found = check_deployed(alone, limits, loss="node")
+    assert found.explanation == (
+        "the pool cannot keep up with the rate; after losing one node, no mixed instance is left"
+    )
