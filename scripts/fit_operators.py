@@ -49,6 +49,9 @@ BLACKWELL = ("b200", "b300", "gb200", "gb300")
 POINTS = 15
 HOLD = 0.02
 """Weight of a straight line through neighbouring points beside that of a measurement: it places what none does."""
+SPREAD = 0.9
+"""An even load over two ranks takes each less than this share of one's time. Where experts are chosen in groups it does
+not: half of all choices fell on the first rank's experts while DeepSeek's were timed."""
 ARTEFACT = 1.8
 """A time that is longer than this many times that of a larger batch is left out: a batch can be padded."""
 CACHE_BYTES = {
@@ -177,12 +180,12 @@ def curves(path: Path, machine: str) -> Iterator[dict[str, object]]:
     for (kernel, dtype, *shape), group in table.group_by("kernel_source", "moe_dtype", *SHAPE, maintain_order=True):
         if any(word in kernel for word in UNLIKE) or shape[2] == 22 or shape[1] in (1856, 2688):
             continue
-        measured, off = [], []
+        measured, off, spread = [], [], spreads(group)
         for (tp, ep), own in sorted(group.group_by(DEGREES), key=lambda item: item[0]):
             wanted = "power_law_1.01" if ep == 1 else "balanced"
             own = own.filter(polars.col("distribution") == wanted)
             own = own.group_by("num_tokens").agg(polars.col("latency").median())
-            if (tp > 1 and ep > 1) or tp > 16 or len(own) < 20:
+            if (tp > 1 and ep > 1) or tp > 16 or len(own) < 20 or (ep > 1 and not spread):
                 continue
             own = own.sort("num_tokens")
             tokens, milliseconds = own["num_tokens"].to_numpy(), own["latency"].to_numpy()
@@ -207,6 +210,15 @@ def curves(path: Path, machine: str) -> Iterator[dict[str, object]]:
                 "median_residual": round(residual, 3),
                 "curves": ";".join(measured),
             }
+
+
+def spreads(group: polars.DataFrame) -> bool:
+    """Whether an even load over the fewest ranks leaves each of them less to do than one has."""
+    most = group["num_tokens"].max()
+    even = group.filter((polars.col("distribution") == "balanced") & (polars.col("num_tokens") == most))
+    even = even.filter(polars.col("moe_tp_size") == 1).group_by("moe_ep_size").agg(polars.col("latency").median())
+    times = even.sort("moe_ep_size")["latency"].to_list()
+    return len(times) < 2 or times[1] < SPREAD * times[0]
 
 
 def uncached_microseconds(hw: HardwareSpec, dtype: str, shape: list[int], degrees: tuple[int, int]) -> Array:
