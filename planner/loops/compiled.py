@@ -30,11 +30,24 @@ def _cache_folder() -> Path:
     return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="podplan-compiled-"))
 
 
+def _tell_once(folder: str) -> None:
+    """Say that loops are compiled, unless another process says so: it holds the folder's lock until it ends."""
+    try:
+        import fcntl  # where processes are copied
+
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    except (ImportError, OSError):  # a system or a file system without such locks
+        pass
+    sys.stderr.write("plan: compiling the serving core, once on this machine (up to a minute)\n")
+
+
 if "numba" not in sys.modules:
     os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder()))
     os.environ.setdefault("NUMBA_OPT", "1")  # loops run as fast as with 3, and compile in two thirds of the time
     if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and not any(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi")):
-        sys.stderr.write("plan: compiling the serving core, once on this machine (up to a minute)\n")
+        _tell_once(os.environ["NUMBA_CACHE_DIR"])
 
 from numba import njit as _njit  # noqa: E402 - numba reads the cache folder when it is imported
 

@@ -113,13 +113,19 @@ def _search(
     asked = alternatives(question)
     check_some(question, check_layouts)
     one_format = len({own_formats(each) for each in asked}) == 1  # else the best ones have to be known
-    here = _searched_here(question, len(asked), beside=beside)
+    here, explain = _searched_here(question, len(asked), beside=beside), refuse is not None
     known = worth is None or (beside and here == len(asked))  # whether the plan is worth it, before the other is asked
     if question.engines and one_format and known and (aside is not at_need or (beside and worth is None)):
         work = partial(_besides, asked[0], asked[here:], chosen=True) if beside else partial(_parts, asked[here:])
         with aside(work) as besides:
-            return _answer(question, asked, here, beside=beside, besides=besides, worth=worth, refuse=refuse)
-    return _answer(question, asked, len(asked), beside=beside, worth=worth, refuse=refuse)
+            answer = _answer(question, asked, here, beside=beside, besides=besides, worth=worth, explain=explain)
+    else:
+        answer = _answer(question, asked, len(asked), beside=beside, worth=worth, explain=explain)
+    if isinstance(answer, Answer):
+        return answer
+    assert refuse is not None, "the results of all are asked for it"
+    engines = _of_engines([*map(tried_of, answer)], question) if question.engines else ()
+    return replace(refuse(answer, question), engines=engines)  # a long search, with nothing beside it
 
 
 def _searched_here(question: Question, engines: int, *, beside: bool) -> int:
@@ -142,25 +148,25 @@ def _answer(
     beside: bool = True,
     besides: Callable[[], Besides] | None = None,
     worth: Callable[[Plan], bool] | None = None,
-    refuse: Refuse | None = None,
-) -> Answer:
+    explain: bool = False,
+) -> Answer | list[Found]:
     """Return the answer to alternatives; the first ``here`` are searched here, the others with the ``besides``.
 
-    The best of those here is told while the others are searched, and so is the best of those.
+    The best of those here is told while the others are searched, and so is the best of those. Where there is no
+    plan and a refusal is to ``explain`` that, the results of all are returned.
     """
     found, known = _found(asked[:here], most_alone=question.goal.maximised and not beside)
     place = preferred([each.best for each in found], question.goal)
-    if worth is not None and (place is None or not worth(found[place].plans[0])):
+    unfit = place is None or (worth is not None and not worth(found[place].plans[0]))
+    if unfit and (worth is not None or here == len(asked)):
         besides, beside = None, False
     answer = answer_of(found[place], beside=beside) if besides and place is not None else None
     told = besides() if besides else None
     part = told.part if told else Part()
     plans = [*(each.best for each in found), *(each.plan for each in part.tried)]
     place = preferred(plans, question.goal)
-    if place is None and refuse is not None:
-        found += _found(asked[here:])[0]
-        engines = _of_engines([*map(tried_of, found)], question) if question.engines else ()
-        return replace(refuse(found, question), engines=engines)
+    if place is None and explain:
+        return [*found, *_found(asked[here:])[0]]
     chosen, plan = place or 0, plans[place or 0]
     beside = beside and plan is not None
     if besides and chosen >= here:
