@@ -49,6 +49,8 @@ class TableArrays(NamedTuple):
     """What a running request beyond those of the mean rank adds to a rank, its cached tokens apart, [running]."""
     head_seconds: Floats
     """What the output head, drafts and sampling take of a step of so many, [running]: on the last pipeline stage."""
+    prompt_seconds: float
+    """What prompts add to it, however many: the engine takes them in."""
     layers: Floats
     """Share of the layers that each pipeline stage has, [stages]."""
     ranks: float

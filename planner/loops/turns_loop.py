@@ -54,11 +54,12 @@ def next_batch(i: int, pool: Instances, rule: Rule) -> bool:
 def pass_stages(i: int, s: int, seconds: float, pool: Instances, rule: Rule, times: TableArrays) -> None:
     """Let step ``s`` of a batch go through the pipeline stages, where it takes ``seconds`` if it is alone.
 
-    The instance is busy while any batch is in flight. The last stage computes the output head besides its layers.
+    The instance is busy while any batch is in flight. The last stage computes the output head besides its layers, and
+    there prompts wait to be taken in, as one loop does that for all batches.
     """
     k, step = i // rule.stages, pool.steps[i, s]
     before, now = pool.passed[k, rule.stages - 1], step.start
-    head = min(head_seconds(times, step.rows), seconds)
+    head = min(head_seconds(times, step.rows) + (times.prompt_seconds if step.tokens > 0.0 else 0.0), seconds)
     for stage in range(rule.stages):
         now = max(now, pool.passed[k, stage]) + (seconds - head) * times.layers[stage]
         if stage == rule.stages - 1:

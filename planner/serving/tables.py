@@ -76,6 +76,7 @@ def step_table(cost: StepCost, loads: Loads) -> TableArrays:
         alone=alone,
         **lasts.slopes(running, more),
         head_seconds=lasts.heads(running),
+        prompt_seconds=float(lasts.heads(running[:1], 1.0)[0] - lasts.heads(running[:1])[0]),
         layers=np.array(layers_per_stage(layers, loads.stages)) / layers,
         ranks=float(loads.ranks),
         loading_seconds=float(np.max(cost.loading_seconds)),
@@ -147,9 +148,10 @@ class _Seconds(NamedTuple):
         splittable = np.maximum(np.maximum(load.prefill_tokens, load.decode_sequences), load.mean_tokens) >= 2
         return np.where(splittable, np.minimum(single, double[0]), single)
 
-    def heads(self, running: Floats) -> Floats:
+    def heads(self, running: Floats, prompt_tokens: float = 0.0) -> Floats:
         """Return what the last pipeline stage takes beyond its layers of a step of so many, [running]."""
-        columns = self.columns(running.shape, running, (0.0, 0.0, 0.0, 0.0), 0.0)
+        prompts = (prompt_tokens, 0.0, prompt_tokens, 0.0)
+        columns = self.columns(running.shape, running, prompts, prompt_tokens)
         load = StepLoad(**dict(zip(_LOAD, columns, strict=True)))
         if self.loads.stages == 1:
             return np.zeros(running.shape)
