@@ -258,11 +258,15 @@ class AggregatedKind:
         """
         return self._settled(instances)[0]
 
-    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
-        """Return the capacity of a pool on few requests, or a rate below the least one where it carries less."""
-        for part in _BEHIND if least_per_second else ():
-            if not self._near(self.servers, instances, part * least_per_second / instances):
-                return part * (1 - _MORE) * least_per_second
+    def likely_capacity(self, instances: int, least_per_second: float, lower_per_second: float = 0.0) -> float | None:
+        """Return the capacity of a pool on few requests, or a rate below the least one where it carries less.
+
+        Without a least one the lower one counts, where late instances are soon known to be late.
+        """
+        least = least_per_second or lower_per_second * self._compared
+        for part in _BEHIND if least else ():
+            if not self._near(self.servers, instances, part * least / instances):
+                return part * (1 - _MORE) * least
         return instances * self._on_few(instances)[0]
 
     def at(self, instances: int, rate_per_second: float | None = None) -> AggregatedServer:

@@ -69,7 +69,7 @@ class DecodeKind:
             return any(server.pool_carries(instances, rate_per_second) for server in servers)
         return self.pool_capacity(instances) >= rate_per_second
 
-    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+    def likely_capacity(self, instances: int, least_per_second: float, lower_per_second: float = 0.0) -> float | None:
         """None: the guess of its offer is good enough."""
         return None
 

@@ -198,7 +198,7 @@ class PrefillKind:
         """Largest rate of a pool of so many instances within the TTFT limit with any budget; 0 where there is none."""
         return self._settled(instances)[0]
 
-    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+    def likely_capacity(self, instances: int, least_per_second: float, lower_per_second: float = 0.0) -> float | None:
         """None: the guess of its offer is good enough."""
         return None
 

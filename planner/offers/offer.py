@@ -26,7 +26,7 @@ class Server(Protocol):
         """Whether a pool of so many instances carries a rate within the limits."""
         ...
 
-    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+    def likely_capacity(self, instances: int, least_per_second: float, lower_per_second: float = 0.0) -> float | None:
         """A guess of ``pool_capacity`` from few played requests; None where that would save little.
 
         Rates below ``least_per_second`` count as equal.
@@ -73,9 +73,9 @@ class Stretched(NamedTuple):
         """Whether a rate is carried within the limits."""
         return self.kind.pool_carries(instances, rate_per_second * self.times)
 
-    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+    def likely_capacity(self, instances: int, least_per_second: float, lower_per_second: float = 0.0) -> float | None:
         """A guess of the largest rate, None where that would save little."""
-        likely = self.kind.likely_capacity(instances, least_per_second * self.times)
+        likely = self.kind.likely_capacity(instances, least_per_second * self.times, lower_per_second * self.times)
         return None if likely is None else likely / self.times
 
     def at(self, instances: int, rate_per_second: float | None = None) -> object:

@@ -25,6 +25,8 @@ BELOW = 1e-6
 
 _LOWER = 0.64
 """Factor on a guess that few requests show to be too high, where no offer leads yet."""
+_LOWEST = 1 / 32
+"""Part of the bound down to which guesses are lowered so."""
 
 
 class Side:
@@ -163,9 +165,10 @@ class Side:
             return False
         rivals = self._estimated[self.offer] & (self.room <= most_room)
         led = float(self.guess[rivals].max(initial=0.0)) * self.unit
-        least = led or _LOWER * float(self.guess[column]) * self.unit
-        likely = self.server(offer).likely_capacity(left, least)
-        self._estimated[offer] = bool(led) or likely is None or likely >= least
+        guess = float(self.guess[column])
+        lower = _LOWER * guess * self.unit if guess > _LOWEST * float(self.rate[column]) else 0.0
+        likely = self.server(offer).likely_capacity(left, led, lower)
+        self._estimated[offer] = bool(led) or likely is None or likely >= lower
         if likely is None:
             return False
         same = (self.offer == offer) & ~self.exact

@@ -31,7 +31,7 @@ class Queue:
     independent: bool = False
     few: float | None = None
 
-    def likely_capacity(self, instances: int, least_per_second: float) -> float | None:
+    def likely_capacity(self, instances: int, least_per_second: float, lower_per_second: float = 0.0) -> float | None:
         """What few requests show, but for what is less than the least."""
         return None if self.few is None else max(instances * self.few, 0.9 * least_per_second)
 
