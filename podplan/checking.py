@@ -270,9 +270,8 @@ def _verdicts(group: Sequence[tuple[int, AskedCheck]]) -> list[Found]:
     found, known = list[Found](), list[tuple[Question, Answer]]()
 
     def searched(question: Question) -> Answer:
-        answer = next((answer for asked, answer in known if asked == question), None) or answered(
-            question, beside=False
-        )
+        same = (answer for asked, answer in known if asked == question)
+        answer = next(same, None) or answered(question, beside=False)
         known.append((question, answer))
         return answer
 

@@ -9,6 +9,7 @@ loaded.
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import ceil, inf
+from typing import get_args
 
 import numpy as np
 
@@ -24,7 +25,7 @@ MOST_STATES = 6_000
 _SLOWEST_CATCH_UP = 0.01
 """Least share of the rate at which a backlog is worked off, so that it always ends."""
 _ROUNDING = 0.000_000_001
-ROLES: tuple[Role, ...] = ("encode", "prefill", "decode", "mixed")
+ROLES: tuple[Role, ...] = get_args(Role)
 ByRole = tuple[float, float, float, float]
 Held = tuple[bool, bool, bool, bool]
 SOURCES = ("host", "peers", "storage")

@@ -29,7 +29,7 @@ class Server(Protocol):
     def likely_capacity(self, instances: int, least_per_second: float, lower_per_second: float = 0.0) -> float | None:
         """A guess of ``pool_capacity`` from few played requests; None where that would save little.
 
-        Rates below ``least_per_second`` count as equal.
+        Rates below ``least_per_second`` count as equal; without one, those below ``lower_per_second`` may, too.
         """
         ...
 

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ground.errors import Fault
 from hardware.spec import HardwareSpec
-from planner.instances.alignment import Lot, Places, placed, placed_evenly
+from planner.instances.alignment import Lot, Places, lost_instances, placed, placed_evenly
 from planner.instances.space import Role
 from planner.question import Loss, Machines
 
@@ -89,14 +91,13 @@ def spread_nodes(plan: "Plan") -> dict[str, int]:
 
 def lost_of(plan: "Plan", loss: Loss | None) -> dict[Role, int]:
     """Return the most instances of each pool that a loss takes: those on a node, which may be full of them."""
-    places = places_of(plan) if loss == "node" and is_spread(plan) else None
+    places = places_of(plan) if loss == "node" and is_spread(plan) else {}
     found: dict[Role, int] = {}
     for role, pool in plan.pools():
         per_node, size = pool.machines.devices_per_node, pool.candidate.devices
-        if loss != "node" or size >= per_node:
-            found[role] = int(loss is not None)
-        elif places is None:
-            found[role] = min(per_node // size, pool.instances)
-        else:
+        if places and size < per_node:
             found[role] = max(Counter(first // per_node for first in places[role]).values())
+        else:
+            filled = replace(pool.machines, among_others=True)
+            found[role] = int(lost_instances(loss, filled, np.array([size]), np.array([pool.instances]))[0])
     return found
