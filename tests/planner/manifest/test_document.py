@@ -73,6 +73,12 @@ def test_manifest_satisfies_its_published_schema() -> None:
     assert list(validator.iter_errors(data | {"manifest_version": 2}))
 
 
+def test_the_schema_is_the_approved_one() -> None:
+    """What manifests may hold, and how much of it, changes only where `schema.json` is written anew."""
+    approved = json.loads(Path(__file__).with_name("schema.json").read_text(encoding="utf-8"))
+    assert json_schema() == approved, "a meant change: `plan manifest schema > tests/planner/manifest/schema.json`"
+
+
 def test_step_cost_survives_the_round_trip() -> None:
     """A step cost read back is equal and evaluates to the same duration, bit for bit."""
     original = cost(Degrees(attention_tp=1, attention_dp=8, moe_ep=8), 2.0, 2)
