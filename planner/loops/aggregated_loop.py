@@ -3,7 +3,7 @@
 A step is scheduled, launched and resolved. Without overlap the three follow one another; with it the next step is
 scheduled when the last one begins, so it does not know who ends with that one, and arrivals wait a step longer. Steps
 without prompts are added up until somebody leaves, arrives or lacks memory. With pipeline stages the batches in flight
-take turns (``turns_loop``), and each turn is one step.
+take turns (``turns_loop``), and each turn is one step unless one batch is alone.
 """
 
 import numpy as np
@@ -32,7 +32,7 @@ from planner.loops.batch_loop import (
 )
 from planner.loops.compiled import njit, once, outermost
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, loaded_seconds, reached
-from planner.loops.turns_loop import acting, any_launched, next_batch, pass_stages
+from planner.loops.turns_loop import acting, any_launched, next_batch, only_batch, pass_stages
 
 IN_TURN, LEAST_LOAD = 0, 1
 _NEVER = 1 << 60
@@ -127,8 +127,8 @@ def _turn(
         if until == np.inf and pool.following[2] < pool.following[0]:
             return False
         if head.planned:
-            _launch(i, pool, rule)
-            if rule.stages > 1:
+            _launch(i, pool)
+            if rule.stages > 1 and not (head.launched and pool.steps[i, head.current].count > 1):
                 return next_batch(i, pool, rule)
         elif head.clock >= until:
             return False
@@ -149,7 +149,8 @@ def _plan(i: int, ahead: float, requests: Records, pool: Instances, rule: Rule, 
     step.start = max(head.clock, pool.steps[i, a].end)
     head.planned = _STEP
     if rule.stages > 1:
-        pass_stages(i, 1 - a, seconds, pool, rule, times)
+        step.begin = step.start + (seconds - last)
+        pass_stages(i, 1 - a, last, pool, rule, times)
     else:
         step.end = step.start + seconds
         step.begin = step.end - last
@@ -158,13 +159,12 @@ def _plan(i: int, ahead: float, requests: Records, pool: Instances, rule: Rule, 
 
 
 @njit
-def _launch(i: int, pool: Instances, rule: Rule) -> None:
+def _launch(i: int, pool: Instances) -> None:
     """Launch the step that is scheduled, if any."""
     head = pool.heads[i]
     if head.planned == _STEP:
         head.current, head.launched = 1 - head.current, 1
-        if rule.stages == 1:
-            head.clock = max(head.clock, pool.steps[i, head.current].begin)
+        head.clock = max(head.clock, pool.steps[i, head.current].begin)
     head.planned = 0
 
 
@@ -371,7 +371,7 @@ def _stretch(
 
     They end when somebody leaves, lacks memory or arrives; the last begins before ``until``.
     """
-    a, steps = pool.heads[i].current, _NEVER if rule.stages == 1 else 1
+    a, steps = pool.heads[i].current, _NEVER if rule.stages == 1 or only_batch(i, pool, rule) else 1
     for r in range(pool.ranks.shape[1]):
         rank = pool.ranks[i, r]
         if pool.marks[i, s, r].counted >= 0 and rule.admission != RESERVE:

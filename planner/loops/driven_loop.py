@@ -25,7 +25,7 @@ from planner.loops.batch_loop import (
 )
 from planner.loops.compiled import called, njit, outermost
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, reached
-from planner.loops.turns_loop import acting, any_launched
+from planner.loops.turns_loop import acting, any_launched, pass_stages
 
 
 @outermost
@@ -57,7 +57,7 @@ def proceed(
     """
     requests, pool = state
     if fresh[0] > 0:
-        _end_early(acting(k, pool, rule), now, pool, rule)
+        _end_early(acting(k, pool, rule), now, pool, rule, times)
     for n in range(1, fresh[0] + 1):
         if requests[fresh[n]].arrival < now:
             add(k, fresh[n], requests[fresh[n]].arrival, requests, pool, rule)
@@ -90,17 +90,19 @@ def _advance(
 
 
 @outermost
-def end_early(k: int, now: float, state: tuple[Records, Instances], rule: Rule) -> tuple[float, float]:
+def end_early(
+    k: int, now: float, state: tuple[Records, Instances], rule: Rule, times: TableArrays
+) -> tuple[float, float]:
     """Let the iterations that were added up end with the one that runs at ``now``; return its begin and end."""
     i = acting(k, state[1], rule)
-    _end_early(i, now, state[1], rule)
+    _end_early(i, now, state[1], rule, times)
     head = state[1].heads[i]
     step = state[1].steps[i, 1 - head.current if head.planned else head.current]
     return float(step.begin), float(step.end)
 
 
 @njit
-def _end_early(i: int, now: float, pool: Instances, rule: Rule) -> None:
+def _end_early(i: int, now: float, pool: Instances, rule: Rule, times: TableArrays) -> None:
     head = pool.heads[i]
     s = 1 - head.current if head.planned else head.current
     step = pool.steps[i, s]
@@ -108,6 +110,12 @@ def _end_early(i: int, now: float, pool: Instances, rule: Rule) -> None:
         return
     first, more = _growing(i, s, pool)
     _keep(i, s, reached(now - step.start, first, more, step.count), pool, rule)
+    if rule.stages > 1:
+        last = step.end - step.begin
+        head.busy -= last
+        for stage in range(rule.stages):
+            pool.passed[i // rule.stages, stage] = step.begin
+        pass_stages(i, s, last, pool, rule, times)
     if not head.planned:
         head.clock = min(head.clock, step.begin)
 
@@ -228,11 +236,11 @@ def give_up(i: int, now: float, state: tuple[Records, Instances], rule: Rule) ->
 
 
 @outermost
-def halt(k: int, now: float, resumes: float, state: tuple[Records, Instances], rule: Rule) -> None:
+def halt(k: int, now: float, resumes: float, state: tuple[Records, Instances], rule: Rule, times: TableArrays) -> None:
     """Give up what runs; the step, of several batches in flight the oldest one, begins anew at ``resumes``."""
     _, pool = state
     i = acting(k, pool, rule)
-    _end_early(i, now, pool, rule)
+    _end_early(i, now, pool, rule, times)
     head = pool.heads[i]
     if head.launched:
         oldest = pool.steps[i, head.current].begin

@@ -32,6 +32,23 @@ def any_launched(k: int, pool: Instances, rule: Rule) -> bool:
 
 
 @njit
+def only_batch(i: int, pool: Instances, rule: Rule) -> bool:
+    """Whether batch ``i``, whose turn it is, stays the only one until it is resolved: no other runs, and nobody waits.
+
+    Where arrivals are received now and then, a batch that has nothing to do receives them before its turn.
+    """
+    first = i // rule.stages * rule.stages
+    for j in range(first, first + rule.stages):
+        for r in range(pool.ranks.shape[1]):
+            if j != i and (pool.heads[j].launched or pool.ranks[j, r].running > 0):
+                return False
+    for r in range(pool.lines.shape[1]):
+        if pool.lines[i, r].head >= 0:
+            return False
+    return rule.interval == 1
+
+
+@njit
 def next_batch(i: int, pool: Instances, rule: Rule) -> bool:
     """Give the turn to the batch after ``i``, with the clock, all who wait, KV and places; return True."""
     k = i // rule.stages
@@ -52,18 +69,18 @@ def next_batch(i: int, pool: Instances, rule: Rule) -> bool:
 
 @njit
 def pass_stages(i: int, s: int, seconds: float, pool: Instances, rule: Rule, times: TableArrays) -> None:
-    """Let step ``s`` of a batch go through the pipeline stages, where it takes ``seconds`` if it is alone.
+    """Let the last iteration of step ``s`` go through the pipeline stages, where it takes ``seconds`` if it is alone.
 
     The instance is busy while any batch is in flight. The last stage computes the output head besides its layers, and
     there prompts wait to be taken in, as one loop does that for all batches.
     """
     k, step = i // rule.stages, pool.steps[i, s]
-    before, now = pool.passed[k, rule.stages - 1], step.start
+    before, now = pool.passed[k, rule.stages - 1], step.begin
     head = min(head_seconds(times, step.rows) + (times.prompt_seconds if step.tokens > 0.0 else 0.0), seconds)
     for stage in range(rule.stages):
         now = max(now, pool.passed[k, stage]) + (seconds - head) * times.layers[stage]
         if stage == rule.stages - 1:
             now += head
         pool.passed[k, stage] = now
-    step.begin, step.end = step.start, now
+    step.end = now
     pool.heads[i].busy += now - max(step.start, before)

@@ -250,12 +250,12 @@ class DrivenInstance:
 
     def end_early(self, now: float) -> tuple[float, float]:
         """Cut a row of equal iterations after the one that runs now; return its begin and end."""
-        last: tuple[float, float] = self._loop.end_early(0, now, self._state, self._rule)
+        last: tuple[float, float] = self._loop.end_early(0, now, self._state, self._rule, self.times)
         return last
 
     def halt(self, now: float, resumes: float) -> None:
         """Abandon the step that runs; it begins anew at ``resumes``."""
-        self._loop.halt(0, now, resumes, self._state, self._rule)
+        self._loop.halt(0, now, resumes, self._state, self._rule, self.times)
 
     def even_out(self, beyond: float, may: Callable[[int, int], bool] | None = None) -> None:
         """Move requests between ranks until the fullest holds at most ``beyond`` more KV than the mean, if possible.
