@@ -1,12 +1,15 @@
 """The text exposition format of Prometheus endpoints, version 0.0.4."""
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf, isnan
+from typing import TypeVar
 
 from ground.errors import BadInput
 
+Key = TypeVar("Key")
 MOST_LINES = 2_000_000
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
 _LE = re.compile(r'(?:^|,)\s*le="([^"]*)"')
@@ -54,46 +57,36 @@ class Scrape:
     """Sums over all labels but ``le``, by series; bucket counts by series and upper edge."""
 
     values: Mapping[str, float]
-    edges: Mapping[str, Mapping[float, float]]
+    edges: Mapping[tuple[str, float], float]
 
     def __sub__(self, other: "Scrape") -> "Scrape":
-        """Return the counts since an earlier scrape; a counter that fell was restarted."""
-        values = {name: _since(value, other.values.get(name, 0.0)) for name, value in self.values.items()}
-        edges = {
-            name: {edge: _since(value, other.edges.get(name, {}).get(edge, 0.0)) for edge, value in own.items()}
-            for name, own in self.edges.items()
-        }
-        return Scrape(values, edges)
+        """Return the counts since an earlier scrape."""
+        return Scrape(_since(self.values, other.values), _since(self.edges, other.edges))
 
     def __add__(self, other: "Scrape") -> "Scrape":
         """Return the sums of two endpoints."""
-        values = {
-            name: self.values.get(name, 0.0) + other.values.get(name, 0.0) for name in {*self.values, *other.values}
-        }
-        edges: dict[str, dict[float, float]] = {}
-        for one in (self, other):
-            for name, own in one.edges.items():
-                held = edges.setdefault(name, {})
-                for edge, value in own.items():
-                    held[edge] = held.get(edge, 0.0) + value
-        return Scrape(values, edges)
+        return Scrape(_summed(self.values, other.values), _summed(self.edges, other.edges))
 
     def histogram(self, name: str) -> Histogram | None:
         """Return a histogram; None where there is none of that name."""
         if f"{name}_count" not in self.values:
             return None
-        buckets = tuple(sorted(self.edges.get(f"{name}_bucket", {}).items()))
-        return Histogram(self.values[f"{name}_count"], self.values.get(f"{name}_sum", 0.0), buckets)
+        buckets = sorted((edge, value) for (own, edge), value in self.edges.items() if own == f"{name}_bucket")
+        return Histogram(self.values[f"{name}_count"], self.values.get(f"{name}_sum", 0.0), tuple(buckets))
 
 
-def _since(now: float, before: float) -> float:
-    return now - before if now >= before else now
+def _since(now: Mapping[Key, float], before: Mapping[Key, float]) -> dict[Key, float]:
+    """Return how far counters rose; one that fell was restarted."""
+    return {key: value - old if value >= (old := before.get(key, 0.0)) else value for key, value in now.items()}
+
+
+def _summed(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:
+    return {key: one.get(key, 0.0) + other.get(key, 0.0) for key in {**one, **other}}
 
 
 def parse_scrape(text: str, where: str) -> Scrape:
     """Return the samples of an endpoint; BadInput naming the line that is none."""
-    values: dict[str, float] = {}
-    edges: dict[str, dict[float, float]] = {}
+    values, edges = defaultdict[str, float](float), defaultdict[tuple[str, float], float](float)
     for number, line in enumerate(text.splitlines()[:MOST_LINES], start=1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -106,10 +99,9 @@ def parse_scrape(text: str, where: str) -> Scrape:
         name, edge = found[1], _LE.search(found[2] or "")
         upper = None if edge is None else _number(edge[1])
         if upper is not None:
-            own = edges.setdefault(name, {})
-            own[upper] = own.get(upper, 0.0) + value
+            edges[name, upper] += value
         else:
-            values[name] = values.get(name, 0.0) + value
+            values[name] += value
     return Scrape(values, edges)
 
 

@@ -7,7 +7,7 @@ Baseten (docs.nvidia.com/aiperf), Weka (kv-cache-tester), OpenTelemetry spans, S
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from typing import Literal
 
@@ -133,8 +133,9 @@ def _llmservingsim_rows(row: Fields, where: str) -> Iterator[Row]:
 def _llmservingsim_part(
     row: Fields, where: str, seconds: float | None, session: str | None, delay: float | None
 ) -> Row:
-    inputs = read_tokens(first_of(row, ("input_toks",), where)[1], f"{where}: input_toks")
-    outputs = read_tokens(first_of(row, ("output_toks",), where)[1], f"{where}: output_toks")
+    inputs, outputs = (
+        read_tokens(first_of(row, (name,), where)[1], f"{where}: {name}") for name in ("input_toks", "output_toks")
+    )
     return Row(seconds, inputs, outputs, None, session, delay)
 
 
@@ -171,9 +172,9 @@ def _otel_rows(row: Fields, where: str) -> Iterator[Row]:
     for span in spans:
         attributes = span.get("attributes") if isinstance(span, dict) else None
         if isinstance(attributes, list):
-            attributes = {
-                item.get("key"): _otel_value(item.get("value")) for item in attributes if isinstance(item, dict)
-            }
+            values = {item.get("key"): item.get("value") for item in attributes if isinstance(item, dict)}
+            inner = {key: [*value.values()] for key, value in values.items() if isinstance(value, dict)}
+            attributes = values | {key: own[0] if own else None for key, own in inner.items()}
         if not isinstance(attributes, dict):
             raise BadInput(f"{where}: spans: each must have attributes")
         inputs = attributes.get("gen_ai.usage.input_tokens", attributes.get("gen_ai.usage.prompt_tokens"))
@@ -187,10 +188,6 @@ def _otel_rows(row: Fields, where: str) -> Iterator[Row]:
             read_tokens(outputs, f"{where}: gen_ai.usage.output_tokens"),
             whole_seconds=whole,
         )
-
-
-def _otel_value(value: object) -> object:
-    return next(iter(value.values()), None) if isinstance(value, dict) else value
 
 
 def _otel_time(span: Fields, where: str) -> tuple[int, float]:
@@ -218,30 +215,26 @@ def _custom_rows(row: Fields, where: str) -> Iterator[Row]:
     yield Row(None, prompt, read_tokens(first_of(row, ("output_tokens",), where)[1], f"{where}: output_tokens"))
 
 
-def _milliseconds(**changes: object) -> FormatSpec:
-    """Return the family that Mooncake's base format founded."""
-    fields = {
-        "time": ("timestamp", "created_time"),
-        "unit_seconds": MILLI,
-        "unit_name": "milliseconds",
-        "inputs": ("input_length", "input_tokens"),
-        "outputs": ("output_length", "output_tokens"),
-        "blocks": "hash_ids",
-        "block_tokens": 512,
-        "session": "session_id",
-        "delay": ("delay", "delay_ms"),
-    }
-    return FormatSpec(**fields | changes)  # type: ignore[arg-type]
-
-
+MOONCAKE = FormatSpec(
+    time=("timestamp", "created_time"),
+    unit_seconds=MILLI,
+    unit_name="milliseconds",
+    inputs=("input_length", "input_tokens"),
+    outputs=("output_length", "output_tokens"),
+    blocks="hash_ids",
+    block_tokens=512,
+    session="session_id",
+    delay=("delay", "delay_ms"),
+)
+SINGLE = replace(MOONCAKE, unit_seconds=1.0, unit_name="seconds", session="", delay=())
 FORMATS: dict[TraceFormat, FormatSpec] = {
     "azure": FormatSpec(time=("TIMESTAMP",), inputs=("ContextTokens",), outputs=("GeneratedTokens",), rows=_azure_rows),
-    "mooncake": _milliseconds(),
-    "dynamo": _milliseconds(),
-    "aiperf": _milliseconds(),
-    "genai-perf": _milliseconds(),
-    "bailian": _milliseconds(unit_seconds=1.0, unit_name="seconds", block_tokens=16, session="", delay=()),
-    "guidellm": _milliseconds(unit_seconds=1.0, unit_name="seconds", session="", delay=()),
+    "mooncake": MOONCAKE,
+    "dynamo": MOONCAKE,
+    "aiperf": MOONCAKE,
+    "genai-perf": MOONCAKE,
+    "bailian": replace(SINGLE, block_tokens=16),
+    "guidellm": SINGLE,
     "burstgpt": FormatSpec(
         time=("Timestamp",), inputs=("Request tokens",), outputs=("Response tokens",), rows=_burstgpt_rows
     ),

@@ -8,9 +8,10 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def records(path: Path, most_rows: int = MOST_ROWS) -> tuple[list[str] | None, I
     if text.startswith("["):
         return None, _document_records(path)
     if text.startswith("{"):
-        return None, _json_records(path, first, lines) if _json(text) is not None else _document_records(path)
+        whole = _json(text) is None
+        return None, _document_records(path) if whole else _json_records(path, chain([first], lines))
     header = [name.strip() for name in csv_cells(text, f"{path}, line {first[0]}")]
     return header, _csv_records(path, header, lines)
 
@@ -73,15 +75,10 @@ def _csv_records(path: Path, header: list[str], lines: Iterator[tuple[int, str]]
             yield where, dict(zip(header, cells, strict=True))
 
 
-def _json_records(path: Path, first: tuple[int, str], lines: Iterator[tuple[int, str]]) -> Iterator[Record]:
-    number, text = first
-    while True:
+def _json_records(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[Record]:
+    for number, text in lines:
         where, row = f"{path}, line {number}", _json(text)
         yield where, row if isinstance(row, dict) else BadInput(f"{where}: must be a JSON object")
-        following = next(lines, None)
-        if following is None:
-            return
-        number, text = following
 
 
 def _document_records(path: Path) -> Iterator[Record]:
