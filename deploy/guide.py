@@ -59,20 +59,17 @@ RUN = ("smoke.yaml", "benchmark.yaml")
 
 def arithmetic(target: Target) -> list[str]:
     """Return one line per role: instances x nodes x devices, and what each device rank is."""
-    lines = [_sum(role) for role in target.roles]
-    total = sum(role.devices * len(role.instances) for role in target.roles)
-    chips = sum(role.devices * len(role.instances) / role.hardware.devices_per_chip.value for role in target.roles)
+    lines, total, chips = [], 0, 0.0
+    for role in target.roles:
+        s, count, devices = role.strategy, len(role.instances), role.devices * len(role.instances)
+        experts = f", experts {s.moe_ep} EP x {s.moe_tp} TP" if role.setup.experts else ""
+        lines.append(
+            f"{role.name}: {count} instances x {role.nodes} nodes x {role.devices_per_node} devices = "
+            f"{devices} devices; an instance has {s.pp} PP x {s.attention_dp} DP x {s.attention_tp} TP = "
+            f"{role.devices} ranks{experts}"
+        )
+        total, chips = total + devices, chips + devices / role.hardware.devices_per_chip.value
     return [*lines, f"together: {total} devices on {chips:g} chips"]
-
-
-def _sum(role: RolePlan) -> str:
-    s, count = role.strategy, len(role.instances)
-    attention = f"{s.pp} PP x {s.attention_dp} DP x {s.attention_tp} TP"
-    experts = f", experts {s.moe_ep} EP x {s.moe_tp} TP" if role.setup.experts else ""
-    return (
-        f"{role.name}: {count} instances x {role.nodes} nodes x {role.devices_per_node} devices = "
-        f"{count * role.devices} devices; an instance has {attention} = {role.devices} ranks{experts}"
-    )
 
 
 def limits(target: Target) -> Iterator[str]:
@@ -174,11 +171,10 @@ def guide(target: Target, files: Mapping[str, str]) -> str:
         "",
         *(f"{number}. {step.format(**said)}" for number, step in enumerate(steps, start=1)),
     ]
-    digests = list(_digests(files))
-    if digests:
+    if strict := sorted(name for name in files if name.endswith(".json")):
         lines += ["", "## Files without room for their origin", ""]
         lines += ["Engines read these JSON files strictly, so this list says where they come from (SHA-256).", ""]
-        lines += [f"- {name}: {digest}" for name, digest in digests]
+        lines += [f"- {name}: {hashlib.sha256(files[name].encode()).hexdigest()}" for name in strict]
     return "\n".join(lines) + "\n"
 
 
@@ -247,9 +243,3 @@ def _images(target: Target) -> Iterator[str]:
         mine = part in {machine_of(role) for role in target.roles}
         if fact.note and (mine or routed):
             yield f"The image {fact.value}: {fact.note}."
-
-
-def _digests(files: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for name, text in sorted(files.items()):
-        if name.endswith(".json"):
-            yield name, hashlib.sha256(text.encode()).hexdigest()

@@ -24,11 +24,10 @@ ETCD_PORT = 2379
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """The command of a router; ``table`` is its fact table of flags, None where nobody publishes a parser."""
+    """The command of a router."""
 
     programme: tuple[Value, ...]
     flags: tuple[Flag, ...]
-    table: str | None
     joined: bool = False
     environment: tuple[tuple[str, str], ...] = ()
     files: tuple[tuple[str, str], ...] = ()
@@ -40,16 +39,11 @@ def endpoints(launch: Launch, address: Address, *, shifted: bool) -> list[Endpoi
     ``address`` of (role, instance, node); ``shifted`` where instances share hosts and stand apart by their ports.
     """
     role = launch.role
-    nodes = range(role.nodes) if launch.api == "all" else range(1)
     return [
-        (address(role, number, node), launch.port + (_offset(role, number) if shifted else 0))
-        for number in range(len(role.instances))
-        for node in nodes
+        (address(role, number, node), launch.port + (instance.first_device if shifted and role.shares_nodes else 0))
+        for number, instance in enumerate(role.instances)
+        for node in range(role.nodes if launch.api == "all" else 1)
     ]
-
-
-def _offset(role: RolePlan, number: int) -> int:
-    return role.instances[number].first_device if role.shares_nodes else 0
 
 
 def router_of(target: Target, launches: Mapping[str, Launch], address: Address) -> Router | None:
@@ -59,8 +53,7 @@ def router_of(target: Target, launches: Mapping[str, Launch], address: Address) 
         return xllm_service(target, etcd_address(target, address))
     found: dict[str, list[Endpoint]] = {}
     for launch in launches.values():
-        held = endpoints(launch, address, shifted=target.bare)
-        found[launch.role.role] = found.get(launch.role.role, []) + held
+        found.setdefault(launch.role.role, []).extend(endpoints(launch, address, shifted=target.bare))
     if engine == "vllm-ascend" and "decode" in found:
         return _ascend_proxy(target, found)
     if engine == "vllm" and "encode" in found:
@@ -88,8 +81,7 @@ def _round_robin(target: Target, urls: dict[str, list[str]]) -> Router:
     flags += [("--policy", "round_robin"), ("--host", "0.0.0.0"), ("--port", target.site.router_port)]
     flags.append(("--worker-startup-timeout-secs", STARTUP_SECONDS))
     programme = ("python3", "-m", "sglang_router.launch_router") if sglang else ("vllm-router",)
-    table = "sglang-router-0.3.2" if sglang else "vllm-router-0.1.17"
-    return Router(programme=programme, flags=tuple(flags), table=table)
+    return Router(programme=programme, flags=tuple(flags))
 
 
 def _embedding_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:
@@ -115,7 +107,7 @@ def _embedding_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router
         ("--ec-consumer-zmq-addrs", ",".join(ranks)),
     )
     flags += (("--ec-consumer-dp-size", replicas),) if replicas > 1 else ()
-    return Router(programme=("python3", EMBEDDING_PROXY), flags=flags, table=None)
+    return Router(programme=("python3", EMBEDDING_PROXY), flags=flags)
 
 
 def _bootstrapped(target: Target, url: str) -> Shell:
@@ -128,7 +120,7 @@ def _trtllm_orchestrator(target: Target, urls: dict[str, list[str]]) -> Router:
     name = "disaggregated.yml"
     flags: tuple[Flag, ...] = (("-c", f"{target.site.files_path}/{name}"),)
     files = ((name, trtllm.orchestrator(target, urls)),)
-    return Router(programme=("trtllm-serve", "disaggregated"), flags=flags, table=None, files=files)
+    return Router(programme=("trtllm-serve", "disaggregated"), flags=flags, files=files)
 
 
 def _nginx(target: Target, servers: list[Endpoint]) -> Router:
@@ -136,7 +128,7 @@ def _nginx(target: Target, servers: list[Endpoint]) -> Router:
     name = "nginx.conf"
     held = "\n".join(f"    server {host}:{number};" for host, number in servers)
     files = ((name, script_of(name, port=target.site.router_port, servers=held)),)
-    return Router(programme=("nginx",), flags=(("-c", f"{target.site.files_path}/{name}"),), table=None, files=files)
+    return Router(programme=("nginx",), flags=(("-c", f"{target.site.files_path}/{name}"),), files=files)
 
 
 def _ascend_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:
@@ -145,7 +137,7 @@ def _ascend_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:
     for role, name in (("prefill", "prefiller"), ("decode", "decoder")):
         flags.append((f"--{name}-hosts", Shell(" ".join(quoted(host) for host, _ in hosts[role]))))
         flags.append((f"--{name}-ports", Shell(" ".join(str(number) for _, number in hosts[role]))))
-    return Router(programme=("python3", ASCEND_PROXY), flags=tuple(flags), table=None)
+    return Router(programme=("python3", ASCEND_PROXY), flags=tuple(flags))
 
 
 def etcd_address(target: Target, address: Address) -> str:
@@ -180,7 +172,6 @@ def xllm_service(target: Target, etcd: str) -> Router:
     return Router(
         programme=("/opt/xllm-service/xllm_master_serving",),
         flags=tuple(flags),
-        table="xllm-service-0.2.0",
         joined=True,
         environment=(("ENABLE_DECODE_RESPONSE_TO_SERVICE", "true"),),
     )

@@ -1,14 +1,12 @@
 """A migration as files: a Kustomize folder for every stage, and scripts that go from one to the next and back."""
 
-from collections.abc import Iterator
-
 from deploy.layout import laid_out
 from deploy.render import Deployment, render
 from deploy.site import Site
 from ground.errors import BadInput
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.migration import Staged, Step, manifest_hash, same_content
-from planner.manifest.schema import Manifest, Pool
+from planner.manifest.schema import Pool
 
 MARGIN_SECONDS = 600
 """Beyond the planned load, before pods that are not ready stop a rollout."""
@@ -36,8 +34,9 @@ def staged_files(staged: Staged, profile: EngineProfile, kind: PlatformKind, sit
         for name, text in laid_out("kustomize", one.target, one.files).items()
     }
     steps = staged.migration.steps
-    files["rollout.sh"] = _script(made, list(_forward(made, steps)), "Goes from the first stage to the last one.")
-    back = [_stage(made, number, step.drain_seconds, step) for number, step in reversed(list(enumerate(steps)))]
+    forth = [_stage(made, number, step) for number, step in enumerate(steps, start=1)]
+    files["rollout.sh"] = _script(made, forth, "Goes from the first stage to the last one.")
+    back = [_stage(made, number, step) for number, step in reversed(list(enumerate(steps)))]
     files["rollback.sh"] = _script(made, back, "Goes back to the first stage, one stage at a time.")
     return files
 
@@ -54,25 +53,17 @@ def _names(staged: Staged) -> list[list[str]]:
         known.append((pool, f"{pool.role}-{count + 1}" if count else pool.role))
         return known[-1][1]
 
-    def ordered(stage: Manifest) -> list[str]:
-        return [name(pool) for pool in stage.pools]
-
-    return [ordered(stage) for stage in staged.stages]
+    return [[name(pool) for pool in stage.pools] for stage in staged.stages]
 
 
-def _forward(made: list[Deployment], steps: list[Step]) -> Iterator[str]:
-    for number, step in enumerate(steps, start=1):
-        yield _stage(made, number, step.drain_seconds, step)
-
-
-def _stage(made: list[Deployment], number: int, drain_seconds: float, step: Step) -> str:
+def _stage(made: list[Deployment], number: int, step: Step) -> str:
     """Return the commands that bring a stage about: route past what goes, wait until it is empty, apply, wait."""
     folder, target = f"stage-{number:02d}", made[number].target
     label, space = f"app.kubernetes.io/part-of={target.name}", target.site.namespace
     wait = round(max((each.seconds for each in step.start), default=0.0) + MARGIN_SECONDS)
     lines = [f"echo '{folder}: {len(step.drain)} instances go, {len(step.start)} come'"]
     if step.drain and "router.yaml" in made[number].files:
-        lines += [f'kubectl apply -f "$here/{folder}/base/router.yaml"', f"sleep {max(round(drain_seconds), 1)}"]
+        lines += [f'kubectl apply -f "$here/{folder}/base/router.yaml"', f"sleep {max(round(step.drain_seconds), 1)}"]
     lines += [
         f'kubectl apply -k "$here/{folder}/overlays/site" --prune -l {label}',
         f"kubectl wait --namespace {space} --for=condition=Ready pod -l {label} --timeout={wait}s",

@@ -8,13 +8,13 @@ from deploy.commands.launch import Launch, Target, spans_nodes_by_nvlink
 from deploy.kubernetes import weights
 from deploy.kubernetes.orchestrators import FRONTEND_PORT, dynamo_graph, llmd_gateway, llmd_workloads, scaled
 from deploy.kubernetes.pods import CHANNEL, weights_mount, weights_volume
-from deploy.kubernetes.templates import objects
+from deploy.kubernetes.templates import objects, template
 from deploy.kubernetes.workloads import WORKLOADS
 from deploy.proof import Load, benchmark, result_name, smoke
 from deploy.routers import ETCD_PORT, Address, etcd_command, router_of, router_script
 from deploy.scripts import script
 from deploy.site import patched
-from deploy.templates import Object
+from deploy.templates import Object, filled
 from ground.errors import BadInput
 from ground.files import to_yaml
 from ground.units import MEBI
@@ -85,31 +85,14 @@ def dashboard(target: Target, names: Metrics) -> Object:
         ("prompt tokens per second", f"sum(rate({names.prompt_tokens}{{{label}}}[1m]))", "short", None),
         ("output tokens per second", f"sum(rate({names.output_tokens}{{{label}}}[1m]))", "short", None),
     ]
-    drawn = [_panel(number, *panel) for number, panel in enumerate(panels)]
-    return {
-        "title": f"{target.name_of_model} ({target.name})",
-        "uid": target.name,
-        "schemaVersion": 39,
-        "refresh": "30s",
-        "time": {"from": "now-1h", "to": "now"},
-        "panels": drawn,
-    }
-
-
-def _panel(number: int, title: str, query: str, unit: str, line: float | None) -> Object:
-    steps = [{"color": "green", "value": None}, *([{"color": "red", "value": line}] if line else [])]
-    style = {"thresholdsStyle": {"mode": "line" if line else "off"}}
-    return {
-        "id": number + 1,
-        "type": "timeseries",
-        "title": title,
-        "gridPos": {"x": number % 2 * 12, "y": number // 2 * 8, "w": 12, "h": 8},
-        "targets": [{"refId": "A", "expr": query}],
-        "fieldConfig": {
-            "defaults": {"unit": unit, "thresholds": {"mode": "absolute", "steps": steps}, "custom": style},
-            "overrides": [],
-        },
-    }
+    (whole, form), drawn = template("panels"), []
+    for number, (title, query, unit, line) in enumerate(panels):
+        place = {"id": number + 1, "x": number % 2 * 12, "y": number // 2 * 8, "mode": "line" if line else "off"}
+        steps = [{"color": "green", "value": None}, *([{"color": "red", "value": line}] if line else [])]
+        drawn.append(filled(form, place | {"title": title, "query": query, "unit": unit, "steps": steps}))
+    title = f"{target.name_of_model} ({target.name})"
+    found: Object = filled(whole, {"title": title, "name": target.name, "panels": drawn})
+    return found
 
 
 def autoscaler(target: Target, launches: dict[str, Launch]) -> Iterator[Object]:
@@ -145,12 +128,6 @@ def priority_classes(target: Target) -> Iterator[Object]:
             yield item
 
 
-def nvlink_domain(target: Target) -> Iterator[Object]:
-    """Yield the ComputeDomain of the pods that NVLink joins over nodes."""
-    if any(spans_nodes_by_nvlink(role) for role in target.roles):
-        yield from objects("nvlink", target, channel=CHANNEL)
-
-
 def config_map(target: Target, launch: Launch) -> Object:
     """Return the ConfigMap with a role's script and files. BadInput where it would pass Kubernetes' limit of 1 MiB."""
     started = {} if target.kind == "dynamo" else {f"{launch.role.name}.sh": script(target, launch)}
@@ -164,11 +141,6 @@ def config_map(target: Target, launch: Launch) -> Object:
     return next(objects("files", target, pool=launch.role.name, files=data))
 
 
-def front(target: Target, launch: Launch) -> Iterator[Object]:
-    """Yield a Service over the pods of aggregated instances, where the engine has no router of its own."""
-    return objects("front", target, pool=launch.role.name, port=target.site.router_port)
-
-
 class Sheet(NamedTuple):
     """One file: its name, what it is for and its objects."""
 
@@ -180,11 +152,12 @@ class Sheet(NamedTuple):
 def sheets(target: Target, launches: dict[str, Launch], load: Load) -> Iterator[Sheet]:
     """Yield the files in the order in which they are applied; the last two are run once all is up."""
     address: Address | None = target.host_name if target.kind in WORKLOADS else None
+    joined = any(spans_nodes_by_nvlink(role) for role in target.roles)
     found = [
         Sheet("priorities", "Decode comes back first.", list(priority_classes(target))),
         Sheet("weights", "The weights.", list(weights.weights(target))),
         Sheet("policies", "Disruptions and who reaches whom.", list(policies(target))),
-        Sheet("nvlink", "NVLink between nodes.", list(nvlink_domain(target))),
+        Sheet("nvlink", "NVLink between nodes.", list(objects("nvlink", target, channel=CHANNEL)) if joined else []),
         *_engines(target, launches, address),
         Sheet("autoscaler", "Instances up to the plan's.", list(autoscaler(target, launches))),
         Sheet("monitoring", "Metrics and a dashboard.", list(monitoring(target))),
@@ -211,7 +184,7 @@ def _engines(target: Target, launches: dict[str, Launch], address: Address | Non
         return
     router = router_of(target, launches, address)
     if router is not None:
-        proxy = router.table is None and router.programme[0] == "python3"  # an example of the engine's own image
+        proxy = str(router.programme[-1]).endswith(".py")  # an example of the engine's own image
         known = target.image(target.roles[0]) if proxy else target.published("router")
         reads = any(name == "--tokenizer_path" for name, _ in router.flags)
         held = list(
@@ -229,8 +202,9 @@ def _engines(target: Target, launches: dict[str, Launch], address: Address | Non
             # One etcd member and its service, where xLLM's instances register
             command = etcd_command(f"{target.name}-etcd:{ETCD_PORT}")
             held += objects("etcd", target, command=command, port=ETCD_PORT)
-    else:
-        held = [item for launch in launches.values() for item in front(target, launch)]
+    else:  # a Service over the pods of aggregated instances, whose engine has no router of its own
+        fronts = (objects("front", target, pool=name, port=target.site.router_port) for name in launches)
+        held = [item for front in fronts for item in front]
     yield Sheet("router", "What spreads requests over instances.", held)
 
 

@@ -1,7 +1,7 @@
 """The pod of one node of a role, the same in every kind of workload."""
 
 from deploy.commands.launch import STARTUP_SECONDS, Launch, Target, spans_nodes_by_nvlink, talks_over_nodes
-from deploy.kubernetes.templates import template
+from deploy.kubernetes.templates import plain_pod, template
 from deploy.memory import exchanges
 from deploy.roles import RolePlan
 from deploy.scripts import ASCEND_RANK_TABLE
@@ -10,8 +10,8 @@ from deploy.templates import Object, filled
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "ascend": "huawei.com/Ascend910"}
 CHANNEL = "nvlink"
 """Name of the IMEX channel, through which pods share memory over the NVLink of several nodes."""
-STARTUP_PERIOD_SECONDS = 20
-STARTUP_TRIES = STARTUP_SECONDS // STARTUP_PERIOD_SECONDS
+STARTUP = {"period": 20, "tries": STARTUP_SECONDS // 20}
+"""Seconds between two looks whether an engine has started, and how often it is looked."""
 
 
 def resource_name(target: Target, role: RolePlan) -> str:
@@ -31,13 +31,14 @@ def labels(target: Target, launch: Launch) -> dict[str, str]:
 def pod(target: Target, launch: Launch, *, probed: bool, rings: str | None = None, **env: str) -> Object:
     """Return the pod template of a role; ``probed`` where it answers requests, ``rings`` the rank table's map."""
     (form,) = template("pod")
+    check = {"httpGet": {"path": launch.health, "port": "http"}}
     values = common(target, launch) | {
         "image": target.image(launch.role),
         "files_path": target.site.files_path,
         "env": [address_variable(), *({"name": name, "value": value} for name, value in env.items())],
         "port": launch.port,
         "mounts": mounts(target, launch, rings),
-        "probes": probes(launch) if probed else {},
+        "probes": filled(template("probes")[0], STARTUP | {"check": check}) if probed else {},
         "volumes": volumes(target, launch, rings),
     }
     found: Object = filled(form, values)
@@ -59,23 +60,15 @@ def common(target: Target, launch: Launch) -> Object:
 def pod_settings(target: Target, role: RolePlan) -> Object:
     """Return what a role's pods ask of the cluster whatever runs in them: where they go, as whom, on which network."""
     site = target.site
-    found: Object = {
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "priorityClassName": site.priority_class or f"{target.name}-{role.role}",
-    }
+    found = plain_pod(target) | {"priorityClassName": site.priority_class or f"{target.name}-{role.role}"}
     if site.service_account:
         found["serviceAccountName"] = site.service_account
-    if site.image_pull_secrets:
-        found["imagePullSecrets"] = [{"name": name} for name in site.image_pull_secrets]
     if spans_nodes_by_nvlink(role):
         found["resourceClaims"] = [{"name": CHANNEL, "resourceClaimTemplateName": f"{target.name}-{CHANNEL}"}]
     if site.host_network:
         found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if selector := site.node_selectors.over(default_selector(role), role.role):
         found["nodeSelector"] = selector
-    if site.tolerations:
-        found["tolerations"] = site.tolerations
     if scheduler := site.scheduler_name or ("volcano" if target.kind == "volcano" else None):
         found["schedulerName"] = scheduler
     rules = [(site.spread_key, 1, "ScheduleAnyway")] if site.spread_key else []
@@ -134,17 +127,6 @@ def times(quantity: str, count: int) -> str:
     """
     digits = quantity.rstrip("KMGTi")
     return f"{int(digits) * count}{quantity[len(digits) :]}"
-
-
-def probes(launch: Launch) -> Object:
-    """Return probes on the API: started once it answers, out of service when it does not, restarted if that lasts."""
-    check = {"httpGet": {"path": launch.health, "port": "http"}}
-    startup = {"periodSeconds": STARTUP_PERIOD_SECONDS, "failureThreshold": STARTUP_TRIES, "timeoutSeconds": 5}
-    return {
-        "startupProbe": check | startup,
-        "readinessProbe": check | {"periodSeconds": 10, "failureThreshold": 3, "timeoutSeconds": 5},
-        "livenessProbe": check | {"periodSeconds": 30, "failureThreshold": 10, "timeoutSeconds": 10},
-    }
 
 
 def default_selector(role: RolePlan) -> dict[str, str]:

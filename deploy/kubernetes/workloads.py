@@ -8,9 +8,9 @@ gang; its svc and env plugins give names and indices.
 from collections.abc import Callable, Iterator
 
 from deploy.commands.launch import Launch, Target
-from deploy.kubernetes.pods import STARTUP_PERIOD_SECONDS, STARTUP_TRIES, labels, pod, super_pod_block
-from deploy.kubernetes.templates import objects
-from deploy.templates import Object
+from deploy.kubernetes.pods import STARTUP, labels, pod, super_pod_block
+from deploy.kubernetes.templates import objects, template
+from deploy.templates import Object, filled
 from planner.engines.spec import PlatformKind
 
 RING_LABEL = {"ring-controller.atlas": "ascend-910b"}
@@ -63,17 +63,10 @@ def _head_probe(launch: Launch) -> Object:
     """
     head = '"${HOSTNAME%-*}-0.${HOSTNAME%-*}"'
     ask = f"curl --silent --fail --max-time 5 http://{head}:{launch.port}{launch.health}"
-    own = f'[ "${{HOSTNAME##*-}}" != 0 ] || {ask}'
-
-    def run(check: str, period: int, tries: int) -> Object:
-        command = {"command": ["bash", "-c", check]}
-        return {"exec": command, "periodSeconds": period, "failureThreshold": tries, "timeoutSeconds": 10}
-
-    return {
-        "startupProbe": run(ask, STARTUP_PERIOD_SECONDS, STARTUP_TRIES),
-        "readinessProbe": run(own, 10, 3),
-        "livenessProbe": run(ask, 30, 10),
-    }
+    found: Object = filled(
+        template("probes")[1], STARTUP | {"ask": ask, "own": f'[ "${{HOSTNAME##*-}}" != 0 ] || {ask}'}
+    )
+    return found
 
 
 def gangs(target: Target, launch: Launch) -> Iterator[Object]:

@@ -21,15 +21,15 @@ class Counted:
     ranks: int
     attention_tp: int
     attention_dp: int
-    pp: int
+    pp: int = 1
     moe_ep: int | None
     redundant: int | None
     drafts: int
-    microbatches: int
+    microbatches: int = 1
     sequences: int
     tokens: int | None
-    longest: int | None
-    memory_frac: float
+    longest: int | None = None
+    memory_frac: float = 0.0
     kv_role: str | None
 
 
@@ -45,10 +45,16 @@ def _json(flags: Flags, name: str) -> Json:
 
 def _limit(flags: Flags, name: str) -> int:
     """Return a limit that must be given."""
-    value = flags.get(name)
-    if value is None:
+    if flags.get(name) is None:
         raise ValueError(f"{name} is missing")
-    return int(value)
+    return _whole(flags, name)
+
+
+def _check_nodes(per_node: Sequence[Flags]) -> None:
+    """Raise ValueError unless every node has a rank of its own and knows how many there are."""
+    contiguous([_whole(own, "--node-rank", -1) for own in per_node], "node ranks")
+    if _whole(per_node[0], "--nnodes") != len(per_node):
+        raise ValueError(f"--nnodes is {per_node[0].get('--nnodes')} of {len(per_node)} nodes")
 
 
 def contiguous(numbers: Sequence[int], what: str) -> int:
@@ -72,9 +78,7 @@ def vllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Coun
             if local * tp * pp != node.devices:
                 raise ValueError(f"node {node.rank} starts {local} x {tp * pp} ranks on {node.devices} devices")
     if len(instance) > 1 and dp == 1:
-        contiguous([_whole(own, "--node-rank", -1) for own in per_node], "node ranks")
-        if _whole(flags, "--nnodes") != len(instance):
-            raise ValueError(f"--nnodes is {flags.get('--nnodes')} of {len(instance)} nodes")
+        _check_nodes(per_node)
     ranks = contiguous(started, "data-parallel ranks") * tp * pp if dp > 1 else tp * pp
     replicas = redundant_of_map
     side = _json(flags, "--kv-transfer-config").get("kv_role") or _json(flags, "--ec-transfer-config").get("ec_role")
@@ -119,9 +123,7 @@ def sglang(instance: Instance, experts: int, redundant_of_map: int | None) -> Co
     older = "--dp-size" if "--enable-dp-attention" in flags else "--attn-dp-size"
     stage, pp, dp = _whole(flags, "--tp-size"), _whole(flags, "--pp-size"), _whole(flags, older)
     if len(instance) > 1 and "--nnodes" in flags:
-        contiguous([_whole(own, "--node-rank", -1) for own in per_node], "node ranks")
-        if _whole(flags, "--nnodes") != len(instance):
-            raise ValueError(f"--nnodes is {flags['--nnodes']} of {len(instance)} nodes")
+        _check_nodes(per_node)
     ep = _whole(flags, "--ep-size")
     if flags.get("--moe-a2a-backend", "none") != "none" and ep != stage:
         raise ValueError(f"an all-to-all back end forces EP to {stage}, not {ep}")
@@ -177,14 +179,11 @@ def xllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Coun
         ranks=ranks,
         attention_tp=world // dp,
         attention_dp=dp,
-        pp=1,
         moe_ep=ep if experts else None,
         redundant=per_device * ep,
         drafts=_whole(flags, "--num_speculative_tokens", 0),
-        microbatches=1,
         sequences=_shared(flags, "--max_seqs_per_batch", dp),
         tokens=_shared(flags, "--max_tokens_per_batch", dp),
-        longest=None,
         memory_frac=float(flags["--max_memory_utilization"] or 0),
         kv_role=role,
     )
@@ -217,7 +216,6 @@ def trtllm(instance: Instance, experts: int, texts: Mapping[str, str]) -> Counte
         moe_ep=ep,
         redundant=slots - experts if slots else 0,
         drafts=held.get("speculative_config", {}).get("num_nextn_predict_layers", 0),
-        microbatches=1,
         sequences=held["max_batch_size"] * pp,
         tokens=held["max_num_tokens"],
         longest=held["max_seq_len"],
@@ -278,7 +276,6 @@ def configured(config: Json, role: str, devices: int, files: Mapping[str, str]) 
         sequences=schedule["maxBatchSize"],
         tokens=schedule["maxPrefillTokens"],
         longest=backend["ModelDeployConfig"]["maxSeqLen"],
-        memory_frac=0.0,
         kv_role=role if mode == "dmi" else None,
     )
 
