@@ -156,8 +156,8 @@ def report_json(report: Report) -> dict[str, Any]:
         **picked(compared, "tokens drafts accepted_drafts"),
         **picked(compared, "largest_logit_difference=logit_difference largest_draft_difference=draft_difference"),
         "wrong_tokens": len(compared.wrong),
-        "wrong": [[at.request, at.index] for at in compared.wrong[:SHOWN_POSITIONS]],
-        "too_close_to_call": [[at.request, at.index] for at in compared.close],
+        "wrong": [list(at) for at in compared.wrong[:SHOWN_POSITIONS]],
+        "too_close_to_call": [list(at) for at in compared.close],
         "closest_token_margin": compared.closest_token if isfinite(compared.closest_token) else None,
         "closest_expert_margin": compared.closest_expert if isfinite(compared.closest_expert) else None,
         "exchanges": [picked(swept, EXCHANGE) for swept in report.swept],
@@ -200,7 +200,7 @@ def show_report(report: Report) -> None:
     if compared.wrong:
         lines.append(f"Wrong at (request, token): {data['wrong']}.")
     lines += [_exchange_line(one) for one in data["exchanges"]]
-    close = [(at.request, at.index) for at in compared.close[:SHOWN_POSITIONS]]
+    close = [tuple(at) for at in compared.close[:SHOWN_POSITIONS]]
     experts = f", experts {compared.closest_expert:.1e}" if isfinite(compared.closest_expert) else ""  # dense: none
     lines += [
         f"Closest decisions: tokens {compared.closest_token:.1e}{experts}; {len(compared.close)} positions too close "
@@ -227,7 +227,7 @@ def recovery_json(recovered: Recovered) -> dict[str, Any]:
         **picked(compared, "equal tokens largest_logit_difference=logit_difference"),
         "tolerance": TOLERANCE,
         "wrong_tokens": len(compared.wrong),
-        "too_close_to_call": [[at.request, at.index] for at in compared.close],
+        "too_close_to_call": [list(at) for at in compared.close],
         **picked(recovered, "lost_ranks moved_requests ranks_after noticed"),
     }
 

@@ -13,8 +13,8 @@ from runtime.execute.timeline import Iteration
 from runtime.execute.timing import PoolTimes, Timing
 
 EXPLAINED_FROM = 0.15
-ROUNDS = {"ring reduce-scatter": 1, "ring all-gather": 1, "ring all-reduce": 2}
-"""How often a part goes round the ring: n - 1 rounds of a part each, as in a pairwise exchange."""
+ROUNDS = {"pairwise all-to-all": 1, "ring reduce-scatter": 1, "ring all-gather": 1, "ring all-reduce": 2}
+"""How often a part goes round the ring, in n - 1 rounds of a part each, or each pair meets."""
 SHOWN_COLLECTIVES = 12
 
 
@@ -52,11 +52,8 @@ class ClockedBeside:
 
 def clock_rows(manifest: Manifest) -> list[ClockedBeside]:
     """Time the collectives of every pool's instance and return them beside their closed forms."""
-    return [
-        ClockedBeside(pool.role, timing, *closed_form(timing))
-        for pool in manifest.pools
-        for timing in PoolTimes(manifest, pool).timings()
-    ]
+    timed = ((pool.role, timing) for pool in manifest.pools for timing in PoolTimes(manifest, pool).timings())
+    return [ClockedBeside(role, timing, *closed_form(timing)) for role, timing in timed]
 
 
 def closed_form(timing: Timing) -> tuple[str, float]:
@@ -68,8 +65,6 @@ def closed_form(timing: Timing) -> tuple[str, float]:
         return name, times * float(mixserve.eq3_all_to_all(size, n, _pair(line)))
     if timing.operation == "all-reduce":
         return "MixServe Eq. (2)", float(mixserve.eq2_all_reduce(size, n, _at_once(line, n)))
-    if timing.operation == "pairwise all-to-all":
-        return "MixServe Eq. (3)", float(mixserve.eq3_all_to_all(size, n, _pair(line)))
     if timing.operation == "direct all-to-all":
         return "MixServe Eq. (1)", float(mixserve.eq1_round(size, n, _at_once(line, n)))
     return _hybrid(timing)

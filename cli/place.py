@@ -97,7 +97,7 @@ def decision_lines(answer: PlaceResult) -> list[str]:
             f"experts of a layer on the busiest device: {format_duration(timed.seconds.mean())}, "
             f"under EPLB {format_duration(timed.eplb.mean())}"
         )
-    found = answer.decision.verdict
+    found = answer.verdict
     if found is not None:
         before, after = found.unbalanced, found.balanced
         copies = after.weights_bytes - before.weights_bytes
@@ -141,7 +141,7 @@ def plot_files(folder: Path, answer: PlaceResult) -> dict[Path, bytes]:
         curves.append(PlotLine(name, busiest_first, relative.mean(axis=0).tolist(), band=band))
     told = "mean over layers, all layers shaded"
     plots = {LOADS: Plot(title=told, x_label="device of a layer, busiest first", y_label=Y_LABEL, curves=curves)}
-    if choices := answer.decision.choices:
+    if choices := answer.choices:
         redundant = [float(choice.redundant) for choice in choices]
         reached = PlotLine("placed", redundant, [choice.imbalance for choice in choices])
         bound = PlotLine("lower bound", redundant, [choice.lower_bound for choice in choices])
@@ -162,8 +162,8 @@ def show_placement(screen: Screen, answer: PlaceResult) -> None:
         },
     )
     screen.lines(*summary_lines(answer))
-    if answer.decision.choices:
-        screen.grid(answer.decision.choices, CURVE, "Redundant experts")
+    if answer.choices:
+        screen.grid(answer.choices, CURVE, "Redundant experts")
     screen.lines(*decision_lines(answer))
 
 

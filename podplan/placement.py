@@ -72,14 +72,6 @@ class PlaceFlags(Flags):
         return self.redundant_experts is not None and self.redundant_experts.strip().lower() == "auto"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """Choices of redundancy, if they were asked for, and whether balancing is worth it."""
-
-    choices: tuple[Choice, ...] = ()
-    verdict: Verdict | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlaceResult(Result):
     """Experts and their replicas on devices.
@@ -91,7 +83,8 @@ class PlaceResult(Result):
         seconds: how long placing took.
         dense_layers: layers before those with experts, which some engines' files count.
         held_out: what slices that were kept back say.
-        decision: the choice of redundancy, and whether balancing is worth it.
+        choices: of redundancy, if they were asked for.
+        verdict: whether balancing is worth it.
         timed: the experts' seconds beside those of other placements.
         traffic: what leaves its group's node.
         migration: the way from the map that runs now.
@@ -103,7 +96,8 @@ class PlaceResult(Result):
     seconds: float
     dense_layers: int
     held_out: HeldOut | None = None
-    decision: Decision = Decision()
+    choices: tuple[Choice, ...] = ()
+    verdict: Verdict | None = None
     timed: Timed | None = None
     traffic: LeavingTokens | None = None
     migration: MapChange | None = None
@@ -156,8 +150,7 @@ class PlaceResult(Result):
             "seconds": self.seconds,
             "objective": placed.method if placed.method == "seconds" else "slices" if problem.sliced else "mean",
             "held_out": _summed(self.held_out, "split imbalance=unseen imbalance_seen=seen eplb=eplb_unseen gain"),
-            **_decision_json(self.decision),
-            **self._change_json(),
+            **self._told_json(),
             "expert_seconds": _summed(self.timed, "placement=seconds balanced_tokens eplb"),
             "imbalance_by_layer": placed.imbalance.tolist(),
             "lower_bound_by_layer": placed.lower_bound.tolist(),
@@ -177,9 +170,11 @@ class PlaceResult(Result):
             },
         }
 
-    def _change_json(self) -> dict[str, Any]:
-        """Return the keys of traffic and migration."""
-        data: dict[str, Any] = {}
+    def _told_json(self) -> dict[str, Any]:
+        """Return the keys of what was asked besides: redundancy, whether it is worth it, traffic, migration."""
+        data: dict[str, Any] = {"redundancy": as_data(self.choices)} if self.choices else {}
+        if self.verdict is not None:
+            data["verdict"] = as_data(self.verdict) | picked(self.verdict, "saves worth_it")
         if self.traffic is not None:
             data["traffic"] = _summed(self.traffic, "weight leaving_share=leaving objective_bound=bound")
         if self.migration is not None:
@@ -199,13 +194,6 @@ class PlaceResult(Result):
             if (rows[-len(moe.slots) :] != moe.slots).any():
                 raise Fault(f"{name} does not read back as it was written")
         return {**texts, ANSWER: as_json(self.to_dict())}
-
-
-def _decision_json(decision: Decision) -> dict[str, Any]:
-    """Return the choices and the verdict."""
-    found = decision.verdict
-    told = {} if found is None else {"verdict": as_data(found) | picked(found, "saves worth_it")}
-    return {**({"redundancy": as_data(decision.choices)} if decision.choices else {}), **told}
 
 
 def _summed(one: object | None, keys: str) -> dict[str, Any] | None:
@@ -235,7 +223,7 @@ def place(loads: str | Path, *, devices: int | str, **flags: object) -> PlaceRes
     typed = flags_of(PlaceFlags, {"loads": Path(loads), "devices": devices, **flags})
     read = read_loads(typed.loads)
     dense_layers, asked = read_dense_layers(typed, read), read_asked(typed)
-    problem, decision = decide(typed, read, asked)
+    problem, choices, told = decide(typed, read, asked)
     # Which slices are kept back; None where there are none to keep
     known: tuple[Split | Literal["none"], ...] = ("alternate", "later", "none")
     word = read_choice(typed.holdout, "--holdout", known)
@@ -262,15 +250,18 @@ def place(loads: str | Path, *, devices: int | str, **flags: object) -> PlaceRes
         certified=certified,
         seconds=seconds,
         held_out=held_out,
-        decision=decision,
+        choices=choices,
+        verdict=told,
         timed=timed,
         traffic=traffic,
         migration=migration,
     )
 
 
-def decide(flags: PlaceFlags, read: LoadFile, asked: Configuration | None) -> tuple[Problem, Decision]:
-    """Return the problem, with the redundancy chosen where that was left to podplan, and how it was decided."""
+def decide(
+    flags: PlaceFlags, read: LoadFile, asked: Configuration | None
+) -> tuple[Problem, tuple[Choice, ...], Verdict | None]:
+    """Return the problem, with the redundancy chosen where that was left to podplan, of which, and if it pays."""
     problem = read_problem(flags, read)
     mean = replace(problem, loads=problem.mean_loads)
     distribution = measured_distribution(mean.loads, "the loads")
@@ -279,8 +270,7 @@ def decide(flags: PlaceFlags, read: LoadFile, asked: Configuration | None) -> tu
         choices = tuple(curve(mean, redundancies(mean.experts, mean.ranks), asked, distribution))
     if flags.by_planner:
         problem = replace(problem, redundant=best_choice(choices).redundant)
-    told = None if asked is None else verdict(asked, mean, problem.redundant, distribution)
-    return problem, Decision(choices=choices, verdict=told)
+    return problem, choices, None if asked is None else verdict(asked, mean, problem.redundant, distribution)
 
 
 def read_problem(flags: PlaceFlags, read: LoadFile) -> Problem:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,12 +20,11 @@ TOLERANCE = 1e-9
 1e-14; a wrong weight, token or cache row by more than 1e-3."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Token ``index`` of a request's answer."""
+class Position(NamedTuple):
+    """A token of a request's answer."""
 
     request: int
-    index: int
+    token: int
 
 
 @dataclass(slots=True)

@@ -209,7 +209,8 @@ def build_world(manifest: Manifest, settings: Settings) -> World:
         check_coverage(setup.partition)
     mapping = manifest.kv_transfer.mapping if manifest.kv_transfer else LinkMapping(ratio=1.0, group_size=1.0)
     groups = [setup.layout.dp_groups() for setup in setups]
-    count = max(_prompts_for(len(each)) for each in groups)
+    # One for every group, four for every sampled one
+    count = max(len(each) + (PROMPTS_OF_SAMPLED - 1) * min(len(each), SAMPLED_GROUPS) for each in groups)
     places = [_deal(count, each) for each in groups]
     prompts = _prompts(places[1], small.spec.vocab_size, settings.seed)
     return World(setups[0], setups[1], mapping, settings, prompts, places[0], places[1])
@@ -223,11 +224,6 @@ def _prompts(groups: list[Group], vocabulary: int, seed: int) -> list[list[int]]
         seen[group] += 1
         prompts.append(rng.integers(0, vocabulary, LENGTHS[turn % len(LENGTHS)]).tolist())
     return prompts
-
-
-def _prompts_for(groups: int) -> int:
-    """Prompts that give every group one and every sampled group four."""
-    return groups + (PROMPTS_OF_SAMPLED - 1) * min(groups, SAMPLED_GROUPS)
 
 
 def _deal(count: int, groups: list[Group]) -> list[Group]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ground.arrays import Floats, Ints
 from runtime.execute.kernels import INT8_LARGEST, Routes, row_peaks, silu
-from runtime.execute.layout import Batch, ExpertTable, prompts_batch
+from runtime.execute.layout import ExpertTable, prompts_batch
 from runtime.execute.moe import moe, turns
 from runtime.execute.partition import Setup
 from runtime.execute.passes import serve
@@ -220,14 +220,10 @@ def _program(case: _Case, each: int):  # type: ignore[no-untyped-def]
                 await serve(worker, layer, domain, 0, f"sweep, layer {layer}")
             return np.zeros((0, 0))
         routes = case.routes(each)
-        return await moe(worker, layer, case.states(len(routes.experts)), _batch(case, each), routes)
+        batch = prompts_batch([[0] * (each * case.senders)], [0], 0, "sweep")  # its length and label count alone
+        return await moe(worker, layer, case.states(len(routes.experts)), batch, routes)
 
     return run
-
-
-def _batch(case: _Case, each: int) -> Batch:
-    """Return the batch that the group's ranks know; only its number of tokens and its label count here."""
-    return prompts_batch([[0] * (each * case.senders)], [0], 0, "sweep")
 
 
 def _compared(cases: list[_Case], each: int, outputs: list[Floats], int8: bool) -> tuple[float, float]:

@@ -155,8 +155,17 @@ class Endpoint:
         All rows meet in one table, for n² messages of one number would cost more than the payload; by messages where
         these take time.
         """
+        n = len(ranks)
         if self.loop.clock is not None:
-            return await counts_by_messages(self, ranks, index, channel, row, label)
+            column = np.zeros(n, dtype=np.int64)
+            column[index] = row[index]
+            for step in range(1, n):  # nearest ranks first
+                to = (index + step) % n
+                self.send(ranks[to], (channel, "count"), np.int32(row[to]), label)
+            for step in range(1, n):
+                source = (index - step) % n
+                column[source] = await self.receive(ranks[source], (channel, "count"), label)
+            return column
         table, awaited = self.loop.counted(ranks, index, channel, row), (self.rank, -1, channel)
         if table.missing:
             await _Wait(awaited, label)
@@ -345,19 +354,3 @@ class Loop:
 
 def _source(wait: _Wait) -> str:
     return f"rank {wait.key[1]}" if wait.key[1] >= 0 else "the others of its group"
-
-
-async def counts_by_messages(
-    endpoint: Endpoint, ranks: Sequence[int], index: int, channel: Any, row: Any, label: str
-) -> Any:
-    """Exchange counts as one message per pair, nearest ranks first."""
-    n = len(ranks)
-    column = np.zeros(n, dtype=np.int64)
-    column[index] = row[index]
-    for step in range(1, n):
-        to = (index + step) % n
-        endpoint.send(ranks[to], (channel, "count"), np.int32(row[to]), label)
-    for step in range(1, n):
-        source = (index - step) % n
-        column[source] = await endpoint.receive(ranks[source], (channel, "count"), label)
-    return column

@@ -99,6 +99,11 @@ class _Direct:
         self._occupancy = Occupancy()
         self._waited = self._sent = self._last = 0.0
         self._transfers = 0
+        self._begin(manifest)
+
+    def _begin(self, manifest: Manifest) -> None:
+        """Set up the loops of the pools."""
+        raise NotImplementedError
 
     def result(self, parts: Iterable[Requests]) -> SimulationResult:
         """Play all parts and summarise."""
@@ -175,10 +180,7 @@ class _Direct:
 class _Separate(_Direct):
     """A prefill and a decode pool, and the links between them."""
 
-    def __init__(
-        self, manifest: Manifest, options: SimulationOptions, ledger: Ledger, observer: Observer | None
-    ) -> None:
-        super().__init__(manifest, options, ledger, observer)
+    def _begin(self, manifest: Manifest) -> None:
         pools = {pool.role: pool for pool in manifest.pools}
         self._source, self._target = pools["prefill"], pools["decode"]
         self._pools = self._source, self._target
@@ -263,10 +265,7 @@ class _Separate(_Direct):
 class _Aggregated(_Direct):
     """A pool of aggregated instances, under the rule of their engine."""
 
-    def __init__(
-        self, manifest: Manifest, options: SimulationOptions, ledger: Ledger, observer: Observer | None
-    ) -> None:
-        super().__init__(manifest, options, ledger, observer)
+    def _begin(self, manifest: Manifest) -> None:
         self._run = AggregatedRun(aggregated_pool(manifest, self._answering, self._costs["mixed"]))
 
     def _steps(self) -> dict[str, int]:

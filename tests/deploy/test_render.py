@@ -19,15 +19,11 @@ from ground.errors import BadInput, Infeasible
 from ground.version import VERSION
 from planner.engines.loader import load_engine, load_orchestrator
 from planner.engines.spec import PlatformKind
-from tests.deploy.cases import DIGEST, PLANS, SEEN, files_of, made, pairs, plan
-from tests.deploy.emitted import commands, possible
+from tests.deploy.cases import DIGEST, SEEN, files_of, made, pairs, plan
+from tests.deploy.emitted import commands
 from tests.deploy.objects import check
 from tests.deploy.plans import deployed
 
-PAIRS = pairs()
-
-
-POSSIBLE = possible()
 SITE: dict[str, Any] = {
     "name": "r1-prod",
     "image": "registry.example/vllm:v1",
@@ -46,20 +42,35 @@ QUANTISED = {"mixed": {"strategy": "TP=2", "weights": "fp8"}}
 FP8 = {"mixed": {"strategy": "TP=2", "kv_dtype": "fp8"}}
 
 
-def test_every_engine_and_kind_is_tried() -> None:
-    """Each pair of the profile table renders for at least one plan, and each plan for at least one engine."""
-    tried = {(engine, kind) for _, engine, kind in POSSIBLE}
-    assert tried == {(engine, kind) for _, engine, kind in PAIRS}
-    assert {name for name, _, _ in POSSIBLE} == set(PLANS)
-
-
-@pytest.mark.parametrize(("name", "engine", "kind"), POSSIBLE)
-def test_objects_are_what_kubernetes_takes(name: str, engine: str, kind: PlatformKind) -> None:
-    """Core objects and pod templates by Kubernetes' strict schemas, custom resources by ours."""
-    for file, text in files_of(name, engine, kind).items():
+@pytest.mark.parametrize(("name", "engine", "kind"), pairs())
+def test_what_is_rendered_is_sound(name: str, engine: str, kind: PlatformKind) -> None:
+    """Every file says where it comes from; objects are what Kubernetes takes, scripts bash, flags the engine's own."""
+    try:
+        deployment = made(name, engine, kind)
+    except Infeasible:
+        pytest.skip("the engine cannot run the plan")
+    files = deployment.files
+    pinned = load_engine(engine).versions.pinned
+    if kind == "dynamo":
+        pinned = load_orchestrator("dynamo").engines.value[engine]
+    for file, text in files.items():
+        told = file in files["README.md"] if file.endswith(".json") else _says_its_origin(text[:400], pinned)
+        assert told, file
         if file.endswith(".yaml"):
             for item in documents(text):
                 check(item)
+    for file, text in all_texts(files).items():
+        if file.endswith((".sh", ".env", ".sbatch")):
+            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{file}: {done.stderr}"
+    for words in commands(kind, files) if engine != "mindie" else ():
+        _, rest = parser(TABLES[table_key(engine, kind, words)]).parse_known_args(words)
+        assert rest == []
+        assert all(isinstance(json.loads(word), dict) for word in words if word.startswith("{"))
+
+
+def _says_its_origin(head: str, pinned: str) -> bool:
+    return DIGEST in head and f" {pinned} " in head and f"podplan {VERSION} " in head
 
 
 def documents(text: str) -> Iterator[Any]:
@@ -80,30 +91,6 @@ def test_a_misspelt_field_is_refused() -> None:
                 check(item)
 
 
-@pytest.mark.parametrize(("name", "engine", "kind"), POSSIBLE)
-def test_every_file_says_where_it_comes_from(name: str, engine: str, kind: PlatformKind) -> None:
-    """Engine and version, podplan's version and the manifest's hash; JSON files by their hash in README.md."""
-    deployment = made(name, engine, kind)
-    pinned = load_engine(engine).versions.pinned
-    if kind == "dynamo":
-        pinned = load_orchestrator("dynamo").engines.value[engine]
-    for file, text in deployment.files.items():
-        if file.endswith(".json"):
-            assert file in deployment.files["README.md"]
-        else:
-            head = text[:400]
-            assert DIGEST in head and f" {pinned} " in head and f"podplan {VERSION} " in head, file
-
-
-@pytest.mark.parametrize(("name", "engine", "kind"), POSSIBLE)
-def test_scripts_are_bash(name: str, engine: str, kind: PlatformKind) -> None:
-    """``bash -n`` reads every script, those in ConfigMaps included."""
-    for file, text in all_texts(files_of(name, engine, kind)).items():
-        if file.endswith((".sh", ".env", ".sbatch")):
-            done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, f"{file}: {done.stderr}"
-
-
 @cache
 def parser(tables: tuple[str, ...]) -> argparse.ArgumentParser:
     """Return a parser of the fact tables' flags, abbreviations off."""
@@ -122,18 +109,6 @@ def parser(tables: tuple[str, ...]) -> argparse.ArgumentParser:
                 keywords["nargs"] = facts["nargs"]
             found.add_argument(flag, *aliases, **keywords)
     return found
-
-
-@pytest.mark.parametrize(("name", "engine", "kind"), [p for p in POSSIBLE if p[1] != "mindie"])
-def test_the_pinned_version_parses_every_command(name: str, engine: str, kind: PlatformKind) -> None:
-    """Names, types and choices of all emitted flags, as read from the engine's published parser."""
-    for words in commands(kind, made(name, engine, kind).files):
-        known = parser(TABLES[table_key(engine, kind, words)])
-        _, rest = known.parse_known_args(words)
-        assert rest == []
-        for word in words:
-            if word.startswith("{"):
-                assert isinstance(json.loads(word), dict)
 
 
 def test_the_tables_say_where_their_facts_are_from() -> None:
