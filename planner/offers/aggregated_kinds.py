@@ -18,6 +18,7 @@ import numpy as np
 from ground.arrays import Floats
 from planner.costs.deployment import Deployment
 from planner.instances.aggregated import FEWEST, AggregatedServer
+from planner.instances.aggregated_bounds import means_of
 from planner.instances.candidates import (
     BUDGETS,
     AggregatedCandidate,
@@ -31,7 +32,7 @@ from planner.objective import LEAST_PART
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.serving.capacity import on_grid
-from planner.serving.played import FEW, MANY, SURE
+from planner.serving.played import EVENLY, FEW, MANY, SURE
 from planner.workload import reserved_kv_tokens
 
 _MORE = 0.003
@@ -208,12 +209,12 @@ class AggregatedKind:
         One that is a little late may still have a neighbour, between the listed budgets, that is in time.
         Where the first is not late on fewest requests, none is played on so few: most would not be late either.
         """
-        known = self._known_late(instances, rate)
+        known = set(np.flatnonzero(self.slower.late(self.steps, instances, rate)).tolist())
         able = [server for server in servers if self._bound(server) >= rate and self._listed(server) not in known]
         timely = able
         if able and able[0].player.surely_late(rate, instances, FEWEST):
             timely = self._not_late(able, instances, rate, FEWEST)
-        if able and not timely and self._compared:
+        if able and not timely:
             self._remember(able, instances, rate)
         return sorted(timely, key=lambda server: server.player.verdict(rate, instances).excess)
 
@@ -227,14 +228,25 @@ class AggregatedKind:
         budgets, own = budgets_of(self.question), server.candidate.batched_tokens
         return budgets.index(own) if own in budgets else -1
 
-    def _known_late(self, instances: int, rate: float) -> set[int]:
-        """Return the indices of budgets with which an instance must be late, because a quicker one is."""
-        if not self._compared:
-            return set()
-        return set(np.flatnonzero(self.slower.late(self.steps, instances, rate)).tolist())
+    @property
+    def _late_alone(self) -> bool:
+        """Whether a long prompt is known to be late with each budget although it meets nobody."""
+        return bool(self.slower.late(self.steps, 1, 0.0)[self.bound_per_second > 0].all())
 
     def _remember(self, late: Sequence[AggregatedServer], instances: int, rate: float) -> None:
-        """Record servers that are late at a rate, and perhaps below it, to prune rows that are a little quicker."""
+        """Record servers that are late at a rate, and perhaps below it, to prune rows that are a little quicker.
+
+        Bounds take full steps, which keep all batches of a pipeline in flight; a prompt alone does not, and may be
+        late at any rate.
+        """
+        question, alone = self.question, np.zeros(self.steps.budgets)
+        longest = means_of(question.workload, question.percentile, question.model.max_position).timely
+        for server in self.servers:
+            alone[self._listed(server)] = server.alone_seconds(longest) / question.ttft_seconds
+        if alone.max() > 1:
+            self.slower.add(self.steps, EVENLY, 0.0, lambda: alone)
+        if self._late_alone or not self._compared:
+            return
 
         def excess(at: float) -> Floats:
             found = np.zeros(self.steps.budgets)
@@ -266,7 +278,7 @@ class AggregatedKind:
         least = least_per_second or lower_per_second * self._compared
         for part in _BEHIND if least else ():
             if not self._near(self.servers, instances, part * least / instances):
-                return part * (1 - _MORE) * least
+                return 0.0 if self._late_alone else part * (1 - _MORE) * least
         return instances * self._on_few(instances)[0]
 
     def at(self, instances: int, rate_per_second: float | None = None) -> AggregatedServer:
@@ -310,6 +322,8 @@ class AggregatedKind:
         return self._likely[instances]
 
     def _compared_on_few(self, instances: int) -> tuple[float, list[AggregatedServer]]:
+        if self._late_alone:
+            return 0.0, []
         servers = list(self.servers)
         rate, best = 0.0, None
         start = self._tried.get(instances, self.guess_per_second)

@@ -11,7 +11,7 @@ import pytest
 from planner.checks.check import check_deployed
 from planner.checks.deployed import from_plan
 from planner.checks.margins import Limits, sureness
-from planner.instances.aggregated import AggregatedServer
+from planner.instances.aggregated import FEWEST, AggregatedServer
 from planner.instances.candidates import BUDGETS, AggregatedCandidate, Count, aggregated_room, budgets_of
 from planner.instances.space import built, groups, machines_of, role_rows, role_space, row_deployment
 from planner.manifest.checks import check_manifest
@@ -134,6 +134,22 @@ def test_no_pipeline_carries_more_than_its_bound(engine: str, lengths: tuple[flo
         for server in kind.servers[::3]:
             bound = kind.bound_per_second[budgets_of(kind.question).index(server.candidate.batched_tokens)]
             assert server.player.saturation_per_second <= bound * (1 + 1e-3)
+
+
+def test_a_pipeline_in_which_a_prompt_alone_is_late_carries_nothing() -> None:
+    """Its bound takes steps that keep all stages busy, so it says little; requests that come seldom are late, too."""
+    asked = {**DENSE, "devices": 8, "lengths": (4096.0, 64.0), "shape": "aggregated", "engine": "vllm@0.33.0"}
+
+    def kind(ttft_seconds: float) -> AggregatedKind:
+        found = kinds(small_question(**asked, ttft_seconds=ttft_seconds))
+        return max((each for each in found if each.row.strategy.pp == 4), key=lambda each: each.bound_per_second.max())
+
+    alone = min(server.alone_seconds(4096) for server in kind(10.0).servers)
+    late, timely = kind(0.98 * alone), kind(1.02 * alone)
+    most, seldom = float(late.bound_per_second.max()), 1e-4
+    assert late.likely_capacity(1, 0.0, most / 10) == late.pool_capacity(1) == 0.0
+    assert all(server.player.trial(seldom, 1, FEWEST).excesses[0] > 1 for server in late.servers)
+    assert any(server.player.trial(seldom, 1, FEWEST).excesses[0] <= 1 for server in timely.servers)
 
 
 @pytest.mark.usefixtures("long_streams")
