@@ -22,7 +22,6 @@ from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.instances.aggregated import AggregatedServer, AggregatedState
 from planner.instances.encoding import embedding_seconds
-from planner.instances.operating import DecodeServer
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.places import lost_of
@@ -145,7 +144,7 @@ def _language(plan: Plan) -> Deployed:
     assert isinstance(plan, DisaggregatedPlan)
     prefill, decode = plan.prefill, plan.decode
     server = prefill.server(plan.question)
-    decoder = DecodeServer(plan.question, decode.candidate, plan.transfer_seconds)
+    decoder = plan.decoder(plan.question)
     machines = ((prefill.candidate.devices, prefill.machines), (decode.candidate.devices, decode.machines))
     shared = prefill.machines.budget == decode.machines.budget
     losses: dict[Loss, tuple[Lost, ...]] = {}

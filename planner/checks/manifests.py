@@ -12,11 +12,10 @@ from planner.manifest.schema import Manifest, Pool
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
 from planner.plans.expectation import (
+    decode_behind,
     encode_instances,
     encode_latency,
-    filled_alike,
     mixed_pool,
-    pool_decode,
     pool_links,
     pool_mixed,
     pool_pair,
@@ -88,10 +87,12 @@ def _language(manifest: Manifest, workload: Workload) -> Deployed:
     queries = decode.step_costs["decode"].queries_per_sequence
     full_batch = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv, mean_tokens=batch * queries)
 
+    behind = decode_behind(manifest, pools, workload)
+
     def decode_at(rate_per_second: float, count: int) -> Standing:
         links = pool_links(manifest, pools, workload, rate_per_second * count)
-        found = links and pool_decode(decode, workload, rate_per_second, links.seconds, filled_alike(manifest, count))
-        return Standing(tpot=found[0].tpot, line=found[0]) if found else Standing()
+        state = links and behind(rate_per_second, count, links)
+        return Standing(tpot=state.tpot, line=state) if state else Standing()
 
     return Deployed(
         pools=(

@@ -7,23 +7,20 @@ checked.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
 from ground.arrays import Floats
-from planner.costs.cache import model_cache
-from planner.costs.memory import granted_tokens
 from planner.instances.aggregated import AggregatedServer
-from planner.instances.kv_links import links_of
-from planner.instances.operating import DecodeServer, PrefillServer
+from planner.instances.operating import PrefillServer
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
+from planner.plans.handover import separate_pools_of
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.question import Question
 from planner.serving.aggregated import AggregatedPool
-from planner.serving.decode import SeparatePools, Served, prefill_pool, within
+from planner.serving.decode import SeparatePools, Served, within
 from planner.serving.deployed import play
 from planner.workload import Trace, Traffic
 
@@ -115,34 +112,10 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Separat
         one, count = AggregatedServer(plan.question, plan.mixed.candidate).pool, plan.mixed.instances
         return replace(one, instances=(instances or {}).get("mixed", count))
     assert isinstance(plan, DisaggregatedPlan), "a plan has one of two shapes"
-    question, prefill, decode = plan.question, plan.prefill, plan.decode
-    left = instances or {}
-    counts = (left.get("prefill", prefill.instances), left.get("decode", decode.instances))
-    first, second = prefill.candidate, decode.candidate
-    source, target = first.row.strategy, second.row.strategy
-    links = links_of(question, model_cache(first.deployment), (source, counts[0]), (target, counts[1]))
-    server = PrefillServer(question, first)
-    longest = max((tokens for tokens, _, _ in question.workload.prompts or ()), default=server.budget_tokens)
-    return SeparatePools(
-        prefill=prefill_pool(
-            server.cost,
-            ranks=source.attention_dp,
-            budget_tokens=server.budget_tokens,
-            longest_prompt=float(longest),
-            microbatches=first.microbatches,
-            instances=counts[0],
-        ),
-        decode=replace(
-            DecodeServer(question, second, plan.transfer_seconds).pool,
-            instances=counts[1],
-            source_groups=links.prefill.groups,
-            source_channels=links.channels(links.prefill),
-            target_channels=links.channels(links.decode),
-            latency_seconds=links.latency_seconds,
-        ),
-        transfer_seconds=links.held_seconds,
-        reserved_tokens=partial(granted_tokens, second.deployment),
-    )
+    question, prefill, decode, left = plan.question, plan.prefill, plan.decode, instances or {}
+    first, second = PrefillServer(question, prefill.candidate), plan.decoder(question)
+    counts = left.get("prefill", prefill.instances), left.get("decode", decode.instances)
+    return separate_pools_of(question, ((first, counts[0]), (second, counts[1])))
 
 
 def late_at(question: Question, recorded: Served) -> tuple[str, ...]:

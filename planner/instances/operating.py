@@ -18,12 +18,12 @@ from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.candidates import (
     DecodeCandidate,
     PrefillCandidate,
-    busiest_prompts,
-    each_pass_seconds,
     kv_of_busiest,
     row_microbatches,
 )
+from planner.instances.dealing import Dealing, dealt_pass_seconds, has_closed_form, mean_passes, pass_times
 from planner.instances.decode_played import PlayedDecode
+from planner.instances.handover import Handover
 from planner.instances.prefill_bounds import offline_seconds
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import Acceptance, tokens_per_iteration, tokens_squared_cv
@@ -36,52 +36,10 @@ from planner.serving.decode import DecodePool, iteration_times
 from planner.serving.latency import Latency
 from planner.serving.played import Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.serving.streams import longest_prompt
-from planner.serving.tables import Loads, step_table
 from planner.workload import Lengths, Workload, running_kv_tokens
 
 _LIKELY = 0.7
 """Share of a full instance's rate at which the search for its capacity on a trace begins."""
-
-
-class Dealing(NamedTuple):
-    """An instance whose work is dealt evenly to its DP groups: its step cost and number of groups."""
-
-    cost: StepCost
-    workload: Workload
-    ranks: int
-    microbatches: int
-
-
-def dealt_pass_seconds(dealing: Dealing, prompts: Floats, chunks: int) -> Floats:
-    """Seconds of passes with ``prompts`` prompts in all groups, each in ``chunks``; shaped like ``prompts``."""
-    busy_groups = np.minimum(prompts, dealing.ranks)
-    busiest = busiest_prompts(dealing.workload, np.ceil(prompts / dealing.ranks), np.maximum(busy_groups, 1.0))
-    mean = prompts / dealing.ranks
-    counts = range(1, dealing.microbatches + 1)
-    options = each_pass_seconds(dealing.cost, dealing.workload, (busiest, mean), chunks, counts)
-    return np.asarray(np.minimum.reduce([np.broadcast_to(option, prompts.shape) for option in options]))
-
-
-def mean_passes(dealing: Dealing, most_prompts: int, chunks: int) -> Passes:
-    """Return the pass times for 1 to ``most_prompts`` prompts of mean length, each in ``chunks``."""
-    return Passes.tabulated(lambda prompts: dealt_pass_seconds(dealing, prompts, chunks), most_prompts)
-
-
-def pass_times(dealing: Dealing, budget_tokens: float, most_tokens: float) -> TableArrays:
-    """Return the table of pass times for DP groups with a token budget and a model with context ``most_tokens``."""
-    loads = Loads(
-        ranks=dealing.ranks,
-        budget_tokens=budget_tokens,
-        longest_prompt=min(longest_prompt(dealing.workload), most_tokens),
-        microbatches=dealing.microbatches,
-    )
-    return step_table(dealing.cost, loads)
-
-
-def has_closed_form(workload: Workload, chunks: int) -> bool:
-    """Whether bulk service is exact: equal prompts, not chunked, with Poisson arrivals or Poisson dealt in turn."""
-    return not workload.varied and workload.trace is None and workload.arrival_squared_cv == 1 and chunks == 1
 
 
 class Decoding(NamedTuple):
@@ -332,6 +290,8 @@ class DecodeServer:
     known_cost: StepCost | None = field(default=None, repr=False, compare=False)
     """The step cost, stacked, where it is known already."""
     known_queue: DecodeQueue | None = field(default=None, repr=False, compare=False)
+    handover: Handover | None = None
+    """Its prefill instances, where it is played behind them."""
 
     def after(self, transfer_seconds: float) -> "DecodeServer":
         """Return the instance behind other transfers."""
@@ -351,9 +311,8 @@ class DecodeServer:
             return None
         reserved = partial(granted_tokens, candidate.deployment)
         limits = Limits(percentile=question.percentile, tpot_seconds=question.tpot_seconds)
-        return PlayedDecode.of(
-            self.pool, reserved, question.workload, limits, full_per_second=candidate.requests_per_second
-        )
+        full = candidate.requests_per_second
+        return PlayedDecode.of(self.pool, reserved, question.workload, limits, full_per_second=full)
 
     @property
     def pool(self) -> DecodePool:
@@ -395,10 +354,14 @@ class DecodeServer:
         )
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of a pool of so many instances: a multiple of one (Poisson arrivals), or played on a trace."""
+        """Largest rate of a pool of so many instances: a multiple of one (Poisson arrivals), or played."""
         if self.player is not None:
             found = self.player.capacity(self.most_per_second, instances, _LIKELY * self.most_per_second)
             return 0.0 if found is None else instances * found.rate_per_second
+        if self.handover is not None:
+            asked = self.question
+            most, limit = self.most_per_second, (asked.tpot_seconds, asked.percentile)
+            return instances * self.handover.capacity(most, *limit, instances)
         return instances * self.single_capacity
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
@@ -444,4 +407,6 @@ class DecodeServer:
             return DecodeState.idle(rate_per_second)
         if self.player is not None:
             return self.player.state(rate_per_second, instances)
+        if self.handover is not None:
+            return self.handover.state(rate_per_second, instances)
         return self.queue.state(rate_per_second * self.question.requests_each, instances)

@@ -16,7 +16,6 @@ from planner.costs.latency import balanced_cost
 from planner.costs.memory import BLOCK_TOKENS, kv_capacity_tokens
 from planner.instances.alignment import Places
 from planner.instances.kv_links import kv_plane
-from planner.instances.operating import DecodeServer
 from planner.manifest.checks import spec_hash
 from planner.manifest.costs import StepCostModel
 from planner.manifest.layout import (
@@ -392,7 +391,7 @@ def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
         return aggregated_prediction(plan.mixed.state, plan.requests_per_second, tokens, limits)
     assert isinstance(plan, DisaggregatedPlan)
     decode, question = plan.decode, plan.question
-    decoding = DecodeServer(question, decode.candidate, plan.transfer_seconds).decoding
+    decoding = plan.decoder(question).decoding
     return open_prediction(
         ttft=plan.ttft,
         tpot=plan.tpot,

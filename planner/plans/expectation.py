@@ -17,8 +17,10 @@ from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
 from planner.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
 from planner.instances.aggregated import AggregatedState, aggregated_times, player_of
+from planner.instances.dealing import Dealing, has_closed_form, mean_passes, pass_times
+from planner.instances.handover import Handover, short_answers
 from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state
-from planner.instances.operating import Dealing, Decoding, has_closed_form, mean_passes, pass_times
+from planner.instances.operating import Decoding
 from planner.manifest.schema import (
     Manifest,
     ManifestWorkload,
@@ -31,11 +33,11 @@ from planner.manifest.schema import (
 )
 from planner.plans.plan import end_to_end
 from planner.serving.capacity import Limits
-from planner.serving.deployed import aggregated_pool, group_budget
+from planner.serving.deployed import aggregated_pool, group_budget, separate_pools
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.workload import Lengths, Sessions, Workload
+from planner.workload import Lengths, Sessions, Workload, running_kv_tokens
 
 QUEUED = "the queues of this traffic with the manifest's step costs"
 
@@ -80,12 +82,13 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
     if links is None:
         return Expectation(prediction=None, basis="the links that KV crosses cannot keep up with this rate")
     several = len(decode.instances)
-    decoded = pool_decode(
-        decode, workload, requests_per_second / several, links.seconds, filled_alike(manifest, several)
-    )
-    if decoded is None:
+    state = decode_behind(manifest, pools, workload)(requests_per_second / several, several, links)
+    if state is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
-    state, busy = decoded
+    share = 0.0
+    if workload.decodes:
+        decoding = decoding_of(decode, workload)
+        share = busy_share(decoding.table(), decoding.iterations.mean, requests_per_second / several)
     room = count * room_prompts(prefill, workload)
     ttft = encode(Crowding.before(state, requests_per_second, room, ttft).delayed(ttft))
     return Expectation(
@@ -96,7 +99,7 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
             requests_per_second=requests_per_second,
             output_tokens=workload.output_tokens.mean,
             limits=manifest.service_levels,
-            busy={"decode": busy},
+            busy={"decode": share},
             links=links,
         ),
         basis=QUEUED,
@@ -363,17 +366,29 @@ def filled_alike(manifest: Manifest, instances: int) -> int:
     return 1 if manifest.routing.decode == "round_robin" else instances
 
 
-def pool_decode(
-    pool: Pool, workload: Workload, rate_per_second: float, transfer_seconds: float, instances: int = 1
-) -> tuple[DecodeState, float] | None:
-    """State and busy share of one of so many balanced decode instances, at its rate; None beyond saturation."""
+def decode_behind(
+    manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload
+) -> Callable[[float, int, LinkState], DecodeState | None]:
+    """Return the state of one of so many decode instances behind links, at its rate; None beyond saturation."""
     if not workload.decodes:
-        return DecodeState.idle(rate_per_second), 0.0
-    decoding = decoding_of(pool, workload)
-    state = decoding.queue(transfer_seconds).state(rate_per_second, instances)
-    if state is None:
-        return None
-    return state, busy_share(decoding.table(), decoding.iterations.mean, rate_per_second)
+        return lambda rate_per_second, instances, links: DecodeState.idle(rate_per_second)
+    prefill, decode = pools
+    queue, passes = decoding_of(decode, workload).queue(0.0), pool_passes(prefill, workload)
+    handover: Handover | None = None
+    if short_answers(workload, passes, queue):
+        handover = Handover(
+            pools=separate_pools(manifest, pools, kv_tokens_per_request=running_kv_tokens(workload).mean_tokens),
+            workload=workload,
+            context=float(manifest.model.spec.max_position),
+            full_per_second=float(queue.tabulated().finished_per_second[-1]),
+        )
+
+    def state(rate_per_second: float, instances: int, links: LinkState) -> DecodeState | None:
+        if handover is not None:
+            return handover.state(rate_per_second, instances)
+        return queue.after(links.seconds).state(rate_per_second, filled_alike(manifest, instances))
+
+    return state
 
 
 def planned_rate(manifest: Manifest) -> float:

@@ -10,12 +10,12 @@ from ground.records import Sourced
 from ground.units import format_duration, requests_per
 from hardware.spec import HardwareSpec
 from planner.closed_forms.birth_death import Crowding, DecodeState
-from planner.costs.cache import model_cache
 from planner.instances.encoding import apart
-from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState, Sink, Source, link_state, links_of
+from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.plans.encode import Leaving, encode_pool, leaving
+from planner.plans.handover import fed, state_of_links
 from planner.plans.places import spread_nodes
 from planner.plans.pools import WHY_BATCH, DecodePool, EncodePool, PlannedPool, PrefillPool, limit_of
 from planner.question import Machines, Question
@@ -39,6 +39,8 @@ class Plan(ABC):
     """Sample and intervals of the latencies, where an instance was played."""
     crowded_share: float = 0.0
     """Share of prompts that wait for a pass because prompts that wait for decode fill the KV memory of prefill."""
+    handed_over: bool = False
+    """Whether decode was played behind its prefill instances, as answers are short."""
     encode: EncodePool | None = None
     """Encode instances before prefill; None where prefill or aggregated instances encode pictures."""
 
@@ -274,11 +276,12 @@ class DisaggregatedPlan(Plan):
             role, most = binding.split()[-2].capitalize(), prefill.question.most_utilisation
             saturated = f" {role} runs at {most:.3g} of saturation, the most that is planned with (--max-utilisation)."
         batch, why = decode.candidate.batch, WHY_BATCH[decode.candidate.limited_by]
+        short = " Answers last less than ten prefill passes, so decode is played behind prefill." * self.handed_over
         return (
             f"{self.encode_text}The prefill pool carries {requests_per(prefill.capacity_per_second)}, the decode pool "
             f"{requests_per(decode.capacity_per_second)}{spares}."
             f"{saturated} Decode runs {batch} requests per DP rank, {why}. A decode step is bound by "
-            f"{decode.prediction.bottleneck}, a prefill pass by {prefill.prediction.bottleneck}."
+            f"{decode.prediction.bottleneck}, a prefill pass by {prefill.prediction.bottleneck}.{short}"
         )
 
     @property
@@ -328,15 +331,19 @@ class DisaggregatedPlan(Plan):
         pools = self._served(question, share)
         return lambda rate: make_plan(question, *pools, rate, limits=(self.prefill.limit, self.decode.limit))
 
+    def decoder(self, question: Question) -> DecodeServer:
+        """Return the server of one decode instance under a question, behind the plan's transfers."""
+        server = DecodeServer(question, self.decode.candidate, self.transfer_seconds)
+        return fed(question, ((self.prefill.server(question), self.prefill.instances), (server, self.decode.instances)))
+
     def _served(
         self, question: Question, share: float = 1.0
     ) -> tuple[tuple[PrefillServer, int, float], tuple[DecodeServer, int, float]]:
         """Return (server, instances, capacity of one over ``share``) of both pools under a question."""
         prefill, decode = self.prefill, self.decode
-        decoder = DecodeServer(question, decode.candidate, self.transfer_seconds)
         return (
             (prefill.server(question), prefill.instances, prefill.capacity_per_second / prefill.instances / share),
-            (decoder, decode.instances, decode.capacity_per_second / decode.instances / share),
+            (self.decoder(question), decode.instances, decode.capacity_per_second / decode.instances / share),
         )
 
 
@@ -366,12 +373,17 @@ def make_plan(
     ttft = first.ttft(times * rate_per_second / first_count, first_count)
     if ttft is None:
         return None
-    links = _links(question, (first, first_count), (second, second_count), slower * rate_per_second)
+    pair = (first, first_count), (second, second_count)
+    links = state_of_links(question, pair, slower * rate_per_second)
     if links is None:
         return None
-    state = second.after(links.seconds).state(slower * rate_per_second / second_count, second_count)
+    second = fed(question, pair).after(links.seconds)
+    state = second.state(slower * rate_per_second / second_count, second_count)
     if state is None:
         return None
+    if second.handover is not None:
+        limit = question.tpot_seconds / slower, question.percentile
+        second_rate = second.handover.capacity(slower * second_rate, *limit, second_count) / slower
     linked = {role: links.most_per_second.get(role, math.inf) for role in links.utilisation}
     limits = limits or (
         limit_of(first, times * first_rate, linked["prefill"] / first_count),
@@ -409,25 +421,11 @@ def make_plan(
         transfer_seconds=links.seconds,
         links=links,
         crowded_share=crowding.share,
+        handed_over=second.handover is not None,
         played=None
         if question.stretch  # told once the plan is restated as predicted
         else first.played(rate_per_second / first_count, first_count, second_count * second_rate),
     )
-
-
-def _links(
-    question: Question, prefill: tuple[PrefillServer, int], decode: tuple[DecodeServer, int], rate_per_second: float
-) -> LinkState | None:
-    """Return the state of the KV links between pools of (server, instances); None beyond their saturation."""
-    (first, first_count), (second, second_count) = prefill, decode
-    strategies = first.candidate.row.strategy, second.candidate.row.strategy
-    links = links_of(
-        question, model_cache(first.candidate.deployment), (strategies[0], first_count), (strategies[1], second_count)
-    )
-    source, sink, each = Source(first.passes, first_count), Sink(second.queue, second_count), question.requests_each
-    state = link_state(links, rate_per_second * each, question.decoded, source, sink)
-    most = {role: carried / each for role, carried in state.most_per_second.items()} if state else {}
-    return state and state._replace(most_per_second=most)
 
 
 def in_time(plan: Plan | None) -> Plan | None:
@@ -445,6 +443,6 @@ def slowed_down(late: Plan) -> Plan | None:
         plan = at(rate_per_second)
         return math.inf if plan is None else plan.excess
 
-    most = late.requests_per_second
+    most = min(late.requests_per_second, *(pool.capacity_per_second for _, pool in late.pools()))
     rate = largest_rate(excess, 1.0, most, most)
     return None if rate is None else at(rate)

@@ -7,7 +7,7 @@ from planner.costs.interval import Interval
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.plans.aggregated import AggregatedPool
-from planner.plans.plan import Plan
+from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.question import Question
 
@@ -24,7 +24,8 @@ def server_of(plan: Plan, pool: PlannedPool, question: Question) -> PrefillServe
     if isinstance(pool, PrefillPool):
         return pool.server(question)
     if isinstance(pool, DecodePool):
-        return DecodeServer(question, pool.candidate, plan.transfer_seconds)
+        assert isinstance(plan, DisaggregatedPlan), "decode instances stand beside prefill instances"
+        return plan.decoder(question)
     assert isinstance(pool, AggregatedPool), "pools are of three roles"
     return AggregatedServer(question, pool.candidate)
 

@@ -192,7 +192,7 @@ def _mixed_lines(plan: Plan, pool: AggregatedPool) -> tuple[str, ...]:
         f"rate: {running:.3g} requests x {ranks} DP ranks x {accepted:.3g} tokens / ({step} x {answer:.0f} tokens) = "
         f"{each:.3g} requests/s of one instance at the plan's rate; within TTFT and TPOT {_carried(pool)}",
         f"TPOT of the mean step: {step} / {accepted:.3g} = {format_duration(state.mean_step_seconds / accepted)} of "
-        f" {format_duration(question.tpot_seconds)}; p{level:g} {format_duration(plan.tpot.at(level))}",
+        f"{format_duration(question.tpot_seconds)}; p{level:g} {format_duration(plan.tpot.at(level))}",
         f"prompts: {candidate.batched_tokens} tokens a step and DP rank, {state.prompt_steps:.0%} of the steps carry "
         f"some; TTFT p{level:g} {format_duration(plan.ttft.at(level))} of {format_duration(question.ttft_seconds)}",
         _room_line(pool, candidate.batch),

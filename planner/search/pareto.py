@@ -242,5 +242,5 @@ def distinct(plans: list[Plan]) -> list[Plan]:
     seen: dict[tuple[float, ...], Plan] = {}
     for plan in plans:
         rate, chips, _, ttft, tpot = figures(plan)
-        seen.setdefault((float(f"{rate:.3g}"), chips, float(f"{ttft:.2g}"), float(f"{tpot:.3g}")), plan)
+        seen.setdefault((float(f"{rate:.3g}"), chips, float(f"{ttft:.2g}"), float(f"{tpot:.2g}")), plan)
     return list(seen.values())

@@ -191,10 +191,12 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known
     if longer:
         transfers = {**transfers, **longer}
         again = find(gather_fleet(fleet, transfers), transfers, known)
-        if slower is None or (again.best and again.best.requests_per_second >= slower.requests_per_second):
+        if again.best and (slower is None or again.best.requests_per_second >= slower.requests_per_second):
+            return again
+        if slower is None and (goal.maximised or not fleet.single):
             return again
     if slower is None:
-        return _with_room(found) if crowded and not goal.maximised else found
+        return found if goal.maximised else _with_room(found)
     return replace(found, plans=(slower,), gap=1 - slower.requests_per_second / plans[0].requests_per_second)
 
 
@@ -240,13 +242,19 @@ def _carried(option: Option, columns: Sequence[int], share: float) -> Plan:
 
 
 def _late(separate: Gathered, plans: Sequence[Plan], transfers: Mapping[str, float]) -> dict[str, float]:
-    """Return, by member, the longer transfers that make TPOT late because KV waits for links."""
-    return {
-        member.name: LONGER * plan.transfer_seconds
-        for member, plan in zip(separate.fleet.members, plans, strict=True)
-        if plan.tpot.at(plan.question.percentile) > plan.question.tpot_seconds
-        and plan.transfer_seconds > transfers.get(member.name, 0.0)
-    }
+    """Return, by member, the longer transfers that make TPOT late because KV waits for links.
+
+    Short answers are late because their prompts end together, which counts as so much longer a transfer.
+    """
+    longer = {}
+    for member, plan in zip(separate.fleet.members, plans, strict=True):
+        known, question = transfers.get(member.name, 0.0), plan.question
+        late = plan.tpot.at(question.percentile) - question.tpot_seconds
+        if late > 0 and (plan.handed_over or plan.transfer_seconds > known):
+            longer[member.name] = max(
+                LONGER * max(plan.transfer_seconds, known), known + late * question.workload.decoded_tokens
+            )
+    return longer
 
 
 def _spare(picked: Sequence[tuple[Side, int]], plans: Sequence[Plan]) -> float:

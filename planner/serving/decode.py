@@ -22,7 +22,7 @@ from ground.arrays import Bools, Floats, Ints
 from planner.loops.arrays import TableArrays, joined, kept
 from planner.manifest.drafts import Acceptance, drawn_iterations
 from planner.manifest.terms import StepCost
-from planner.serving.prefill import Policy, PrefillPool, play_prefill
+from planner.serving.prefill import Policy, Prefilled, PrefillPool, play_prefill
 from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
 
@@ -322,24 +322,39 @@ def within(ttft: Floats, tpot: Floats, ttft_seconds: float | None, tpot_seconds:
     return kept
 
 
+class HandedOver(NamedTuple):
+    """What separate pools did with a stream."""
+
+    prefilled: Prefilled
+    sent: Ints
+    """Of the stream's requests those with more than one token, which alone reach decode; [sent]."""
+    requests: DecodeRequests | None
+    """As they are handed over; None where all answers have one token."""
+    decoded: Decoded | None
+
+
+def hand_over(pools: SeparatePools, stream: Stream) -> HandedOver:
+    """Play passes, then links and iterations; answers of one token never reach decode."""
+    prefilled, sent = play_prefill(pools.prefill, stream), np.flatnonzero(stream.answer_tokens > 1)
+    if not sent.size:
+        return HandedOver(prefilled, sent, None, None)
+    prompts, answers = stream.prompt_tokens[sent].astype(np.float64), stream.answer_tokens[sent]
+    requests = DecodeRequests(
+        ready_seconds=prefilled.first_token_seconds[sent],
+        cached_tokens=prompts,
+        answer_tokens=answers - 1,
+        reserved_tokens=pools.reserved_tokens(prompts + answers),
+        transfer_seconds=pools.transfer_seconds(prompts),
+        source=prefilled.origin[sent],
+    )
+    return HandedOver(prefilled, sent, requests, play_decode(pools.decode, requests))
+
+
 def play_separate(pools: SeparatePools, stream: Stream) -> Served:
-    """Return what happens to every request; answers of one token never reach decode."""
-    prefilled, decode = play_prefill(pools.prefill, stream), pools.decode
-    sent = np.flatnonzero(stream.answer_tokens > 1)
-    left, decoded = prefilled.first_token_seconds.copy(), None
-    if sent.size:
-        prompts, answers = stream.prompt_tokens[sent].astype(np.float64), stream.answer_tokens[sent]
-        decoded = play_decode(
-            pools.decode,
-            DecodeRequests(
-                ready_seconds=prefilled.first_token_seconds[sent],
-                cached_tokens=prompts,
-                answer_tokens=answers - 1,
-                reserved_tokens=pools.reserved_tokens(prompts + answers),
-                transfer_seconds=pools.transfer_seconds(prompts),
-                source=prefilled.origin[sent],
-            ),
-        )
+    """Return what happens to every request."""
+    prefilled, sent, requests, decoded = hand_over(pools, stream)
+    left, decode = prefilled.first_token_seconds.copy(), pools.decode
+    if decoded is not None:
         left[sent] = decoded.left_seconds
     busy = prefilled.busy_seconds, decoded.busy_seconds if decoded else 0.0
     found = served(
@@ -348,9 +363,9 @@ def play_separate(pools: SeparatePools, stream: Stream) -> Served:
         left,
         {"prefill": (busy[0], pools.prefill.instances), "decode": (busy[1], decode.instances)},
     )
-    if decoded is None:
+    if requests is None or decoded is None:
         return found
-    crossing = float(pools.transfer_seconds(stream.prompt_tokens[sent].astype(np.float64)).sum()) / found.end_seconds
+    crossing = float(requests.transfer_seconds.sum()) / found.end_seconds
     channels = decode.source_groups * decode.source_channels, decode.instances * decode.ranks * decode.target_channels
     return replace(
         found,

@@ -1,0 +1,73 @@
+"""What lies between a plan's prefill and decode pools: KV links, and decode fed by prefill where answers are short."""
+
+from dataclasses import replace
+from functools import partial
+
+from planner.costs.cache import model_cache
+from planner.costs.memory import granted_tokens
+from planner.instances.handover import Handover, short_answers
+from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state, links_of
+from planner.instances.operating import DecodeServer, PrefillServer
+from planner.question import Question
+from planner.serving.decode import SeparatePools, prefill_pool
+
+Pair = tuple[tuple[PrefillServer, int], tuple[DecodeServer, int]]
+"""(server, instances) of prefill and of decode."""
+
+
+def links_between(question: Question, pair: Pair) -> KvLinks:
+    """Return the KV links between two pools."""
+    (first, first_count), (second, second_count) = pair
+    source, target = first.candidate.row.strategy, second.candidate.row.strategy
+    return links_of(question, model_cache(first.candidate.deployment), (source, first_count), (target, second_count))
+
+
+def state_of_links(question: Question, pair: Pair, rate_per_second: float) -> LinkState | None:
+    """Return the state of the KV links between two pools; None beyond their saturation."""
+    (first, first_count), (second, second_count) = pair
+    source, sink, each = Source(first.passes, first_count), Sink(second.queue, second_count), question.requests_each
+    state = link_state(links_between(question, pair), rate_per_second * each, question.decoded, source, sink)
+    most = {role: carried / each for role, carried in state.most_per_second.items()} if state else {}
+    return state and state._replace(most_per_second=most)
+
+
+def separate_pools_of(question: Question, pair: Pair) -> SeparatePools:
+    """Return two pools in the form that is played."""
+    (first, first_count), (second, second_count) = pair
+    links, strategy = links_between(question, pair), first.candidate.row.strategy
+    longest = max((tokens for tokens, _, _ in question.workload.prompts or ()), default=first.budget_tokens)
+    return SeparatePools(
+        prefill=prefill_pool(
+            first.cost,
+            ranks=strategy.attention_dp,
+            budget_tokens=first.budget_tokens,
+            longest_prompt=float(longest),
+            microbatches=first.candidate.microbatches,
+            instances=first_count,
+        ),
+        decode=replace(
+            second.pool,
+            instances=second_count,
+            source_groups=links.prefill.groups,
+            source_channels=links.channels(links.prefill),
+            target_channels=links.channels(links.decode),
+            latency_seconds=links.latency_seconds,
+        ),
+        transfer_seconds=links.held_seconds,
+        reserved_tokens=partial(granted_tokens, second.candidate.deployment),
+    )
+
+
+def fed(question: Question, pair: Pair) -> DecodeServer:
+    """Return the decode instance of a pair, fed by its prefill instances where answers are short."""
+    (first, _), (second, _) = pair
+    alone = question.offline is not None or question.queueing == "mixserve" or second.handover is not None
+    if alone or not short_answers(question.workload, first.passes, second.queue):
+        return second
+    handover = Handover(
+        pools=separate_pools_of(question, pair),
+        workload=question.workload,
+        context=float(question.model.max_position),
+        full_per_second=second.candidate.requests_per_second,
+    )
+    return replace(second, handover=handover)
