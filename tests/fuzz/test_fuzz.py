@@ -13,13 +13,13 @@ from tests.fuzz.truths import TRUTHS, Asking, Truth, alike, contradictions, expl
 from tests.fuzz.truths import drawn as drawn_question
 
 QUICK = [name for name, share in WEIGHTS.items() if share > 2 and name != "import"]  # which plans, in seconds
-SMALL_QUESTIONS = [each for each in range(80) if drawn_question(each, 3).flags["devices"] <= 4][:20]
+SMALL_QUESTIONS = [each for each in range(80) if drawn_question(each, 3).flags["devices"] <= 4][:8]
 
 
 @pytest.mark.parametrize("command", QUICK)
 def test_nothing_breaks_a_command(command: str) -> None:
     """Whatever is typed or stands in a file: done, bad input in one line, or infeasible, and nothing left behind."""
-    for case in drawn(4, 1, command):
+    for case in drawn(3, 1, command):
         assert faults(case) == [], case.arguments
 
 
@@ -34,7 +34,7 @@ def test_the_hunt_finds_what_is_wrong() -> None:
     assert faults(shell) == ["a payload was run"]
 
 
-@pytest.mark.parametrize("number", [2, 3, 4, 5])
+@pytest.mark.parametrize("number", [2, 5])
 def test_answers_do_not_contradict_each_other(number: int) -> None:
     """A small share of `python -m tests.fuzz --truths 500`."""
     flags, found = contradictions(number, 1, [truth for truth in TRUTHS if truth not in (alike, explained, repeated)])
@@ -77,7 +77,7 @@ def test_contradictions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--at", "0,1", "--only", "told"], "2 questions of seed 3: 0 with a contradiction\n"),
+        (["--at", "1", "--only", "told"], "1 questions of seed 3: 0 with a contradiction\n"),
         (["--cases", "2", "--commands", "manifest"], "2 cases of seed 3 (manifest 2): 0 with a fault\n"),
     ],
 )

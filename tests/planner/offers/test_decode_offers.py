@@ -76,7 +76,7 @@ def test_no_cap_carries_more_than_the_row(share, percentile):
     """A load that is bounded gets more slots, not a lower rate; and bounds are no smaller than what is carried."""
     asked = {"most_utilisation": share, "percentile": percentile, "tpot_seconds": 0.03}
     offers, _ = offers_of(small_question("qwen3-30b-a3b", "h20", 4, lengths=(4096.0, 256.0), **asked), 2, 0)
-    for number in range(0, len(offers), 3):
+    for number in range(0, len(offers), 6):
         kind = offers.build(number)
         assert isinstance(kind, DecodeKind)
         most = kind.pool_capacity(1)

@@ -87,7 +87,7 @@ def named(faults: list[Fault]) -> tuple[Fault, ...]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(ROUTINGS, RECOVERIES, FAULTS, WORKLOADS, st.integers(0, 1), st.sampled_from([0, 5]), st.booleans())
 def test_every_request_ends_or_runs(
     routing: dict[str, Any],
