@@ -21,7 +21,7 @@ from planner.workload import Workload
 _PASSES = 10.0
 """Full passes that an answer lasts where the closed form holds. Beside plays of 40 random plans (seven models, six
 machines, answers of 8 to 256 tokens) p99 of TPOT was 1 to 15 % above beyond them, -79 to +20 % off before them."""
-_LEAST_PLAYED, _MOST_PLAYED = 20_000, 60_000
+_LEAST_PLAYED, _MOST_PLAYED = 40_000, 80_000
 _FILLED = 12.0
 """Requests that are played over those in decode, so that what is left out at the stream's begin fills it."""
 
