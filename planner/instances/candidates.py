@@ -124,13 +124,6 @@ def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, mic
     return evaluate(cost, load, microbatches).seconds
 
 
-def rows_with_room(group: Group, microbatches: int, kv: KvLoad) -> tuple[Group, NDArray[np.float64]]:
-    """Return the rows whose memory holds the least batch, and the largest batch that memory holds, each [rows]."""
-    room = largest_room(group, microbatches, kv)
-    keep = np.flatnonzero(room >= least_batch(group, microbatches))
-    return (group, room) if keep.size == room.size else (group.select(keep), room[keep])
-
-
 def largest_room(group: Group, microbatches: int, kv: KvLoad) -> NDArray[np.float64]:
     """Return the largest batch that memory holds, [rows]; below the least batch where memory does not hold that."""
     deployment = group.deployment

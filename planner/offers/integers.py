@@ -7,9 +7,7 @@ other. Where latency is unimodal, a section search measures only a few integers.
 import math
 from collections.abc import Callable
 
-import numpy as np
-
-from ground.arrays import Floats
+from ground.arrays import Floats, distinct
 from planner.objective import LEAST_PART
 from planner.serving.capacity import on_grid
 
@@ -39,6 +37,7 @@ def largest_carried(
         capacity: capacity of an integer, given a rate that it carries.
         most: [integers], upper bounds of their capacities.
 
+    >>> import numpy as np
     >>> largest_carried((1.0, 0), lambda rate, n: 7 if rate <= 7 else None, lambda n, rate: 7.0, np.array([7.0]))
     (7.0, 7)
     """
@@ -46,7 +45,7 @@ def largest_carried(
     least = float(most.max(initial=0.0)) * LEAST_PART
     while (found := another(wanted := on_grid(max(rate, least), 1), number)) is not None:
         rate, number = max(capacity(found, wanted), wanted), found
-    closer, best = np.unique(most[(most > rate * (1 + _SAME)) & (most < wanted)]), number
+    closer, best = distinct(most[(most > rate * (1 + _SAME)) & (most < wanted)]), number
     low, high = 0, closer.size
     while low < high:
         middle = (low + high) // 2

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ground.arrays import Bools, Floats, Ints, undominated
+from ground.arrays import Bools, Floats, Ints, distinct, undominated
 from planner.instances.candidates import (
     PROMPTS_PER_PASS,
     SHORTEST_CHUNK_TOKENS,
@@ -102,7 +102,7 @@ def _by_passes(question: Question, group: Group) -> Iterator[tuple[Passed, Ints]
         strategy = group.deployment.strategy
         held = given * np.asarray(strategy.attention_tp) * np.asarray(strategy.pp) / prompt + np.zeros(len(group.rows))
         whole = np.where(held >= 1 - 1e-9, np.floor(held + 1e-9), -np.ceil(1 / np.maximum(held, 1e-9)))
-        for each in np.unique(whole).astype(np.int64).tolist():
+        for each in distinct(whole).astype(np.int64).tolist():
             passes: Passed = ((each,), 1) if each > 0 else ((1,), -each)
             rows = np.flatnonzero(whole == each)
             fits = prefill_fits(group.select(rows).deployment, question.workload, max(each, 1), passes[1])

@@ -125,9 +125,12 @@ def holds(plan: Plan, question: Question, asked: Question) -> bool:
 def rate_with(plan: Plan, confidence: float) -> float:
     """Return the largest rate that a plan's pools carry within the limits with a confidence.
 
-    Where the question has a loss to survive, the instances that remain after it carry that rate.
+    Where the question has a loss to survive, the instances that remain after it carry that rate. As predicted and
+    without such demands it is that of the capacities which the plan tells.
     """
     asked, times = plan.question, times_of(plan, confidence)
+    if confidence <= PREDICTED and asked.survive is None and is_plain(asked):
+        return min(pool.capacity_per_second for _, pool in plan.pools())
     lost = lost_of(plan, asked.survive)
     hard = replace(stressed(asked, times), objective="throughput", rate_per_second=None)
 

@@ -1,31 +1,29 @@
 """Why a role, or aggregated instances, have no candidate at all, and what would help."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from ground.units import counted, format_bytes, format_duration
-from planner.balance.imbalance import expected_maximum_normal
-from planner.costs.latency import accepted_tokens, balanced_cost
+from planner.costs.latency import accepted_tokens
 from planner.costs.memory import weight_bytes
 from planner.instances.candidates import (
     Count,
     budgets,
     iteration,
+    largest_room,
     least_batch,
     pass_seconds,
     prefill_fits,
-    rows_with_room,
 )
 from planner.instances.encoding import encode_seconds
-from planner.instances.space import Role, built, groups, machines_of, role_rows
+from planner.instances.space import ROLES, Role, built, groups, machines_of, role_rows
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.aggregated_offers import aggregated_offers, bounds_of, holding
 from planner.programme.programme import Programme
-from planner.question import Machines, Question
+from planner.question import Question
 from planner.search.answer import Answer, Change
 from planner.search.shapes import needed_rates, not_aggregated
 from planner.search.ways import Gathered
@@ -36,21 +34,24 @@ TRIED = 12
 _LATENCY = {"prefill": "ttft", "decode": "tpot"}
 
 
-def missing(question: Question, prefill: bool) -> tuple[str, str]:
+def missing(question: Question, role: Role) -> tuple[str, str]:
     """Return (binding limit, sentence) for a pool without any candidate."""
-    role = "prefill" if prefill else "decode"
-    machines = question.prefill if prefill else question.decode
-    sizes = fitting_sizes(question, prefill)
-    if not sizes:
-        return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
-    best = fastest(question, prefill)
-    flag, limit = asked_limit(question, prefill)
+    best = fastest(question, ttft=role == "prefill") if fitting_sizes(question, role) else 0.0
     if not best:
-        return "memory", memory_sentence(question, role_of(prefill), smallest_devices(question, machines, prefill))
+        return "memory", memory_sentence(question, role)
+    return out_of_reach(question, role, best, ttft=role == "prefill")
+
+
+def out_of_reach(question: Question, role: Role, seconds: float, *, ttft: bool) -> tuple[str, str]:
+    """Return (binding limit, sentence) where the fastest instance of a role takes so long with nothing else to do."""
+    flag, limit = asked_limit(question, ttft)
+    share = question.encode_share if ttft else 0.0
+    before = f", and encode instances have {share:.0%} of the limit before it" if share else ""
     return flag.strip("-"), (
-        f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest {role} "
-        f"instance on up to {counted(machines.devices, 'device')} takes {format_duration(best)} with nothing else to do"
-        f"{encode_part(question) if prefill else ''}"
+        f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest "
+        f"{'aggregated' if role == 'mixed' else role} instance on up to "
+        f"{counted(machines_of(question, role).devices, 'device')} takes {format_duration(seconds)} with nothing else "
+        f"to do{before}"
     )
 
 
@@ -67,57 +68,47 @@ def late_in_encode(question: Question) -> str:
     )
 
 
-def encode_part(question: Question) -> str:
-    """Return a clause with the part of the TTFT limit for encode instances; empty without them."""
-    share = question.encode_share
-    return f", and encode instances have {share:.0%} of the limit before it" if share else ""
-
-
-def fastest(question: Question, ttft: bool) -> float:
+def fastest(question: Question, *, ttft: bool) -> float:
     """Return the least TTFT, or TPOT, of any idle instance; 0 where none fits."""
     if question.shape == "aggregated":
-        return (fastest_alone(question) or (0.0, 0.0))[0 if ttft else 1]
-    return (fastest_ttft(question) if ttft else fastest_tpot(question)) or 0.0
+        found = fastest_alone(question)[0 if ttft else 1]
+    else:
+        found = fastest_ttft(question) if ttft else fastest_tpot(question)
+    return found if math.isfinite(found) else 0.0
 
 
-def role_of(prefill: bool) -> Role:
-    """Name of a role."""
-    return "prefill" if prefill else "decode"
-
-
-def fitting_sizes(question: Question, prefill: bool) -> list[int]:
+def fitting_sizes(question: Question, role: Role) -> list[int]:
     """Devices of every row of the role that holds the least load: a prompt in the smallest chunks, or one request."""
-    role, workload = role_of(prefill), question.workload
+    workload, finest = question.workload, max(chunks for _, chunks in budgets(question.workload))
     sizes: list[int] = []
-    for group in groups(question, role, role_rows(question, role), 0 if prefill else min(question.drafts)):
-        if prefill:
-            finest = max(chunks for _, chunks in budgets(workload))
+    for group in groups(question, role, role_rows(question, role), 0 if role == "prefill" else min(question.drafts)):
+        if role == "prefill":
             fits = np.broadcast_to(prefill_fits(group.deployment, workload, 1, finest), (len(group.rows),))
-            rows = group.select(np.flatnonzero(fits)).rows
+            held = np.flatnonzero(fits)
+        elif role == "decode":
+            held = np.flatnonzero(largest_room(group, 1, reserved_kv_tokens(workload)) >= least_batch(group, 1))
         else:
-            rows = rows_with_room(group, 1, reserved_kv_tokens(workload))[0].rows
-        sizes += [row.strategy.devices for row in rows]
+            held = holding(question, group)
+        sizes += [group.rows[number].strategy.devices for number in held.tolist()]
     return sizes
 
 
-def memory_sentence(question: Question, role: Role, smallest: int | None) -> str:
+def memory_sentence(question: Question, role: Role) -> str:
     """Return a sentence with the missing memory and the smallest number of devices that would hold the model."""
     machines = machines_of(question, role)
     device = machines.hardware.device
     room = device.memory_bytes.value - device.reserve_bytes.value
     needs = [
-        (float(need), row.strategy.devices)
+        float(np.min(weight_bytes(group.deployment)))
         for group in groups(question, role, role_rows(question, role), 0)
-        for row, need in zip(
-            group.rows, np.broadcast_to(weight_bytes(group.deployment), (len(group.rows),)), strict=True
-        )
+        if group.rows
     ]
     held = counted(machines.devices, "device")
     if not needs:
         most = question.max_instance_devices
         bound = f" with at most {counted(most, 'device')} an instance (--max-instance-devices)" if most else ""
         return f"{question.model.name} has no strategy on {held} of {machines.hardware.name}{bound}"
-    least, _ = min(needs)
+    least, smallest = min(needs), smallest_devices(question, role)
     nearest = "no number of them does"
     if smallest and role == "mixed":
         nearest = f"the smallest number that holds an aggregated instance is {smallest}"
@@ -137,17 +128,13 @@ def memory_sentence(question: Question, role: Role, smallest: int | None) -> str
     )
 
 
-def smallest_devices(question: Question, machines: Machines, prefill: bool) -> int | None:
+def smallest_devices(question: Question, role: Role) -> int | None:
     """Return the devices of the smallest instance of the role that fits, on pools doubled until one does."""
-    return smallest_of(question, machines, lambda larger: fitting_sizes(larger, prefill))
-
-
-def smallest_of(question: Question, machines: Machines, sizes_of: Callable[[Question], list[int]]) -> int | None:
-    """Return the least size on pools that are doubled until there is one."""
+    machines = machines_of(question, role)
     devices = machines.devices
     while devices <= 64 * max(machines.devices, machines.devices_per_node):
         devices *= 2
-        sizes = sizes_of(with_devices(question, devices))
+        sizes = fitting_sizes(with_devices(question, devices), role)
         if sizes:
             return min(sizes)
     return None
@@ -155,11 +142,8 @@ def smallest_of(question: Question, machines: Machines, sizes_of: Callable[[Ques
 
 def smallest_plan(question: Question) -> float:
     """Devices of the smallest aggregated instance that fits, or of one instance per role; infinite where none fits."""
-    if not_aggregated(question) is None:
-        sizes = [smallest_of(question, question.decode, mixed_sizes)]
-    else:
-        sizes = [smallest_devices(question, question.prefill, True), smallest_devices(question, question.decode, False)]
-    return float(sum(size or math.inf for size in sizes))
+    roles: tuple[Role, ...] = ("mixed",) if not_aggregated(question) is None else ROLES
+    return float(sum(smallest_devices(question, role) or math.inf for role in roles))
 
 
 def with_devices(question: Question, devices: int) -> Question:
@@ -168,37 +152,48 @@ def with_devices(question: Question, devices: int) -> Question:
     return replace(question, prefill=prefill, decode=decode)
 
 
-def fastest_tpot(question: Question) -> float | None:
-    """Least time per token of any decode instance that fits, at its smallest batch; None where none fits."""
+def fastest_tpot(question: Question) -> float:
+    """Least time per token of any decode instance that fits, at its smallest batch; infinite where none fits."""
     best, kv = math.inf, running_kv_tokens(question.workload)
-    for drafts in question.drafts:
-        for group in groups(question, "decode", role_rows(question, "decode"), drafts):
-            held, _ = rows_with_room(group, 1, reserved_kv_tokens(question.workload))
-            if held.rows:
-                ranks = expected_maximum_normal(held.deployment.strategy.attention_groups)
-                cost = balanced_cost(held.deployment, question.balance)
-                seconds = iteration(cost, ranks, least_batch(held, 1), kv, 1)
-                best = min(best, float(np.min(seconds / accepted_tokens(held.deployment, question.acceptance))))
-    return best if math.isfinite(best) else None
+    for whole in built(question, "decode", role_rows(question, "decode")):
+        least = least_batch(whole.group, 1)
+        fits = largest_room(whole.group, 1, reserved_kv_tokens(question.workload)) >= least
+        seconds = iteration(whole.cost, whole.deviations, least, kv, 1)
+        each = seconds / accepted_tokens(whole.group.deployment, question.acceptance)
+        best = min(best, float(np.min(np.where(fits, each, math.inf))))
+    return best
 
 
-def fastest_ttft(question: Question) -> float | None:
-    """Shortest time of one prompt alone, whole or in chunks, on any prefill instance that fits."""
+def fastest_ttft(question: Question) -> float:
+    """Shortest time of one prompt alone, whole or in chunks, on any prefill instance that fits; infinite: none fits."""
     best = math.inf
-    for group in groups(question, "prefill", role_rows(question, "prefill"), 0):
-        cost = balanced_cost(group.deployment, question.balance)
-        alone = 1.0 / np.asarray(group.deployment.strategy.attention_dp)
+    for whole in built(question, "prefill", role_rows(question, "prefill")):
+        deployment = whole.group.deployment
+        alone = 1.0 / np.asarray(deployment.strategy.attention_dp)
         for chunks in sorted({chunks for _, chunks in budgets(question.workload)}):
-            fits = prefill_fits(group.deployment, question.workload, 1, chunks)
-            seconds = pass_seconds(cost, question.workload, 1.0, alone, chunks, 1)
+            fits = prefill_fits(deployment, question.workload, 1, chunks)
+            seconds = pass_seconds(whole.cost, question.workload, 1.0, alone, chunks, 1)
             best = min(best, float(np.min(np.where(fits, seconds, math.inf))))
-    return best if math.isfinite(best) else None
+    return best
 
 
-def unsurvivable(question: Question) -> str:
-    """Return a sentence that instances fit, but too few remain after a loss."""
+def fastest_alone(question: Question) -> tuple[float, float]:
+    """Least seconds of a prompt, and per token of its answer, on any aggregated instance; infinite where none fits."""
+    ttft = tpot = math.inf
+    for whole in built(question, "mixed", role_rows(question, "mixed")):
+        held = whole.select(holding(question, whole.group))
+        if held.group.rows:
+            bounds = bounds_of(question, held, Count())
+            ttft = min(ttft, float(bounds.longest_alone().min()))
+            tpot = min(tpot, float((bounds.bare(1 / bounds.ranks) / bounds.accepted).min()))
+    return ttft, tpot
+
+
+def unsurvivable(question: Question) -> tuple[str, str]:
+    """Return (binding limit, sentence) where instances fit, but too few remain after a loss."""
     held = f" on {counted(question.prefill.devices, 'device')}" if question.one_pool else ""
-    return f"--survive: losing one {question.survive or 'instance'} would leave no instance of a role{held}"
+    loss = question.survive or "instance"
+    return "survive", f"--survive: losing one {loss} would leave no instance of a role{held}"
 
 
 def most_devices(question: Question) -> float:
@@ -209,7 +204,7 @@ def most_devices(question: Question) -> float:
     return float(sum(spec.nodes.value * spec.devices_per_node.value for spec in specs.values()))
 
 
-def missing_anyhow(question: Question, prefill: bool) -> tuple[str, str]:
+def missing_anyhow(question: Question, role: Role) -> tuple[str, str]:
     """Return (binding limit, sentence) where separate pools lack a role and aggregated instances carry nothing.
 
     The sentence is about separate pools, unless only aggregated instances are asked for or memory lacks, of which
@@ -217,48 +212,19 @@ def missing_anyhow(question: Question, prefill: bool) -> tuple[str, str]:
     """
     if question.shape == "aggregated":
         return missing_aggregated(question)
-    told = missing(question, prefill)
+    told = missing(question, role)
     return missing_aggregated(question) if told[0] == "memory" and not_aggregated(question) is None else told
 
 
 def missing_aggregated(question: Question) -> tuple[str, str]:
     """Return (binding limit, sentence) where no aggregated instance carries any rate within the limits."""
-    best = fastest_alone(question)
-    if best is None:
-        return "memory", memory_sentence(question, "mixed", smallest_of(question, question.decode, mixed_sizes))
+    ttft, tpot = fastest_alone(question)
+    if math.isinf(ttft):
+        return "memory", memory_sentence(question, "mixed")
     if question.survive is not None and carries(replace(question, survive=None)):
-        return "survive", unsurvivable(question)
-    ttft, tpot = best
+        return unsurvivable(question)
     late = tpot <= question.tpot_seconds
-    least = ttft if late else tpot
-    flag, limit = asked_limit(question, late)
-    return flag.strip("-"), (
-        f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest aggregated "
-        f"instance on up to {question.decode.devices} devices takes {format_duration(least)} with nothing else to do"
-        f"{encode_part(question) if late else ''}"
-    )
-
-
-def mixed_sizes(question: Question) -> list[int]:
-    """Devices of every aggregated row that holds a request."""
-    drafts = min(question.drafts)
-    found = (
-        group.select(holding(question, group))
-        for group in groups(question, "mixed", role_rows(question, "mixed"), drafts)
-    )
-    return [row.strategy.devices for group in found for row in group.rows]
-
-
-def fastest_alone(question: Question) -> tuple[float, float] | None:
-    """Least seconds of a prompt, and per token of its answer, on any aggregated instance; None where none fits."""
-    ttft = tpot = math.inf
-    for whole in built(question, "mixed", role_rows(question, "mixed")):
-        held = whole.select(holding(question, whole.group))
-        if held.group.rows:
-            bounds = bounds_of(question, held, Count())
-            ttft = min(ttft, float(bounds.longest_alone().min()))
-            tpot = min(tpot, float((bounds.bare(1 / bounds.ranks) / bounds.accepted).min()))
-    return (ttft, tpot) if math.isfinite(ttft) else None
+    return out_of_reach(question, "mixed", ttft if late else tpot, ttft=late)
 
 
 def carries(question: Question) -> bool:
@@ -286,7 +252,7 @@ def limit_of(separate: Gathered) -> str:
     (question, pools), aim = separate.roles[0], Aim(devices=separate.fleet.devices, objective="throughput")
     for side in pools.sides:
         if not side.offers:
-            return _LATENCY[side.role] if fitting_sizes(question, side.role == "prefill") else "memory"
+            return _LATENCY[side.role] if fitting_sizes(question, side.role) else "memory"
     if question.rate_per_second is not None and not separate.closed and separate.programme(aim).likely() is not None:
         return "devices"
     for side in pools.sides:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from planner.plans.plan import Plan
+from planner.plans.servers import PREDICTED
 from planner.question import Pin, Question
 from planner.search.changes.resources import Each, Size, on_plan_devices, size_of
 from planner.search.search import search
@@ -30,14 +31,8 @@ class Near:
 
 
 def headroom_of(plan: Plan) -> float:
-    """Return the relative rise of the rate at which a plan's pools first miss a limit.
-
-    Without a loss to survive, confidence or headroom it is that of the capacities which the plan tells.
-    """
-    question = plan.question
-    if question.survive is None and question.confidence is None and not question.headroom:
-        return min(pool.capacity_per_second for _, pool in plan.pools()) / plan.requests_per_second - 1
-    return rate_with(plan, plan.question.confidence or 0.5) / plan.requests_per_second - 1
+    """Return the relative rise of the rate at which a plan's pools first miss a limit with its confidence."""
+    return rate_with(plan, plan.question.confidence or PREDICTED) / plan.requests_per_second - 1
 
 
 def sizes_of(near: Iterable[Near]) -> dict[Size, float]:

@@ -163,7 +163,7 @@ def limit_change(question: Question, ttft: bool, feasible: Try) -> Change:
 
 def _eased_from(question: Question, ttft: bool) -> float:
     """Return the limit that is eased: the asked one, or the least latency of any engine where that is longer."""
-    every, (_, asked) = [fastest(each, ttft) for each in alternatives(question)], asked_limit(question, ttft)
+    every, (_, asked) = [fastest(each, ttft=ttft) for each in alternatives(question)], asked_limit(question, ttft)
     least = min((seconds for seconds in every if seconds), default=0.0)
     return asked if asked * MOST_FACTOR > 2 * least else least
 

@@ -23,14 +23,13 @@ from planner.search.changes.missing import (
     limit_of,
     missing,
     missing_anyhow,
-    mixed_sizes,
     smallest_plan,
     unsurvivable,
     without_plan,
 )
-from planner.search.changes.shortage import helped, short, shortage
+from planner.search.changes.shortage import helped, nearest_rate, not_carried, shortage, told_rate
+from planner.search.changes.variations import alike, most_carried
 from planner.search.search import Aside, at_need, question_of, search
-from planner.search.shapes import not_aggregated
 from planner.search.solve import Choice, Found, carried_in_time, choose
 from planner.search.sure import is_plain
 from planner.search.ways import Gathered, every_way, gather_fleet
@@ -59,8 +58,13 @@ def answered(
     answer = search(question, beside=beside, aside=aside, worth=worth, refuse=refuse)
     if answer.best is not None or refuse is not None:
         return answer
-    told, most = short(question, answer.binding_limit)
-    return helped(replace(answer, explanation=f"{answer.explanation}{told}"), question, most)
+    most = most_carried(replace(question, objective="throughput", rate_per_second=None))
+    feasible = alike()
+    rated = nearest_rate(question, answer.binding_limit, most, feasible)
+    told = f"no rate at all is carried within the limits ({answer.binding_limit})"
+    if most and question.rate_per_second is not None:
+        told = not_carried(question, told_rate(rated, most))
+    return helped(replace(answer, explanation=f"{answer.explanation}{told}"), question, most, rated, feasible)
 
 
 def _nearest_refused(found: Sequence[Found], question: Question) -> Answer:
@@ -71,7 +75,7 @@ def _nearest_refused(found: Sequence[Found], question: Question) -> Answer:
         asked, limit = question_of(tried[0]), limit_of(tried[0].separate)
         if limit == "memory":
             return True, smallest_plan(asked)
-        return False, fastest(asked, limit == "ttft") or math.inf
+        return False, fastest(asked, ttft=limit == "ttft") or math.inf
 
     known, carrying, idle = 0.0, None, []
     for each in found:
@@ -151,17 +155,21 @@ def refused(separate: Gathered, asked: Question | None = None, most: Choice | Ga
         return _refused(separate, most)
     question = asked or separate.fleet.members[0].question
     carried = (carried_in_time(most) if isinstance(most, Choice) else 0.0) * (question.rate_per_second or 1.0)
+    feasible = alike()
+    rated = nearest_rate(question, "devices", carried, feasible)
+    wrong = unheld(question) if question.pins else None
+    answer = _refused(separate, most, rated) if wrong is None else without_plan(separate, *wrong)
+    answer = helped(answer, question, carried, rated, feasible)
     if not question.pins:
-        return helped(_refused(separate, most), question, carried)
-    wrong = unheld(question)
-    answer = _refused(separate, most) if wrong is None else without_plan(separate, *wrong)
-    answer, changes = helped(answer, question, carried), tuple(eased(question))
+        return answer
+    changes = tuple(eased(question))
     helps = " or ".join(change.told for change in changes)
     told = f"{answer.explanation}; or, with all else as given, {helps}" if helps else answer.explanation
     return replace(answer, explanation=told, changes=(*answer.changes, *changes))
 
 
-def _refused(separate: Gathered, most: Choice | Gathered) -> Answer:
+def _refused(separate: Gathered, most: Choice | Gathered, rated: Change | None = None) -> Answer:
+    """Return the refusal with its reason; ``rated``: the nearest rate of a single model."""
     fleet = separate.fleet
     aim = Aim(devices=fleet.devices, objective="throughput")
     gathered = most.gathered if isinstance(most, Choice) else most
@@ -175,7 +183,8 @@ def _refused(separate: Gathered, most: Choice | Gathered) -> Answer:
             return without_plan(gathered, f"{loss} of {member.name}", f"{member.name}: {told}")
     if fleet.single and isinstance(most, Choice):
         option = most.chosen[0][0]
-        return without_plan(gathered, *shortage(option, share * (option.question.rate_per_second or 1.0)), growth=share)
+        carried = told_rate(rated, share * (option.question.rate_per_second or 1.0))
+        return without_plan(gathered, *shortage(option, carried), growth=share)
     pool, more = _larger_pools(gathered, share)
     eased = (*_with_shared_nodes(gathered), *_without_loss(gathered), *_without_one(gathered))
     changes = (*_rates(gathered, share), *more, *eased)
@@ -195,14 +204,12 @@ def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
     if late := late_in_encode(question):
         return "ttft", late
     if question.shape == "aggregated" or not pools.prefill.offers or not pools.decode.offers:
-        return missing_anyhow(question, not pools.prefill.offers)
+        return missing_anyhow(question, "decode" if pools.prefill.offers else "prefill")
     for side in pools.sides:
         if side.size and Programme((((side,),),), aim).settle() is None:
-            return missing(question, side.role == "prefill")
-    if question.survive is not None and not_aggregated(question) is None and mixed_sizes(question):
-        return "survive", unsurvivable(question)
+            return missing(question, side.role)
     if question.survive is not None:
-        return "survive", unsurvivable(question)
+        return unsurvivable(question)
     least = {side.role: int(side.room.min()) for side in pools.sides}
     needs = " and ".join(f"{role} at least {count}" for role, count in least.items())
     there = {side.machines.budget: side.machines.devices for side in pools.sides}

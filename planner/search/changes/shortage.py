@@ -10,7 +10,7 @@ from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.answer import Answer, Change
 from planner.search.changes.nearest import Try, eased, limit_change, limits_change, rate_change, size_change
-from planner.search.changes.variations import alike, most_carried
+from planner.search.changes.variations import most_carried
 from planner.search.gather import Option
 
 
@@ -20,7 +20,7 @@ def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
     The limit is ``survive`` where they carry the rate without a loss; else the pools that carry less, or the devices
     that both roles share.
     """
-    question, there = option.question, _there(option.question, most_per_second)
+    question, there = option.question, not_carried(option.question, most_per_second)
     if question.survive is not None and _programme(question, [side.without_spares() for side in option.sides]).settle():
         return "survive", f"--survive: after losing the worst {question.survive} {there}"
     if question.one_pool:  # both roles share devices
@@ -38,23 +38,23 @@ def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
     return f"devices of {' and '.join(side.role for side in short)}", f"{told}, not of the asked {asked}"
 
 
-def helped(answer: Answer, question: Question, most_per_second: float) -> Answer:
-    """Return a refusal with the nearest changes after its reason, each solved as printed."""
-    changes = tuple(_changes(question, answer.binding_limit, most_per_second))
-    told = answer.explanation
-    for change in changes:
-        if change.direction == "rate" and change.question is not None:  # the devices carry what is offered instead
-            carried = change.question.rate_per_second or 0.0
-            told = told.replace(_there(question, most_per_second), _there(question, carried))
-    return replace(answer, explanation=with_changes(told, changes), changes=changes)
+def nearest_rate(question: Question, limit: str, most_per_second: float, feasible: Try) -> Change | None:
+    """Return the change to the largest rate that is carried; None where a rate is not what is short."""
+    if not most_per_second or question.rate_per_second is None or limit in ("ttft", "tpot"):
+        return None
+    return rate_change(question, most_per_second, feasible)
 
 
-def short(question: Question, limit: str) -> tuple[str, float]:
-    """Return a sentence on the rate of the devices for a question with a confidence or headroom, and that rate."""
-    most = most_carried(replace(question, objective="throughput", rate_per_second=None))
-    if most > 0 and question.rate_per_second is not None:
-        return _there(question, most), most
-    return f"no rate at all is carried within the limits ({limit})", most
+def told_rate(rated: Change | None, most_per_second: float) -> float:
+    """Return the rate that devices are told to carry: the one that is offered instead, where there is one."""
+    solved = rated.question.rate_per_second if rated is not None and rated.question is not None else None
+    return most_per_second if solved is None else solved
+
+
+def helped(answer: Answer, question: Question, most_per_second: float, rated: Change | None, feasible: Try) -> Answer:
+    """Return a refusal with the nearest changes after its reason, each solved as printed; ``rated`` is the rate's."""
+    changes = tuple(_changes(question, answer.binding_limit, most_per_second, rated, feasible))
+    return replace(answer, explanation=with_changes(answer.explanation, changes), changes=changes)
 
 
 def too_few(question: Question, most_per_second: float, carries: Try) -> str:
@@ -63,7 +63,7 @@ def too_few(question: Question, most_per_second: float, carries: Try) -> str:
     ``carries`` was true for both.
     """
     changes = rate_change(question, most_per_second, carries), size_change(question, most_per_second, carries)
-    return with_changes(_there(question, most_per_second), changes)
+    return with_changes(not_carried(question, most_per_second), changes)
 
 
 def with_changes(told: str, changes: Sequence[Change]) -> str:
@@ -73,17 +73,17 @@ def with_changes(told: str, changes: Sequence[Change]) -> str:
     return "; ".join([told, *nearest, *(change.told for change in changes if change.question is None)])
 
 
-def _changes(question: Question, limit: str, most_per_second: float) -> list[Change]:
+def _changes(
+    question: Question, limit: str, most_per_second: float, rated: Change | None, feasible: Try
+) -> list[Change]:
     """Return the nearest changes that bear on the binding limit."""
-    feasible = alike()
     if limit in ("ttft", "tpot"):
         found = limit_change(question, limit == "ttft", feasible)
         both = None if found.question is not None else limits_change(question, limit == "ttft", feasible)
         return [both or (found if found.question is not None else _with_rate(question, found))]
-    rated = [rate_change(question, most_per_second, feasible)] if most_per_second and question.rate_per_second else []
     unharmed = replace(question, survive=None)
     loss = [_without_loss(unharmed)] if limit == "survive" and feasible(unharmed) else []
-    return [*rated, size_change(question, most_per_second, feasible), *loss]
+    return [*([rated] if rated else []), size_change(question, most_per_second, feasible), *loss]
 
 
 def _with_rate(question: Question, change: Change) -> Change:
@@ -93,7 +93,7 @@ def _with_rate(question: Question, change: Change) -> Change:
     most = most_carried(replace(eased(eased(question, True), False), objective="throughput", rate_per_second=None))
     if not 0 < most < question.rate_per_second:
         return change
-    return replace(change, told=f"{change.told}: with both limits so eased {_there(question, most)}")
+    return replace(change, told=f"{change.told}: with both limits so eased {not_carried(question, most)}")
 
 
 def _without_loss(question: Question) -> Change:
@@ -106,7 +106,8 @@ def _programme(question: Question, sides: Sequence[Side], aim: Aim | None = None
     return Programme(((tuple(sides),),), aim or Aim(devices=devices, objective="chips", rate=1.0))
 
 
-def _there(question: Question, most_per_second: float) -> str:
+def not_carried(question: Question, most_per_second: float) -> str:
+    """Return a sentence with the rate that the devices carry instead of the asked one."""
     most, asked = format_rate(rounded_down(most_per_second)), format_rate(question.rate_per_second or 0.0)
     devices = question.devices
     return f"{counted(devices, 'device')} {'carries' if devices == 1 else 'carry'} {most}, not the asked {asked}"

@@ -15,6 +15,7 @@ from planner.offers.aggregated_offers import aggregated_offers
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.kinds import PrefillKind
 from planner.offers.offer import Offers
+from planner.plans.plan import Plan
 from planner.plans.quantised import alternatives
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
@@ -22,12 +23,14 @@ from planner.search.gather import Costing
 from planner.search.search import search
 from planner.search.shapes import needed_rates, not_aggregated, on_each_pool
 from planner.search.solve import Choice, carried_in_time, choose, chosen_of, find, plan_of
-from planner.search.sure import is_plain
+from planner.search.sure import Times, holds, is_plain, stressed, times_of
 from planner.search.ways import Gathered, Rows, gather_fleet, unpruned, with_apart
 from planner.serving.capacity import STEP
 
 LEADING = 10
 """Rows of each size of a role with the largest bounds, which are solved again."""
+ROUNDS = 3
+"""Likely plans that are tried for a confidence, each with the factors that the one before it needs."""
 NEAR = 0.8
 """Part of the best rate that the bound of an aggregated row must reach to be solved for again."""
 
@@ -85,9 +88,9 @@ def has_plan(question: Question, costing: Costing | None = None) -> bool:
     ``costing`` keeps the costs of similar questions.
     """
     question = replace(question, objective="throughput" if question.rate_per_second is None else "chips")
-    if not is_plain(question):
-        return search(question, beside=False).feasible
     costing = costing or Costing()
+    if not is_plain(question):
+        return _likely_holds(question, costing) or search(question, beside=False).feasible
     return any(_has_plan(gather_fleet(Fleet.of(each), costing=costing)) for each in alternatives(question))
 
 
@@ -98,15 +101,31 @@ def alike() -> Callable[[Question], bool]:
 
 def _has_plan(separate: Gathered) -> bool:
     aim = aim_of(separate.fleet)
-    programme = None if separate.closed else separate.programme(aim)
     if aim.rate is None:
-        if programme is not None and programme.carries_any():
+        if not separate.closed and separate.programme(aim).carries_any():
             return True
         every = unpruned(separate, aim)
         return not every.closed and every.programme(aim).carries_any()
-    likely = None if programme is None else programme.sufficient()
-    if likely is not None and all(
-        (plan := plan_of(option, columns, 1.0)) and plan.excess <= 1 for option, columns in chosen_of(separate, likely)
-    ):
-        return True
-    return bool(find(separate).plans)
+    return _likely_plan(separate) is not None or bool(find(separate).plans)
+
+
+def _likely_plan(separate: Gathered) -> Plan | None:
+    """Return the plan of the first separate pools found that carry the asked rate in time; None where none does."""
+    picks = None if separate.closed else separate.programme(aim_of(separate.fleet)).sufficient()
+    plan = None if picks is None else plan_of(*chosen_of(separate, picks)[0], 1.0)
+    return plan if plan and plan.excess <= 1 else None
+
+
+def _likely_holds(question: Question, costing: Costing) -> bool:
+    """Whether a likely plan, with the factors on service times that the one before it needs, has its confidence."""
+    for each in alternatives(question) if question.rate_per_second is not None else ():
+        times: Times = {}
+        for _ in range(ROUNDS):
+            asked = stressed(each, times)
+            plan = _likely_plan(gather_fleet(Fleet.of(asked), costing=costing))
+            if plan is None:
+                break
+            if holds(plan, each, asked):
+                return True
+            times = {**times, **times_of(plan, question.confidence)}
+    return False

@@ -109,8 +109,8 @@ def test_the_smallest_number_of_devices_is_the_smallest(model: str, devices: int
 
     smallest = int(told(answer, r"holds a \w+ instance is (\d+)"))
 
-    fits = [count for count in range(1, 2 * smallest + 1) if fitting_sizes(with_devices(question, count), True)]
-    assert fits[0] == smallest == smallest_devices(question, question.prefill, True)
+    fits = [count for count in range(1, 2 * smallest + 1) if fitting_sizes(with_devices(question, count), "prefill")]
+    assert fits[0] == smallest == smallest_devices(question, "prefill")
     assert fits == list(range(smallest, 2 * smallest + 1))
 
 
