@@ -7,7 +7,7 @@ constraint named:
     sum over columns of a role of x + a = 1                  one_<model> <role>
     sum over columns of a role of a way of x = w             one_<model> <role> way <k>, where roles must agree
     sum over ways of w + a = 1                               way_<model>
-    a = sum over columns of aggregated instances of x        such a column fills both roles
+    a = sum over columns of aggregated instances of x        such a column fills both roles; where ways stand, it is one
     f <= sum of rate / asked rate x + sum of w without       rate_<model> encode, where ways have encode instances
     f <= sum of rate / asked rate x                          rate_<model> <role>, aggregated columns included
     sum over columns of a pool of devices x <= budget        devices_<pool>
@@ -132,53 +132,47 @@ class _Built:
         Names hold numbers of models and pools, because a solver may map two names to one.
         """
         before = len(self.taken)
-        carried: list[Any] = []
-        if any(way[0].role == "encode" for way in ways):
-            rates = self._add_encoded(name, ways)
-        else:
-            filling = [term for way in ways if len(way) == 1 for term in self._columns(way[0], carried)]
-            separate = [way for way in ways if len(way) > 1]
-            rates = self._add_separate(name, separate, filling) if separate else {"mixed": []}
-            if not separate:
-                self.problem += self.pulp.lpSum(filling) == 1, f"one_{name} mixed"
-        for role, terms in rates.items():
-            self.problem += self.growth - self.pulp.lpSum([*terms, *carried]) <= 0, f"rate_{name} {role}"
+        separate = [way for way in ways if len(way) > 1]
+        sides = [{id(side) for side in role} for role in zip(*separate, strict=False)]
+        every = math.prod(map(len, sides)) if separate else 1
+        apart = any(way[0].role == "encode" for way in ways) or len(separate) < every
+        for role, terms in (self._add_ways if apart else self._add_roles)(name, ways).items():
+            self.problem += self.growth - self.pulp.lpSum(terms) <= 0, f"rate_{name} {role}"
         for side, column, pick in self.taken[before:]:
             self.owned[side.machines.budget, name].append(int(side.room[column]) * pick)
 
-    def _add_separate(self, name: str, ways: list[Way], filling: list[Any]) -> dict[str, list[Any]]:
-        """Add separate pools beside columns that fill both roles; return the rate terms of each role."""
-        alternatives = [list({id(side): side for side in role}.values()) for role in zip(*ways, strict=True)]
-        carried: dict[str, list[Any]] = {role: [] for role in ROLES}
-        if len(ways) < len(alternatives[0]) * len(alternatives[1]):
-            self._add_coupled(name, ways, filling, carried)
-            return carried
-        for (role, terms), sides in zip(carried.items(), alternatives, strict=True):
-            chosen = [term for side in sides for term in self._columns(side, terms)]
-            self.problem += self.pulp.lpSum([*chosen, *filling]) == 1, f"one_{name} {role}"
-        return carried
+    def _add_roles(self, name: str, ways: tuple[Way, ...]) -> dict[str, list[Any]]:
+        """Add a column for each role, or one that fills both; return the rate terms of each role.
 
-    def _add_coupled(self, name: str, ways: list[Way], filling: list[Any], carried: dict[str, list[Any]]) -> None:
-        """Add ways whose roles must agree, such as in attention TP where the engine requires it."""
-        taken = []
-        for number, way in enumerate(ways):
-            own = self._binary(f"way_{number}_{name}")
-            taken.append(own)
-            for (role, terms), side in zip(carried.items(), way, strict=True):
-                self.problem += self.pulp.lpSum(self._columns(side, terms)) == own, f"one_{name} {role} way {number}"
-        self.problem += self.pulp.lpSum([*taken, *filling]) == 1, f"way_{name}"
-
-    def _add_encoded(self, name: str, ways: tuple[Way, ...]) -> dict[str, list[Any]]:
-        """Add ways of which some have encode instances; return the rate terms of each role.
-
-        A way without them counts in encode with 1, the unit of f, which no rate passes.
+        Every prefill side may stand beside every decode side.
         """
-        carried: dict[str, list[Any]] = {role: [] for role in ("encode", *ROLES)}
+        carried = list[Any]()
+        filling = [term for way in ways if len(way) == 1 for term in self._columns(way[0], carried)]
+        rates: dict[str, list[Any]] = {}
+        for role, sides in zip(ROLES, zip(*(way for way in ways if len(way) > 1), strict=True), strict=False):
+            terms = rates[role] = list(carried)
+            chosen = [
+                term for side in {id(side): side for side in sides}.values() for term in self._columns(side, terms)
+            ]
+            self.problem += self.pulp.lpSum([*chosen, *filling]) == 1, f"one_{name} {role}"
+        if not rates:
+            self.problem += self.pulp.lpSum(filling) == 1, f"one_{name} mixed"
+        return rates or {"mixed": carried}
+
+    def _add_ways(self, name: str, ways: tuple[Way, ...]) -> dict[str, list[Any]]:
+        """Add ways whose roles must agree, as in attention TP, or of which some have encode instances.
+
+        Return the rate terms of each role. A way without encode instances counts in encode with 1, the unit of f, which
+        no rate passes.
+        """
+        encoded = any(way[0].role == "encode" for way in ways)
+        carried: dict[str, list[Any]] = {role: [] for role in (*(["encode"] if encoded else []), *ROLES)}
         taken = []
         for number, way in enumerate(ways):
             own = self._binary(f"way_{number}_{name}")
             taken.append(own)
-            carried["encode"] += [] if way[0].role == "encode" else [own]
+            if encoded and way[0].role != "encode":
+                carried["encode"].append(own)
             for side in way:
                 terms: list[Any] = []
                 self.problem += (

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -113,19 +113,27 @@ def _search(
     asked = alternatives(question)
     check_some(question, check_layouts)
     one_format = len({own_formats(each) for each in asked}) == 1  # else the best ones have to be known
-    here, explain = _searched_here(question, len(asked), beside=beside), refuse is not None
+    here, work = _searched_here(question, len(asked), beside=beside), None
     known = worth is None or (beside and here == len(asked))  # whether the plan is worth it, before the other is asked
     if question.engines and one_format and known and (aside is not at_need or (beside and worth is None)):
         work = partial(_besides, asked[0], asked[here:], chosen=True) if beside else partial(_parts, asked[here:])
-        with aside(work) as besides:
-            answer = _answer(question, asked, here, beside=beside, besides=besides, worth=worth, explain=explain)
     else:
-        answer = _answer(question, asked, len(asked), beside=beside, worth=worth, explain=explain)
-    if isinstance(answer, Answer):
+        here = len(asked)
+    with aside(work) if work else nullcontext() as besides:
+        most_alone = question.goal.maximised and not beside
+        found = _found(asked[:here], most_alone=most_alone)
+        place = preferred([each.best for each in found], question.goal)
+        unfit = place is None or (worth is not None and not worth(found[place].plans[0]))
+        if unfit and (worth is not None or here == len(asked)):
+            besides, beside = None, False
+        table = not most_alone or place is None  # else those below the largest rate have no result
+        answer = _answer(question, found, place, besides, beside=beside, table=table, explain=refuse is not None)
+    if answer is not None:
         return answer
-    assert refuse is not None, "the results of all are asked for it"
-    engines = _of_engines([*map(tried_of, answer)], question) if question.engines else ()
-    return replace(refuse(answer, question), engines=engines)  # a long search, with nothing beside it
+    assert refuse is not None, "only a refusal explains"
+    found += _found(asked[here:])
+    engines = _of_engines([*map(tried_of, found)], question) if question.engines else ()
+    return replace(refuse(found, question), engines=engines)  # a long search, with nothing beside it
 
 
 def _searched_here(question: Question, engines: int, *, beside: bool) -> int:
@@ -142,70 +150,62 @@ def _searched_here(question: Question, engines: int, *, beside: bool) -> int:
 
 def _answer(
     question: Question,
-    asked: Sequence[Question],
-    here: int,
+    found: Sequence[Found],
+    place: int | None,
+    besides: Callable[[], Besides] | None,
     *,
-    beside: bool = True,
-    besides: Callable[[], Besides] | None = None,
-    worth: Callable[[Plan], bool] | None = None,
-    explain: bool = False,
-) -> Answer | list[Found]:
-    """Return the answer to alternatives; the first ``here`` are searched here, the others with the ``besides``.
+    beside: bool,
+    table: bool,
+    explain: bool,
+) -> Answer | None:
+    """Return the best answer of the results ``found`` here, the best at ``place``, and of those of the ``besides``.
 
-    The best of those here is told while the others are searched, and so is the best of those. Where there is no
-    plan and a refusal is to ``explain`` that, the results of all are returned.
+    The best of those here is told while the others are searched, and so is the best of those. With ``table`` the
+    result of each engine is told. None where there is no plan and a refusal is to ``explain`` that.
     """
-    found, known = _found(asked[:here], most_alone=question.goal.maximised and not beside)
-    place = preferred([each.best for each in found], question.goal)
-    unfit = place is None or (worth is not None and not worth(found[place].plans[0]))
-    if unfit and (worth is not None or here == len(asked)):
-        besides, beside = None, False
     answer = answer_of(found[place], beside=beside) if besides and place is not None else None
     told = besides() if besides else None
     part = told.part if told else Part()
     plans = [*(each.best for each in found), *(each.plan for each in part.tried)]
     place = preferred(plans, question.goal)
     if place is None and explain:
-        return [*found, *_found(asked[here:])[0]]
+        return None
     chosen, plan = place or 0, plans[place or 0]
     beside = beside and plan is not None
-    if besides and chosen >= here:
+    if besides and chosen >= len(found):
         answer = besides().part.answer
     answer = answer or answer_of(found[chosen], beside=beside)
     if beside:
         told = told or next(_besides(answer.question, (), chosen=bool(question.engines)))
         answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
-    tried = () if known else (*map(tried_of, found), *part.tried)
-    if question.engines and not known:
+    tried = (*map(tried_of, found), *part.tried) if table else ()
+    if question.engines and table:
         answer = replace(answer, engines=_of_engines(tried, question))
     if len(plans) == 1:
         return answer
     own = tuple(each for each in tried if each.engine == answer.question.engine)
     pareto = front_of(answer.best, [*answer.pareto, *filter(None, plans)]) if answer.best else ()
-    answer = replace(answer, pareto=tuple(pareto), formats=own if len(own) > 1 else ())
-    others = [each.bound() if each.plans and beside and at != chosen else None for at, each in enumerate(found)]
-    bounds = [*others, *part.bounds]
+    bounds = [each.bound() if each.plans and beside and at != chosen else None for at, each in enumerate(found)]
+    bounds += part.bounds
     bounds[chosen] = answer.bound
-    queues = _queues_solved(found) + part.queues_solved
-    evaluated = answer.candidates_evaluated if chosen < here else found[0].separate.count.total
-    known_bounds = [each for each in bounds if each is not None]
+    evaluated = answer.candidates_evaluated if chosen < len(found) else found[0].separate.count.total
     return replace(
         answer,
-        bound=over_parts(answer.bound, known_bounds, queues),
+        pareto=tuple(pareto),
+        formats=own if len(own) > 1 else (),
+        bound=over_parts(answer.bound, list(filter(None, bounds)), _queues_solved(found) + part.queues_solved),
         candidates_evaluated=evaluated + part.candidates_evaluated,
     )
 
 
-def _found(
-    asked: Sequence[Question], costing: Costing | None = None, *, most_alone: bool = False
-) -> tuple[list[Found], float]:
-    """Return the result of every alternative, and the largest rate; with ``most_alone`` lower rates count as none."""
+def _found(asked: Sequence[Question], costing: Costing | None = None, *, most_alone: bool = False) -> list[Found]:
+    """Return the result of every alternative; with ``most_alone`` lower rates than the largest so far are no plans."""
     costing, found, known = costing or Costing(), list[Found](), 0.0
     for each in asked:
         found.append(find(gather_fleet(Fleet.of(each), costing=costing), known=known))
         if most_alone:
             known = max(known, found[-1].growth * (1 - found[-1].gap))
-    return found, known
+    return found
 
 
 def _queues_solved(found: Sequence[Found]) -> int:
@@ -246,7 +246,7 @@ def _besides(question: Question, engines: Sequence[Question], *, chosen: bool) -
 def _parts(asked: Sequence[Question], costing: Costing | None = None, *, beside: bool = False) -> Iterator[Besides]:
     """Yield the results of some engines, or of none; then the answer of the best, where one has a plan."""
     costing = costing or Costing()
-    found, _ = _found(asked, costing, most_alone=bool(asked) and asked[0].goal.maximised and not beside)
+    found = _found(asked, costing, most_alone=bool(asked) and asked[0].goal.maximised and not beside)
     bounds = tuple(each.bound() if each.plans and beside else None for each in found)
     part = Part(tuple(map(tried_of, found)), bounds, _queues_solved(found), costing.count.total)
     yield Besides(part=part)
