@@ -21,7 +21,6 @@ from ground.units import (
 from planner.instances.kv_links import LinkState
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.day import over_the_day
-from planner.plans.places import is_spread
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
 from planner.plans.quantised import Tried
@@ -172,7 +171,7 @@ def _per_hour(plan: Plan) -> list[str]:
     if watts is None and alone is not None:
         told = [f"{format_si(alone, 'W')} in the chips alone"]
     if price is not None and plan.paid_chips > plan.chips:
-        fewer = " (--objective cost fills nodes)" if is_spread(plan) else ""
+        fewer = " (--objective cost fills nodes)" if plan.spread else ""
         told.append(f"{plan.paid_chips:g} chips paid in whole nodes{fewer}")
     return [*told, *([] if price is None else [f"{format_count(price)} USD an hour ({monthly_text(price)} a month)"])]
 
@@ -279,7 +278,7 @@ def _show_latencies(screen: Screen, plan: Plan) -> None:
     """Write TTFT (waiting included), TPOT and end-to-end time against their limits."""
     question, percentile = plan.question, plan.question.percentile
     levels = sorted({50.0, 99.0, percentile})
-    e2e = map(short_duration, [plan.e2e_mean_seconds, *map(plan.e2e_at, levels)])
+    e2e = map(short_duration, [plan.e2e_mean_seconds, *map(plan.e2e.at, levels)])
     ttft, tpot = (map(short_duration, [each.mean, *map(each.at, levels)]) for each in (plan.ttft, plan.tpot))
     rows = [
         ["TTFT, with waiting", *ttft, f"{format_duration(question.ttft_seconds)} at p{percentile:g}"],

@@ -150,7 +150,7 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
     """Return a plan; ``compact`` leaves out what takes a prediction of every operator."""
     levels = levels_of(plan)
     per = {f"tokens_per_second_per_{what}": plan.output_tokens_per_second / count for what, count in _counts(plan)}
-    e2e = {"mean": plan.e2e_mean_seconds, **{f"p{level:g}": plan.e2e_at(level) for level in levels}}
+    e2e = {"mean": plan.e2e_mean_seconds, **{f"p{level:g}": plan.e2e.at(level) for level in levels}}
     data: dict[str, object] = {
         "engine": plan.question.engine,
         "pools": [pool_json(plan, pool, compact=compact) for _, pool in plan.pools()],

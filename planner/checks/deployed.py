@@ -24,7 +24,6 @@ from planner.instances.aggregated import AggregatedServer, AggregatedState
 from planner.instances.encoding import embedding_seconds
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
-from planner.plans.places import lost_of
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.servers import deviation_of, times_with
 from planner.question import Loss
@@ -132,7 +131,7 @@ def from_plan(plan: Plan) -> Deployed:
         return Standing(ttft=found and found.later(sending))
 
     pool = DeployedPool(role="encode", instances=encode.instances, at=at, deviation=deviation_of(encode))
-    gone = lost_of(plan, "node")["encode"]
+    gone = plan.lost("node")["encode"]
     losses = {kind: (*each, Lost(encode=1)) for kind, each in deployed.losses.items()}
     losses["node"] = tuple(lost._replace(encode=gone) for lost in deployed.losses["node"])  # on the nodes of others
     return replace(deployed, pools=(pool, *deployed.pools), losses=losses)
@@ -149,7 +148,7 @@ def _language(plan: Plan) -> Deployed:
     shared = prefill.machines.budget == decode.machines.budget
     losses: dict[Loss, tuple[Lost, ...]] = {}
     for loss in ("instance", "node"):
-        gone = lost_of(plan, loss)
+        gone = plan.lost(loss)
         each = (Lost(prefill=gone["prefill"]), Lost(decode=gone["decode"]))
         # Instances of both roles may stand on one node where both are smaller than it.
         mixed = loss == "node" and shared and all(devices < part.devices_per_node for devices, part in machines)
@@ -186,7 +185,7 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
                 deviation=deviation_of(pool),
             ),
         ),
-        losses={loss: (Lost(mixed=lost_of(plan, loss)["mixed"]),) for loss in kinds},
+        losses={loss: (Lost(mixed=plan.lost(loss)["mixed"]),) for loss in kinds},
     )
 
 

@@ -6,7 +6,7 @@ token budgets and pass times of every row. Aggregated: a token budget per step, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,19 +90,9 @@ class IterationTime:
 
 @dataclass(slots=True)
 class Count:
-    """Number of candidates costed so far, with those of other counts of the same search."""
+    """Number of candidates costed so far."""
 
     evaluated: int = 0
-    others: list["Count"] = field(default_factory=list)
-
-    def add(self, other: "Count") -> None:
-        """Include another count, with all that it has counted."""
-        self.others.append(other)
-
-    @property
-    def total(self) -> int:
-        """Sum of this count and all that it includes."""
-        return self.evaluated + sum(other.total for other in self.others)
 
 
 def kv_of_busiest(deviations: Number, batch: Number, kv: KvLoad) -> Number:

@@ -60,7 +60,7 @@ from planner.manifest.schema import (
 from planner.manifest.stepcost import layers_per_stage
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
 from planner.plans.expectation import aggregated_prediction, busy_share, open_prediction
-from planner.plans.places import clusters_of, places_of
+from planner.plans.places import clusters_of
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
 from planner.plans.servers import deviation_of
@@ -203,8 +203,8 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
         places: first device of every instance, by role, where other models share the machines.
     """
     question = plan.question
-    names, specs = clusters_of(plan)
-    places = places_of(plan) if places is None else places
+    names, specs = clusters_of(plan.pools())
+    places = plan.places if places is None else places
     placing: dict[str, list[Instance]] = {
         role: standing(role, pool.candidate.devices, pool.machines.devices_per_node, places[role])
         for role, pool in plan.pools()

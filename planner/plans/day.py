@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from planner.instances.space import Role
-from planner.plans.places import lost_of
 from planner.plans.plan import Plan
 from planner.plans.servers import needed_instances
 
@@ -58,7 +57,7 @@ def _needed(plan: Plan, rate_per_second: float) -> dict[Role, int]:
     """Return the fewest instances of each pool for a rate; 0 where nothing arrives."""
     if not rate_per_second:
         return {role: 0 for role, _ in plan.pools()}
-    lost = lost_of(plan, plan.question.survive)
+    lost = plan.lost(plan.question.survive)
     return {
         role: min(needed_instances(plan, pool, rate_per_second) + lost[role], pool.instances)
         for role, pool in plan.pools()

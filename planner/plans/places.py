@@ -1,9 +1,8 @@
-"""Where the instances of a plan stand on its clusters, and what the loss of a node takes."""
+"""Where the instances of a plan's pools stand on its clusters, and what the loss of a node takes."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,46 +10,39 @@ from ground.errors import Fault
 from hardware.spec import HardwareSpec
 from planner.instances.alignment import Lot, Places, lost_instances, placed, placed_evenly
 from planner.instances.space import Role
+from planner.plans.pools import PlannedPool
 from planner.question import Loss, Machines
 
-if TYPE_CHECKING:
-    from planner.plans.plan import Plan
-    from planner.plans.pools import PlannedPool
+Pools = Sequence[tuple[Role, PlannedPool]]
+"""Pools with their roles, in the order in which a request passes them."""
 
 
-def clusters_of(plan: "Plan") -> tuple[dict[str, str], dict[str, HardwareSpec]]:
+def clusters_of(pools: Pools) -> tuple[dict[str, str], dict[str, HardwareSpec]]:
     """Return the cluster name of every role and the spec of every cluster.
 
     A cluster has the name of its spec, followed by the role where another spec has that name.
     """
     names: dict[str, str] = {}
     specs: dict[str, HardwareSpec] = {}
-    for role, pool in reversed(plan.pools()):
+    for role, pool in reversed(pools):
         spec = pool.machines.hardware
         name = spec.name if specs.get(spec.name, spec) == spec else f"{spec.name}-{role}"
         names[role], specs[name] = name, spec
     return names, specs
 
 
-def is_spread(plan: "Plan") -> bool:
-    """Whether instances below a node are spread over nodes, because the plan is to survive the loss of one."""
-    return plan.question.spread and any(
-        pool.candidate.devices < pool.machines.devices_per_node for _, pool in plan.pools()
-    )
-
-
-def places_of(plan: "Plan") -> Places:
+def places_of(pools: Pools, *, spread: bool) -> Places:
     """Return the first device of every instance of a plan that shares its machines with no other.
 
     The largest instances take the first nodes, decode before prefill of the same size. An instance of at least a node
     starts at a node; smaller ones share nodes (``instances.alignment``).
     """
-    names, _ = clusters_of(plan)
+    names, _ = clusters_of(pools)
     found: Places = {}
     for name in dict.fromkeys(names.values()):
-        own = [(role, pool) for role, pool in reversed(plan.pools()) if names[role] == name]
+        own = [(role, pool) for role, pool in reversed(pools) if names[role] == name]
         budgets = {pool.machines.budget: pool.machines for _, pool in own}
-        if is_spread(plan):
+        if spread:
             found |= _apart(own, budgets)
             continue
         devices = sum(machines.devices for machines in budgets.values())
@@ -58,7 +50,7 @@ def places_of(plan: "Plan") -> Places:
     return found
 
 
-def _apart(own: list[tuple[Role, "PlannedPool"]], budgets: Mapping[str, Machines]) -> Places:
+def _apart(own: list[tuple[Role, PlannedPool]], budgets: Mapping[str, Machines]) -> Places:
     """Return the places of spread instances, each budget on nodes of its own."""
     found, begin = Places(), 0
     for budget, machines in budgets.items():
@@ -68,7 +60,7 @@ def _apart(own: list[tuple[Role, "PlannedPool"]], budgets: Mapping[str, Machines
     return found
 
 
-def _on(own: list[tuple[Role, "PlannedPool"]], machines: Machines, *, evenly: bool = False) -> Places:
+def _on(own: list[tuple[Role, PlannedPool]], machines: Machines, *, evenly: bool = False) -> Places:
     lots = [Lot(key=role, devices=pool.candidate.devices, instances=pool.instances) for role, pool in own]
     places = placed_evenly(lots, machines, machines.devices) if evenly else None
     places = places or placed(lots, machines, machines.devices)
@@ -77,23 +69,20 @@ def _on(own: list[tuple[Role, "PlannedPool"]], machines: Machines, *, evenly: bo
     return places
 
 
-def spread_nodes(plan: "Plan") -> dict[str, int]:
-    """Return the nodes on which spread instances stand, by budget; none where they fill node after node."""
+def nodes_of(pools: Pools, places: Places) -> dict[str, int]:
+    """Return the nodes on which instances at some places stand, by budget."""
     nodes: dict[str, set[int]] = {}
-    for role, firsts in (places_of(plan) if is_spread(plan) else {}).items():
-        pool = dict(plan.pools())[role]  # type: ignore[index]
-        per_node = pool.machines.devices_per_node
-        taken = nodes.setdefault(pool.machines.budget, set())
-        for first in firsts:
+    for role, pool in pools:
+        per_node, taken = pool.machines.devices_per_node, nodes.setdefault(pool.machines.budget, set())
+        for first in places[role]:
             taken |= set(range(first // per_node, -(-(first + pool.candidate.devices) // per_node)))
     return {budget: len(own) for budget, own in nodes.items()}
 
 
-def lost_of(plan: "Plan", loss: Loss | None) -> dict[Role, int]:
-    """Return the most instances of each pool that a loss takes: those on a node, which may be full of them."""
-    places = places_of(plan) if loss == "node" and is_spread(plan) else {}
+def lost_of(pools: Pools, places: Places, loss: Loss | None) -> dict[Role, int]:
+    """Return the most instances of each pool that a loss takes: at known places, or on a node full of them."""
     found: dict[Role, int] = {}
-    for role, pool in plan.pools():
+    for role, pool in pools:
         per_node, size = pool.machines.devices_per_node, pool.candidate.devices
         if places and size < per_node:
             found[role] = max(Counter(first // per_node for first in places[role]).values())

@@ -4,22 +4,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 
 from ground.records import Sourced
 from ground.units import format_duration, requests_per
 from hardware.spec import HardwareSpec
 from planner.closed_forms.birth_death import Crowding, DecodeState
+from planner.instances.alignment import Places
 from planner.instances.encoding import apart
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.plans.encode import Leaving, encode_pool, leaving
 from planner.plans.handover import fed, state_of_links
-from planner.plans.places import spread_nodes
+from planner.plans.places import lost_of, nodes_of, places_of
 from planner.plans.pools import WHY_BATCH, DecodePool, EncodePool, PlannedPool, PrefillPool, limit_of
-from planner.question import Machines, Question
-from planner.serving.capacity import largest_rate
+from planner.question import Loss, Machines, Question
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played
 from planner.serving.prefill import play_prefill
@@ -130,6 +130,21 @@ class Plan(ABC):
         return sum(pool.chips for _, pool in self.pools())
 
     @property
+    def spread(self) -> bool:
+        """Whether instances below a node are spread over nodes, because the plan is to survive the loss of one."""
+        smaller = (pool.candidate.devices < pool.machines.devices_per_node for _, pool in self.pools())
+        return self.question.spread and any(smaller)
+
+    @cached_property
+    def places(self) -> Places:
+        """The first device of every instance, by role, where no other plan shares the machines."""
+        return places_of(self.pools(), spread=self.spread)
+
+    def lost(self, loss: Loss | None) -> dict[Role, int]:
+        """Return the most instances of each pool that a loss takes."""
+        return lost_of(self.pools(), self.places if loss == "node" and self.spread else {}, loss)
+
+    @property
     def occupied(self) -> list[tuple[Machines, int]]:
         """Devices of all instances, by machine; of spread ones those of their nodes."""
         return occupied([self])
@@ -159,10 +174,6 @@ class Plan(ABC):
     def e2e_mean_seconds(self) -> float:
         """Mean time from scheduled arrival to the last token."""
         return self.e2e.mean
-
-    def e2e_at(self, percentile: float) -> float:
-        """Percentile of the time from scheduled arrival to the last token."""
-        return self.e2e.at(percentile)
 
     @property
     def paid_chips(self) -> float:
@@ -214,7 +225,7 @@ def occupied(plans: Iterable[Plan]) -> list[tuple[Machines, int]]:
         for _, pool in plan.pools():
             machines, devices = used.get(pool.machines.budget, (pool.machines, 0))
             used[machines.budget] = machines, devices + pool.devices
-        for budget, count in spread_nodes(plan).items():
+        for budget, count in nodes_of(plan.pools(), plan.places).items() if plan.spread else ():
             machines, devices = used[budget]
             used[budget] = machines, max(devices, count * machines.devices_per_node)
     return list(used.values())
@@ -426,23 +437,3 @@ def make_plan(
         if question.stretch  # told once the plan is restated as predicted
         else first.played(rate_per_second / first_count, first_count, second_count * second_rate),
     )
-
-
-def in_time(plan: Plan | None) -> Plan | None:
-    """Return a plan, at a lower rate where KV transfers or full prefill memory make it late; None if none helps."""
-    if plan is None or plan.excess <= 1:
-        return plan
-    return slowed_down(plan) if plan.question.goal.maximised else None
-
-
-def slowed_down(late: Plan) -> Plan | None:
-    """Return a plan that transfers or full prefill make late at its largest rate in time; None if there is none."""
-    at = cache(late.under(late.question))
-
-    def excess(rate_per_second: float) -> float:
-        plan = at(rate_per_second)
-        return math.inf if plan is None else plan.excess
-
-    most = min(late.requests_per_second, *(pool.capacity_per_second for _, pool in late.pools()))
-    rate = largest_rate(excess, 1.0, most, most)
-    return None if rate is None else at(rate)

@@ -98,19 +98,16 @@ class Side:
         """The role, with the model's name before it in a fleet."""
         return f"{self.model} {self.role}" if self.model else self.role
 
-    def of(self, offers: Offers) -> "Side":
-        """Return the columns of other offers in the same role."""
-        return Side(self.role, self.machines, offers, self.survive, self.unit, self.allowed, self.model)
+    def of(self, offers: Offers, machines: Machines | None = None, *, spares: bool = True) -> "Side":
+        """Return the columns of other offers in the same role; without ``spares`` no loss has to be survived."""
+        survive = self.survive if spares else None
+        return Side(self.role, machines or self.machines, offers, survive, self.unit, self.allowed, self.model)
 
     def on(self, machines: Machines) -> "Side":
         """Return the columns of the same offers on a part of the machines; servers are shared."""
-        part = Side(self.role, machines, self.offers, self.survive, self.unit, self.allowed, self.model)
+        part = self.of(self.offers, machines)
         part._servers = self._servers
         return part
-
-    def without_spares(self) -> "Side":
-        """Return the columns without the demand to survive a loss."""
-        return Side(self.role, self.machines, self.offers, None, self.unit, self.allowed, self.model)
 
     def with_more(self, offers: Offers) -> "Side":
         """Return the columns followed by those of further offers; solved rates are kept."""

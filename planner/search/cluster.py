@@ -83,7 +83,7 @@ def _plan(fleet: Fleet) -> Answer:
         fleet=fleet,
         plans=found.plans,
         growth=found.growth,
-        candidates_evaluated=found.choice.gathered.count.total,
+        candidates_evaluated=found.choice.gathered.count.evaluated,
         bound=found.bound(),
         binding_limit="rate" if sized else "devices",
         explanation=explanation(fleet, found.plans, found.growth),

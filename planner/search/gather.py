@@ -13,7 +13,7 @@ from planner.instances.alignment import scope_devices
 from planner.instances.candidates import Count
 from planner.instances.encoding import ROWS, before, behind
 from planner.instances.kv_links import transfer_seconds
-from planner.instances.reachable import REFERENCE, most_instances, pairs
+from planner.instances.reachable import most_instances, pairs
 from planner.instances.space import (
     ROLES,
     Role,
@@ -66,6 +66,10 @@ class Option(NamedTuple):
     def decode(self) -> Side:
         """The columns of decode or aggregated instances."""
         return self.sides[-1]
+
+    def without_spares(self) -> "Option":
+        """Return the option without the demand to survive a loss."""
+        return self._replace(sides=tuple(side.of(side.offers, spares=False) for side in self.sides))
 
     @property
     def budgets(self) -> set[str]:
@@ -148,20 +152,11 @@ class Costing:
     count: Count = field(default_factory=Count)
     model: str = ""
     """Name of the model in a fleet."""
-    _spaces: dict[_Key, RoleSpace] = field(default_factory=dict)
     _sides: dict[_Key, Side] = field(default_factory=dict)
     _tables: dict[_Key, PrefillTables] = field(default_factory=dict)
     """Prefill tables, at the loosest TTFT limit so far."""
     _slower: dict[_Key, Slower] = field(default_factory=dict)
     """Late prefill instances, by what their questions have in common."""
-
-    def space(self, question: Question, role: Role) -> RoleSpace:
-        """Return the rows of a role; only an engine's rules depend on formats."""
-        key = _seen(question, role, "ttft_seconds", "tpot_seconds")
-        key += () if question.engine == REFERENCE else _made_for(question, role)
-        if key not in self._spaces:
-            self._spaces[key] = role_space(question, role)
-        return self._spaces[key]
 
     def prefill(self, question: Question, rows: list[Row]) -> Side:
         """Return the columns of prefill instances."""
@@ -228,7 +223,7 @@ def gather(
     if question.shape == "aggregated":
         prefill, decode = (make_side(question, role, none, costing.model) for role in ROLES)
         return Pools(prefill, decode, {})
-    spaces = {} if rows else {role: costing.space(question, role) for role in ROLES}
+    spaces = {} if rows else {role: role_space(question, role) for role in ROLES}
     rows = rows or {role: space.rows for role, space in spaces.items()}
     first = costing.prefill(question, rows["prefill"])
     # The slowest transfer of any prefill instance that may feed the pool, so that the limit holds with each.

@@ -19,14 +19,14 @@ from planner.instances.candidates import Count
 from planner.instances.space import Row, role_space
 from planner.objective import Aim, Incumbent
 from planner.offers.aggregated_offers import aggregated_offers
-from planner.plans.plan import Plan, in_time
+from planner.plans.plan import Plan
 from planner.programme.columns import BELOW
 from planner.programme.programme import Picks, Programme, solve_open
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing, Option, Pools, gather, make_side
 from planner.search.shapes import TINY, limited, needed_rates, not_aggregated, on_each_pool, on_machines
-from planner.search.solve import plan_at
+from planner.search.solve import in_time, plan_at
 
 TIGHTEST = 0.3
 """Tightest level of each latency limit, as a part of it."""
@@ -78,7 +78,7 @@ def wide_front(question: Question, best: Plan, levels: int, over: Spread = map) 
                     question, tighter, aggregated, [(aim, known) for aim, known in tried if aim not in settled], count
                 )
     plans += [plan for _, plan in single]
-    return Front(plans=unlike(front_of(best, plans), best), cells=cells, candidates_evaluated=count.total)
+    return Front(plans=unlike(front_of(best, plans), best), cells=cells, candidates_evaluated=count.evaluated)
 
 
 def _row(question: Question, gathered: Sequence[Pools], levels: int, first: Pools) -> list[Cells]:

@@ -15,7 +15,7 @@ from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Stretched
-from planner.plans.plan import Plan, in_time
+from planner.plans.plan import Plan
 from planner.plans.quantised import Tried, alternatives, check_some, own_formats
 from planner.programme.columns import Side
 from planner.programme.programme import Programme
@@ -27,7 +27,7 @@ from planner.search.fleet import Fleet
 from planner.search.gather import Costing, Option, aggregated, make_side
 from planner.search.papers import Beside, Published, as_deployed, matching
 from planner.search.pareto import front_of
-from planner.search.solve import Choice, Found, chosen_of, find, plan_of
+from planner.search.solve import Choice, Found, chosen_of, find, in_time, plan_of
 from planner.search.sure import holds, in_own_terms, is_plain, surely
 from planner.search.ways import gather_fleet
 
@@ -188,7 +188,7 @@ def _answer(
     bounds = [each.bound() if each.plans and beside and at != chosen else None for at, each in enumerate(found)]
     bounds += part.bounds
     bounds[chosen] = answer.bound
-    evaluated = answer.candidates_evaluated if chosen < len(found) else found[0].separate.count.total
+    evaluated = answer.candidates_evaluated if chosen < len(found) else found[0].separate.count.evaluated
     return replace(
         answer,
         pareto=tuple(pareto),
@@ -248,7 +248,7 @@ def _parts(asked: Sequence[Question], costing: Costing | None = None, *, beside:
     costing = costing or Costing()
     found = _found(asked, costing, most_alone=bool(asked) and asked[0].goal.maximised and not beside)
     bounds = tuple(each.bound() if each.plans and beside else None for each in found)
-    part = Part(tuple(map(tried_of, found)), bounds, _queues_solved(found), costing.count.total)
+    part = Part(tuple(map(tried_of, found)), bounds, _queues_solved(found), costing.count.evaluated)
     yield Besides(part=part)
     place = preferred([each.best for each in found], asked[0].goal) if asked else None
     if place is not None:
@@ -297,7 +297,7 @@ def answer_of(found: Found, *, beside: bool) -> Answer:
             named = ", ".join(f"--{flag.replace('_', '-')} {text}" for flag, text in given.items())
             bound = bound._replace(covers=f"{bound.covers}, with {named}")
         answer = replace(answer, pareto=tuple(front_of(best, others_of(choice))), bound=bound)
-    return replace(answer, candidates_evaluated=choice.gathered.count.total)
+    return replace(answer, candidates_evaluated=choice.gathered.count.evaluated)
 
 
 def published_plan(question: Question, published: Published) -> Beside:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import NamedTuple
 
 from ground.errors import Fault
@@ -10,13 +11,14 @@ from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.objective import SLACK, Aim
 from planner.plans.aggregated import make_aggregated
-from planner.plans.plan import Plan, cost_of, make_plan, paid_devices, slowed_down
+from planner.plans.plan import Plan, cost_of, make_plan, paid_devices
 from planner.programme.columns import Side
 from planner.programme.programme import Picks, Programme
 from planner.programme.proof import Bound, proven
 from planner.search.fleet import aim_of
 from planner.search.gather import Cut, Option
 from planner.search.ways import Gathered, Rows, Ways, every_way, gather_fleet
+from planner.serving.capacity import largest_rate
 
 # Factor on KV transfer times that made a plan late, for the next search, which then carries a little less.
 LONGER = 1.02
@@ -219,6 +221,26 @@ def _with_room(late: Found) -> Found:
             gap = 0.0 if aim.goal.timed else 1 - late.plans[0].chips / plans[0].chips
             return replace(late, plans=plans, growth=growth, gap=gap)
     return Found(separate=late.separate, choice=None, refused=late.choice.gathered)
+
+
+def in_time(plan: Plan | None) -> Plan | None:
+    """Return a plan, at a lower rate where KV transfers or full prefill memory make it late; None if none helps."""
+    if plan is None or plan.excess <= 1:
+        return plan
+    return slowed_down(plan) if plan.question.goal.maximised else None
+
+
+def slowed_down(late: Plan) -> Plan | None:
+    """Return a plan that transfers or full prefill make late at its largest rate in time; None if there is none."""
+    at = cache(late.under(late.question))
+
+    def excess(rate_per_second: float) -> float:
+        plan = at(rate_per_second)
+        return math.inf if plan is None else plan.excess
+
+    most = min(late.requests_per_second, *(pool.capacity_per_second for _, pool in late.pools()))
+    rate = largest_rate(excess, 1.0, most, most)
+    return None if rate is None else at(rate)
 
 
 def carried_in_time(choice: Choice) -> float:

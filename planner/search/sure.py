@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, get_args
 
-from planner.plans.places import lost_of
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool
 from planner.plans.quantised import Tried, as_planned
@@ -131,7 +130,7 @@ def rate_with(plan: Plan, confidence: float) -> float:
     asked, times = plan.question, times_of(plan, confidence)
     if confidence <= PREDICTED and asked.survive is None and is_plain(asked):
         return min(pool.capacity_per_second for _, pool in plan.pools())
-    lost = lost_of(plan, asked.survive)
+    lost = plan.lost(asked.survive)
     hard = replace(stressed(asked, times), objective="throughput", rate_per_second=None)
 
     def carried(role: Role, pool: PlannedPool) -> float:

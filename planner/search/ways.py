@@ -17,7 +17,7 @@ from planner.engines.loader import runs_on
 from planner.engines.spec import ShapeName
 from planner.instances.candidates import Count
 from planner.instances.encoding import apart, ways_to_encode
-from planner.instances.space import Role, Row
+from planner.instances.space import Role, Row, role_rows
 from planner.objective import Aim, Incumbent
 from planner.offers.decode_offers import decode_offers
 from planner.plans.quantised import alternatives
@@ -144,8 +144,7 @@ def _options(fleet: Fleet, member: Member, pools: Mapping[str, tuple[Question, P
             fed = first._replace(decode=second.decode)
             if Aim(devices={}, objective=question.objective).goal.timed:
                 costing = Costing(model=member.name)
-                rows = costing.space(question, "prefill").rows
-                fed = fed._replace(prefill=costing.prefill(question, rows))
+                fed = fed._replace(prefill=costing.prefill(question, role_rows(question, "prefill")))
             yield from fed.options(question)
 
 

@@ -217,8 +217,8 @@ def quickest(ask: Asking) -> Iterator[str]:
         yield f"no plan is quickest at {rate:.9g} of the {most:.9g}/s that planning serves"
         return
     yield from _kept(ask, plan)
-    if smallest and smallest.e2e_mean_seconds < plan.e2e_mean_seconds * (1 - CLOSE):
-        yield f"the smallest plan takes {smallest.e2e_mean_seconds:.6g} s, the quickest {plan.e2e_mean_seconds:.6g} s"
+    if smallest and smallest.e2e.mean < plan.e2e_mean_seconds * (1 - CLOSE):
+        yield f"the smallest plan takes {smallest.e2e.mean:.6g} s, the quickest {plan.e2e_mean_seconds:.6g} s"
 
 
 def explained(ask: Asking) -> Iterator[str]:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from planner.plans.places import lost_of
 from planner.plans.servers import server_of, spare_instances
 from planner.question import Question
 from planner.search.changes.refusal import answered
@@ -30,7 +29,7 @@ def test_what_is_left_carries_the_rate(loss: str) -> None:
     asked: Question = replace(small_plan(devices=96).question, survive=loss)  # type: ignore[arg-type]
     best = search(asked).best
     for role, pool in best.pools():
-        left = pool.capacity_per_second * (pool.instances - lost_of(best, asked.survive)[role]) / pool.instances
+        left = pool.capacity_per_second * (pool.instances - best.lost(asked.survive)[role]) / pool.instances
         assert left >= best.requests_per_second * (1 - 1e-9)
     assert best.requests_per_second < small_plan(devices=96).requests_per_second
 

@@ -270,7 +270,7 @@ def without_plan(
         fleet=gathered.fleet,
         plans=(),
         growth=growth,
-        candidates_evaluated=gathered.count.total,
+        candidates_evaluated=gathered.count.evaluated,
         bound=None,
         binding_limit=limit,
         explanation=f"{told}; nearest changes, each solved: {helps}" if helps else told,

@@ -343,10 +343,7 @@ def _without_loss(gathered: Gathered) -> Iterator[Change]:
     fleet = gathered.fleet
     if all(member.question.survive is None for member in fleet.members):
         return
-    options = tuple(
-        tuple(option._replace(sides=tuple(side.without_spares() for side in option.sides)) for option in own)
-        for own in gathered.options
-    )
+    options = tuple(tuple(option.without_spares() for option in own) for own in gathered.options)
     bare = replace(gathered, options=options)
     if bare.programme(_asked(fleet.devices)).settle(1.0) is not None:
         yield Change(direction="survive", told="no loss to survive")

@@ -21,7 +21,7 @@ def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
     that both roles share.
     """
     question, there = option.question, not_carried(option.question, most_per_second)
-    if question.survive is not None and _programme(question, [side.without_spares() for side in option.sides]).settle():
+    if question.survive is not None and _programme(question, option.without_spares().sides).settle():
         return "survive", f"--survive: after losing the worst {question.survive} {there}"
     if question.one_pool:  # both roles share devices
         return "devices", there

@@ -15,7 +15,6 @@ from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer
 from planner.plans.assemble import assemble
 from planner.plans.expectation import workload_of
-from planner.plans.places import lost_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question
 from planner.search.search import search
@@ -166,7 +165,7 @@ def test_survivors_hold_and_failures_are_measured() -> None:
     assert verdict.holds
     assert verdict.after_loss.holds
     plan = verdict.plan
-    lost = lost_of(plan, "node")["decode"]
+    lost = plan.lost("node")["decode"]
     assert plan.decode.instances > lost
     too_much = replace(question, rate_per_second=0.98 * small_plan(devices=96).requests_per_second)
     failed = check_question(too_much)

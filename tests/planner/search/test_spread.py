@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from planner.instances.alignment import Lot, placed_evenly
 from planner.plans.assemble import assemble
-from planner.plans.places import lost_of
 from planner.plans.servers import server_of
 from planner.programme.columns import Side
 from planner.search.gather import spread_apart
@@ -54,7 +53,7 @@ def test_what_any_node_leaves_carries_the_rate(shape: str, devices: int) -> None
     plan = search(question).best
     assert plan is not None
     manifest = assemble(plan, {})
-    lost = lost_of(plan, "node")
+    lost = plan.lost("node")
     for node in range(manifest.clusters["h100"].nodes):
         for pool, (role, own) in zip(manifest.pools, plan.pools(), strict=True):
             gone = sum(node in instance.nodes for instance in pool.instances)
