@@ -1,8 +1,9 @@
 """A question: model, machines, traffic, service levels, objective."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from hardware.formats import KvDtype
 from hardware.spec import Dtype, HardwareSpec
@@ -222,6 +223,13 @@ class Question:
                     found[flag] = f"{found[flag]}," if flag in found else ""
                     found[flag] += f"{role}={'dedicated=' if shared else ''}{text}"
         return found
+
+    def on_roles(self, change: Callable[[Machines], Machines], roles: Sequence[str] = ("prefill", "decode")) -> Self:
+        """Return the question with the machines of some roles changed."""
+        prefill, decode = (
+            change(own) if role in roles else own for role, own in (("prefill", self.prefill), ("decode", self.decode))
+        )
+        return replace(self, prefill=prefill, decode=decode)
 
     @property
     def one_pool(self) -> bool:

@@ -148,8 +148,7 @@ def smallest_plan(question: Question) -> float:
 
 def with_devices(question: Question, devices: int) -> Question:
     """Return the question with both pools at another size."""
-    prefill, decode = (replace(machines, devices=devices) for machines in (question.prefill, question.decode))
-    return replace(question, prefill=prefill, decode=decode)
+    return question.on_roles(lambda machines: replace(machines, devices=devices))
 
 
 def fastest_tpot(question: Question) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from planner.plans.plan import Plan
 from planner.plans.servers import PREDICTED
@@ -79,10 +80,8 @@ def _sizes(plan: Plan) -> Iterator[Beside]:
             devices = (-(-machines.devices // unit) + step) * unit
             if devices <= 0:
                 continue
-            sized = replace(machines, devices=devices)
-            changed = {role: sized if role in own else getattr(base, role) for role in ("prefill", "decode")}
+            question = base.on_roles(partial(replace, devices=devices), own)
             counts = f"{devices}" if base.one_pool else f"{own[0]}={devices}"
             what = "node" if unit == machines.devices_per_node else "chip"
             name = f"a {what} {'more' if step > 0 else 'less'}{'' if base.one_pool else f' of {own[0]}'}"
-            question = replace(base, prefill=changed["prefill"], decode=changed["decode"])
             yield name, f"--devices {counts}", step < 0, question

@@ -8,7 +8,6 @@ from operator import call
 
 from ground.units import format_count, format_duration, format_rate, rounded_down, rounded_up
 from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
-from hardware.spec import Dtype
 from planner.plans.quantised import alternatives
 from planner.question import Question
 from planner.search.answer import Change
@@ -101,8 +100,7 @@ def size_change(question: Question, most_per_second: float | None, feasible: Try
     tried: dict[tuple[int, int], bool] = {}
 
     def at(factor: float) -> Question:
-        prefill, decode = (replace(part, devices=max(part.grown(factor), part.devices)) for part in machines)
-        return replace(question, prefill=prefill, decode=decode)
+        return question.on_roles(lambda part: replace(part, devices=max(part.grown(factor), part.devices)))
 
     def holds(factor: float) -> bool:
         changed = at(factor)
@@ -234,7 +232,7 @@ def _quantised(question: Question, feasible: Try) -> dict[str, Direction]:
     held = max(ELEMENT_BYTES[part.weights] for part in machines)
     asked = {dtype for each in question.formats for dtype in (each.prefill, each.decode)}
     smaller = sorted(dtype for dtype in usable - asked if ELEMENT_BYTES[dtype] < held)
-    tried = [("weights", "--weights", dtype, _with_weights(single, dtype)) for dtype in smaller]
+    tried = [("weights", "--weights", dtype, single.on_roles(partial(replace, weights=dtype))) for dtype in smaller]
     cache: KvDtype = "fp8" if all("fp8" in multiplied(part.hardware) for part in machines) else "int8"
     caches = {question.kv_dtype, *(each.kv for each in question.formats)}
     if all(ELEMENT_BYTES[kv] > ELEMENT_BYTES[cache] for kv in caches):
@@ -249,11 +247,6 @@ def _smaller(feasible: Try, direction: str, flag: str, dtype: str, changed: Ques
     if feasible(changed):
         return Change(direction=direction, flag=flag, value=dtype, told=f"{direction} in {dtype}", question=changed)
     return _none(direction, flag, f"{direction} in {dtype} {'do' if direction == 'weights' else 'does'} not suffice")
-
-
-def _with_weights(question: Question, dtype: Dtype) -> Question:
-    prefill, decode = (replace(part, weights=dtype) for part in (question.prefill, question.decode))
-    return replace(question, prefill=prefill, decode=decode)
 
 
 def _least(holds: Callable[[float], bool], most: float, within: float = _WITHIN) -> float | None:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from ground.records import Sourced
-from hardware.spec import HardwareSpec, Plane, Scope
+from hardware.spec import HardwareSpec
 from planner.plans.plan import Plan
-from planner.question import Machines, Question
+from planner.question import Question
 from planner.search.changes.variations import most_carried, rows_that_matter
 from planner.search.sure import is_plain
 from planner.search.ways import Rows
@@ -109,21 +109,20 @@ def on_plan_devices(plan: Plan) -> Question:
 
 def resources_of(question: Question) -> list[Resource]:
     """Return the resources of a question's machines; of each role where they differ."""
-    alike = (
-        question.prefill.hardware is question.decode.hardware or question.prefill.hardware == question.decode.hardware
-    )
-    shared = question.one_pool
+    both, apart = [("prefill", "decode")], [("prefill",), ("decode",)]
+    alike, shared = question.prefill.hardware == question.decode.hardware, question.one_pool
     found = []
-    for roles in [("prefill", "decode")] if alike else [("prefill",), ("decode",)]:
+    for roles in both if alike else apart:
         spec = (question.prefill if roles[0] == "prefill" else question.decode).hardware
         suffix = "" if alike else f" of {roles[0]} ({spec.name})"
         idle = {f"network {plane.name}" for plane in spec.planes if plane.name not in spec.planes_in_use}
         for name, change in changes_of(spec):
-            apply, unit = _on_roles(roles, change), f"+{MORE - 1:.0%}"
-            found.append(Resource(name=f"{name}{suffix}", unit=unit, apply=apply, idle=name in idle))
-    for roles in [("prefill", "decode")] if shared else [("prefill",), ("decode",)]:
+            apply = partial(_with_hardware, roles, change)
+            found.append(Resource(name=f"{name}{suffix}", unit=f"+{MORE - 1:.0%}", apply=apply, idle=name in idle))
+    for roles in both if shared else apart:
         suffix = "" if shared else f" of {roles[0]}"
-        found.append(Resource(name=f"chips{suffix}", unit="+1 node", apply=_one_node_more(roles), other_sizes=True))
+        apply = partial(_one_node_more, roles)
+        found.append(Resource(name=f"chips{suffix}", unit="+1 node", apply=apply, other_sizes=True))
     return found
 
 
@@ -137,33 +136,18 @@ def changes_of(spec: HardwareSpec) -> list[tuple[str, Change]]:
     return found + [(f"network {plane.name}", partial(more_network, plane=plane.name)) for plane in spec.planes]
 
 
-def _on_roles(roles: Sequence[str], change: Change) -> Callable[[Question], Question]:
-    def apply(question: Question) -> Question:
-        changed: dict[str, Any] = {role: _with_hardware(getattr(question, role), change) for role in roles}
-        if len(changed) == 2:  # one object for both roles marks equal machines
-            changed["decode"] = replace(changed["decode"], hardware=changed["prefill"].hardware)
-        return replace(question, **changed)
-
-    return apply
+def _with_hardware(roles: Sequence[str], change: Change, question: Question) -> Question:
+    """Return the question with changed machines of some roles, which are equal; one object for both marks that."""
+    spec = change((question.prefill if "prefill" in roles else question.decode).hardware)
+    return question.on_roles(lambda machines: replace(machines, hardware=spec), roles)
 
 
-def _with_hardware(machines: Machines, change: Change) -> Machines:
-    return replace(machines, hardware=change(machines.hardware))
+def _one_node_more(roles: Sequence[str], question: Question) -> Question:
+    return question.on_roles(lambda own: replace(own, devices=own.devices + own.devices_per_node), roles)
 
 
-def _one_node_more(roles: Sequence[str]) -> Callable[[Question], Question]:
-    def apply(question: Question) -> Question:
-        changed: dict[str, Any] = {}
-        for role in roles:
-            machines: Machines = getattr(question, role)
-            changed[role] = replace(machines, devices=machines.devices + machines.devices_per_node)
-        return replace(question, **changed)
-
-    return apply
-
-
-def _more(value: Sourced) -> Sourced:
-    return replace(value, value=value.value * MORE)
+def _more(value: Any) -> Any:
+    return replace(value, value=value.value * MORE) if isinstance(value, Sourced) else value * MORE
 
 
 def _with_device(spec: HardwareSpec, **fields: Any) -> HardwareSpec:
@@ -192,47 +176,24 @@ def more_network(spec: HardwareSpec, plane: str) -> HardwareSpec:
     Latencies stay. A group is on the plane of the smallest scope that holds it.
     """
     scopes = [scope.name for scope in spec.scopes if scope.plane == plane]
-    collectives = [
-        replace(
-            fit,
-            protocols=[
-                replace(each, bandwidth_bytes_per_second=each.bandwidth_bytes_per_second * MORE)
-                for each in fit.protocols
-            ],
-        )
-        if fit.scope in scopes
-        else fit
-        for fit in spec.collectives
-    ]
-    exchanges = [
-        replace(
-            fit,
-            points=[
-                replace(point, bandwidth_bytes_per_second=point.bandwidth_bytes_per_second * MORE)
-                if spec.scope_of(point.degree).plane == plane
-                else point
-                for point in fit.points
-            ],
-        )
-        for fit in spec.exchanges
-    ]
     return replace(
         spec,
-        planes=[_faster_plane(each) if each.name == plane else each for each in spec.planes],
-        scopes=[_faster_scope(each) if each.plane == plane else each for each in spec.scopes],
-        collectives=collectives,
-        exchanges=exchanges,
+        planes=[_wider(each) if each.name == plane else each for each in spec.planes],
+        scopes=[_wider(each) if each.plane == plane else each for each in spec.scopes],
+        collectives=[
+            replace(fit, protocols=[_wider(each) for each in fit.protocols]) if fit.scope in scopes else fit
+            for fit in spec.collectives
+        ],
+        exchanges=[
+            replace(
+                fit, points=[_wider(each) if spec.scope_of(each.degree).plane == plane else each for each in fit.points]
+            )
+            for fit in spec.exchanges
+        ],
     )
 
 
-def _faster_plane(plane: Plane) -> Plane:
-    return replace(plane, bandwidth_bytes_per_second=_more(plane.bandwidth_bytes_per_second))
-
-
-def _faster_scope(scope: Scope) -> Scope:
-    pair = scope.pair_bandwidth_bytes_per_second
-    return replace(
-        scope,
-        bandwidth_bytes_per_second=_more(scope.bandwidth_bytes_per_second),
-        pair_bandwidth_bytes_per_second=_more(pair) if pair else None,
-    )
+def _wider(part: Any) -> Any:
+    """Return a plane, scope or fit with more of every bandwidth that it states."""
+    names = ("bandwidth_bytes_per_second", "pair_bandwidth_bytes_per_second")
+    return replace(part, **{name: _more(own) for name in names if (own := getattr(part, name, None))})
