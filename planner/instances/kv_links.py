@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,15 +23,11 @@ from planner.closed_forms.bulk_lattice import Passes
 from planner.costs.cache import Cache, model_cache
 from planner.costs.deployment import Deployment
 from planner.manifest.terms import Number
-from planner.question import Question
+from planner.question import Question, Role
 from planner.serving.prompts import prompts_of
 from planner.serving.streams import stationary
 from planner.strategy import Strategy
 from planner.workload import Workload
-
-if TYPE_CHECKING:
-    from planner.manifest.schema import KvTransfer, Pool, Role
-
 
 MOST_LINK_UTILISATION = 0.8
 """Highest utilisation of a side's links in a plan: the wait there is two transfers, and soon much more."""
@@ -57,30 +53,6 @@ class KvLinks(NamedTuple):
     cache: Cache
     """Cache of the whole model, each layer once."""
 
-    @classmethod
-    def between(cls, kv: "KvTransfer", prefill: "Pool", decode: "Pool") -> Self:
-        """Return the links of a manifest."""
-        sides = [
-            LinkSide(
-                groups=len(pool.instances) * pool.degrees.attention_groups,
-                devices=pool.degrees.attention_tp * pool.degrees.pp,
-            )
-            for pool in (prefill, decode)
-        ]
-        cache = Cache(
-            token_bytes=kv.bytes_per_token,
-            reach_tokens=kv.reach_tokens,
-            reach_share=kv.reach_share,
-            sequence_bytes=kv.sequence_tokens * kv.bytes_per_token,
-        )
-        return cls(
-            prefill=sides[0],
-            decode=sides[1],
-            link_bytes_per_second=kv.bandwidth_bytes_per_second,
-            latency_seconds=kv.latency_seconds,
-            cache=cache,
-        )
-
     @property
     def width(self) -> int:
         """Links of one transfer."""
@@ -95,7 +67,7 @@ class KvLinks(NamedTuple):
         return side.groups * side.devices / self.width
 
     @property
-    def sides(self) -> "tuple[tuple[Role, LinkSide], tuple[Role, LinkSide]]":
+    def sides(self) -> tuple[tuple[Role, LinkSide], tuple[Role, LinkSide]]:
         """Both sides with their roles."""
         return ("prefill", self.prefill), ("decode", self.decode)
 
@@ -112,9 +84,9 @@ class LinkState(NamedTuple):
     """Seconds of a transfer alone, with its latency."""
     wait_seconds: float
     """Seconds until the links of a transfer are free on both sides."""
-    utilisation: "dict[Role, float]"
+    utilisation: dict[Role, float]
     """Share of time in which a link of each role carries KV."""
-    most_per_second: "dict[Role, float]"
+    most_per_second: dict[Role, float]
     """Requests that the links of each role carry at ``MOST_LINK_UTILISATION``; none where no KV is sent."""
     sent_bytes: float
     """Bytes sent for one prompt."""

@@ -16,10 +16,11 @@ from ground.errors import BadInput
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
 from planner.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
+from planner.costs.cache import Cache
 from planner.instances.aggregated import AggregatedState, aggregated_times, player_of
 from planner.instances.dealing import Dealing, has_closed_form, mean_passes, pass_times
 from planner.instances.handover import Handover, short_answers
-from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state
+from planner.instances.kv_links import KvLinks, LinkSide, LinkState, Sink, Source, link_state
 from planner.instances.operating import Decoding
 from planner.manifest.schema import (
     Manifest,
@@ -335,11 +336,21 @@ def pool_links(
     manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload, requests_per_second: float
 ) -> LinkState | None:
     """Return the state of the KV links from prefill to decode; None beyond their saturation."""
-    prefill, decode = pools
-    assert manifest.kv_transfer is not None, "a manifest with prefill and decode pools has links"
+    (prefill, decode), kv = pools, manifest.kv_transfer
+    assert kv is not None, "a manifest with prefill and decode pools has links"
+    first, second = (
+        LinkSide(len(each.instances) * each.degrees.attention_groups, each.degrees.attention_tp * each.degrees.pp)
+        for each in pools
+    )
+    cache = Cache(
+        token_bytes=kv.bytes_per_token,
+        reach_tokens=kv.reach_tokens,
+        reach_share=kv.reach_share,
+        sequence_bytes=kv.sequence_tokens * kv.bytes_per_token,
+    )
+    links = KvLinks(first, second, kv.bandwidth_bytes_per_second, kv.latency_seconds, cache)
     sink = Sink(decoding_of(decode, workload).queue(0.0), len(decode.instances))
     source = Source(pool_passes(prefill, workload), len(prefill.instances))
-    links = KvLinks.between(manifest.kv_transfer, prefill, decode)
     return link_state(links, requests_per_second, workload, source, sink)
 
 

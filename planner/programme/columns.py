@@ -7,7 +7,7 @@ request likewise starts as a lower bound (``instances.least``).
 
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -261,3 +261,18 @@ class Side:
         order = places[np.lexsort((~self.exact[self._rising[places]], self._size_of[places]))]
         first = np.diff(self._size_of[order], prepend=-1) > 0
         return np.asarray(self._rising[order[first]], dtype=np.int64)
+
+
+Way = tuple[Side, ...]
+"""A side of each role of a model, or one of aggregated instances."""
+
+
+class Pick(NamedTuple):
+    """The choice for a model: the index of its way, and a column of each side."""
+
+    way: int
+    columns: tuple[int, ...]
+
+
+Picks = tuple[Pick, ...]
+"""One pick per model."""

@@ -16,34 +16,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ground.arrays import Floats, Ints, distinct
 from ground.errors import BadInput
 from planner.objective import LEAST_PART, Aim, Incumbent
-from planner.programme.columns import BELOW, RELATIVE, Rates, Side
-
-if TYPE_CHECKING:
-    from planner.programme.routes import Routes
-
-Way = tuple[Side, ...]
-"""A side of each role of a model, or one of aggregated instances."""
+from planner.programme.columns import BELOW, RELATIVE, Pick, Picks, Rates, Side, Way
+from planner.programme.routes import Routes
 
 MOST_ROUTES = 2_000_000
 """Most routes that are compared; more would take too long."""
-
-
-class Pick(NamedTuple):
-    """The choice for a model: the index of its way, and a column of each side."""
-
-    way: int
-    columns: tuple[int, ...]
-
-
-Picks = tuple[Pick, ...]
-"""One pick per model."""
 
 
 @dataclass(frozen=True)
@@ -132,10 +115,9 @@ class Programme:
         return found
 
     @cached_property
-    def _quickest(self) -> "Routes":
-        from planner.programme.routes import Routes  # only an objective that times requests needs it
-
-        return Routes(self)
+    def _quickest(self) -> Routes:
+        steps = {pool: (self.aim.devices[pool] // step * step, step) for pool, step in self.steps.items()}
+        return Routes(self.ways, self.shares, steps)
 
     @cached_property
     def _pools(self) -> list[str]:

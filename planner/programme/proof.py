@@ -33,8 +33,8 @@ from ground.arrays import Floats, Ints
 from ground.errors import Fault
 from ground.units import counted
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
-from planner.programme.columns import RELATIVE, Side
-from planner.programme.programme import Picks, Programme, Way
+from planner.programme.columns import RELATIVE, Picks, Side, Way
+from planner.programme.programme import Programme
 
 ROLES = ("prefill", "decode")
 

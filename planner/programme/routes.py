@@ -12,7 +12,7 @@ over devices; further sides are added one by one. Ref: R. Bellman, Dynamic Progr
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Self
@@ -21,7 +21,7 @@ import numpy as np
 
 from ground.arrays import Floats, Ints
 from ground.errors import BadInput
-from planner.programme.programme import Pick, Picks, Programme, Way
+from planner.programme.columns import Pick, Picks, Way
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,26 +77,30 @@ Route = tuple[int, ...]
 class Routes:
     """Every route with a lower bound of its mean time, from the current times of its columns."""
 
-    def __init__(self, programme: Programme) -> None:
-        """Put every route in the heap. Raises BadInput for more than ``MOST_ROUTES``."""
-        if programme.routes > MOST_ROUTES:
+    def __init__(
+        self, every: Sequence[Sequence[Way]], shares: Sequence[float], pools: Mapping[str, tuple[int, int]]
+    ) -> None:
+        """Put every route in the heap. Raises BadInput for more than ``MOST_ROUTES``.
+
+        Args: ``every`` way of each model, its share of all requests, and devices of each ``pool`` with their step.
+        """
+        number = math.prod(map(len, every))
+        if number > MOST_ROUTES:
             raise BadInput(
-                f"{programme.routes:.0f} ways to spread these models over the pools are more than the {MOST_ROUTES} "
+                f"{number} ways to spread these models over the pools are more than the {MOST_ROUTES} "
                 "that --objective latency looks at; give some models the pools that they stand on, hw: "
                 "prefill=NAME,decode=NAME"
             )
-        self.programme, self._sides = programme, programme.sides
+        self.every, self._pools = every, pools
+        self._sides = tuple({id(side): side for own in every for way in own for side in way}.values())
         self._number = {id(side): number for number, side in enumerate(self._sides)}
         self._weight = {
-            id(side): share
-            for share, own in zip(programme.shares, programme.ways, strict=True)
-            for way in own
-            for side in way
+            id(side): share for share, own in zip(shares, every, strict=True) for way in own for side in way
         }
-        self._groups = [[self._by_pool(way) for way in own] for own in programme.ways]
+        self._groups = [[self._by_pool(way) for way in own] for own in every]
         self._curves: dict[tuple[str, tuple[Group, ...]], tuple[tuple[int, ...], Curve]] = {}
-        every = product(*(range(len(own)) for own in programme.ways))
-        self._waiting = [(self._seconds(route), route) for route in every]
+        routes = product(*(range(len(own)) for own in every))
+        self._waiting = [(self._seconds(route), route) for route in routes]
         heapq.heapify(self._waiting)
 
     def best(self) -> Picks | None:
@@ -135,7 +139,7 @@ class Routes:
             columns |= zip((number for group in groups for number in group), choice, strict=True)
         return tuple(
             Pick(way, tuple(columns[self._number[id(side)]] for side in own[way]))
-            for own, way in zip(self.programme.ways, route, strict=True)
+            for own, way in zip(self.every, route, strict=True)
         )
 
     def _curve(self, pool: str, groups: tuple[Group, ...]) -> Curve:
@@ -143,8 +147,7 @@ class Routes:
         state = tuple(int(self._sides[number].timed.sum()) for group in groups for number in group)
         known = self._curves.get((pool, groups))
         if known is None or known[0] != state:
-            step = self.programme.steps[pool]
-            most = self.programme.aim.devices[pool] // step * step
+            most, step = self._pools[pool]
             if len(groups) > 1:
                 curve = self._curve(pool, groups[:-1]).beside(self._curve(pool, groups[-1:]), most)
             else:

@@ -20,8 +20,8 @@ from planner.instances.space import Row, role_space
 from planner.objective import Aim, Incumbent
 from planner.offers.aggregated_offers import aggregated_offers
 from planner.plans.plan import Plan
-from planner.programme.columns import BELOW
-from planner.programme.programme import Picks, Programme, solve_open
+from planner.programme.columns import BELOW, Picks
+from planner.programme.programme import Programme, solve_open
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing, Option, Pools, gather, make_side

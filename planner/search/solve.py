@@ -12,8 +12,8 @@ from planner.instances.operating import DecodeServer, PrefillServer
 from planner.objective import SLACK, Aim
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, cost_of, make_plan, paid_devices
-from planner.programme.columns import Side
-from planner.programme.programme import Picks, Programme
+from planner.programme.columns import Picks, Side
+from planner.programme.programme import Programme
 from planner.programme.proof import Bound, proven
 from planner.search.fleet import aim_of
 from planner.search.gather import Cut, Option

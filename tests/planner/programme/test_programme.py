@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from ground.errors import BadInput
 from planner.objective import Aim
-from planner.programme.columns import Side
-from planner.programme.programme import Picks, Programme, Way
+from planner.programme.columns import Picks, Side, Way
+from planner.programme.programme import Programme
 from planner.programme.proof import Bound, proven
 from tests.planner.programme.offers import offers_of
 from tests.planner.programme.test_columns import OFFER, Queue
