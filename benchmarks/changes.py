@@ -19,7 +19,7 @@ from ground.traces import Trace, first_requests, read_trace, repeat, requests_pe
 from planner.changeover.change import Asked, Change, change
 from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, space_of
 from planner.changeover.robust import Scenario, solved_scenario, stood
-from planner.checks.traced import least_chips
+from planner.checks.on_trace import least_chips
 from planner.manifest.migration import Staged, union
 from planner.manifest.schema import Manifest
 from planner.programme.proof import Bound

@@ -12,8 +12,7 @@ from ground.workers import aside, executor_of
 from planner.plans.day import over_the_day
 from planner.plans.worked import PoolTerms, Worked, worked_plan
 from planner.search.answer import Change
-from planner.search.changes.near import Near
-from planner.search.changes.resources import Bought
+from planner.search.changes.resources import Bought, Near
 from planner.search.search import at_need
 from podplan.explaining import ExplainResult, explained
 from podplan.options import flag

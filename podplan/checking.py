@@ -11,8 +11,7 @@ from ground.errors import BadInput, naming
 from ground.units import carried_rate, counted
 from ground.workers import Workers, executor_of
 from planner.checks.check import Search, Verdict, check_deployed, check_question
-from planner.checks.deployed import Deployed, plan_on
-from planner.checks.margins import AfterLoss, Limits, Margin, most_within, over_windows
+from planner.checks.deployed import AfterLoss, Deployed, Limits, Margin, most_within, over_windows, plan_on
 from planner.plans.day import Window, peak_rate
 from planner.plans.plan import Plan
 from planner.plans.servers import spare_instances

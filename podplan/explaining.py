@@ -7,14 +7,13 @@ from typing import Any
 
 from ground.units import carried_rate, counted
 from ground.workers import Executor, Workers, aside, executor_of
-from planner.checks.margins import Sureness, sureness
+from planner.checks.deployed import Sureness, sureness
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.plans.worked import worked_plan
 from planner.search.answer import Answer, Change
-from planner.search.changes.near import Near, headroom_of, near_plans, sizes_of
 from planner.search.changes.nearest import nearest_changes
-from planner.search.changes.resources import Bought, bought
+from planner.search.changes.resources import Bought, Near, bought, headroom_of, near_plans, sizes_of
 from planner.search.search import Aside, at_need
 from podplan.assumptions import assumptions
 from podplan.day import day_json

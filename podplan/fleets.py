@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ground.errors import BadInput, file_names, naming, suggest
 from planner.checks.check import Verdict, check_deployed
-from planner.checks.deployed import from_plan
-from planner.checks.margins import Limits
+from planner.checks.deployed import Limits, from_plan
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Seen, over_the_day
 from planner.plans.plan import Plan

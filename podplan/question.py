@@ -25,8 +25,8 @@ from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Window
 from planner.plans.quantised import alternatives, check_some, combinations
 from planner.question import Encode, Machines, Pin, Question, Queueing, Role, Shape
+from planner.search.gather import not_aggregated
 from planner.search.jobs import Job
-from planner.search.shapes import not_aggregated
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan import readers
 from podplan.job import UTILISATION, read_job

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.checks.margins import sureness
+from planner.checks.deployed import sureness
 from planner.instances.reachable import REFERENCE
-from planner.search.changes.near import near_plans
+from planner.search.changes.resources import near_plans
 from podplan.planning import solved
 from podplan.question_files import Entry, asked_of, read_questions
 

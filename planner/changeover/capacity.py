@@ -9,9 +9,8 @@ import numpy as np
 
 from ground.errors import BadInput
 from planner.changeover.order import ROLES, served
-from planner.checks.deployed import DeployedPool
+from planner.checks.deployed import DeployedPool, Limits
 from planner.checks.manifests import from_manifest
-from planner.checks.margins import Limits
 from planner.instances.encoding import LATE, SHARES
 from planner.manifest.schema import Manifest, Role
 from planner.plans.expectation import encode_instances, workload_of

@@ -8,8 +8,8 @@ from ground.prometheus import Histogram, Scrape
 from ground.units import format_duration
 from models.parameters import pictures_of
 from planner.changeover.capacity import carried, total_carried
+from planner.checks.deployed import Limits
 from planner.checks.manifests import from_manifest
-from planner.checks.margins import Limits
 from planner.engines.loader import all_engines, load_orchestrator
 from planner.engines.spec import Metrics
 from planner.manifest.schema import Manifest

@@ -15,8 +15,8 @@ from ground.errors import Infeasible
 from ground.units import format_duration, rounded_up
 from planner.changeover.capacity import carried
 from planner.changeover.stages import kinds_of
-from planner.checks.margins import Limits
-from planner.checks.traced import search_on_trace
+from planner.checks.deployed import Limits
+from planner.checks.on_trace import search_on_trace
 from planner.instances.alignment import Lot, lost_instances, placed_apart
 from planner.manifest.schema import Manifest, Pool, Prediction
 from planner.plans.assemble import assemble, standing, stated_levels, stated_workload

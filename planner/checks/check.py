@@ -4,10 +4,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from planner.checks.deployed import Deployed, plan_on, standing
-from planner.checks.margins import AfterLoss, Limits, Margin, held_confidence, margins_of, room_of, worst_loss
-from planner.checks.on_trace import held_at, loads
-from planner.checks.traced import search_on_trace
+from planner.checks.deployed import (
+    AfterLoss,
+    Deployed,
+    Limits,
+    Margin,
+    held_confidence,
+    margins_of,
+    plan_on,
+    room_of,
+    standing,
+    worst_loss,
+)
+from planner.checks.on_trace import held_at, loads, search_on_trace
 from planner.plans.plan import Plan
 from planner.plans.quantised import as_planned
 from planner.plans.servers import PREDICTED

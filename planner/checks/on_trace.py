@@ -1,11 +1,12 @@
-"""A plan on its trace: latencies of the trace's requests, and the largest rate within the limits.
+"""A question on a trace's own requests: the plan found for it, and what a plan does on the trace.
 
-The search plays a candidate of one role as if the other took no time (``checks.traced``). Here the trace is played
-through both pools of the chosen plan (``planner.serving``), with gaps scaled to the plan's rate, and the limits are
-checked.
+The search plays a candidate of one role as if the other took no time. Here the trace is played through both pools of
+the chosen plan (``planner.serving``), with gaps scaled to the plan's rate, and the limits are checked. For throughput
+the results decide the rate where the limits are missed at the rate found. For an asked rate they decide the numbers of
+instances, in this plan and in the plan for stationary traffic.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,15 +14,24 @@ import numpy as np
 
 from ground.arrays import Floats
 from planner.instances.aggregated import AggregatedServer
+from planner.instances.alignment import occupied_devices
 from planner.instances.operating import PrefillServer
 from planner.instances.space import Role
+from planner.objective import Aim
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.handover import separate_pools_of
 from planner.plans.plan import DisaggregatedPlan, Plan
+from planner.programme.columns import RELATIVE
+from planner.programme.programme import Programme
+from planner.programme.proof import Bound
 from planner.question import Question
+from planner.search.answer import Answer
+from planner.search.gather import gather
 from planner.serving.aggregated import AggregatedPool
+from planner.serving.capacity import Limits, Outcome
 from planner.serving.decode import SeparatePools, Served, within
 from planner.serving.deployed import play
+from planner.serving.latency import Latency
 from planner.workload import Trace, Traffic
 
 MOST_PLAYED = 600_000
@@ -134,3 +144,119 @@ def _keeps(recorded: Served, question: Question) -> bool:
 
 def _at(seconds: Floats, question: Question) -> float:
     return float(np.percentile(seconds, question.percentile))
+
+
+Search = Callable[[Question], Answer]
+
+
+class Traced(NamedTuple):
+    """An answer and the results of its plan on the trace; None where the trace is too short to fill the plan."""
+
+    answer: Answer
+    on_trace: OnTrace | None = None
+
+
+def search_on_trace(
+    question: Question, trace: Trace, search_plan: Search, first: Callable[..., Answer] | None = None
+) -> Traced:
+    """Return the answer to a question on a trace, or on stationary traffic where the trace is too short for its plan.
+
+    ``first`` searches on the trace. Its argument ``worth`` says for which plans additions such as runners-up are worth
+    a search; with ``beside`` False there are none, for a plan that is one of two.
+    """
+
+    def filled(plan: Plan) -> bool:
+        return loads(plan, trace, plan.requests_per_second)
+
+    asked = replace(question, workload=replace(question.workload, trace=trace))
+    answer = first(asked, worth=filled) if first else search_plan(asked)
+    best = answer.best
+    if best is None:
+        return Traced(answer=answer)
+    if not filled(best):
+        return Traced(answer=search_plan(question))
+    if isinstance(best, DisaggregatedPlan) and not (question.goal.maximised or question.goal.timed):
+        other = (first(question, beside=False) if first else search_plan(question)).best
+        settled = [together(plan, trace) for plan in (best, other) if plan is not None]
+        best = min(settled, key=lambda plan: (not held_at(plan, trace).keeps, *question.goal.key(plan)))
+        if best is not answer.best:
+            bound = answer.bound and least_chips(best, trace, answer.bound)
+            answer = replace(answer, plans=(best,), bound=bound, pareto=(best,))
+    found = on_trace(best, trace)
+    if found.keeps or not question.goal.maximised or not found.most_per_second:
+        return Traced(answer=answer, on_trace=found)
+    slower = best.under(best.question)(found.most_per_second)
+    if slower is None:
+        return Traced(answer=answer, on_trace=found)
+    plans = [slower if plan is best else plan for plan in answer.pareto]
+    return Traced(answer=replace(answer, plans=(slower,), pareto=tuple(plans)), on_trace=held_at(slower, trace))
+
+
+def together(plan: Plan, trace: Trace) -> Plan:
+    """Return the plan with the fewest instances that keep its limits on a trace, both roles played together.
+
+    Prefill smooths bursts, so decode may need fewer instances than alone; it may need more where many prompts end at
+    once. Instances of the role that helps more are added while devices remain; then surplus instances are removed,
+    those of the larger role first. The plan is unchanged if no such numbers keep the limits or if a loss must be
+    survived, and so is a role with a given number.
+    """
+    question = plan.question
+    if not isinstance(plan, DisaggregatedPlan) or question.survive is not None:
+        return plan
+    pools, faster = dict(plan.pools()), at_rate(trace, plan.requests_per_second)
+    free = [role for role in pools if question.pin(role).instances is None]
+    limits = Limits(
+        percentile=question.percentile, ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds
+    )
+
+    def excess(counts: Mapping[Role, int]) -> float:
+        found = play(pools_of(plan, counts), faster)
+        return max(Outcome(ttft_seconds=found.ttft_seconds, tpot_seconds=found.tpot_seconds).excesses(limits))
+
+    def held(counts: Mapping[Role, int]) -> bool:
+        taken: dict[str, int] = {}
+        for role, pool in pools.items():
+            room = occupied_devices(pool.machines, np.array([pool.candidate.devices]), np.array([counts[role]]))
+            taken[pool.machines.budget] = taken.get(pool.machines.budget, 0) + int(room[0])
+        return all(taken[pool.machines.budget] <= pool.machines.devices for pool in pools.values())
+
+    own: dict[Role, int] = {role: pool.instances for role, pool in pools.items()}
+    counts, late = own, excess(own)
+    while late > 1:
+        larger = [each for role in free if held(each := {**counts, role: counts[role] + 1})]
+        after = {excess(each): each for each in larger}
+        if min(after, default=late) >= late:
+            return plan
+        late, counts = min(after), after[min(after)]
+    for role in sorted(free, key=lambda role: -pools[role].candidate.devices):
+        while counts[role] > 1 and excess(fewer := {**counts, role: counts[role] - 1}) <= 1:
+            counts = fewer
+    found = None if counts == own else plan.resized(counts["prefill"], counts["decode"])
+    if found is None:
+        return plan
+    played = play(pools_of(found), faster)
+    known = played.tpot_seconds[~np.isnan(played.tpot_seconds)]
+    tpot = Latency.from_samples(known) if known.size else found.tpot
+    return replace(found, ttft=Latency.from_samples(played.ttft_seconds), tpot=tpot)
+
+
+def least_chips(plan: Plan, trace: Trace, known: Bound) -> Bound | None:
+    """Return a lower bound on the chips of separate pools for a plan's rate; None for other shapes and objectives.
+
+    Prefill is bounded by its queue on the trace, as decode never delays a first token. Decode is bounded by full
+    batches: alone on the trace it would have burstier arrivals than behind prefill.
+    """
+    question = plan.question
+    if question.shape != "disaggregated" or known.objective != "chips":
+        return None
+    pools = gather(replace(question, workload=replace(question.workload, trace=trace)))
+    machines, decode = pools.prefill.machines, pools.decode
+    aim = Aim(devices={machines.budget: machines.devices}, objective="chips", rate=1.0)
+    alone = Programme((((pools.prefill,),),), aim)
+    picks, able = alone.settle(), decode.devices[decode.rate >= 1 - RELATIVE]
+    if picks is None or not able.size:
+        return None
+    ((side, column),) = alone.picked(picks)
+    least = int(side.devices[column]) / machines.devices_per_chip + int(able.min()) / decode.machines.devices_per_chip
+    told = "prefill alone on the trace's own requests beside decode whose full batches carry the rate"
+    return known._replace(value=least, gap=1 - least / plan.chips, covers=f"{told}; {known.covers}")

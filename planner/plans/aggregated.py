@@ -11,9 +11,8 @@ from planner.costs.predict import Prediction, predict
 from planner.instances.aggregated import AggregatedServer, AggregatedState, aggregated_outcome
 from planner.instances.candidates import AggregatedCandidate
 from planner.instances.space import Role, machines_of
-from planner.plans.encode import Leaving
 from planner.plans.plan import Plan
-from planner.plans.pools import EncodePool, PlannedPool, answering
+from planner.plans.pools import EncodePool, Leaving, PlannedPool, answering
 from planner.question import Question
 from planner.serving.latency import Latency
 

@@ -15,10 +15,19 @@ from planner.instances.encoding import apart
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
-from planner.plans.encode import Leaving, encode_pool, leaving
 from planner.plans.handover import fed, state_of_links
 from planner.plans.places import lost_of, nodes_of, places_of
-from planner.plans.pools import WHY_BATCH, DecodePool, EncodePool, PlannedPool, PrefillPool, limit_of
+from planner.plans.pools import (
+    WHY_BATCH,
+    DecodePool,
+    EncodePool,
+    Leaving,
+    PlannedPool,
+    PrefillPool,
+    encode_pool,
+    leaving,
+    limit_of,
+)
 from planner.question import Loss, Machines, Question
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import Played

@@ -1,19 +1,29 @@
-"""Pools of a plan: identical instances at the planned rate, the operators of their full step, and their memory."""
+"""Pools of a plan: identical instances at the planned rate, the operators of their full step, and their memory.
 
+Requests that leave a pool of encode instances are the arrivals at the next role.
+"""
+
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
+import numpy as np
+
+from ground.arrays import Floats
 from planner.closed_forms.birth_death import DecodeState
 from planner.costs.memory import Memory, kv_capacity_tokens, memory
 from planner.costs.predict import Configuration, Prediction, predict
 from planner.engines.behaviour import HostCosts, host_costs
 from planner.instances.candidates import Candidate, DecodeCandidate, PrefillCandidate
-from planner.instances.encoding import before, behind
+from planner.instances.encoding import before, behind, embedding_seconds
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role, Row, machines_of
 from planner.question import Machines, Question
 from planner.serving.latency import Latency
+from planner.serving.played import MANY
+from planner.serving.prefill import play_prefill
+from planner.serving.streams import Stream, stationary
 from planner.workload import running_kv_tokens
 
 WHY_BATCH = {"batch": "as is given", "memory": "as memory holds no more", "tpot": "with which most keep TPOT"}
@@ -194,3 +204,47 @@ def prefill_prediction(question: Question, candidate: PrefillCandidate) -> Predi
             cache_plane=question.prefix_pool.plane if question.prefix_pool else None,
         )
     )
+
+
+def encode_pool(
+    question: Question, encode: tuple[PrefillServer, int, float], rate_per_second: float
+) -> EncodePool | None:
+    """Return the encode pool of (server, instances, rate of one) for a question; None beyond saturation."""
+    (server, instances, capacity_of_each), times = encode, question.stretch_of("encode")
+    each = times * rate_per_second / instances
+    latency = server.ttft(each, instances)
+    if latency is None:
+        return None
+    return EncodePool(
+        question=server.question,
+        candidate=server.candidate,
+        machines=question.prefill,
+        instances=instances,
+        capacity_per_second=instances * capacity_of_each,
+        utilisation=each / server.candidate.requests_per_second,
+        limit=limit_of(server, times * capacity_of_each, math.inf),
+        latency=latency.later(embedding_seconds(question)).scaled(times),
+    )
+
+
+class Leaving(NamedTuple):
+    """Requests in the order in which they leave encode, the times at which they leave, and their stays, [requests]."""
+
+    stream: Stream
+    encode_seconds: Floats
+
+
+def leaving(question: Question, pool: EncodePool, rate_per_second: float) -> Leaving:
+    """Play an encode pool that requests are dealt to in turn; return its requests as they leave.
+
+    Requests of one pass leave together, once their embeddings have been sent. The next role is played on them.
+    """
+    server, context = pool.server(question), float(question.model.max_position)
+    times = question.stretch_of("encode")
+    stream = stationary(question.workload, MANY, most_tokens=context).at_rate(times * rate_per_second)
+    none = np.zeros(len(stream), dtype=np.int64)
+    pictures = replace(stream, prompt_tokens=none + round(pool.question.workload.input_tokens.mean), reused_tokens=none)
+    ready = play_prefill(replace(server.pool, instances=pool.instances), pictures).first_token_seconds
+    ready = times * (ready + embedding_seconds(question))
+    order, stays = np.argsort(ready, kind="stable"), ready - times * stream.arrival_seconds
+    return Leaving(replace(stream.select(order), arrival_seconds=ready[order]), stays[order])

@@ -24,8 +24,19 @@ from planner.programme.columns import BELOW, Picks
 from planner.programme.programme import Programme, solve_open
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
-from planner.search.gather import Costing, Option, Pools, gather, make_side
-from planner.search.shapes import TINY, limited, needed_rates, not_aggregated, on_each_pool, on_machines
+from planner.search.gather import (
+    TINY,
+    Costing,
+    Option,
+    Pools,
+    gather,
+    limited,
+    make_side,
+    needed_rates,
+    not_aggregated,
+    on_each_pool,
+    on_machines,
+)
 from planner.search.solve import in_time, plan_at
 
 TIGHTEST = 0.3

@@ -26,8 +26,19 @@ from planner.programme.programme import Programme
 from planner.programme.proof import Pruned, late_alone, never_costed, never_queued
 from planner.question import Machines, Question
 from planner.search.fleet import Fleet, Member, on_pools, shares
-from planner.search.gather import Aggregated, Costing, Cut, Option, Pools, aggregated, gather, slowest_transfer
-from planner.search.shapes import needed_beside, not_aggregated, why_not_apart
+from planner.search.gather import (
+    Aggregated,
+    Costing,
+    Cut,
+    Option,
+    Pools,
+    aggregated,
+    gather,
+    needed_beside,
+    not_aggregated,
+    slowest_transfer,
+    why_not_apart,
+)
 
 Rows = dict[Role, list[Row]]
 """Rows to search, by role; a role that is missing is searched whole."""

@@ -13,8 +13,7 @@ from cli.exit_codes import ExitCode
 from cli.main import main
 from ground.files import read_yaml
 from planner.checks.check import check_deployed
-from planner.checks.deployed import from_plan
-from planner.checks.margins import Limits
+from planner.checks.deployed import Limits, from_plan
 from tests.plans import small_plan
 from tests.shell import answered, refused
 

@@ -25,7 +25,7 @@ from planner.offers.aggregated_offers import aggregated_offers, bounds_of, holdi
 from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.answer import Answer, Change
-from planner.search.shapes import needed_rates, not_aggregated
+from planner.search.gather import needed_rates, not_aggregated
 from planner.search.ways import Gathered
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 

@@ -19,9 +19,8 @@ from planner.plans.plan import Plan
 from planner.plans.quantised import alternatives
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
-from planner.search.gather import Costing
+from planner.search.gather import Costing, needed_rates, not_aggregated, on_each_pool
 from planner.search.search import search
-from planner.search.shapes import needed_rates, not_aggregated, on_each_pool
 from planner.search.solve import Choice, carried_in_time, choose, chosen_of, find, plan_of
 from planner.search.sure import Times, holds, is_plain, stressed, times_of
 from planner.search.ways import Gathered, Rows, gather_fleet, unpruned, with_apart

@@ -7,9 +7,21 @@ import numpy as np
 import pytest
 
 from planner.checks.check import check_deployed, check_question
-from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, from_plan, plan_on, standing
+from planner.checks.deployed import (
+    Deployed,
+    DeployedPool,
+    Limits,
+    Lost,
+    Margin,
+    Standing,
+    from_plan,
+    held_confidence,
+    plan_on,
+    standing,
+    sureness,
+    worst_loss,
+)
 from planner.checks.manifests import from_manifest
-from planner.checks.margins import Limits, Margin, held_confidence, sureness, worst_loss
 from planner.checks.on_trace import held_at
 from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer

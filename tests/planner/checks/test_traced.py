@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from planner.checks.on_trace import at_rate, late_at, on_trace, pools_of
-from planner.checks.traced import Traced, least_chips, search_on_trace, together
+from planner.checks.on_trace import Traced, at_rate, late_at, least_chips, on_trace, pools_of, search_on_trace, together
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan

@@ -12,8 +12,8 @@ from planner.instances.grid import smallest_redundancy
 from planner.instances.space import Row, layouts, pool_counts, role_rows
 from planner.offers.decode_offers import decode_offers
 from planner.question import Question
+from planner.search.gather import why_not_apart
 from planner.search.search import search
-from planner.search.shapes import why_not_apart
 from planner.strategy import Strategy, model_conflicts
 from tests.questions import plan_over, small_question
 

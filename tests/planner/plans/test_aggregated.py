@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from planner.checks.check import check_deployed
-from planner.checks.deployed import from_plan
-from planner.checks.margins import Limits, sureness
+from planner.checks.deployed import Limits, from_plan, sureness
 from planner.instances.aggregated import FEWEST, AggregatedServer
 from planner.instances.candidates import BUDGETS, AggregatedCandidate, Count, aggregated_room, budgets_of
 from planner.instances.space import built, groups, machines_of, role_rows, role_space, row_deployment

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from planner.search.changes.near import headroom_of, near_plans
+from planner.search.changes.resources import headroom_of, near_plans
 from planner.search.search import search
 from tests.questions import small_question
 
