@@ -12,6 +12,7 @@ from planner.checks.check import Verdict, check_deployed
 from planner.checks.deployed import Limits, from_plan
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Seen, over_the_day
+from planner.plans.places import nodes_of
 from planner.plans.plan import Plan
 from planner.question import Machines
 from planner.search.answer import Answer
@@ -361,7 +362,7 @@ def placed_on(asked: FleetInput) -> FleetResult:
     placed = []
     for number, (member, plan, one) in enumerate(zip(asked.fleet.members, answer.plans, asked.asked, strict=True)):
         day = tuple(over_the_day(plan, one.day)) if one.day and not asked.fleet.goal.maximised else ()
-        nodes = floor.nodes(answer.plans, number)
+        nodes = nodes_of(plan.pools(), floor.places[number])
         placed.append(Placed(name=member.name, plan=plan, nodes=nodes, verdict=_verdict(plan), day=day))
     return FleetResult(asked=asked, answer=answer, placed=tuple(placed), floor=floor, seconds=seconds)
 

@@ -43,15 +43,15 @@ class Verdict:
     binding: str
     """The limit that fails first, or that has least room."""
     explanation: str
-    margins: tuple[Margin, ...]
+    margins: tuple[Margin, ...] = ()
     confidence: float | None
     """The asked confidence."""
-    held_confidence: float | None
+    held_confidence: float | None = None
     """Largest confidence at which each latency limit holds; None beyond the saturation of a pool."""
-    after_loss: AfterLoss | None
-    plan: Plan | None
+    after_loss: AfterLoss | None = None
+    plan: Plan | None = None
     """The plan that is judged; None for a manifest, and where there is no plan."""
-    rate_per_second: float | None
+    rate_per_second: float | None = None
     """The rate that is judged; None where there is no plan."""
     played: bool = False
     """Whether the figures come from the trace's own requests; else from stationary queues."""
@@ -81,7 +81,6 @@ def check_deployed(
         confidence=confidence,
         held_confidence=held_confidence(deployed, limits, loss, confidence),
         after_loss=after,
-        plan=None,
         rate_per_second=limits.rate_per_second,
     )
 
@@ -123,12 +122,7 @@ def check_question(question: Question, *, search_plan: Search = search, trace: T
             holds=False,
             binding=answer.binding_limit,
             explanation=answer.explanation,
-            margins=(),
             confidence=question.confidence,
-            held_confidence=None,
-            after_loss=None,
-            plan=None,
-            rate_per_second=None,
         )
     return _weigh(question, found, finder)
 

@@ -136,6 +136,11 @@ class DecodeQueue:
         running = float(self.most_requests) if occupied is None else float(occupied[1:] @ table.running)
         return running, float(np.interp(running, *self._table))
 
+    def busy_share(self, rate_per_second: float) -> float:
+        """Return the share of time in which at least one request runs: 1 - pi(0), 1 beyond saturation."""
+        occupied = _occupancy(self.tabulated(), rate_per_second)
+        return 1.0 if occupied is None else 1.0 - float(occupied[0])
+
     def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
         """Return the state under Poisson arrivals; None beyond saturation.
 

@@ -68,7 +68,9 @@ def _most_alone(question: Question, count: Count) -> list[Alone]:
         (count, redundant, dedicated)
         for count in range(step, machines.devices, step)
         if count > 1 and smallest_redundancy(moe.experts, count) is not None
-        for redundant, dedicated in layouts(question, Strategy(moe_ep=count, domains=1), "decode")
+        for redundant, dedicated in layouts(
+            question, Strategy(moe_ep=count, domains=1), "decode", question.pin("decode")
+        )
     ]
     structures = ([layout for layout in held if (layout[2] > 0) == apart] for apart in (False, True))
     return [

@@ -269,26 +269,20 @@ class AggregatedCandidate(Candidate):
         return memory(self.deployment, kv_tokens=kv_tokens, sequences=float(self.batch), tokens=float(tokens))
 
 
-def aggregated_memory_used(deployment: Deployment, batch: Number, budget_tokens: Number, kv: KvLoad) -> Number:
-    """Bytes per device with weights, buffers of a full step and the KV reserved for ``batch`` requests per DP rank.
-
-    KV is three standard deviations above its mean, as in decode; ``kv`` is the KV that admission reserves per request.
-    """
-    held = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS)
-    return memory(deployment, kv_tokens=held, sequences=batch, tokens=budget_tokens / deployment.strategy.pp).used
-
-
 def aggregated_room(
     deployment: Deployment, budget_tokens: NDArray[np.float64], kv: KvLoad, most: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """Return the requests, at most ``most``, whose KV a DP rank holds beside steps of the budget; 0 for none.
 
+    Memory has weights, buffers of a full step and the KV that admission reserves per request, ``kv``, three standard
+    deviations above its mean, as in decode.
     Arrays are [rows] of the deployment, or of any shape if the deployment is one instance.
     """
     capacity = deployment.hardware.device.memory_bytes.value
 
     def used(batch: Number) -> Number:
-        return aggregated_memory_used(deployment, batch, budget_tokens, kv)
+        held, tokens = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS), budget_tokens / deployment.strategy.pp
+        return memory(deployment, kv_tokens=held, sequences=batch, tokens=tokens).used
 
     return largest(used, capacity, np.ones_like(most), most)
 

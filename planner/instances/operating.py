@@ -259,17 +259,15 @@ class PrefillServer:
         """TTFT of one of ``instances`` that are dealt requests in turn, at the rate of one; None beyond saturation."""
         if self.question.queueing == "mixserve":
             return memoryless_ttft(rate_per_second, self.most_prompts, self.candidate.pass_seconds)
-        key = (rate_per_second, instances)
+        key, player = (rate_per_second, instances), self.player
         if key not in self._solved:
-            self._solved[key] = self._ttft(*key)
+            if player is None:
+                found = latency_of(self.passes, rate_per_second, self._squared_cv(instances))
+            else:
+                late = rate_per_second >= self.saturation_per_second
+                found = None if late else player.trial(rate_per_second, instances).ttft
+            self._solved[key] = found
         return self._solved[key]
-
-    def _ttft(self, rate_per_second: float, instances: int) -> Latency | None:
-        if self.player is None:
-            return latency_of(self.passes, rate_per_second, self._squared_cv(instances))
-        if rate_per_second >= self.saturation_per_second:
-            return None
-        return self.player.trial(rate_per_second, instances).ttft
 
     def played(self, rate_per_second: float, instances: int, most_per_second: float) -> Played | None:
         """Return sample and intervals of the play at the rate of one instance; None where a closed form is exact."""

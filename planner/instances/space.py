@@ -138,7 +138,7 @@ def _role_space(question: Question, role: Role) -> RoleSpace:
             continue
         degrees, several = (strategy.moe_tp, strategy.moe_ep), strategy.attention_dp > 1
         if degrees not in known:
-            known[degrees] = _layouts(question, strategy, role, pin)
+            known[degrees] = layouts(question, strategy, role, pin)
         broken = reach.cut(strategy)
         if broken is not None:
             broken_by[broken.rule] += len(known[degrees])
@@ -180,13 +180,9 @@ def _strategies(question: Question, role: Role) -> Grid:
     return strategy_grid(question.model, counts, machines.devices_per_node, role=role, apart_step=step)
 
 
-def layouts(question: Question, strategy: Strategy, role: Role) -> list[tuple[int, int]]:
-    """Return the expert layouts of one strategy as (redundant slots, dedicated shared ranks)."""
-    return _layouts(question, strategy, role, question.pin(role))
-
-
-def _layouts(question: Question, strategy: Strategy, role: Role, pin: Pin) -> list[tuple[int, int]]:
-    moe = question.model.moe
+def layouts(question: Question, strategy: Strategy, role: Role, known: Pin | None = None) -> list[tuple[int, int]]:
+    """Return the expert layouts of one strategy that a role's pin allows: (redundant slots, dedicated shared ranks)."""
+    moe, pin = question.model.moe, known or question.pin(role)
     return [
         (redundant, dedicated)
         for dedicated in shared_choices(moe, strategy, pin.shared or "auto", role != "prefill")
@@ -255,14 +251,14 @@ def structure(row: Row) -> tuple[bool, ...]:
 
 
 def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> list[Group]:
-    """Return rows grouped by structure, in order of first appearance."""
-    machines, engine, pool = machines_of(question, role), host_costs(question.engine).engine, question.prefix_pool
+    """Return rows grouped by structure, in order of first appearance; of prefill no gap between steps is published."""
+    machines, costs, pool = machines_of(question, role), host_costs(question.engine), question.prefix_pool
     found: dict[tuple[bool, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(structure(row), []).append(row)
     base = Deployment(
         model=question.model,
-        hardware=with_engine(machines.hardware, engine),
+        hardware=with_engine(machines.hardware, costs.engine),
         strategy=Strategy(),
         phase="prefill" if role == "encode" else role,
         weights=machines.weights,
@@ -271,8 +267,8 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
         beams=1 if role == "prefill" else question.workload.beams,
         seen=question.workload.seen,
         host=question.driven,
-        host_seconds=host_costs(question.engine).step_seconds if _has_gap(question, role) else None,
-        engine=engine,
+        host_seconds=None if role == "prefill" or question.engine == REFERENCE else costs.step_seconds,
+        engine=costs.engine,
         prefix_plane=pool.plane if pool and role == "prefill" else None,
         prefix_ssd_share=pool.ssd_share if pool else 0.0,
     )
@@ -282,11 +278,6 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
         own = replace(base, strategy=Strategy(staged=first.staged, domains=first.domains))
         result.append(Group(members, table, table_deployment(own, table)))
     return result
-
-
-def _has_gap(question: Question, role: str) -> bool:
-    """Whether the engine's own gap between steps counts: for prefill none is published."""
-    return role != "prefill" and question.engine != REFERENCE
 
 
 def degree_table(rows: list[Row], drafts: int) -> NDArray[np.float64]:

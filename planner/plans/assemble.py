@@ -59,7 +59,7 @@ from planner.manifest.schema import (
 )
 from planner.manifest.stepcost import layers_per_stage
 from planner.plans.aggregated import AggregatedPlan, AggregatedPool
-from planner.plans.expectation import aggregated_prediction, busy_share, open_prediction
+from planner.plans.expectation import aggregated_prediction, open_prediction
 from planner.plans.places import clusters_of
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
@@ -391,7 +391,8 @@ def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
         return aggregated_prediction(plan.mixed.state, plan.requests_per_second, tokens, limits)
     assert isinstance(plan, DisaggregatedPlan)
     decode, question = plan.decode, plan.question
-    decoding = plan.decoder(question).decoding
+    rate = plan.requests_per_second * question.requests_each / decode.instances
+    queue = plan.decoder(question).decoding.queue(0.0)
     return open_prediction(
         ttft=plan.ttft,
         tpot=plan.tpot,
@@ -399,14 +400,6 @@ def predicted(plan: Plan, limits: ServiceLevels) -> Prediction:
         requests_per_second=plan.requests_per_second,
         output_tokens=question.workload.output_tokens.mean,
         limits=limits,
-        busy={
-            "decode": busy_share(
-                decoding.table(),
-                decoding.iterations.mean,
-                plan.requests_per_second * question.requests_each / decode.instances,
-            )
-            if question.workload.decodes
-            else 0.0
-        },
+        busy={"decode": queue.busy_share(rate) if question.workload.decodes else 0.0},
         links=plan.links,
     )

@@ -11,7 +11,6 @@ from functools import partial
 
 import numpy as np
 
-from ground.arrays import Floats
 from ground.errors import BadInput
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
@@ -86,10 +85,8 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
     state = decode_behind(manifest, pools, workload)(requests_per_second / several, several, links)
     if state is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
-    share = 0.0
-    if workload.decodes:
-        decoding = decoding_of(decode, workload)
-        share = busy_share(decoding.table(), decoding.iterations.mean, requests_per_second / several)
+    queue = decoding_of(decode, workload).queue(0.0)
+    share = queue.busy_share(requests_per_second / several) if workload.decodes else 0.0
     room = count * room_prompts(prefill, workload)
     ttft = encode(Crowding.before(state, requests_per_second, room, ttft).delayed(ttft))
     return Expectation(
@@ -272,22 +269,6 @@ def attainment(latency: Latency, limit_seconds: float | None) -> float:
     slope = latency.at(100 - (100 - last) / math.e) - latency.seconds[-1]
     beyond = math.exp(-(limit_seconds - latency.seconds[-1]) / slope) if slope > 0 else 0.0
     return 1 - (100 - last) / 100 * beyond
-
-
-def busy_share(iteration_seconds: Floats, iterations: float, rate_per_second: float) -> float:
-    """Return the share of time in which at least one request runs: 1 - pi(0) of ``closed_forms.birth_death``.
-
-    Args: ``iteration_seconds`` with 1, 2, ... running requests, [requests]; the rate of one instance. Requests beyond
-    the batch slots wait: a geometric tail.
-    """
-    running = np.arange(1.0, iteration_seconds.size + 1)
-    ratios = rate_per_second * iterations * iteration_seconds / running
-    if ratios[-1] >= 1:
-        return 1.0
-    logs = np.append(0.0, np.cumsum(np.log(np.maximum(ratios, 1e-300))))
-    masses = np.exp(logs - logs.max())
-    total = float(masses[:-1].sum() + masses[-1] / (1 - ratios[-1]))
-    return 1.0 - float(masses[0]) / total
 
 
 def pool_ttft(

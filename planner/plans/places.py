@@ -69,14 +69,14 @@ def _on(own: list[tuple[Role, PlannedPool]], machines: Machines, *, evenly: bool
     return places
 
 
-def nodes_of(pools: Pools, places: Places) -> dict[str, int]:
-    """Return the nodes on which instances at some places stand, by budget."""
+def nodes_of(pools: Pools, places: Places) -> dict[str, list[int]]:
+    """Return the nodes on which instances at some places stand, ascending, by budget."""
     nodes: dict[str, set[int]] = {}
     for role, pool in pools:
         per_node, taken = pool.machines.devices_per_node, nodes.setdefault(pool.machines.budget, set())
         for first in places[role]:
             taken |= set(range(first // per_node, -(-(first + pool.candidate.devices) // per_node)))
-    return {budget: len(own) for budget, own in nodes.items()}
+    return {budget: sorted(own) for budget, own in sorted(nodes.items())}
 
 
 def lost_of(pools: Pools, places: Places, loss: Loss | None) -> dict[Role, int]:

@@ -234,9 +234,9 @@ def occupied(plans: Iterable[Plan]) -> list[tuple[Machines, int]]:
         for _, pool in plan.pools():
             machines, devices = used.get(pool.machines.budget, (pool.machines, 0))
             used[machines.budget] = machines, devices + pool.devices
-        for budget, count in nodes_of(plan.pools(), plan.places).items() if plan.spread else ():
+        for budget, nodes in nodes_of(plan.pools(), plan.places).items() if plan.spread else ():
             machines, devices = used[budget]
-            used[budget] = machines, max(devices, count * machines.devices_per_node)
+            used[budget] = machines, max(devices, len(nodes) * machines.devices_per_node)
     return list(used.values())
 
 

@@ -110,16 +110,6 @@ class Floor:
     places: tuple[Places, ...]
     shared: tuple[str, ...]
 
-    def nodes(self, plans: Sequence[Plan], number: int) -> dict[str, list[int]]:
-        """Return the nodes of each pool that the model of this number stands on, ascending."""
-        taken: dict[str, set[int]] = {}
-        for role, pool in plans[number].pools():
-            per_node, devices = pool.machines.devices_per_node, pool.candidate.devices
-            for first in self.places[number][role]:
-                span = range(first // per_node, (first + devices - 1) // per_node + 1)
-                taken.setdefault(pool.machines.budget, set()).update(span)
-        return {pool: sorted(nodes) for pool, nodes in sorted(taken.items())}
-
 
 def fleet_floor(fleet: Fleet, plans: Sequence[Plan]) -> Floor:
     """Return the position of every instance; models share nodes only where a pool has too few."""
