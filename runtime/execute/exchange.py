@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
-from ground.errors import Fault
 from runtime.execute.collectives import Comm, all_gather, cut, reduce_scatter, sparse_all_to_all
 from runtime.execute.kernels import quantise
 from runtime.execute.layout import Copies, Lanes
@@ -62,29 +61,10 @@ def packed(x: Floats, int8: bool) -> Rows:
     return Rows(*quantise(x)) if int8 else Rows(x, None)
 
 
-@dataclass(slots=True)
-class Window:
-    """A receive buffer: a section of ``most`` rows per sender, allocated once (CloudMatrix384 Eq. (1)-(2)).
-
-    rank_num × max_tokens × message, max_tokens = local batch × min(top-k, experts per die).
-    """
-
-    senders: int
-    most: int
-    width: int
-    _rows: Floats = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Reserve the memory; pages that nobody writes to are never touched."""
-        self._rows = np.empty((self.senders, self.most, self.width))
-
-    def write(self, sender: int, rows: Floats) -> Floats:
-        """Put rows into the sender's section and return it; Fault where they are more than was reserved."""
-        if len(rows) > self.most:
-            raise Fault(f"a buffer section of {self.most} rows got {len(rows)} from sender {sender}")
-        section = self._rows[sender, : len(rows)]
-        section[...] = rows
-        return section
+def written(section: Floats, rows: Floats) -> Floats:
+    """Put rows into a sender's section of a receive buffer, and return them there."""
+    section[: len(rows)] = rows
+    return section[: len(rows)]
 
 
 @dataclass(slots=True)
@@ -94,7 +74,8 @@ class DirectExchange:
     world: Comm
     int8: bool
     traffic: Ints
-    windows: dict[tuple[int, int], tuple[Window, Window]] = field(default_factory=dict)
+    buffers: dict[tuple[int, int], Floats] = field(default_factory=dict)
+    """To receive copies and outputs in, [2, senders, rows, width], by rows and width (CloudMatrix384 Eq. (1)-(2))."""
 
     async def run(self, x: Floats, copies: Copies, compute: Compute) -> Floats:
         """Send each copy to its EP rank, compute what arrives, send it back by the metadata that came with it."""
@@ -104,15 +85,13 @@ class DirectExchange:
         arrived = await sparse_all_to_all(self.world, sent)
         self.world.done("dispatch", start, list(sent.values()))
         # Both buffers for the batch at hand: their size follows the largest section, in powers of two
-        width = x.shape[1]
         most = max([len(message.slot) for message in (*arrived.values(), *sent.values())], default=0)
-        size = 1 << max(most - 1, 0).bit_length()
-        key = (size, width)
-        if key not in self.windows:
-            self.windows[key] = Window(self.world.size, size, width), Window(self.world.size, size, width)
-        into, back = self.windows[key]
+        key = (1 << max(most - 1, 0).bit_length(), x.shape[1])
+        if key not in self.buffers:
+            self.buffers[key] = np.empty((2, self.world.size, *key))
+        into, back = self.buffers[key]
         sources = sorted(arrived)
-        rows = [into.write(source, arrived[source].rows.unpacked()) for source in sources]
+        rows = [written(into[source], arrived[source].rows.unpacked()) for source in sources]
         out = np.zeros((0, x.shape[1]))
         if sources:
             out = await compute(np.concatenate(rows), np.concatenate([arrived[source].slot for source in sources]))
@@ -123,7 +102,7 @@ class DirectExchange:
         self.world.label = label
         outputs = np.zeros((len(copies.token), x.shape[1]))
         for source, reply in replies.items():
-            outputs[reply.place] = back.write(source, reply.rows)
+            outputs[reply.place] = written(back[source], reply.rows)
         return outputs
 
     def _messages(self, rows: Rows, copies: Copies) -> dict[int, Message]:

@@ -14,11 +14,14 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ground.errors import PodplanError
+
+if TYPE_CHECKING:
+    from runtime.execute.clock import Clock
 
 Program = Coroutine[Any, Any, Any]
 Key = tuple[int, int, Any]
@@ -40,19 +43,6 @@ class Operation(NamedTuple):
     label: str
     ranks: int
     payload: Any
-
-
-class LinkTimes(Protocol):
-    """What the loop asks of a clock."""
-
-    def carry(self, loop: "Loop", key: Key, payload: Any, label: str) -> None:
-        """Take a message at the loop's time; call ``loop.arrive`` when it has crossed its links."""
-
-    def occupy(self, rank: int, seconds: float, now: float, label: str) -> float:
-        """Return when the device of ``rank`` has computed for ``seconds``, in turn with its other tasks."""
-
-    def record(self, rank: int, what: "Operation", start: float, end: float) -> None:
-        """Keep that ``rank`` spent a span of time in an operation."""
 
 
 class _Request:
@@ -177,7 +167,7 @@ class Endpoint:
 class Loop:
     """Runs the ranks of one process; ``clock`` gives messages their durations."""
 
-    def __init__(self, clock: LinkTimes | None = None) -> None:
+    def __init__(self, clock: "Clock | None" = None) -> None:
         """Without a clock messages take no time and tasks run in the order in which they can."""
         self.clock = clock
         self.boxes: dict[Key, deque[Any]] = {}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Union
 
 from ground.prefix_cache import PrefixCache
 from planner.manifest.drafts import tokens_per_iteration
@@ -16,18 +16,14 @@ from runtime.simulate.ledger import Ledger
 from runtime.simulate.placement import Placement
 from runtime.simulate.steps import IterationCounts, StepTimer, balanced
 
+if TYPE_CHECKING:
+    from runtime.simulate.decode import DecodeInstance
+    from runtime.simulate.prefill import PrefillInstance
+
+Half = Union["DecodeInstance", "PrefillInstance"]
+"""One of the two things that an instance can do."""
 Span = Callable[[str, str, float, float, dict[str, float]], None]
 """Called with instance, name, start and duration of a step and figures about it."""
-
-
-class Half(Protocol):
-    """One of the two things that an instance can do."""
-
-    def wake(self) -> None:
-        """Start a step at the end of this instant if there is something to do."""
-
-    def give_way(self) -> None:
-        """Stop after the iteration that runs: the other half waits."""
 
 
 class Devices:

@@ -4,9 +4,12 @@ import heapq
 import zlib
 from collections.abc import Callable
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from runtime.simulate.run import ArrivalFeed
 
 Action = Callable[[Any], None]
 
@@ -15,16 +18,9 @@ COMPLETION, ARRIVAL, START = 0, 1, 2
 NEVER = float("inf")
 
 
-class Feed(Protocol):
-    """Arrivals in order of time: ``seconds`` of the next one, infinite where none is known."""
-
-    seconds: float
-
-    def deliver(self) -> None:
-        """Let the next one arrive and look at the one after it."""
-
-
 class _Nothing:
+    """In place of arrivals in order of time, of which it has the ``seconds`` of the next one: there is none."""
+
     seconds = NEVER
 
     def deliver(self) -> None:
@@ -39,7 +35,7 @@ class Engine:
     def __init__(self) -> None:
         self.now_seconds = 0.0
         self.events = self._tickers = 0
-        self.feed: Feed = _Nothing()
+        self.feed: ArrivalFeed | _Nothing = _Nothing()
         self._heap: list[tuple[float, int, int, Action, Any]] = []
         self._counter = count()
 

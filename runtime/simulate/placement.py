@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +10,9 @@ from ground.arrays import Ints
 from planner.manifest.schema import KvCache, Pool, Routing
 from runtime.simulate.ledger import Ledger
 from runtime.simulate.request import Request
+
+if TYPE_CHECKING:
+    from runtime.simulate.decode import DecodeInstance
 
 FULL = np.iinfo(np.int64).max
 TOO_LONG = "longer than the KV cache of a rank"
@@ -21,25 +24,8 @@ def in_blocks(kv: KvCache, tokens: int) -> int:
     return int(-(-charged // kv.block_tokens)) * kv.block_tokens
 
 
-class Home(Protocol):
-    """An instance that decodes; its ranks are numbered from ``first_rank`` on."""
-
-    name: str
-    first_rank: int
-    rank_devices: int
-
-    def join(self, request: Request) -> None:
-        """Take a request, whose KV is here, into the next iteration."""
-
-    def admits(self, request: Request) -> bool:
-        """Whether an offline request may join without slowing online ones past their limit."""
-
-    def evict(self, request: Request) -> None:
-        """Let an offline request go back to the queue when the iteration that runs has ended."""
-
-
 class Placement:
-    """Slots and KV of all DP ranks of all instances that decode.
+    """Slots and KV of all DP ranks of all instances that decode, numbered from the ``first_rank`` of each on.
 
     ``least_kv`` skips full ranks and takes the one with least KV set aside (xDeepServe section 4), ``least_requests``
     the one with fewest requests, ``round_robin`` the one whose turn is longest ago. With the reservation ``whole`` the
@@ -60,13 +46,13 @@ class Placement:
         self._turn = self._leaving = 0
         self._even, self._most = True, 0
         self._whole = routing.decode_reservation == "whole"
-        self.homes: list[Home] = []
+        self.homes: list[DecodeInstance] = []
         self.waiting: deque[Request] = deque()
         self.offline_waiting: deque[Request] = deque()
         self.offline_running: dict[Request, None] = {}
         self.placed: Callable[[Request], None] = lambda request: None
 
-    def register(self, home: Home, pool: Pool, ranks: int, opened: bool = True) -> int:
+    def register(self, home: "DecodeInstance", pool: Pool, ranks: int, opened: bool = True) -> int:
         """Add an instance's ranks in order; return the number of its first one."""
         first = len(self.homes)
         self.homes.extend([home] * ranks)

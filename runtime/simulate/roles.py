@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from operator import itemgetter
-from typing import Protocol
 
 from planner.manifest.schema import Routing
 from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.device import Shared
+from runtime.simulate.encode import EncodeInstance
+from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.request import Request
 
@@ -177,20 +178,8 @@ def _least(due: list[tuple[float, Unit]]) -> float:
     return min(due, key=itemgetter(0))[0] if due else math.inf
 
 
-class Head(Protocol):
-    """An instance in front of which prompts wait; ``waiting_tokens`` wait or run."""
-
-    waiting_tokens: int
-    accepts: bool
-    up: bool
-
-    def found_here(self, request: Request) -> int:
-        """Return the tokens of a prompt's head that stand in the instance's memory."""
-
-    def enqueue(self, request: Request) -> None:
-        """Let a request wait."""
-
-
+Head = PrefillInstance | MixedInstance | EncodeInstance
+"""An instance in front of which prompts wait; ``waiting_tokens`` wait or run."""
 Choose = Callable[[Request], Head | None]
 
 

@@ -16,7 +16,7 @@ from runtime.simulate.engine import ARRIVAL
 from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.request import ARRIVED, TRANSFER, Request
-from runtime.simulate.roles import Choose, Head, Roles, Unit, chooser
+from runtime.simulate.roles import Choose, Roles, Unit, chooser
 from runtime.simulate.steps import balanced
 from runtime.simulate.transfer import KvLinks
 
@@ -126,9 +126,8 @@ class System:
 
     def choose_by(self, routing: Routing) -> None:
         """Choose instances for pictures and prompts by a policy from now on."""
-        heads: list[Head] = [*self.prefill, *self.mixed]
         self._choose_encode = chooser(routing, self.encode)
-        self._choose = chooser(routing, heads)
+        self._choose = chooser(routing, [*self.prefill, *self.mixed])
 
     def rebalance(self, balance: dict[str, float]) -> None:
         """Let the busiest expert rank of roles be otherwise from their next steps on."""
