@@ -123,9 +123,7 @@ def test_windows_of_a_day_stand_beside_the_worst(tmp_path: Path, capsys: pytest.
         assert "00:00–08:00 ttft: " in text and "gone, ttft: " in text
 
 
-def test_a_trace_is_weighed_on_its_own_requests(
-    planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_is_weighed_on_its_own_requests(planned, tmp_path, capsys):
     """The table says so, for instances of either shape; a manifest is weighed alike."""
     path = tmp_path / "azure.csv"
     stamps = (f"2023-11-16 18:17:{second:02d}.97996{part}" for second in range(59) for part in "19")
@@ -151,9 +149,7 @@ def test_spares_are_of_stationary_queues() -> None:
     assert not spares_text(verdict.plan, replace(verdict, played=True))
 
 
-def test_github_is_told_what_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_github_is_told_what_fails(tmp_path, monkeypatch, capsys):
     """An annotation at the file for each question that fails, on stderr, and the table in the step's summary."""
     path, summary = tmp_path / "q.yaml", tmp_path / "summary.md"
     path.write_text(FILE.replace("much", "'much, 100%'"), encoding="utf-8")

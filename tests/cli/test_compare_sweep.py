@@ -66,9 +66,7 @@ def test_a_missing_matplotlib_is_told(monkeypatch: pytest.MonkeyPatch, capsys: p
     refused(capsys, "pip install 'podplan[plot]'", "sweep", *SMALL, "--over", "osl=64,128", "--plot", "a.svg")
 
 
-def test_prices_of_different_things_rank_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_prices_of_different_things_rank_nothing(tmp_path, monkeypatch, capsys):
     """A rental beside a purchase is said and not drawn; prices of one kind, given by machine, are."""
     monkeypatch.setattr("cli.plots.find_spec", lambda name: object())  # the refusal comes before anything is drawn
     asked = ["compare", "qwen3-8b", "--hw", "h100,h20", "--devices", "2", "--engine", "reference"]

@@ -20,9 +20,7 @@ def manifest(tmp_path: Path) -> Path:
     return path
 
 
-def test_files_are_written_into_a_new_folder(
-    manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_are_written_into_a_new_folder(manifest, tmp_path, capsys):
     """The answer is the tree and the devices, every file is there, and a second run needs --force."""
     out = tmp_path / "deploy"
     arguments = ["deploy", str(manifest), "--engine", "vllm-ascend@0.23.0", "--out", str(out)]

@@ -107,9 +107,7 @@ def test_a_fleet_that_is_too_large_is_refused(tmp_path: Path, capsys: pytest.Cap
     assert "the cluster does not carry the fleet" in capsys.readouterr().err
 
 
-def test_models_stand_on_pools_and_their_manifests_beside_each_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_stand_on_pools_and_their_manifests_beside_each_other(tmp_path, capsys):
     """Named pools hold; manifests read back, overlap nowhere and survive a lost node; files are not replaced."""
     path, out = _written(tmp_path, POOLS), tmp_path / "out"
     data = answered(capsys, "fleet", path, "--survive", "instance", "--out", str(out))
@@ -131,9 +129,7 @@ def test_models_stand_on_pools_and_their_manifests_beside_each_other(
     refused(capsys, "give --force", "fleet", path, "--out", str(out))
 
 
-def test_models_state_their_shape_and_aggregated_ones_have_manifests(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_models_state_their_shape_and_aggregated_ones_have_manifests(tmp_path, capsys):
     """As asked, or the shape with fewer chips; JSON, table and manifest tell, and the loss is survived by either."""
     path, out = _written(tmp_path, SHAPES), tmp_path / "out"
     data = answered(capsys, "fleet", path, "--out", str(out))
@@ -150,17 +146,13 @@ def test_models_state_their_shape_and_aggregated_ones_have_manifests(
     assert heads == ["model", "nodes", "chips", "prefill", "decode", "mixed"]
 
 
-def test_aggregated_instances_of_a_model_with_two_pools_stand_on_either(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_aggregated_instances_of_a_model_with_two_pools_stand_on_either(tmp_path, capsys):
     """As `plan --shape aggregated` does: on one of the pools that the roles name."""
     path = _written(tmp_path, POOLS.replace('decode=old"', 'decode=old", shape: aggregated'))
     assert answered(capsys, "fleet", path)["models"][1]["pools"] in ({"mixed": "h100"}, {"mixed": "old"})
 
 
-def test_headroom_leaves_a_model_on_the_machines_that_it_took(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_headroom_leaves_a_model_on_the_machines_that_it_took(tmp_path, capsys):
     """Prefill and decode of a model may stand on different machines of its pools, with headroom as without."""
     text = """
 pools: [{hw: h100, nodes: 1, name: new}, {hw: l40s, nodes: 1, price: 1.2, power: 300W}]
@@ -185,9 +177,7 @@ def test_confidence_takes_more_or_as_many_chips_and_holds(tmp_path: Path, capsys
     assert all(model["held_confidence"] >= 0.94 for model in sure["models"])
 
 
-def test_growth_is_common_and_a_refusal_names_changes_that_hold(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_growth_is_common_and_a_refusal_names_changes_that_hold(tmp_path, capsys):
     """The largest multiple of all rates fits when asked for; a little more is refused, with nodes that carry it."""
     grown = answered(capsys, "fleet", _written(tmp_path, FILE), "--objective", "throughput")
     factor = float(grown["growth"])

@@ -133,9 +133,7 @@ def test_a_file_that_resembles_a_command_is_a_model(tmp_path: Path, monkeypatch:
         (typer.Exit(3), 3, ""),
     ],
 )
-def test_exit_codes(
-    error: BaseException, code: int, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_codes(error, code, told, monkeypatch, capsys):
     """Every way to end has its code and at most one line, without a traceback."""
     failing = typer.Typer(add_completion=False)
 

@@ -26,9 +26,7 @@ def both(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "old.yaml"), str(tmp_path / "new.yaml")
 
 
-def test_steps_are_found_written_and_played(
-    both: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_are_found_written_and_played(both, tmp_path, capsys):
     """The JSON says steps and bound, the folder holds every stage, and the simulator keeps what was promised."""
     out = tmp_path / "change"
     found = answered(capsys, "migrate", *both, "--rate", "15/s", "--startup", "1s", "--out", str(out))
@@ -56,9 +54,7 @@ def test_the_table_says_what_is_promised(both: tuple[str, str], capsys: pytest.C
     assert "Bound: proven" in shown
 
 
-def test_steps_of_another_manifest_are_refused(
-    both: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_steps_of_another_manifest_are_refused(both, tmp_path, capsys):
     """A migration begins at its own manifest."""
     assert main(["migrate", *both, "--rate", "15/s", "--out", str(tmp_path / "out")]) == 0
     change = str(tmp_path / "out" / "migration.yaml")
@@ -112,9 +108,7 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(folder / "20.yaml"), str(folder / "40.yaml")
 
 
-def test_encode_instances_come_and_go(
-    encoders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_encode_instances_come_and_go(encoders, tmp_path, capsys):
     """Every stage has encode instances, the steps are played to their end, and what waits is answered."""
     out = tmp_path / "change"
     found = answered(capsys, "migrate", *encoders, "--spare-nodes", "2", "--startup", "1s", "--out", str(out))
@@ -131,9 +125,7 @@ def test_encode_instances_come_and_go(
     assert run["migration"]["kept_promise"]
 
 
-def test_a_router_sends_requests_one_way_alone(
-    encoders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_router_sends_requests_one_way_alone(encoders, tmp_path, capsys):
     """Prefill that encodes cannot stand beside prefill that does not."""
     fused = tmp_path / "fused.yaml"
     fused.write_text(dump_manifest(assemble(best("fused", "disaggregated", 20.0), {})))
@@ -141,9 +133,7 @@ def test_a_router_sends_requests_one_way_alone(
     assert "both with the same --encode" in capsys.readouterr().err
 
 
-def test_what_is_watched_is_planned_with_its_pictures(
-    encoders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_watched_is_planned_with_its_pictures(encoders, tmp_path, capsys):
     """A log of twice the requests asks for more encode instances, too; the manifest says what pictures are."""
     own = read_manifest(Path(encoders[0]))
     stamps = np.cumsum(np.random.default_rng(1).exponential(1 / 40.0, 1000))

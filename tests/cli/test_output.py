@@ -37,9 +37,7 @@ def shown(width: int, show) -> str:
     ),
     st.integers(20, 200),
 )
-def test_every_word_of_a_table_is_there_at_any_width(
-    table: tuple[list[str], list[tuple[str, ...]]], width: int
-) -> None:
+def test_every_word_of_a_table_is_there_at_any_width(table, width):
     """Lines keep to the width where a word does; cells fold at words, or rows turn to records."""
     names, rows = table
     text = shown(width, lambda screen: screen.table(names, rows))

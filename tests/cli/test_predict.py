@@ -31,9 +31,7 @@ OPERATOR = {"name", "stream", "count", "seconds", "exposed_seconds", "flops", "b
         (MIXED, {"tpot_seconds", "ttft_seconds", "ttft_interval"}),
     ],
 )
-def test_json_has_exactly_the_documented_keys(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], more: set[str]
-) -> None:
+def test_json_has_exactly_the_documented_keys(capsys, arguments, more):
     """Keys of the object, of every operator, of the memory and of the interval."""
     data = answered(capsys, *arguments)
     assert set(data) == COMMON | more

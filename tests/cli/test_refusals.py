@@ -51,14 +51,7 @@ def _rows(*, files: bool) -> list[object]:
 
 
 @pytest.mark.parametrize(("start", "more", "told"), _rows(files=False))
-def test_what_is_typed_wrong(
-    start: tuple[str, str],
-    more: str,
-    told: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_typed_wrong(start, more, told, folder, monkeypatch, capsys):
     """The flag, or the word that was meant; no file comes of it."""
     monkeypatch.chdir(folder)
     before = sorted(folder.rglob("*"))
@@ -67,14 +60,7 @@ def test_what_is_typed_wrong(
 
 
 @pytest.mark.parametrize(("start", "more", "told"), _rows(files=True))
-def test_what_a_file_has_wrong(
-    start: tuple[str, str],
-    more: str,
-    told: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_file_has_wrong(start, more, told, folder, monkeypatch, capsys):
     """The key, the line or the file, and what would be right."""
     monkeypatch.chdir(folder)
     command, text = shlex.split(start[0]), start[1] + more.replace(r"\n", "\n")

@@ -67,9 +67,7 @@ def test_two_models_share_the_devices_and_are_written(tmp_path: Path, capsys: py
     refused(capsys, "exists", *asked)
 
 
-def test_a_window_that_nothing_serves_is_planned_for_the_nearest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_window_that_nothing_serves_is_planned_for_the_nearest(tmp_path, capsys):
     """A TTFT that no layout keeps: the answer says which one it plans for instead."""
     day = "scenarios:\n- {name: calm, rate: 5/s}\n- {name: hard, rate: 5/s, ttft: 5ms}\n"
     calm, hard = answered(capsys, *ASKED, "--scenarios", written(tmp_path, day))["scenarios"]

@@ -138,9 +138,7 @@ def test_a_plan_is_played_on_its_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert "cannot be played (a stated reuse" in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_aggregated_answer_to_a_trace_is_what_the_runtime_plays(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_aggregated_answer_to_a_trace_is_what_the_runtime_plays(tmp_path, capsys):
     """The manifest of the answer, played on the same trace at the planned rate: mean TTFT and TPOT within 3 %.
 
     The event engine has the reference order of prompts and decode; engines have orders of their own.

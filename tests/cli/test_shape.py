@@ -12,9 +12,7 @@ from tests.shell import answered
 SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "1", "--isl", "512", "--osl", "64"]
 
 
-def test_an_aggregated_plan_is_written_simulated_and_deployed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_aggregated_plan_is_written_simulated_and_deployed(tmp_path, capsys):
     """One device: the plan has a mixed pool, its manifest runs as predicted, and vLLM files come out of it."""
     folder = tmp_path / "plan"
     data = answered(capsys, *SMALL, "--out", str(folder))

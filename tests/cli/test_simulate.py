@@ -69,9 +69,7 @@ def test_a_trace_is_replayed_whole(planned: str, tmp_path: Path, capsys: pytest.
     assert 24 < data["duration_seconds"] < 30
 
 
-def test_requests_without_positions_are_left_out(
-    planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_without_positions_are_left_out(planned, tmp_path, capsys, monkeypatch):
     """As engines refuse them, with a note; read in parts, too; a trace of none but such is refused."""
     rows = [f"2024-01-01 00:00:{second:02d}.5,{999_999 if second == 20 else 500},20" for second in range(50)]
     trace = trace_of(tmp_path, rows)
@@ -155,9 +153,7 @@ def test_what_is_measured_ends_with_the_last_online_request(planned: str, capsys
     refused(capsys, "--offline", "simulate", *flags, "10@often")
 
 
-def test_offline_requests_are_not_put_behind_others_in_aggregated_instances(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_offline_requests_are_not_put_behind_others_in_aggregated_instances(tmp_path, capsys):
     """No rule of theirs knows them: refused, but where all are served in order."""
     pools = [pool("mixed", Degrees(attention_tp=1, attention_dp=1), [Instance(name="a", nodes=[0])])]
     own = build(pools, {"input_tokens": 256, "output_tokens": 16})
@@ -189,9 +185,7 @@ def test_answers_of_one_token_are_simulated(tmp_path: Path, capsys: pytest.Captu
     assert json.loads(capsys.readouterr().out)["completed"] == 50
 
 
-def test_a_series_without_end_is_refused(
-    planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_series_without_end_is_refused(planned, tmp_path, capsys, monkeypatch):
     """A step that makes too many rows ends the run, and leaves no file."""
     monkeypatch.setattr("runtime.simulate.observe.MOST_ROWS", 100)
     series = tmp_path / "series.csv"

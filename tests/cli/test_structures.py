@@ -16,9 +16,7 @@ from tests.shell import answered
         ("qwen3-next-80b-a3b", "h200", "12 of 48 layers attend, the others are recurrent"),
     ],
 )
-def test_a_plan_is_simulated_and_executed(
-    model: str, hardware: str, left_out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_is_simulated_and_executed(model, hardware, left_out, tmp_path, capsys):
     """Windows and recurrent state travel in the manifest; what executes says which structure it leaves out."""
     manifest = str(tmp_path / "plan" / "manifest.yaml")
     asked = [model, "--engine", "reference", "--hw", hardware, "--devices", "8", "--shape", "disaggregated"]

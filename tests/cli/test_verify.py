@@ -84,9 +84,7 @@ def test_a_report_is_set_beside_its_manifest(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("load", [{"max_concurrency": 4}, {"request_throughput": 2.0}])
-def test_requests_that_no_server_takes_have_no_prediction(
-    load: dict[str, float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_requests_that_no_server_takes_have_no_prediction(load, tmp_path, capsys):
     """A report whose answers are longer than the model's context is told as one that cannot be predicted."""
     plan, path = tmp_path / "manifest.yaml", tmp_path / "report.json"
     plan.write_text(dump_manifest(manifest()), encoding="utf-8")

@@ -67,9 +67,7 @@ def rate_of(share: float) -> float:
 
 
 @pytest.mark.parametrize("engine", list(NAMES))
-def test_two_scrapes_tell_rate_lengths_and_reuse(
-    engine: str, planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_scrapes_tell_rate_lengths_and_reuse(engine, planned, tmp_path, capsys):
     """Counters of every engine's own names give the same estimates; a lightly loaded plan is too large for an hour."""
     count = round(rate_of(0.2) * 600)
     for name, requests in (("a", 50), ("b", 50 + count)):
@@ -87,9 +85,7 @@ def test_two_scrapes_tell_rate_lengths_and_reuse(
     assert not soon["change_pays"]
 
 
-def test_a_plan_that_is_too_small_pays_to_change(
-    planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_that_is_too_small_pays_to_change(planned, tmp_path, capsys):
     """More than it carries: exit code 3, or none of the machines' plans carries it, and that is said."""
     count = round(rate_of(1.2) * 600)
     for name, requests in (("a", 50), ("b", 50 + count)):

@@ -222,9 +222,7 @@ def test_what_files_cannot_hold_is_refused() -> None:
         ("kimi-k2", "h200", "vllm", "bare", APART, {}, "README.md", "with trust_remote_code: true"),
     ],
 )
-def test_what_a_plan_and_a_site_ask_for_reaches_the_files(
-    model: str, hardware: str, engine: str, kind: PlatformKind, roles: Any, site: Any, file: str, said: str
-) -> None:
+def test_what_a_plan_and_a_site_ask_for_reaches_the_files(model, hardware, engine, kind, roles, site, file, said):
     """Names, images, selectors, resources, storage, networks; caches, microbatches, dense models on every device."""
     files = files_of(deployed(model, hardware, **roles), engine, kind, **site)
     assert said in files[file]

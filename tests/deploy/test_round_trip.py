@@ -63,9 +63,7 @@ TAMPERED: list[tuple[str, str, PlatformKind, str, str, str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "engine", "kind", "file", "pattern", "instead", "said"), TAMPERED)
-def test_a_changed_file_is_a_fault(
-    name: str, engine: str, kind: PlatformKind, file: str, pattern: str, instead: str, said: str
-) -> None:
+def test_a_changed_file_is_a_fault(name, engine, kind, file, pattern, instead, said):
     """Devices, ranks, degrees, limits, drafts, replicas, roles and flags are each counted."""
     deployment = made(name, engine, kind)
     changed = re.sub(pattern, instead, deployment.files[file])

@@ -107,9 +107,7 @@ def first(name: str, engine: str, kind: PlatformKind, role: str) -> Node:
 
 
 @pytest.mark.parametrize(("name", "engine", "kind", "site", "file", "has", "lacks"), TOLD)
-def test_a_file_says_what_its_reader_needs(
-    name: str, engine: str, kind: PlatformKind, site: dict[str, Any], file: str, has: list[str], lacks: list[str]
-) -> None:
+def test_a_file_says_what_its_reader_needs(name, engine, kind, site, file, has, lacks):
     """Each line above is a trap, and what is written instead."""
     own: dict[str, Any] = {
         "staged": lambda: deployed("qwen3-8b", "h100", **STAGED),

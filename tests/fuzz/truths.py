@@ -301,7 +301,6 @@ def alike(ask: Asking) -> Iterator[str]:
 
 def _printed_alike(ask: Asking, found: PlanResult, own: dict[str, Any]) -> Iterator[str]:
     """What is printed holds the figures of JSON, and the headline those that it tells."""
-    assert found.best is not None, "only a plan is printed"
     page = StringIO()
     show_plan(Screen(page, 1000), found)
     text, level = " ".join(page.getvalue().split()), f"p{ask.flags['percentile']:g}"

@@ -276,9 +276,7 @@ def test_a_client_set_becomes_a_stream(tmp_path: Path) -> None:
         ("0,-1,2,Gamma,1,1\n", "{9: 1}", "needs a rate from 0"),
     ],
 )
-def test_a_client_set_that_cannot_be_read_is_refused(
-    tmp_path: Path, windows: str | bytes | None, lengths: str | None, told: str
-) -> None:
+def test_a_client_set_that_cannot_be_read_is_refused(tmp_path, windows, lengths, told):
     """By the file and what is wrong with it."""
     if windows is not None:
         (tmp_path / "chunk-0-trace.csv").write_bytes(windows if isinstance(windows, bytes) else windows.encode())

@@ -11,7 +11,7 @@ from hardware import fits
 from hardware.calibrate import errors
 from hardware.loader import hardware_names, load_hardware
 from hardware.measurements import read_measurements
-from hardware.spec import CollectiveFit, CollectiveOp, Dtype, ExchangeFit, ExchangePoint, HardwareSpec, MatmulFit
+from hardware.spec import CollectiveFit, CollectiveOp, ExchangeFit, ExchangePoint, HardwareSpec, MatmulFit
 
 WORST_MEDIAN = 0.15
 MATMUL = MatmulFit(
@@ -78,9 +78,7 @@ def test_every_calibration_row_is_used() -> None:
     ],
     ids=["DeepGEMM", "CloudMatrix384"],
 )
-def test_products_reach_what_was_published(
-    machine: str, dtype: Dtype, product: fits.Product, published: float, off: float
-) -> None:
+def test_products_reach_what_was_published(machine, dtype, product, published, off):
     """FLOP/s of a dense product in FP8 (DeepGEMM README, March 2025), and of a grouped one in INT8 (arXiv 2506.12708,
     section 5.5).
     """
@@ -170,9 +168,7 @@ def test_all_reduce_over_four_nodes_is_as_measured() -> None:
 
 
 @pytest.mark.parametrize(("name", "ranks", "measured", "off"), [("h20", 16, 46e-6, 0.02), ("b200", 32, 92e-6, 0.02)])
-def test_trees_start_up_by_the_chain_in_a_server_and_doublings_of_servers(
-    name: str, ranks: int, measured: float, off: float
-) -> None:
+def test_trees_start_up_by_the_chain_in_a_server_and_doublings_of_servers(name, ranks, measured, off):
     """16 H20 (NVIDIA/nccl issue 1244) and 32 B200 as measured; twice the servers take the same more each time."""
     hw, fit = over_servers(name, "all_reduce")
     times = [float(fits.collective_seconds(hw, fit, 1.0, ranks * 2**power)) for power in range(4)]

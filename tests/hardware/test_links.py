@@ -19,9 +19,7 @@ CM384 = load_hardware("cm384")
         (768, "cluster", "rdma", None, None),
     ],
 )
-def test_the_smallest_scope_that_holds_both_carries_the_data(
-    rank_b: int, scope: str, plane: str, reached: float | None, latency: float | None
-) -> None:
+def test_the_smallest_scope_that_holds_both_carries_the_data(rank_b, scope, plane, reached, latency):
     """From die 0: its package, its node, the supernode, then RDMA (arXiv 2506.12708, section 3); a read between two
     NPUs reaches what Table 1 has.
     """

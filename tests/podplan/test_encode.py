@@ -110,9 +110,7 @@ def test_any_engine_is_one_that_has_them() -> None:
 
 
 @pytest.mark.parametrize(("shape", "engine"), [("aggregated", "trtllm"), ("disaggregated", "vllm")])
-def test_other_engines_refuse_the_manifest(
-    shape: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_engines_refuse_the_manifest(shape, engine, tmp_path, capsys):
     """By the rule that cuts them in a search, with exit code 3."""
     answer(shape).save(tmp_path / "plan")
     words = ["deploy", str(tmp_path / "plan" / "manifest.yaml"), "--engine", engine, "--platform", "bare"]

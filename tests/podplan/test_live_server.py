@@ -148,9 +148,7 @@ def engine(request: pytest.FixtureRequest, planned: tuple[Manifest, Path]) -> It
     loop.close()
 
 
-def test_a_served_manifest_is_measured_as_predicted(
-    engine: Engine, planned: tuple[Manifest, Path], tmp_path: Path
-) -> None:
+def test_a_served_manifest_is_measured_as_predicted(engine, planned, tmp_path):
     """Within a third of TPOT at the plan's own pace; at half of it outside, and steps are what is named."""
     assert AIPERF is not None
     command = f"{AIPERF} profile --model m --url http://127.0.0.1:{engine.port} --endpoint-type completions --streaming"

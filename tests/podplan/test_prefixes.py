@@ -128,7 +128,6 @@ def test_what_prompts_find_depends_on_who_is_sent_where(heads: str) -> None:
             "qwen3-8b", hw="910b", nodes=2, trace=heads, ttft="1s", engine="reference", shape="disaggregated",
             instances="prefill=2", prefix_routing=routing,
         )  # fmt: skip
-        assert found.best is not None
         reuse[routing] = found.best.question.workload.prefix_reuse
         if routing is not None:
             manifest = found.manifest()

@@ -55,9 +55,7 @@ def test_questions_share_what_stands_beside_them(tmp_path: Path) -> None:
         ({"rate": "1/s"}, {"ttft": "1s"}, {"rate": "1/s", "ttft": "1s"}),
     ],
 )
-def test_a_question_replaces_what_its_own_keys_contradict(
-    shared: dict[str, str], own: dict[str, str], left: dict[str, str]
-) -> None:
+def test_a_question_replaces_what_its_own_keys_contradict(shared, own, left):
     """Sizes, lengths and rates are given in one of several ways."""
     assert merged_flags(shared, own) == left
 

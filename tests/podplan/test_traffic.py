@@ -166,9 +166,7 @@ def test_a_question_of_a_file_replaces_shared_lengths(tmp_path: Path) -> None:
     assert second.values == {"isl": "100", "osl": "5"}
 
 
-def test_a_manifest_carries_the_histograms_that_it_was_planned_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_manifest_carries_the_histograms_that_it_was_planned_for(tmp_path, capsys):
     """Simulate draws prompts and answers of those lengths only, and sets the plan's own figures beside them."""
     inputs, outputs = (tmp_path / name for name in ("in.csv", "out.csv"))
     inputs.write_text(HISTOGRAM, encoding="utf-8")

@@ -127,9 +127,7 @@ def test_blocks_are_cached_in_place_of_tokens() -> None:
     ("machine", "tp", "requests", "keys", "microseconds"),
     [("b200", 8, 1, 8192, 70), ("b200", 8, 32, 8192, 86), ("b200", 1, 128, 1024, 171), ("h200", 1, 32, 8192, 177)],
 )
-def test_block_attention_takes_about_what_was_measured(
-    machine: str, tp: int, requests: float, keys: float, microseconds: float
-) -> None:
+def test_block_attention_takes_about_what_was_measured(machine, tp, requests, keys, microseconds):
     """vLLM 0.24's modules, the mean of both kinds by their layers (aiconfigurator-core 0.12.0): within a fifth."""
     degrees = {"attention_tp": tp, "moe_tp": tp}
     deployment = instance("deepseek-v4-pro", machine, "decode", "mxfp4", kv_dtype="fp8", engine="vllm", **degrees)

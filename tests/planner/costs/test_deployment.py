@@ -42,7 +42,6 @@ def test_xdeepserve_layout_is_among_the_choices() -> None:
 @given(ranks=st.integers(1, 768), decode=st.booleans())
 def test_dedicated_ranks_leave_a_rank_for_every_expert(ranks: int, decode: bool) -> None:
     """Spread that thin, each routed expert keeps a rank of its own; prefill dedicates none."""
-    assert DEEPSEEK is not None
     for dedicated in shared_choices(DEEPSEEK, Strategy(attention_dp=ranks, moe_ep=ranks), "auto", decode):
         assert dedicated == 0 or (decode and ranks - dedicated >= DEEPSEEK.experts and ranks % dedicated == 0)
 

@@ -7,7 +7,7 @@ import pytest
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner.costs.deployment import Deployment, Phase
+from planner.costs.deployment import Deployment
 from planner.costs.expert_operators import (
     crossing_share,
     duplicates,
@@ -62,9 +62,7 @@ def test_fused_rounds_take_what_the_longer_takes_and_one_of_the_other():
         ("trtllm", "decode", {"attention_tp": 8, "moe_tp": 2, "moe_ep": 4}, False),  # all hold all tokens
     ],
 )
-def test_engines_without_an_exchange_gather_the_tokens_of_all_ranks(
-    engine: str, phase: Phase, degrees: dict[str, int], gathers: bool
-):
+def test_engines_without_an_exchange_gather_the_tokens_of_all_ranks(engine, phase, degrees, gathers):
     """Over every device of the experts: 8 ranks' tokens in BF16, whatever their experts."""
     own = instance("deepseek-r1", "gb200", phase, "fp8", engine=engine, **degrees)
     terms = {term.name: term for term in exchange_terms(own)}

@@ -133,9 +133,7 @@ def test_what_only_the_reference_runs(engine: str, strategy: str, fields: dict[s
         ("mindie", "DP=8, EP=8", {"architecture": "qwen3_moe", "experts": 128}, "expert-model"),
     ],
 )
-def test_each_rule_of_the_reference_table(
-    engine: str, strategy: str, fields: dict[str, object], expected: str | None
-) -> None:
+def test_each_rule_of_the_reference_table(engine, strategy, fields, expected):
     """One row per constraint of the engines' sources."""
     assert rule(engine, strategy, **fields) == expected
 
@@ -184,9 +182,7 @@ def test_the_nearest_strategy_keeps_what_it_can() -> None:
     redundant=st.integers(0, 64),
     microbatches=st.sampled_from([1, 2]),
 )
-def test_the_nearest_is_reachable_on_the_same_devices(
-    engine: str, devices: int, cut: tuple[int, int], redundant: int, microbatches: int
-) -> None:
+def test_the_nearest_is_reachable_on_the_same_devices(engine, devices, cut, redundant, microbatches):
     """Whatever is asked, the answer breaks no rule and has the devices that were asked for."""
     tp, moe_tp = (1 << exponent for exponent in cut)
     strategy = Strategy(attention_tp=tp, attention_dp=devices // tp, moe_tp=moe_tp, moe_ep=devices // moe_tp)

@@ -17,7 +17,7 @@ from planner.instances.alignment import (
     placed_evenly,
     scope_devices,
 )
-from planner.question import Loss, Machines
+from planner.question import Machines
 
 LOTS = st.lists(
     st.tuples(st.sampled_from([1, 2, 4, 8, 12, 16, 24, 32, 48, 96]), st.integers(1, 4)), min_size=1, max_size=4
@@ -97,9 +97,7 @@ def test_sizes_of_a_node_always_fit_what_they_add_up_to() -> None:
         ("node", 32, 2, False, 1),
     ],
 )
-def test_a_node_takes_what_stands_on_it(
-    loss: Loss | None, size: int, count: int, among_others: bool, lost: int
-) -> None:
+def test_a_node_takes_what_stands_on_it(loss, size, count, among_others, lost):
     """Small instances share a node, large ones lose a part and with it all."""
     own = Machines(hardware=load_hardware("h800"), devices=64, weights="bf16", budget="pool", among_others=among_others)
     assert lost_instances(loss, own, np.array([size]), np.array([count])).tolist() == [lost]
@@ -117,7 +115,6 @@ def test_spread_instances_lose_the_fewest_of_all_placements(devices: int, size: 
         least = min(map(max, fitting))
         assert lost_instances("node", own, np.array([size]), np.array([count])).tolist() == [least]
         found = placed_evenly([Lot("a", size, count)], own, devices)
-        assert found is not None
         stands = Counter(first // 8 for first in found["a"])
         assert max(stands.values()) == least
         begun = min(sum(map(bool, counts)) for counts in fitting if max(counts) == least)

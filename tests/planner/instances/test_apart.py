@@ -24,7 +24,6 @@ APART: dict[str, Any] = {"lengths": (1024.0, 1024.0), "ttft_seconds": 2.0, "tpot
 def every_row(question: Question) -> list[Row]:
     """Return every row there could be: whole nodes of attention, or of experts, a domain on no more than these."""
     machines, moe = question.decode, question.model.moe
-    assert moe is not None
     step = machines.devices_per_node
     strategies = [
         Strategy(attention_tp=tp, attention_dp=dp, moe_ep=experts, domains=domains)

@@ -77,9 +77,7 @@ def test_largest_is_the_brute_force_answer(rows: list[tuple[float, float, int, i
     known=st.lists(st.floats(0, 120).map(round), min_size=1, max_size=3),
     thought=st.none() | st.floats(-10, 90),
 )
-def test_what_is_known_spares_work_and_changes_nothing(
-    rows: list[tuple[float, float, int, int]], limit: float, known: list[int], thought: float | None
-):
+def test_what_is_known_spares_work_and_changes_nothing(rows, limit, known, thought):
     """Numbers measured before, inside the range or not, a guess at the first, and the measure of what is found."""
     slope, offset, low, span = (np.array(column, dtype=float) for column in zip(*rows, strict=True))
     stairs = Staircase(slope, offset)

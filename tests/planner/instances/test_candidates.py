@@ -37,9 +37,7 @@ def brute_force_batch(question: Question, group: Group, number: int, microbatche
 
 
 @pytest.mark.parametrize(("model", "hardware", "devices", "drafts", "squared_cv"), CASES)
-def test_batches_are_the_largest_of_all_integers(
-    model: str, hardware: str, devices: int, drafts: int, squared_cv: float
-) -> None:
+def test_batches_are_the_largest_of_all_integers(model, hardware, devices, drafts, squared_cv):
     """For every row that is offered, false position finds what trying 1, 2, ... 4096 finds."""
     question = small_question(
         model=model, hardware=hardware, devices=devices, squared_cv=squared_cv, tpot_seconds=LIMIT, drafts=(drafts,)

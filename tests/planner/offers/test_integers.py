@@ -20,9 +20,7 @@ from planner.serving.capacity import on_grid
     none=st.integers(0, 110),
     within=st.floats(0, 60),
 )
-def test_the_least_is_found_with_few_measures(
-    low: int, span: int, least: float, slope: float, none: int, within: float
-) -> None:
+def test_the_least_is_found_with_few_measures(low, span, least, slope, none, within):
     """Few numbers are measured, each once; those below ``none`` are infinite, far ones beyond a limit."""
     tried: list[int] = []
 

@@ -125,9 +125,7 @@ def test_no_column_of_either_shape_is_quicker(asked: dict[str, Any]) -> None:
     ],
     ids=["prefill", "decode", "sizes"],
 )
-def test_near_the_capacity_the_quickest_plan_is_no_slower_than_the_smallest(
-    asked: dict[str, Any], share: float
-) -> None:
+def test_near_the_capacity_the_quickest_plan_is_no_slower_than_the_smallest(asked, share):
     """It exists up to the largest rate, whatever budgets and caps are late there."""
     asked = {"ttft_seconds": 5.0, "tpot_seconds": 0.015 if share == 0.97 else 0.05, "devices": 4} | asked
     most = small_answer(**asked).best

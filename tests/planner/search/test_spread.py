@@ -32,7 +32,6 @@ def test_columns_on_parts_of_a_pool_have_a_place_and_lose_what_they_count_on(dat
         both = list(zip(parts, picks, strict=True))
         lots = [Lot(side.role, SIZES[side.offer[at]], int(side.instances[at])) for side, at in both]
         places = placed_evenly(lots, own, own.devices)
-        assert places is not None
         for lot, (side, at) in zip(lots, both, strict=True):
             nodes_of = (range(first // 8, (first + lot.devices + 7) // 8) for first in places[lot.key])
             stands = Counter(itertools.chain.from_iterable(nodes_of))
@@ -51,7 +50,6 @@ def test_what_any_node_leaves_carries_the_rate(shape: str, devices: int) -> None
         rate_per_second=20.0,
     )
     plan = search(question).best
-    assert plan is not None
     manifest = assemble(plan, {})
     lost = plan.lost("node")
     for node in range(manifest.clusters["h100"].nodes):

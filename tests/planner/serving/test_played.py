@@ -121,7 +121,6 @@ def test_a_rate_that_is_late_by_chance_makes_no_interval_narrow() -> None:
         return Outcome(ttft_seconds=spread * wobble * rate**10, tpot_seconds=np.zeros(0))
 
     found = capacity(play, stream, Limits(percentile=99, ttft_seconds=1.0), 2.0, 0.9)
-    assert found is not None
     low, high = found.trial.interval()
     assert math.log(found.high / found.low) == pytest.approx(math.log(high / low) / 10, rel=0.3)
 

@@ -80,9 +80,7 @@ def _reference(stream: Stream, ranks: int, budget: int) -> list[float]:
     budget=st.integers(50, 400),
     data=st.data(),
 )
-def test_first_tokens_are_those_of_a_plain_reference(
-    gaps: list[float], ranks: int, budget: int, data: st.DataObject
-) -> None:
+def test_first_tokens_are_those_of_a_plain_reference(gaps, ranks, budget, data):
     """Chunks, reuse, ranks and bursts: every first token comes out when the written rule says."""
     sizes = st.lists(st.integers(1, 1000), min_size=len(gaps), max_size=len(gaps))
     stream = stream_of(np.cumsum(gaps), data.draw(sizes), reused=data.draw(sizes))

@@ -90,9 +90,7 @@ def test_the_same_run_reads_the_same_from_every_tool(report: dict[str, Any], tmp
         ({"request_rate": float("inf")}, 32.0, 4.0),
     ],
 )
-def test_a_bound_beside_a_rate_closes_the_loop_where_it_is_reached(
-    tool: dict[str, Any], asked: dict[str, Any], concurrency: float | None, rate: float, tmp_path: Path
-) -> None:
+def test_a_bound_beside_a_rate_closes_the_loop_where_it_is_reached(tool, asked, concurrency, rate, tmp_path):
     """Requests that end in a second are fewer than come, so that the rate that was asked for is played."""
     path = tmp_path / "result.json"
     path.write_text(json.dumps(VLLM | tool | asked), encoding="utf-8")

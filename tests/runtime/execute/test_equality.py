@@ -180,9 +180,7 @@ def test_the_command_prints_what_was_checked(tmp_path: Path, capsys: pytest.Capt
     ("arguments", "told"),
     [(["--iterations", "0"], "--iterations: 0 must be"), (["--seed", "-1"], "--seed: -1 must be")],
 )
-def test_wrong_flags_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
-) -> None:
+def test_wrong_flags_are_named(tmp_path, capsys, arguments, told):
     """Exit 2 and one sentence."""
     path = tmp_path / "manifest.yaml"
     path.write_text(dump_manifest(deployed("qwen3-8b", "TP=2")))

@@ -89,15 +89,7 @@ def named(faults: list[Fault]) -> tuple[Fault, ...]:
 
 @settings(max_examples=40, deadline=None)
 @given(ROUTINGS, RECOVERIES, FAULTS, WORKLOADS, st.integers(0, 1), st.sampled_from([0, 5]), st.booleans())
-def test_every_request_ends_or_runs(
-    routing: dict[str, Any],
-    recovery: dict[str, Any],
-    faults: list[Fault],
-    workload: dict[str, Any],
-    drafts: int,
-    offline: int,
-    stepping: bool,
-) -> None:
+def test_every_request_ends_or_runs(routing, recovery, faults, workload, drafts, offline, stepping):
     """Offered = completed + failed + running for faults of any length; all that fit in a rank's cache complete."""
     kv = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 6000}
     made = manifest(prefill=2, decode=2, drafts=drafts, workload=workload, kv=kv, slots=REDUNDANT)
@@ -125,14 +117,7 @@ def test_every_request_ends_or_runs(
     st.floats(0.05, 2.0) | st.just(math.inf),
     st.sampled_from(["reference", "vllm", "sglang"]),
 )
-def test_mixed_instances_and_horizons_lose_nothing(
-    routing: dict[str, Any],
-    recovery: dict[str, Any],
-    workload: dict[str, Any],
-    hit: str | None,
-    until: float,
-    engine: str,
-) -> None:
+def test_mixed_instances_and_horizons_lose_nothing(routing, recovery, workload, hit, until, engine):
     """Cut at any time, what is left counts as running."""
     degrees = Degrees(attention_tp=1, attention_dp=4, moe_ep=4)
     instances = [Instance(name="a", nodes=[0]), Instance(name="b", nodes=[1])]

@@ -50,9 +50,7 @@ def test_latencies_are_those_of_the_event_engine(prefill: str, decode: str, monk
     ("prefill", "chunks", "ranks", "capacity"),
     [("round_robin", "decode_first", 4, 9_000), ("least_load", "prefill_first", 1, 30_000)],
 )
-def test_aggregated_instances_are_those_of_the_event_engine(
-    engine: str, prefill: str, chunks: str, ranks: int, capacity: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_aggregated_instances_are_those_of_the_event_engine(engine, prefill, chunks, ranks, capacity, monkeypatch):
     """Every order and admission, with little KV and some requests in decode at first: the same steps to rounding."""
     routing = {"prefill": prefill, "decode": "round_robin", "chunks": chunks}
     degrees = Degrees(attention_tp=1, attention_dp=ranks, moe_ep=ranks)
