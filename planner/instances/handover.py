@@ -5,17 +5,16 @@ one pass reach decode together, and wait for each other's KV transfers, while pr
 evenly than they came. Both move TPOT of short answers: by half and more where an answer takes a tenth of a pass.
 """
 
-import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from planner.closed_forms.birth_death import DecodeQueue, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
-from planner.serving.capacity import largest_rate
-from planner.serving.decode import SeparatePools, hand_over
+from planner.serving.capacity import Capacity, Limits, Outcome, Play, capacity
+from planner.serving.decode import SeparatePools, hand_over, play_separate
 from planner.serving.latency import Latency
-from planner.serving.streams import stationary
+from planner.serving.streams import Stream, stationary
 from planner.workload import Workload
 
 _PASSES = 10.0
@@ -45,6 +44,7 @@ class Handover:
     full_per_second: float
     """Requests per second that a full decode instance finishes."""
     _states: dict[tuple[float, int], DecodeState | None] = field(default_factory=dict, repr=False)
+    _capacities: dict[tuple[float, Limits, int], Capacity | None] = field(default_factory=dict, repr=False)
 
     def state(self, rate_per_second: float, instances: int) -> DecodeState | None:
         """Return the state of one of so many decode instances at its rate; None beyond saturation."""
@@ -53,30 +53,40 @@ class Handover:
             self._states[key] = self._state(*key) if rate_per_second < self.full_per_second else None
         return self._states[key]
 
-    def capacity(self, most_per_second: float, tpot_seconds: float, percentile: float, instances: int) -> float:
-        """Return the largest rate of one of so many decode instances at which TPOT keeps its limit; 0 for none."""
+    def capacity(self, upper: float, limits: Limits, instances: int) -> Capacity | None:
+        """Return the largest rate, up to ``upper``, of one of so many decode instances that keeps TPOT's limit."""
+        key = upper, limits, instances
+        if key not in self._capacities:
+            self._capacities[key] = capacity(self._outcome(instances), self._stream(instances), limits, upper)
+        return self._capacities[key]
 
-        def seconds(rate_per_second: float) -> float:
-            state = self.state(rate_per_second, instances)
-            return state.tpot.at(percentile) if state else math.inf
+    def _stream(self, instances: int) -> Stream:
+        """Return the stream of one request a second for each of so many decode instances."""
+        decode = self.pools.decode
+        count = min(max(_LEAST_PLAYED, int(_FILLED * decode.ranks * decode.slots * instances)), _MOST_PLAYED)
+        return stationary(self.workload, count, most_tokens=self.context).at_rate(instances)
 
-        return largest_rate(seconds, tpot_seconds, most_per_second) or 0.0
+    def _pools(self, instances: int) -> SeparatePools:
+        return replace(self.pools, decode=replace(self.pools.decode, instances=instances))
+
+    def _outcome(self, instances: int) -> Play:
+        pools = self._pools(instances)
+        return lambda stream, _: Outcome(
+            ttft_seconds=np.zeros(0), tpot_seconds=play_separate(pools, stream).tpot_seconds
+        )
 
     def _state(self, rate_per_second: float, instances: int) -> DecodeState:
-        pools = replace(self.pools, decode=replace(self.pools.decode, instances=instances))
-        running = rate_per_second * instances / self.full_per_second * pools.decode.ranks * pools.decode.slots
-        count = int(min(max(_LEAST_PLAYED, _FILLED * running), _MOST_PLAYED))
-        stream = stationary(self.workload, count, most_tokens=self.context).at_rate(rate_per_second * instances)
+        pools, stream = self._pools(instances), self._stream(instances).at_rate(rate_per_second)
         _, sent, requests, decoded = hand_over(pools, stream)
         assert requests is not None and decoded is not None, "answers have more than one token"
-        counting = np.isin(sent, np.arange(count)[stream.counting])
+        counting = np.isin(sent, np.arange(len(stream))[stream.counting])
         known = pools.decode.latency_seconds + requests.transfer_seconds + decoded.link_wait_seconds
         waits = np.maximum(decoded.there_seconds - requests.ready_seconds - known, 0.0)[counting]
         span = (decoded.left_seconds - requests.ready_seconds)[counting]
         residence = (decoded.left_seconds - decoded.there_seconds)[counting]
         return DecodeState(
             rate_per_second=rate_per_second,
-            mean_requests=rate_per_second * float(residence.mean()) * sent.size / count,
+            mean_requests=rate_per_second * float(residence.mean()) * sent.size / len(stream),
             utilisation=rate_per_second / self.full_per_second,
             waiting_probability=float((waits > 1e-9).mean()),
             mean_wait_seconds=float(waits.mean()),

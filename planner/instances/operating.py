@@ -31,7 +31,7 @@ from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate_each
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
-from planner.serving.capacity import Limits, largest_rate
+from planner.serving.capacity import Capacity, Limits, largest_rate
 from planner.serving.decode import DecodePool, iteration_times
 from planner.serving.latency import Latency
 from planner.serving.played import Played, PlayedPrefill
@@ -357,10 +357,14 @@ class DecodeServer:
             found = self.player.capacity(self.most_per_second, instances, _LIKELY * self.most_per_second)
             return 0.0 if found is None else instances * found.rate_per_second
         if self.handover is not None:
-            asked = self.question
-            most, limit = self.most_per_second, (asked.tpot_seconds, asked.percentile)
-            return instances * self.handover.capacity(most, *limit, instances)
+            carried = self.played(self.most_per_second, instances)
+            return 0.0 if carried is None else instances * carried.rate_per_second
         return instances * self.single_capacity
+
+    def played(self, most_per_second: float, instances: int) -> Capacity | None:
+        """Return the rate of one of so many instances within the TPOT limit, if it is played behind prefill."""
+        limits = Limits(percentile=self.question.percentile, tpot_seconds=self.question.tpot_seconds)
+        return self.handover.capacity(most_per_second, limits, instances) if self.handover else None
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether a pool of so many instances carries a rate within the TPOT limit."""

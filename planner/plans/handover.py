@@ -9,7 +9,9 @@ from planner.instances.handover import Handover, short_answers
 from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state, links_of
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.question import Question
+from planner.serving.capacity import Capacity
 from planner.serving.decode import SeparatePools, prefill_pool
+from planner.serving.played import Played
 
 Pair = tuple[tuple[PrefillServer, int], tuple[DecodeServer, int]]
 """(server, instances) of prefill and of decode."""
@@ -71,3 +73,22 @@ def fed(question: Question, pair: Pair) -> DecodeServer:
         full_per_second=second.candidate.requests_per_second,
     )
     return replace(second, handover=handover)
+
+
+def both_played(
+    prefill: Played | None, decode: tuple[Capacity, int], planned: tuple[float, float, float]
+) -> Played | None:
+    """Return the sample and intervals of a plan whose decode and maybe prefill were played; None where none decides.
+
+    Args: ``decode``: what one of so many instances carries; ``planned``: the plan's rate, its TTFT at the percentile,
+    which is exact where prefill was not played, and the rate that prefill carries.
+    """
+    (found, instances), (rate, ttft_seconds, carried) = decode, planned
+    low, high = found.low * instances, max(min(found.high * instances, carried), rate)
+    if low >= carried:
+        return prefill
+    requests = found.trial.outcome.tpot_seconds.size
+    if prefill is None:
+        return Played(requests=requests, ttft_seconds=(ttft_seconds, ttft_seconds), requests_per_second=(low, high))
+    ends = (min(low, prefill.requests_per_second[0]), min(high, prefill.requests_per_second[1]))
+    return prefill._replace(requests=min(requests, prefill.requests), requests_per_second=ends)

@@ -15,7 +15,7 @@ from planner.instances.encoding import apart
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
-from planner.plans.handover import fed, state_of_links
+from planner.plans.handover import both_played, fed, state_of_links
 from planner.plans.places import lost_of, nodes_of, places_of
 from planner.plans.pools import (
     WHY_BATCH,
@@ -401,9 +401,9 @@ def make_plan(
     state = second.state(slower * rate_per_second / second_count, second_count)
     if state is None:
         return None
+    known = replace(second, question=question.on_clock("decode")).played(slower * second_rate, second_count)
     if second.handover is not None:
-        limit = question.tpot_seconds / slower, question.percentile
-        second_rate = second.handover.capacity(slower * second_rate, *limit, second_count) / slower
+        second_rate = known.rate_per_second / slower if known else 0.0
     linked = {role: links.most_per_second.get(role, math.inf) for role in links.utilisation}
     limits = limits or (
         limit_of(first, times * first_rate, linked["prefill"] / first_count),
@@ -431,6 +431,10 @@ def make_plan(
         state=state,
     )
     crowding = Crowding.before(state, rate_per_second, first_count * prefill_pool.room_prompts, ttft)
+    played = first.played(rate_per_second / first_count, first_count, second_count * second_rate)
+    if known is not None:
+        told = rate_per_second, ttft.at(question.percentile), prefill_pool.capacity_per_second
+        played = both_played(played, (known, second_count), told)
     return DisaggregatedPlan(
         question=question,
         prefill=prefill_pool,
@@ -442,7 +446,5 @@ def make_plan(
         links=links,
         crowded_share=crowding.share,
         handed_over=second.handover is not None,
-        played=None
-        if question.stretch  # told once the plan is restated as predicted
-        else first.played(rate_per_second / first_count, first_count, second_count * second_rate),
+        played=None if question.stretch else played,  # told once the plan is restated as predicted
     )
