@@ -18,7 +18,7 @@ from planner.manifest.schema import Manifest
 from podplan.options import Flags, Text, argument, flag, flag_name, switch
 from podplan.readers import read_choice
 from podplan.result import picked
-from runtime.execute.check import TOLERANCE, Report, groups_with_four, lengths_of
+from runtime.execute.check import TOLERANCE, Report, groups_with_four
 from runtime.execute.check import execute as run_check
 from runtime.execute.faults import Recovered, execute_with_drop, parse_drop
 from runtime.execute.mpi import MpiLoop, connect
@@ -137,8 +137,7 @@ def check_together(flags: ExecuteFlags) -> None:
 def report_json(report: Report) -> dict[str, Any]:
     """Return what was checked and what came out, for `--json`."""
     world, compared = report.world, report.compared
-    shortest, longest = lengths_of(world)
-    instances = [world.decode] if world.mixed else [world.prefill, world.decode]
+    lengths = [len(prompt) for prompt in world.prompts]
     return {
         "equal": report.equal,
         "tolerance": TOLERANCE,
@@ -147,9 +146,9 @@ def report_json(report: Report) -> dict[str, Any]:
         "left_out": world.decode.small.left_out,
         "int8": world.settings.int8,
         "seed": world.settings.seed,
-        "instances": [picked(setup, INSTANCE) | {"ranks": len(setup.layout.places)} for setup in instances],
+        "instances": [picked(setup, INSTANCE) | {"ranks": len(setup.layout.places)} for setup in world.instances],
         "prompts": len(world.prompts),
-        "prompt_tokens": {"min": shortest, "max": longest},
+        "prompt_tokens": {"min": min(lengths), "max": max(lengths)},
         "decode_groups": len(world.decode.layout.dp_groups()),
         "decode_groups_with_four_lengths": groups_with_four(world),
         "iterations": world.settings.iterations,

@@ -18,19 +18,21 @@ def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
     """Return the defaults that moved the answer: what was taken for the flags that were not given."""
     question = asked.question
     limits = {} if asked.job is not None else _limits(question)
-    taken = {**limits, **_traffic(asked), **_machines(question), **_model(question, best), **_electricity(question)}
+    taken = {**limits, **_traffic(asked), **_machines(question), **_model(question, best)}
+    if PURCHASE in (question.prefill.hardware.price_basis, question.decode.hardware.price_basis):
+        price = prices().electricity_usd_per_kwh.value
+        taken["electricity"] = f"{price:g} USD/kWh, in the price of chips that are bought"
     named = {name: value for name, value in taken.items() if name in asked.flags.defaulted}
     told = {} if question.offline is None else {"offline": "requests wait, so TTFT is of online ones alone"}
+    if pictures := question.workload.pictures:
+        told["pictures"] = f"{pictures.tokens} tokens of every prompt, from {pictures.patches} patches of its pictures"
     if question.prefix_routing is not None:
         told["reuse"] = f"{question.workload.prefix_reuse:.1%} of prompt tokens, as found where they are sent"
-    return named | _implied(asked) | told | _times(best.question if best else question)
-
-
-def _times(question: Question) -> dict[str, object]:
-    """Return what stands for times of the engine on machines that it was never measured on."""
-    machines = question.prefill.hardware, question.decode.hardware
-    told = dict.fromkeys(filter(None, (untimed(question.engine, each) for each in machines)))
-    return {"engine_times": " and ".join(told)} if told else {}
+    ran = best.question if best else question
+    stand_in = (untimed(ran.engine, each.hardware) for each in (ran.prefill, ran.decode))
+    if times := dict.fromkeys(filter(None, stand_in)):
+        told["engine_times"] = " and ".join(times)
+    return named | _implied(asked) | told
 
 
 def _limits(question: Question) -> dict[str, object]:
@@ -54,13 +56,6 @@ def _traffic(asked: Asked) -> dict[str, object]:
     known = {side for side in means if f"{side}_histogram" not in asked.flags.defaulted}
     stated: dict[str, object] = {side: mean for side, mean in means.items() if side not in known}
     return stated | {"prefix_reuse": workload.prefix_reuse}
-
-
-def _electricity(question: Question) -> dict[str, object]:
-    """Return the price of electricity where chips are bought, which draw it."""
-    if not any(each.hardware.price_basis == PURCHASE for each in (question.prefill, question.decode)):
-        return {}
-    return {"electricity": f"{prices().electricity_usd_per_kwh.value:g} USD/kWh, in the price of chips that are bought"}
 
 
 def _held(question: Question) -> str:
@@ -109,7 +104,7 @@ def _implied(asked: Asked) -> dict[str, object]:
     question, trace = asked.question, asked.trace
     implied: dict[str, object] = {}
     if trace is None:
-        implied |= _pictures(question) | {"lengths": _lengths(asked)}
+        implied["lengths"] = _lengths(asked)
         implied["arrivals"] = "Poisson" if asked.job is None else "all there when the instances are up"
     else:
         implied["arrivals"] = f"squared CV {question.workload.arrival_squared_cv:.3g}, measured on {trace.name}"
@@ -139,13 +134,6 @@ def _implied(asked: Asked) -> dict[str, object]:
     if question.goal.priced:
         figures.setdefault("price", "none stated, so the fewest chips are the cheapest")
     return implied | {name: told for name, told in figures.items() if name in asked.flags.defaulted}
-
-
-def _pictures(question: Question) -> dict[str, object]:
-    pictures = question.workload.pictures
-    if pictures is None:
-        return {}
-    return {"pictures": f"{pictures.tokens} tokens of every prompt, from {pictures.patches} patches of its pictures"}
 
 
 def _lengths(asked: Asked) -> str:

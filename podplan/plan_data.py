@@ -326,20 +326,19 @@ def total_cost(months: Sequence[Month]) -> float | None:
 
 def growth_json(months: Sequence[Month]) -> dict[str, Any]:
     """Return what to buy when."""
-    return {"cost_usd": total_cost(months), "months": [_month_json(month) for month in months]}
-
-
-def _month_json(month: Month) -> dict[str, Any]:
-    return {
-        "month": month.number,
-        "requests_per_second": month.requests_per_second,
-        "nodes_to_add": sum(month.bought.values()),
-        "nodes": sum(month.nodes.values()),
-        "nodes_by_budget": month.nodes,
-        "chips": whole(month.plan.chips),
-        "cost_per_hour": month.cost_per_hour,
-        "pools": pools_text(month.plan, POOL),
-    }
+    rows = [
+        {
+            **picked(month, "month=number requests_per_second"),
+            "nodes_to_add": sum(month.bought.values()),
+            "nodes": sum(month.nodes.values()),
+            "nodes_by_budget": month.nodes,
+            "chips": whole(month.plan.chips),
+            "cost_per_hour": month.cost_per_hour,
+            "pools": pools_text(month.plan, POOL),
+        }
+        for month in months
+    ]
+    return {"cost_usd": total_cost(months), "months": rows}
 
 
 def other_model(plan: Plan) -> tuple[Queueing, Plan | None]:

@@ -12,7 +12,7 @@ from ground.errors import Fault
 from planner.manifest.schema import Manifest
 from runtime.execute.reference import Forward, forward
 from runtime.execute.run import Heard, Rank, Said, Settings, World, build_world, heard, joined, make_ranks, run_ranks
-from runtime.execute.sweep import Swept, merged, sweep, swept_instances
+from runtime.execute.sweep import Swept, exchanges, merged, sweep
 from runtime.execute.transport import Loop
 
 TOLERANCE = 1e-9
@@ -155,7 +155,7 @@ def execute(
 def sweeps(world: World, loop: Loop, traffic: dict[int, Ints]) -> list[SweptInstance]:
     """Sweep every instance in which copies travel; ``traffic`` is what the run itself sent, by rank."""
     result = []
-    for setup in swept_instances([world.prefill, world.decode]):
+    for setup in filter(exchanges, world.instances):
         natural = sum(
             int((sent > 0).sum())
             for rank, sent in traffic.items()
@@ -170,12 +170,6 @@ def _merged(parts: list[SweptInstance]) -> SweptInstance:
     """Return the sweeps of one instance from what each process saw of them."""
     plain, quantised = (merged([getattr(part, name) for part in parts]) for name in ("plain", "quantised"))
     return SweptInstance(parts[0].role, sum(part.natural for part in parts), plain, quantised)
-
-
-def lengths_of(world: World) -> tuple[int, int]:
-    """Return the shortest and the longest prompt."""
-    lengths = [len(prompt) for prompt in world.prompts]
-    return min(lengths), max(lengths)
 
 
 def groups_with_four(world: World) -> int:

@@ -161,6 +161,11 @@ class World:
         return self.prefill is self.decode
 
     @property
+    def instances(self) -> list[Setup]:
+        """The instances, prefill first."""
+        return [self.decode] if self.mixed else [self.prefill, self.decode]
+
+    @property
     def positions(self) -> int:
         """Positions that a cache has room for: the longest prompt and all that may come out, drafts included."""
         longest = max(len(prompt) for prompt in self.prompts)

@@ -4,7 +4,6 @@ What prompts and decoding route by themselves leaves pairs of ranks out where th
 tokens are routed so that, with the rotation over replicas that the run uses, every EP rank gets some of them.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -275,12 +274,3 @@ def _expert_bound(weights: Weights, at: str, x: Floats, off: Floats) -> Floats:
     a, c = off * np.abs(gate).sum(axis=1), off * np.abs(up).sum(axis=1)
     bound: Floats = (np.abs(silu(g)) * c + SILU_SLOPE * a * (np.abs(u) + c)) @ np.abs(down).T
     return bound
-
-
-def swept_instances(setups: list[Setup]) -> Iterator[Setup]:
-    """Yield the instances, each once, in which copies travel."""
-    seen: list[Setup] = []
-    for setup in setups:
-        if setup not in seen and exchanges(setup):
-            seen.append(setup)
-            yield setup
