@@ -61,7 +61,7 @@ class Reach:
     @cached_property
     def _known(self) -> "dict[Strategy, Broken | None]":
         """Results, by strategy without pipeline stages, of the rules that are the same for every role."""
-        own = {name: value for name, value in self._asked.items() if name != "role"}
+        own = {name: value for name, value in self.asked.items() if name != "role"}
         return _SHARED.of((self.question.engine, *own.values()), dict)
 
     def most_microbatches(self, strategy: Strategy, redundant: int, dedicated: int) -> tuple[int, Broken | None]:
@@ -102,10 +102,10 @@ class Reach:
     @cached_property
     def _setup(self) -> Setup:
         """The one setup that each layout writes its degrees into: a search asks about thousands."""
-        return Setup(strategy=Strategy(), **self._asked)
+        return Setup(strategy=Strategy(), **self.asked)
 
     @cached_property
-    def _asked(self) -> dict[str, Any]:
+    def asked(self) -> dict[str, Any]:
         """The fields of a setup that are the same for all strategies and layouts."""
         model = self.question.model
         machines = self.question.prefill if self.role == "prefill" else self.question.decode
@@ -149,15 +149,8 @@ def pairs(question: Question, prefill: set[Layers], decode: set[Layers]) -> list
 def _bare(question: Question, role: Role, layers: Layers) -> Setup:
     """Return the setup of an instance as the rules of pairs read it."""
     machines, tp, pp = question.prefill if role == "prefill" else question.decode, *layers
-    return Setup(
-        strategy=Strategy(attention_tp=tp, pp=pp),
-        role=role,
-        devices_per_node=machines.devices_per_node,
-        experts=question.model.moe.experts if question.model.moe else 0,
-        device=machines.hardware.device.title,
-        latent=isinstance(question.model.attention, MLA),
-        kv_dtype=question.kv_dtype,
-    )
+    strategy, device = Strategy(attention_tp=tp, pp=pp), machines.hardware.device.title
+    return Setup(strategy=strategy, device=device, **Reach(question, role).asked)
 
 
 def most_instances(question: Question) -> int | None:

@@ -8,7 +8,7 @@ the next question with the same rows, model and machine.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from hardware.engines import with_engine
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment, StrategyArray, redundancy_choices, shared_choices
 from planner.costs.latency import balanced_cost
+from planner.costs.memory import weight_bytes
 from planner.engines.behaviour import host_costs
 from planner.instances.grid import Grid, device_counts, strategy_grid
 from planner.instances.reachable import REFERENCE, Reach, summary
@@ -341,6 +342,7 @@ _BUILT = Kept[tuple[Built, ...]](most=24)  # three roles of a model under each e
 def built(question: Question, role: Role, rows: list[Row]) -> tuple[Built, ...]:
     """Return the groups of a role's rows with their costs; decode and mixed steps with each number of drafts.
 
+    Groups in which no device holds its weights are left out, unless none does.
     The rows must not be changed afterwards.
     """
     machines, depths = machines_of(question, role), (0,) if role == "prefill" else question.drafts
@@ -349,11 +351,13 @@ def built(question: Question, role: Role, rows: list[Row]) -> tuple[Built, ...]:
         (question.engine, depths, question.balance, question.workload.beams, question.workload.seen, question.driven),
         question.prefix_pool,
     )
-    return _BUILT.of(
-        key, lambda: tuple(_build(question, role, group.drafting(depths)) for group in groups(question, role, rows, 0))
-    )
 
+    def make() -> Iterator[Built]:
+        every, room = groups(question, role, rows, 0), machines.hardware.device.memory_bytes.value
+        fitting = [group for group in every if np.min(weight_bytes(group.deployment)) <= room]  # whatever the traffic
+        for group in fitting or every:
+            own = group.drafting(depths)
+            cost = stacked(balanced_cost(own.deployment, question.balance), decoding=role == "decode")
+            yield Built(own, cost, expected_maximum_normal(own.deployment.strategy.attention_groups))
 
-def _build(question: Question, role: Role, group: Group) -> Built:
-    cost = stacked(balanced_cost(group.deployment, question.balance), decoding=role == "decode")
-    return Built(group, cost, expected_maximum_normal(group.deployment.strategy.attention_groups))
+    return _BUILT.of(key, lambda: tuple(make()))

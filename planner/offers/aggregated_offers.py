@@ -7,7 +7,6 @@ later.
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -37,34 +36,24 @@ Needed = Callable[[Ints], Floats]
 """The rate that an instance of so many devices, [instances], must carry to matter; infinite where none does."""
 
 
-class Dropped(NamedTuple):
-    """Numbers of rows, with each number of drafts, that were not played."""
-
-    slow: int = 0
-    """Rows whose bound does not reach the incumbent."""
-    unfit: int = 0
-    """Rows that hold no request, or keep no limit with one."""
-
-
 def aggregated_offers(
     question: Question, rows: list[Row], count: Count, needed: Needed, asked_per_second: float | None = None
-) -> tuple[Offers, Dropped]:
+) -> tuple[Offers, int]:
     """Return the aggregated rows, with each number of drafts asked, whose bound reaches the ``needed`` rate.
 
-    No capacity beyond ``asked_per_second`` is sought.
+    The number of the others that hold a request is returned, too. No capacity beyond ``asked_per_second`` is sought.
     """
     offers: list[Offers] = []
-    slow, unfit, slower = 0, 0, Slower()
+    slow, slower = 0, Slower()
     for whole in built(question, "mixed", rows):
         room = largest_room(question, whole.group)
         held = np.flatnonzero(room > 0)
-        unfit += len(whole.group.rows) - held.size
         if not held.size:
             continue
         found = _group_offers(question, whole.select(held), room[held], (count, asked_per_second, slower), needed)
         slow += held.size - len(found)
         offers += [found] if found else []
-    return Offers.joined(offers), Dropped(slow=slow, unfit=unfit)
+    return Offers.joined(offers), slow
 
 
 def holding(question: Question, group: Group) -> Ints:

@@ -122,10 +122,8 @@ def step_costs(pool: PlannedPool) -> dict[PhaseName, StepCostModel]:
     tokens per device for staging; the whole weights that staging stores serve plain TP as well.
     """
     planned, costs = pool.candidate.deployment, {}
-    if isinstance(pool, EncodePool):
-        return {"prefill": StepCostModel.from_step_cost(balanced_cost(planned, pool.question.balance))}
-    if planned.phase == "mixed":
-        return {"mixed": StepCostModel.from_step_cost(balanced_cost(planned, pool.question.balance))}
+    if isinstance(pool, EncodePool) or planned.phase == "mixed":
+        return {planned.phase: StepCostModel.from_step_cost(balanced_cost(planned, pool.question.balance))}
     for phase in ("prefill", "decode"):
         deployment = planned
         if phase != planned.phase:

@@ -31,7 +31,7 @@ from planner.instances.space import (
     row_deployment,
 )
 from planner.objective import SLACK, Aim, Incumbent
-from planner.offers.aggregated_offers import Dropped, aggregated_offers
+from planner.offers.aggregated_offers import aggregated_offers
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Offers
 from planner.offers.prefill_offers import PrefillTables, prefill_offers, prefill_tables, timely_offers
@@ -272,7 +272,8 @@ class Aggregated(NamedTuple):
     """Aggregated instances on one pool, and the numbers pruned by a bound and cut by rules."""
 
     offers: Offers
-    dropped: Dropped
+    slow: int
+    """Rows whose bound does not reach the incumbent."""
     cut: Cut
 
     def option(self, question: Question, model: str = "") -> Option:
@@ -291,8 +292,8 @@ def aggregated(
     times = question.stretch_of("mixed")
     asked = None if aim.rate is None else aim.rate * (question.rate_per_second or 1.0) * times
     needed = needed_rates(question, aim, known, times)
-    offers, dropped = aggregated_offers(behind(question.on_clock("mixed")), space.rows, count, needed, asked)
-    return Aggregated(offers, dropped, {} if rows is not None else {"mixed": space.cut})
+    offers, slow = aggregated_offers(behind(question.on_clock("mixed")), space.rows, count, needed, asked)
+    return Aggregated(offers, slow, {} if rows is not None else {"mixed": space.cut})
 
 
 Needed = Callable[[Ints], Floats]

@@ -227,7 +227,7 @@ def _with_aggregated(gathered: Gathered, aim: Aim, least: float, seconds: float,
     for number, member in enumerate(members):
         kept = [_quick_enough(option, limits[number], aim) for option, _ in costed[number]]
         options.append((*gathered.options[number], *(option for option in kept if option.decode.size)))
-        slow = sum(each.dropped.slow for _, each in costed[number])
+        slow = sum(each.slow for _, each in costed[number])
         pruned += never_queued(member.name, slow, least * (member.question.rate_per_second or 1.0), aim.goal)
         late = sum(len(option.decode.offers) for option, _ in costed[number])
         pruned += late_alone(member.name, late - sum(len(option.decode.offers) for option in kept), limits[number])
