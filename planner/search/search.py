@@ -37,9 +37,12 @@ TIGHTER_TPOT = (0.6,)
 LEADING_OFFERS = 24
 
 
-class Part(NamedTuple):
-    """Results of some engines, without their columns and queues."""
+class Besides(NamedTuple):
+    """What is told beside an answer, and results of further engines, without their columns and queues."""
 
+    published: tuple[Beside, ...] = ()
+    unrestricted: Plan | None = None
+    """Plan of the reference engine, where an engine was to be chosen."""
     tried: tuple[Tried, ...] = ()
     bounds: tuple[Bound | None, ...] = ()
     """Of each of them; None without a plan."""
@@ -47,15 +50,6 @@ class Part(NamedTuple):
     candidates_evaluated: int = 0
     answer: Answer | None = None
     """Of the best of them, once it is told."""
-
-
-class Besides(NamedTuple):
-    """Results beside an answer, and those of the engines searched with them."""
-
-    published: tuple[Beside, ...] = ()
-    unrestricted: Plan | None = None
-    """Plan of the reference engine, where an engine was to be chosen."""
-    part: Part = Part()
 
 
 Refuse = Callable[[Sequence[Found], Question], Answer]
@@ -116,7 +110,7 @@ def _search(
     here, work = _searched_here(question, len(asked), beside=beside), None
     known = worth is None or (beside and here == len(asked))  # whether the plan is worth it, before the other is asked
     if question.engines and one_format and known and (aside is not at_need or (beside and worth is None)):
-        work = partial(_besides, asked[0], asked[here:], chosen=True) if beside else partial(_parts, asked[here:])
+        work = partial(_besides, asked[here:], asked[0] if beside else None)
     else:
         here = len(asked)
     with aside(work) if work else nullcontext() as besides:
@@ -165,20 +159,20 @@ def _answer(
     """
     answer = answer_of(found[place], beside=beside) if besides and place is not None else None
     told = besides() if besides else None
-    part = told.part if told else Part()
-    plans = [*(each.best for each in found), *(each.plan for each in part.tried)]
+    further = told or Besides()
+    plans = [*(each.best for each in found), *(each.plan for each in further.tried)]
     place = preferred(plans, question.goal)
     if place is None and explain:
         return None
     chosen, plan = place or 0, plans[place or 0]
     beside = beside and plan is not None
     if besides and chosen >= len(found):
-        answer = besides().part.answer
+        answer = besides().answer
     answer = answer or answer_of(found[chosen], beside=beside)
     if beside:
-        told = told or next(_besides(answer.question, (), chosen=bool(question.engines)))
+        told = told or next(_besides((), answer.question, chosen=bool(question.engines)))
         answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
-    tried = (*map(tried_of, found), *part.tried) if table else ()
+    tried = (*map(tried_of, found), *further.tried) if table else ()
     if question.engines and table:
         answer = replace(answer, engines=_of_engines(tried, question))
     if len(plans) == 1:
@@ -186,15 +180,15 @@ def _answer(
     own = tuple(each for each in tried if each.engine == answer.question.engine)
     pareto = front_of(answer.best, [*answer.pareto, *filter(None, plans)]) if answer.best else ()
     bounds = [each.bound() if each.plans and beside and at != chosen else None for at, each in enumerate(found)]
-    bounds += part.bounds
+    bounds += further.bounds
     bounds[chosen] = answer.bound
     evaluated = answer.candidates_evaluated if chosen < len(found) else found[0].separate.count.evaluated
     return replace(
         answer,
         pareto=tuple(pareto),
         formats=own if len(own) > 1 else (),
-        bound=over_parts(answer.bound, list(filter(None, bounds)), _queues_solved(found) + part.queues_solved),
-        candidates_evaluated=evaluated + part.candidates_evaluated,
+        bound=over_parts(answer.bound, list(filter(None, bounds)), _queues_solved(found) + further.queues_solved),
+        candidates_evaluated=evaluated + further.candidates_evaluated,
     )
 
 
@@ -229,30 +223,32 @@ def _of_engines(tried: Sequence[Tried], question: Question) -> tuple[Tried, ...]
     return tuple(sorted(every, key=lambda tried: question.goal.key(tried.plan) if tried.plan else (math.inf, 0.0)))
 
 
-def _besides(question: Question, engines: Sequence[Question], *, chosen: bool) -> Iterator[Besides]:
-    """Yield published deployments, the reference engine's plan if an engine was ``chosen``, and results of ``engines``;
-    then the answer of the best of these.
+def _besides(
+    engines: Sequence[Question], question: Question | None = None, *, chosen: bool = True
+) -> Iterator[Besides]:
+    """Yield the results of some engines, or of none; then those with the answer of the best, where one has a plan.
 
-    The deployments are those of the question's model and machine; all use the formats of the question.
+    Beside a ``question`` they come with bounds, with published deployments of its model and machine, in its formats,
+    and with the plan of the reference engine if an engine was ``chosen``.
     """
-    asked = replace(question, engine=REFERENCE)
-    published = tuple(published_plan(asked, each) for each in matching(asked))
-    costing = Costing()
-    unrestricted = find(gather_fleet(Fleet.of(asked), costing=costing)).best if chosen else None
-    for each in _parts(engines, replace(costing, count=Count()), beside=True):
-        yield each._replace(published=published, unrestricted=unrestricted)
-
-
-def _parts(asked: Sequence[Question], costing: Costing | None = None, *, beside: bool = False) -> Iterator[Besides]:
-    """Yield the results of some engines, or of none; then the answer of the best, where one has a plan."""
-    costing = costing or Costing()
-    found = _found(asked, costing, most_alone=bool(asked) and asked[0].goal.maximised and not beside)
-    bounds = tuple(each.bound() if each.plans and beside else None for each in found)
-    part = Part(tuple(map(tried_of, found)), bounds, _queues_solved(found), costing.count.evaluated)
-    yield Besides(part=part)
-    place = preferred([each.best for each in found], asked[0].goal) if asked else None
+    costing, told = Costing(), Besides()
+    if question is not None:
+        asked = replace(question, engine=REFERENCE)
+        published = tuple(published_plan(asked, each) for each in matching(asked))
+        unrestricted = find(gather_fleet(Fleet.of(asked), costing=costing)).best if chosen else None
+        costing, told = replace(costing, count=Count()), Besides(published, unrestricted)
+    beside, goal = question is not None, engines[0].goal if engines else None
+    found = _found(engines, costing, most_alone=goal is not None and goal.maximised and not beside)
+    told = told._replace(
+        tried=tuple(map(tried_of, found)),
+        bounds=tuple(each.bound() if each.plans and beside else None for each in found),
+        queues_solved=_queues_solved(found),
+        candidates_evaluated=costing.count.evaluated,
+    )
+    yield told
+    place = preferred([each.best for each in found], goal) if goal else None
     if place is not None:
-        yield Besides(part=part._replace(answer=answer_of(found[place], beside=beside)))
+        yield told._replace(answer=answer_of(found[place], beside=beside))
 
 
 def question_of(found: Found) -> Question:
