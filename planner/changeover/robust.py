@@ -17,7 +17,7 @@ from planner.changeover.capacity import carried
 from planner.changeover.stages import kinds_of
 from planner.checks.deployed import Limits
 from planner.checks.on_trace import search_on_trace
-from planner.instances.alignment import Lot, lost_instances, placed_apart
+from planner.instances.alignment import Lot, lost_instances, placed
 from planner.manifest.schema import Manifest, Pool, Prediction
 from planner.plans.assemble import assemble, standing, stated_levels, stated_workload
 from planner.plans.expectation import queued
@@ -135,7 +135,7 @@ def stood(together: Sequence[tuple[Layout, Question]]) -> list[Manifest]:
                 ]
             )
         assert machines is not None, "some layout has the cluster"
-        places = placed_apart(groups, machines, machines.devices)
+        places = placed(groups, machines)
         if places is None:
             raise Infeasible(f"{cluster}: {machines.devices} devices do not hold the instances of the layout")
         first[cluster] = places

@@ -80,18 +80,13 @@ class Lot(NamedTuple):
     instances: int
 
 
-def placed(lots: Sequence[Lot], machines: Machines, devices: int) -> dict[str, list[int]] | None:
-    """Return the first device of every instance by key, the largest instances first; None where they do not fit.
+def placed(groups: Sequence[Sequence[Lot]], machines: Machines) -> Places | None:
+    """Return the first device of every instance by key; None where they do not fit. No two groups share a node.
 
     Devices are counted node by node. First fit by falling size, which is exact where every size divides the next.
     """
-    return placed_apart([lots], machines, devices)
-
-
-def placed_apart(groups: Sequence[Sequence[Lot]], machines: Machines, devices: int) -> dict[str, list[int]] | None:
-    """Return ``placed`` for several groups, no two of which share a node."""
-    floor = _Floor(machines.devices_per_node, scope_devices(machines) or devices, devices)
-    found: dict[str, list[int]] = {lot.key: [] for lots in groups for lot in lots}
+    floor = _Floor(machines)
+    found: Places = {lot.key: [] for lots in groups for lot in lots}
     for lots in groups:
         for lot in _falling(lots):
             for _ in range(lot.instances):
@@ -103,13 +98,12 @@ def placed_apart(groups: Sequence[Sequence[Lot]], machines: Machines, devices: i
     return found
 
 
-def placed_evenly(lots: Sequence[Lot], machines: Machines, devices: int) -> dict[str, list[int]] | None:
+def placed_evenly(lots: Sequence[Lot], machines: Machines) -> Places | None:
     """Return ``placed`` with instances below a node spread, so that the loss of a node takes few of each lot.
 
     They stand on the fewest nodes on which no node holds more of a lot than over all nodes.
     """
-    per_node = machines.devices_per_node
-    floor = _Floor(per_node, scope_devices(machines) or devices, devices)
+    per_node, floor = machines.devices_per_node, _Floor(machines)
     large, small = ([lot for lot in lots if (lot.devices < per_node) == below] for below in (False, True))
     found = {lot.key: [floor.take(lot.devices) for _ in range(lot.instances)] for lot in _falling(large)}
     nodes = [
@@ -154,8 +148,9 @@ def _dealt(lots: Sequence[Lot], nodes: Sequence[tuple[int, int]]) -> tuple[Place
 class _Floor:
     """Free devices: each scope fills from its first node on; nodes that small instances share may take more of them."""
 
-    def __init__(self, per_node: int, scope: int, devices: int) -> None:
-        self.per_node, self.scope = per_node, scope
+    def __init__(self, machines: Machines) -> None:
+        devices, scope = machines.devices, scope_devices(machines) or machines.devices
+        self.per_node, self.scope = machines.devices_per_node, scope
         self.begins = list(range(0, devices, scope))
         self.free = list(self.begins)  # first free device of each scope
         self.ends = [min(begin + scope, devices) for begin in self.begins]

@@ -62,8 +62,7 @@ def _apart(own: list[tuple[Role, PlannedPool]], budgets: Mapping[str, Machines])
 
 def _on(own: list[tuple[Role, PlannedPool]], machines: Machines, *, evenly: bool = False) -> Places:
     lots = [Lot(key=role, devices=pool.candidate.devices, instances=pool.instances) for role, pool in own]
-    places = placed_evenly(lots, machines, machines.devices) if evenly else None
-    places = places or placed(lots, machines, machines.devices)
+    places = (placed_evenly(lots, machines) if evenly else None) or placed([lots], machines)
     if places is None:
         raise Fault(f"the instances of the plan have no place on {machines.devices} devices of {machines.budget}")
     return places

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ground.errors import Fault
 from ground.units import counted
 from planner.engines.loader import accelerator_of
-from planner.instances.alignment import Lot, Places, placed, placed_apart
+from planner.instances.alignment import Lot, Places, placed
 from planner.plans.plan import Plan
 from planner.question import Machines, Question
 from planner.search.answer import Answer
@@ -125,10 +125,10 @@ def fleet_floor(fleet: Fleet, plans: Sequence[Plan]) -> Floor:
     for name, own in machines.items():
         devices = fleet.devices[name]
         at = replace(own, devices=devices)
-        found = placed_apart(groups[name], at, devices)
+        found = placed(groups[name], at)
         if found is None:
             shared.append(name)
-            found = placed([lot for lots in groups[name] for lot in lots], at, devices)
+            found = placed([[lot for lots in groups[name] for lot in lots]], at)
         if found is None:
             raise Fault(f"the instances of the fleet have no place on {devices} devices of {name}")
         firsts |= found

@@ -61,7 +61,7 @@ def test_placed_instances_neither_overlap_nor_straddle(drawn: list[tuple[int, in
     name, devices = machine
     own = pool(name, devices)
     lots = [Lot(key=str(number), devices=size, instances=count) for number, (size, count) in enumerate(drawn)]
-    found = placed(lots, own, devices)
+    found = placed([lots], own)
     if found is None:
         return
     taken: set[int] = set()
@@ -80,8 +80,8 @@ def test_sizes_of_a_node_always_fit_what_they_add_up_to() -> None:
     """Powers of two in nodes of eight: a full pool has a place for all of them."""
     lots = [Lot("a", 1, 3), Lot("b", 4, 2), Lot("c", 16, 2), Lot("d", 2, 2), Lot("e", 1, 1)]
     assert sum(lot.devices * lot.instances for lot in lots) == 48
-    assert placed(lots, pool("h800", 48), 48) is not None
-    assert placed([*lots, Lot("f", 1, 1)], pool("h800", 48), 48) is None
+    assert placed([lots], pool("h800", 48)) is not None
+    assert placed([[*lots, Lot("f", 1, 1)]], pool("h800", 48)) is None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_spread_instances_lose_the_fewest_of_all_placements(devices: int, size: 
         fitting = [counts for counts in every if sum(counts) == count]
         least = min(map(max, fitting))
         assert lost_instances("node", own, np.array([size]), np.array([count])).tolist() == [least]
-        found = placed_evenly([Lot("a", size, count)], own, devices)
+        found = placed_evenly([Lot("a", size, count)], own)
         stands = Counter(first // 8 for first in found["a"])
         assert max(stands.values()) == least
         begun = min(sum(map(bool, counts)) for counts in fitting if max(counts) == least)

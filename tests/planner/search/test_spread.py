@@ -31,7 +31,7 @@ def test_columns_on_parts_of_a_pool_have_a_place_and_lose_what_they_count_on(dat
         picks = [data.draw(st.integers(0, side.size - 1)) for side in parts]
         both = list(zip(parts, picks, strict=True))
         lots = [Lot(side.role, SIZES[side.offer[at]], int(side.instances[at])) for side, at in both]
-        places = placed_evenly(lots, own, own.devices)
+        places = placed_evenly(lots, own)
         for lot, (side, at) in zip(lots, both, strict=True):
             nodes_of = (range(first // 8, (first + lot.devices + 7) // 8) for first in places[lot.key])
             stands = Counter(itertools.chain.from_iterable(nodes_of))
