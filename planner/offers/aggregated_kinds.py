@@ -9,9 +9,10 @@ run in shorter steps: TTFT rises and TPOT falls. So fewer slots are played where
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 
 import numpy as np
 
@@ -78,7 +79,7 @@ class AggregatedKind:
     """By instances: the capacity of the pool, and the server that has it."""
     _tried: dict[int, float] = field(default_factory=dict)
     """By instances: a rate of one instance at which budgets were compared."""
-    _likely: dict[int, tuple[float, list[AggregatedServer]]] = field(default_factory=dict)
+    _likely: dict[int, tuple[float, Iterable[AggregatedServer]]] = field(default_factory=dict)
     """By instances: the capacity of one on few requests, and the servers that have nearly that, the best first."""
 
     @property
@@ -174,34 +175,31 @@ class AggregatedKind:
     def _carrying(self, instances: int, rate_per_second: float) -> AggregatedServer | None:
         each = rate_per_second / instances
         timely = self._timely(self.servers, instances, each)
-        near = self._not_late(timely, instances, each)
-        if near:
-            self._tried[instances] = each
 
-        def enough(server: AggregatedServer) -> bool:
-            carries = server.pool_reaches if self.asked_per_second is None else server.pool_carries
-            return carries(instances, rate_per_second)
+        def servers() -> Iterator[AggregatedServer]:
+            for server in self._not_late(timely, instances, each):
+                self._tried[instances] = each
+                yield server
+            if timely:
+                yield from self._near(self._beside(timely[0], each), instances, each)
 
-        def first(servers: Sequence[AggregatedServer]) -> AggregatedServer | None:
-            return next(
-                filter(enough, (own for server in servers for own in self._on_many(server, instances, each))), None
-            )
+        for server in servers():
+            for own in self._on_many(server, instances, each):
+                carries = own.pool_reaches if self.asked_per_second is None else own.pool_carries
+                if carries(instances, rate_per_second):
+                    return own
+        return None
 
-        found = first(near)
-        if found is not None or not timely:
-            return found
-        return first(self._near(self._beside(timely[0], each), instances, each))
-
-    def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
-        """Return the servers that are not surely late on few requests at a rate, the least excess first."""
-        return self._not_late(self._timely(servers, instances, rate), instances, rate)
+    def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> Iterator[AggregatedServer]:
+        """Yield the servers that are not surely late on few requests at a rate, the least excess first."""
+        yield from self._not_late(self._timely(servers, instances, rate), instances, rate)
 
     def _not_late(
         self, servers: Sequence[AggregatedServer], instances: int, rate: float, requests: int = FEW
-    ) -> list[AggregatedServer]:
-        """Return the servers that few requests do not show to be late, with fewer slots where those help."""
-        slotted = [self._slotted(server, instances, rate, requests) for server in servers]
-        return [server for server in slotted if not server.player.surely_late(rate, instances, requests)]
+    ) -> Iterator[AggregatedServer]:
+        """Yield the servers that few requests do not show to be late, with fewer slots where those help."""
+        slotted = (self._slotted(server, instances, rate, requests) for server in servers)
+        return (server for server in slotted if not server.player.surely_late(rate, instances, requests))
 
     def _timely(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
         """Return the servers that are not far too late at a rate, the least excess on few requests first.
@@ -213,7 +211,7 @@ class AggregatedKind:
         able = [server for server in servers if self._bound(server) >= rate and self._listed(server) not in known]
         timely = able
         if able and able[0].player.surely_late(rate, instances, FEWEST):
-            timely = self._not_late(able, instances, rate, FEWEST)
+            timely = list(self._not_late(able, instances, rate, FEWEST))
         if able and not timely:
             self._remember(able, instances, rate)
         return sorted(timely, key=lambda server: server.player.verdict(rate, instances).excess)
@@ -277,7 +275,7 @@ class AggregatedKind:
         """
         least = least_per_second or lower_per_second * self._compared
         for part in _BEHIND if least else ():
-            if not self._near(self.servers, instances, part * least / instances):
+            if not list(self._near(self.servers, instances, part * least / instances)):
                 return 0.0 if self._late_alone else part * (1 - _MORE) * least
         return instances * self._on_few(instances)[0]
 
@@ -307,7 +305,7 @@ class AggregatedKind:
         if instances not in self._best:
             best: tuple[float, AggregatedServer | None] = (0.0, None)
             likely, servers = self._on_few(instances)
-            for server in servers:
+            for server in list(servers):
                 wanted = on_grid((1 + _MORE) * best[0] / instances) or likely
                 for own in self._on_many(server, instances, wanted):
                     more = on_grid((1 + _MORE) * best[0] / instances) * instances
@@ -316,12 +314,12 @@ class AggregatedKind:
             self._best[instances] = best
         return self._best[instances]
 
-    def _on_few(self, instances: int) -> tuple[float, list[AggregatedServer]]:
+    def _on_few(self, instances: int) -> tuple[float, Iterable[AggregatedServer]]:
         if instances not in self._likely:
             self._likely[instances] = self._compared_on_few(instances)
         return self._likely[instances]
 
-    def _compared_on_few(self, instances: int) -> tuple[float, list[AggregatedServer]]:
+    def _compared_on_few(self, instances: int) -> tuple[float, Iterable[AggregatedServer]]:
         if self._late_alone:
             return 0.0, []
         servers = list(self.servers)
@@ -341,7 +339,8 @@ class AggregatedKind:
             timely = (each for each in slotted if each.player.verdict(more, instances).excess <= 1)
             first = next((each for each in timely if each.most_per_second >= more), best)
             if first is best:
-                return rate, [best, *(each for each in self._near(servers, instances, rate) if each is not best)]
+                near = (each for each in self._near(servers, instances, rate) if each is not first)
+                return rate, chain([first], near)  # only one that is settled needs the others
             rate, best = max(first.pool_capacity(instances, FEW) / instances, more), first
 
     def _quickest_first(

@@ -98,7 +98,7 @@ def play_aggregated(pool: AggregatedPool, stream: Stream, enough: Enough | None 
     """Return when every request of a stream has its first and its last token; arrivals must be sorted.
 
     Args: ``enough`` is called now and then with the first and last token times of the requests that have arrived
-        (lower bounds where a token is not out). The play ends once it returns True.
+        (lower bounds where a token is not out), at last when all have. The play ends once it returns True.
     """
     return _play(pool, stream, len(stream), enough)
 
@@ -123,17 +123,18 @@ def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | Non
     requests = requests_of(pool, stream)
     instances = instances_of(pool, rule, first, len(stream))
     policy = loop.IN_TURN if pool.policy == "round_robin" else loop.LEAST_LOAD
-    first_tokens, left = np.empty(len(stream)), np.empty(len(stream))
-    for begin, end in parts_of(first, _LOOK) if enough else [(0, first)]:
-        until = np.inf if end == first else stream.arrival_seconds[end]
+    first_tokens, left, ended = np.empty(len(stream)), np.empty(len(stream)), False
+    for begin, end in parts_of(first, _LOOK) if enough else ():
+        until = stream.arrival_seconds[min(end, first - 1)]
         loop.play(requests, instances, policy, rule, pool.times, (begin, end), until)
-        if enough is None or end == first:
-            continue
         loop.so_far(requests, until, first_tokens[:end], left[:end])
-        if enough(first_tokens[:end], left[:end]):
+        ended = enough is not None and enough(first_tokens[:end], left[:end])
+        if ended:
             loop.so_far(requests, until, first_tokens, left)
             requests.first, requests.left = first_tokens, left
             break
+    if not ended:
+        loop.play(requests, instances, policy, rule, pool.times, (first if enough else 0, first), np.inf)
     return Played(
         arrival_seconds=requests.arrival,
         first_token_seconds=requests.first,
@@ -144,7 +145,7 @@ def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | Non
         prompt_steps=int(instances.heads.prompt_steps.sum()),
         running_beside_prompts=int(instances.heads.beside.sum()),
         longest_chunks=float(instances.heads.chunks.sum()),
-        ended=end < first,
+        ended=ended,
     )
 
 
