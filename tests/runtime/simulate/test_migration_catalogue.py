@@ -25,8 +25,12 @@ PLACES: list[dict[str, Any]] = [
     {"model": "qwen3-8b", "hardware": "h100"},
     {"model": "qwen3-30b-a3b", "hardware": "cm384", "devices": 32},
 ]
-CHANGES = [(place, *names) for place in range(3) for names in (("few", "many"), ("many", "few"))]
-CHANGES += [(0, "few", "longer"), (1, "longer", "many")]
+CHANGES = [
+    [("few", "many"), ("many", "few"), ("few", "longer")],
+    [("few", "many"), ("many", "few"), ("longer", "many")],
+    [("few", "many"), ("many", "few")],
+]
+"""Of each place, whose plans are made once."""
 PLANS: dict[str, tuple[float, float]] = {"few": (4.0, 512.0), "many": (30.0, 512.0), "longer": (4.0, 4096.0)}
 """Requests per second and prompt tokens."""
 
@@ -43,10 +47,15 @@ def plan(place: int, name: str) -> Manifest:
     return assemble(best, {})
 
 
-@pytest.mark.parametrize(("place", "before", "after"), CHANGES)
-def test_what_is_promised_is_kept(place: int, before: str, after: str) -> None:
-    """Under OLD's own requests; with the node of each of NEW's instances lost in the middle, all are served."""
-    old, new = plan(place, before), plan(place, after)
+@pytest.mark.parametrize("place", range(len(PLACES)))
+def test_what_is_promised_is_kept(place: int) -> None:
+    """Under OLD's own requests; with the node of NEW's last instance lost in the middle, all are served."""
+    for before, after in CHANGES[place]:
+        check_promise(plan(place, before), plan(place, after))
+
+
+def check_promise(old: Manifest, new: Manifest) -> None:
+    """Assert that a change keeps what it promises."""
     found = change(old, new, Asked(spare_nodes=1))
     staged, promise = Staged(found.migration, found.stages), found.migration.promise
     requests = open_loop(old.workload, promise.requests_per_second, int(promise.requests_per_second * 250))
