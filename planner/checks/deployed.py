@@ -112,7 +112,7 @@ def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5
         found = Standing(
             ttft=own.ttft.scaled(slow) if own.ttft else found.ttft,
             tpot=own.tpot.scaled(slow) if own.tpot else found.tpot,
-            line=replace(own.line, mean_wait_seconds=slow * own.line.mean_wait_seconds) if own.line else None,
+            line=own.line.scaled(slow) if own.line else None,
         )
         if pool.room_prompts < math.inf:
             room = left * pool.room_prompts

@@ -298,13 +298,9 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
     """
     if best is None or len(parts) < 2:
         return best
+    covered = f"each of {len(parts)} engines and number formats: of the chosen one {best.covers}"
     value = best.goal.best_bound([part.value for part in parts])
-    return best._replace(
-        value=value,
-        gap=abs(value - best.value) / abs(best.value) if best.value else abs(value - best.value),
-        covers=f"each of {len(parts)} engines and number formats: of the chosen one {best.covers}",
-        queues_solved=queues_solved,
-    )
+    return best._replace(value=value, covers=covered, queues_solved=queues_solved).of_plan(best.value)
 
 
 def covers(programme: Programme, models: Sequence[str]) -> str:

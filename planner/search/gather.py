@@ -76,11 +76,6 @@ class Option(NamedTuple):
         """Return the option without the demand to survive a loss."""
         return self._replace(sides=tuple(side.of(side.offers, spares=False) for side in self.sides))
 
-    @property
-    def budgets(self) -> set[str]:
-        """The pools that the option takes devices from."""
-        return {side.machines.budget for side in self.sides}
-
 
 class Pools(NamedTuple):
     """The columns of prefill and decode instances, and the numbers cut."""

@@ -132,10 +132,6 @@ class Found:
         """The plan of a single model."""
         return self.plans[0] if self.plans else None
 
-    def most(self, known: float) -> Choice | Gathered:
-        """Return the choice with the largest rate of a single model, whatever its objective, where above ``known``."""
-        return choose(self.separate, Aim(devices=self.separate.fleet.devices, objective="throughput"), known=known)
-
     @property
     def cut(self) -> Cut:
         """Strategies and layouts that were not costed, by role and rule."""

@@ -7,7 +7,7 @@ incumbent with no more devices and at least the same rate can replace them, what
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -68,10 +68,6 @@ class Gathered:
         ways = tuple(tuple(option.sides for option in self.options[number]) for number in chosen)
         weights = shares(self.fleet)
         return Programme(ways, aim, not self.fleet.share_nodes, tuple(weights[number] for number in chosen))
-
-    def only(self, keep: Callable[[Option], bool]) -> "Gathered":
-        """Return the options for which ``keep`` is true."""
-        return replace(self, options=tuple(tuple(filter(keep, own)) for own in self.options))
 
 
 class Ways(NamedTuple):
@@ -278,9 +274,11 @@ def _separate(gathered: Gathered, number: int, pool: str, aim: Aim, least: float
         return None
     if aim.rate is None and not gathered.fleet.single:
         return Incumbent(rate=least, spent=(0.0, 0.0))
-    own = gathered.only(lambda option: option.budgets == {pool})
-    programme = own.programme(aim, [number])
-    picks = programme.settle(least) if own.options[number] else None
+    there = [
+        option.sides for option in gathered.options[number] if {side.machines.budget for side in option.sides} == {pool}
+    ]
+    programme = Programme((tuple(there),), aim, not gathered.fleet.share_nodes)
+    picks = programme.settle(least) if there else None
     if picks is None:  # an option that carries less than another pool cannot be best
         return None if aim.rate is not None else Incumbent(rate=least, spent=(0.0, 0.0))
     return programme.incumbent(picks)

@@ -79,7 +79,8 @@ def _nearest_refused(found: Sequence[Found], question: Question) -> Answer:
 
     known, carrying, idle = 0.0, None, []
     for each in found:
-        chosen = each.most(known)
+        aim = Aim(devices=each.separate.fleet.devices, objective="throughput")
+        chosen = choose(each.separate, aim, known=known)
         if isinstance(chosen, Choice):
             known, carrying = chosen.carried, (each, chosen)
         idle.append((each, chosen))
