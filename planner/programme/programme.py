@@ -329,9 +329,9 @@ def opened(chosen: Iterable[tuple[Side, int]]) -> list[tuple[Side, int]]:
 def solve_open(chosen: Iterable[tuple[Side, int]], wanted: float) -> bool:
     """Solve the unsolved chosen columns until one does not carry ``wanted``; return whether none was unsolved.
 
-    Offers whose columns are all solved at once, and quickly, come first.
+    The lowest bound comes first, as it most likely does not.
     """
-    left = sorted(opened(chosen), key=lambda each: not each[0].server(int(each[0].offer[each[1]])).independent)
+    left = sorted(opened(chosen), key=lambda each: float(each[0].rate[each[1]]))
     for side, column in left:
         if not side.solve(column, wanted):
             break
