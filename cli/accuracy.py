@@ -112,7 +112,18 @@ def misses_first(results: Iterable[Comparison]) -> list[Comparison]:
 def as_json(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> dict[str, object]:
     """Return the object that ``plan accuracy --json`` prints; errors are predicted/published - 1."""
     return {
-        "cases": [_case_json(result) for result in misses_first(results)],
+        "cases": [
+            {
+                **picked(result.case, "id source tier metric published source_url=url note"),
+                **picked(result.case.configuration, "model=model.name hardware=hardware.name"),
+                **picked(result, "predicted relative_error=error inside bottleneck"),
+                "kind": kind_of(result.case),
+                "strategy": strategy_text(result),
+                "interval": {"low": result.low, "high": result.high},
+                "believed_cause": result.case.cause or None,
+            }
+            for result in misses_first(results)
+        ],
         "groups": [_group_json(row) for row in groups(results)],
         "overall": _whole_json(results, "A"),
         "held_out": _whole_json(results, "H"),
@@ -124,18 +135,6 @@ def as_json(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> dict
 def _whole_json(results: Sequence[Comparison], tier: Tier) -> dict[str, object] | None:
     own = [result for result in results if result.case.tier == tier]
     return _group_json(group("all", "all", own)) if own else None
-
-
-def _case_json(result: Comparison) -> dict[str, object]:
-    return {
-        **picked(result.case, "id source tier metric published source_url=url note"),
-        **picked(result.case.configuration, "model=model.name hardware=hardware.name"),
-        **picked(result, "predicted relative_error=error inside bottleneck"),
-        "kind": kind_of(result.case),
-        "strategy": strategy_text(result),
-        "interval": {"low": result.low, "high": result.high},
-        "believed_cause": result.case.cause or None,
-    }
 
 
 def _group_json(row: Group) -> dict[str, object]:

@@ -33,7 +33,8 @@ def launch(target: Target, role: RolePlan) -> Launch:
     if strategy.attention_dp > 1:
         flags += _ranks(target, role)
         if strategy.attention_tp == 1:
-            flags += [("--enable-dp-lm-head", None), *_dense(role)]
+            flags.append(("--enable-dp-lm-head", None))
+            flags += [("--moe-dense-tp-size", 1)] if role.model.dense_layers and role.mode is not None else []
     flags += [("--trust-remote-code", None)] * target.site.trust_remote_code
     flags += [*_experts(role), *_nodes(target, role), *_limits(target, role), *_drafts(role)]
     if role.setup.microbatches > 1:
@@ -60,10 +61,6 @@ def launch(target: Target, role: RolePlan) -> Launch:
         files=files,
         api="head",
     )
-
-
-def _dense(role: RolePlan) -> list[Flag]:
-    return [("--moe-dense-tp-size", 1)] if role.model.dense_layers and role.mode is not None else []
 
 
 def _experts(role: RolePlan) -> list[Flag]:

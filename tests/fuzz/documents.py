@@ -132,7 +132,6 @@ REPORT = {
     **{"max_concurrency": 4, "total_input_tokens": 51200, "total_output_tokens": 6400, "completed": 100},
 }
 RUNS = "id,model,hardware,engine,weights,strategy,isl,osl,concurrency,ttft_seconds,tpot_seconds"
-SIDES = ("input", "output")
 TRACES: list[list[Any]] = [
     [{"timestamp": 100 * n, "input_length": 9 + n, "output_length": 2 + n, "hash_ids": [n]} for n in range(30)],
     [{"session_id": f"{n % 3}", "input_length": 9, "output_length": 2, "delay": 10, "timestamp": n} for n in range(9)],
