@@ -85,7 +85,7 @@ def both_played(
     """
     (found, instances), (rate, ttft_seconds, carried) = decode, planned
     low, high = found.low * instances, max(min(found.high * instances, carried), rate)
-    if low >= carried:
+    if low >= high:  # prefill binds, or the whole interval of the sample keeps the limit
         return prefill
     requests = found.trial.outcome.tpot_seconds.size
     if prefill is None:
