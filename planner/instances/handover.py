@@ -11,9 +11,9 @@ import numpy as np
 
 from planner.closed_forms.birth_death import DecodeQueue, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
+from planner.instances.decode_played import Load, played_state
 from planner.serving.capacity import Capacity, Limits, Outcome, Play, capacity
 from planner.serving.decode import SeparatePools, hand_over, play_separate
-from planner.serving.latency import Latency
 from planner.serving.streams import Stream, stationary
 from planner.workload import Workload
 
@@ -80,16 +80,5 @@ class Handover:
         _, sent, requests, decoded = hand_over(pools, stream)
         assert requests is not None and decoded is not None, "answers have more than one token"
         counting = np.isin(sent, np.arange(len(stream))[stream.counting])
-        known = pools.decode.latency_seconds + requests.transfer_seconds + decoded.link_wait_seconds
-        waits = np.maximum(decoded.there_seconds - requests.ready_seconds - known, 0.0)[counting]
-        span = (decoded.left_seconds - requests.ready_seconds)[counting]
-        residence = (decoded.left_seconds - decoded.there_seconds)[counting]
-        return DecodeState(
-            rate_per_second=rate_per_second,
-            mean_requests=rate_per_second * float(residence.mean()) * sent.size / len(stream),
-            utilisation=rate_per_second / self.full_per_second,
-            waiting_probability=float((waits > 1e-9).mean()),
-            mean_wait_seconds=float(waits.mean()),
-            tpot=Latency.from_samples(span / requests.answer_tokens[counting]),
-            span=Latency.from_samples(span),
-        )
+        load = Load(rate_per_second * sent.size / len(stream), rate_per_second / self.full_per_second)
+        return played_state(pools.decode, requests, decoded, load, counting)
