@@ -119,7 +119,8 @@ def server(hw: HardwareSpec, fit: CollectiveFit) -> tuple[float, float]:
     if not fit.per_card or order.index(fit.scope) == 0:
         return 1.0, np.inf
     inner = hw.scopes[order.index(fit.scope) - 1]
-    alike = (each for each in hw.collectives if (each.op, each.scope) == (fit.op, inner.name) and not each.in_graph)
+    own = (fit.op, inner.name, False, None)
+    alike = (each for each in hw.collectives if (each.op, each.scope, each.in_graph, each.ranks) == own)
     inside = (protocol.bandwidth_bytes_per_second for each in alike for protocol in each.protocols)
     return inner.devices.value, max(inside, default=np.inf)
 

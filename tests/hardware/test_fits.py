@@ -12,6 +12,7 @@ from hardware.calibrate import errors
 from hardware.loader import hardware_names, load_hardware
 from hardware.measurements import read_measurements
 from hardware.spec import CollectiveFit, CollectiveOp, ExchangeFit, ExchangePoint, HardwareSpec, MatmulFit
+from planner.costs.roofline import collective_fit
 
 WORST_MEDIAN = 0.15
 MATMUL = MatmulFit(
@@ -142,7 +143,9 @@ def test_in_graph_never_slower_than_outside(name: str) -> None:
     sizes = np.logspace(2, 9, 30)
     for captured in (fit for fit in hw.collectives if fit.in_graph):
         eager = next(
-            fit for fit in hw.collectives if (fit.op, fit.scope, fit.in_graph) == (captured.op, captured.scope, False)
+            fit
+            for fit in hw.collectives
+            if (fit.op, fit.scope, fit.ranks, fit.in_graph) == (captured.op, captured.scope, captured.ranks, False)
         )
         inside, outside = (np.asarray(fits.collective_seconds(hw, fit, sizes, 8)) for fit in (captured, eager))
         assert (inside <= outside).all()
@@ -238,3 +241,13 @@ def test_collectives_over_servers_grow_smoothly_with_the_message(name: str, op: 
     hw, fit = over_servers(name, op)
     small, large = np.asarray(fits.collective_seconds(hw, fit, np.array([size, size * 1.01]), 16))
     assert small <= large <= small * 1.0101
+
+
+def test_cards_of_a_host_without_nvlink_share_its_bus():
+    """An L40S host sums 34 MB over two, four and eight cards in 1.7, 9.8 and 38.9 ms (AIConfigurator, NCCL 2.27.3)."""
+    hw = load_hardware("l40s")
+    for ranks, measured in ((2, 1.69e-3), (4, 9.84e-3), (8, 38.9e-3)):
+        fit = collective_fit(hw, "all_reduce", ranks, in_graph=False)
+        assert fits.collective_seconds(hw, fit, 33.55e6, ranks) == pytest.approx(measured, rel=0.1)
+    over = collective_fit(hw, "all_reduce", 16, in_graph=True)
+    assert fits.collective_seconds(hw, over, 33.55e6, 16) > 38.9e-3
