@@ -251,7 +251,7 @@ class Streams(Stated):
     ``attention_experts``: stream 0 attention, stream 1 gate, exchange and experts; the matrix cores
     are partitioned between them in steps of 1/``partitions`` (CloudMatrix384 section 4.2.3).
     ``compute_communication``: communication runs beside compute and takes
-    ``communication_core_share`` of the cores while it runs (DeepEP normal kernels; 0 where the
+    ``communication_core_share`` of the cores while it runs, or all of them for that share of its time (0 where
     transfer engines need none).
     """
 
