@@ -186,6 +186,13 @@ def curve_of(deployment: Deployment, curves: ExpertCurves, ranks: Number) -> tup
     return tuple(found) if found.ndim > 1 else tuple(found.tolist())
 
 
+def fuses_shared(deployment: Deployment) -> bool:
+    """Whether the kernel of the routed experts computes the shared one, too, as a further expert of every token."""
+    own, measured = behaviour(deployment.engine), measured_experts(deployment)
+    models = own.fuses_shared.get(measured.kernel, []) if own is not None and measured is not None else []
+    return deployment.model.architecture in models and not deployment.expert_parallel
+
+
 def expert_terms(deployment: Deployment) -> list[Term]:
     """Routed experts, and the shared expert."""
     roofline, moe, hidden = Roofline.of(deployment), deployment.moe, float(deployment.model.hidden_size)
@@ -199,13 +206,14 @@ def expert_terms(deployment: Deployment) -> list[Term]:
     # A dedicated rank runs the expert kernel with one group.
     group: Form | None = {"one": 1.0} if deployment.dedicated else None
     dtype = deployment.feed_forward_weights
-    return [
-        *terms,
+    shared = [
         roofline.matmul("shared_gate_up", stage, shared_rows, 2 * shared_width, hidden, dtype, groups=group),
         roofline.vector("shared_activation", stage, scale(shared_rows, shared_width * (2 * 2.0 + 1.0))),
         *roofline.quantise("shared_quantise", stage, scale(shared_rows, shared_width), dtype),
         roofline.matmul("shared_down", stage, shared_rows, hidden, shared_width, dtype, groups=group),
     ]
+    # One kernel computes both: the shared expert is read and multiplied without a start of its own
+    return [*terms, *((each._replace(floor_seconds=0.0) for each in shared) if fuses_shared(deployment) else shared)]
 
 
 def exchange_terms(deployment: Deployment) -> list[Term]:
