@@ -1,6 +1,6 @@
 """Make `hardware/operators/*.csv` from measured operators of serving engines: curves of expert kernels, fits of others.
 
-    python scripts/fit_operators.py DATA
+    python -m scripts.fit_operators DATA
 
 DATA is a folder of Parquet files `system/table/engine/version/` as NVIDIA's AIConfigurator publishes them
 (aiconfigurator-core 0.12.0, Apache-2.0), `latency` in milliseconds. Needs polars, which podplan does not.
@@ -8,7 +8,8 @@ DATA is a folder of Parquet files `system/table/engine/version/` as NVIDIA's AIC
 A curve is a power law between points at 1, 2, 4, ... 16,384 tokens, by least squares of its relative error over all
 measured token counts. Experts of a rank were timed with every expert on it under a power-law load (exponent 1.01,
 which is closest to loads that were served), and with experts spread by EP under an even one, for what the busiest
-rank gets is `planner.balance`'s to say; an even load hits more experts than a random one, which is taken out.
+rank gets is `planner.balance`'s to say. What is left out or taken back, since a server does not see it, stands in
+`scripts/served.py`.
 """
 
 import csv
@@ -23,11 +24,10 @@ import polars
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from ground.units import MICRO
 from hardware.fits import Product, attention_seconds, matmul_seconds
-from hardware.formats import ELEMENT_BYTES
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import Device, Dtype, HardwareSpec, MatmulFit, Number
+from scripts.served import BLACKWELL, COLD, POINTS, as_served, fewer_hit, spreads, uncached_microseconds
 
 Array = NDArray[np.float64]
 Row = dict[str, object]
@@ -45,31 +45,12 @@ MACHINES = {
     "l40s": "l40s",
     "rtx_pro_6000_server": "rtx-pro-6000",
 }
-BLACKWELL = ("b200", "b300", "gb200", "gb300")
-POINTS = 15
 HOLD = 0.02
 """Weight of a straight line through neighbouring points beside that of a measurement: it places what none does."""
-SPREAD = 0.9
-"""An even load over two ranks takes each less than this share of one's time. Where experts are chosen in groups it does
-not: half of all choices fell on the first rank's experts while DeepSeek's were timed."""
 ARTEFACT = 1.8
 """A time that is longer than this many times that of a larger batch is left out: a batch can be padded."""
-CACHE_BYTES = {
-    "a100": 40e6,
-    "h100": 50e6,
-    "h200": 50e6,
-    "l40s": 96e6,
-    "rtx-pro-6000": 128e6,
-    **dict.fromkeys(BLACKWELL, 126e6),
-}
-"""Level 2 cache (NVIDIA's data sheets). What is repeated on the same operands finds them there if they fit: H200 reads
-33 MB of keys and values at 5.5 TB/s, 67 MB at 3.4. A server's layers never do."""
 COPIES = 5
 """Weights that products were repeated on in turn (AIConfigurator's collectors)."""
-SPILLED = 1.25
-"""Times the cache from which on nothing is found there: an RTX PRO 6000 reads 134 MB at 1.5 times its memory's rate."""
-COLD = 0.1
-"""Share of a time that reading from memory may take where operands were in the cache."""
 WHAT = ["engines", "kernel", "version"]
 SHAPED = ["dtype", "hidden", "intermediate", "experts_per_token", "experts"]
 COLUMNS = [*WHAT, *SHAPED, "median_residual", "curves"]
@@ -117,6 +98,8 @@ MICRO_IN_MS = 1e-3
 CONSTANT = {"window_size": 0, "kv_cache_dtype": "bfloat16", "attn_dtype": "bfloat16", "quant_dtype": "fp8", "step": 0}
 ENGINES = ("trtllm", "sglang", "vllm")
 FIT_COLUMNS = ["machine", "engine", "family", "version", "rows", "median_residual", "parameters"]
+PLACED = "power_law_1.01_eplb"
+"""A power-law load whose experts are placed so that ranks have alike, as TensorRT-LLM's of an EP rank were timed."""
 UNLIKE = ("nongated", "situ_as_silu")
 """Kernels of other activations than SwiGLU."""
 SHAPE = ["hidden_size", "inter_size", "topk", "num_experts"]
@@ -156,6 +139,8 @@ def main(data: Path) -> None:
                 writer.writerows(fits(data / system, load_hardware(machine)))
     for system, machine in MACHINES.items():
         paths = sorted(data.glob(f"{system}/moe/*/*/moe_perf.parquet"))
+        if machine not in BLACKWELL:
+            paths += data.glob(f"{system}/moe/trtllm/*/wideep_moe_perf.parquet")
         rows = [row for path in paths for row in curves(path, machine)]
         best: dict[tuple[object, ...], dict[str, object]] = {}
         for row in sorted(rows, key=lambda row: row["rank"]):
@@ -176,14 +161,18 @@ def main(data: Path) -> None:
 def curves(path: Path, machine: str) -> Iterator[dict[str, object]]:
     """Yield one row per kernel and shape of a table: the curves of all measured TP and EP degrees."""
     engine, version = path.parts[-3:-1]
-    table = read(path).filter(polars.col("distribution").is_in(["power_law_1.01", "balanced"]))
-    for (kernel, dtype, *shape), group in table.group_by("kernel_source", "moe_dtype", *SHAPE, maintain_order=True):
+    table = read(path).filter(polars.col("distribution").is_in(["power_law_1.01", "balanced", PLACED]))
+    if "num_slots" in table.columns:
+        placed = (polars.col("distribution") == PLACED) & (polars.col("num_slots") == polars.col("num_experts"))
+        table = table.filter(placed & (polars.col("moe_dtype") == "fp8_block"))
+    for dtype, shape, kernel, group in kernels(table):
         if any(word in kernel for word in UNLIKE) or shape[2] == 22 or shape[1] in (1856, 2688):
             continue
         measured, off, spread = [], [], spreads(group)
         for (tp, ep), own in sorted(group.group_by(DEGREES), key=lambda item: item[0]):
             wanted = "power_law_1.01" if ep == 1 else "balanced"
-            own = own.filter(polars.col("distribution") == wanted)
+            even = PLACED not in own["distribution"]
+            own = own.filter(polars.col("distribution") == (wanted if even else PLACED))
             own = own.group_by("num_tokens").agg(polars.col("latency").median())
             if (tp > 1 and ep > 1) or tp > 16 or len(own) < 20 or (ep > 1 and not spread):
                 continue
@@ -192,12 +181,12 @@ def curves(path: Path, machine: str) -> Iterator[dict[str, object]]:
             later = np.minimum.accumulate(milliseconds[::-1])[::-1]
             plausible = milliseconds <= ARTEFACT * later
             points, errors = curve(tokens[plausible], milliseconds[plausible] * 1e3)
-            if ep > 1:
+            if ep > 1 and even:
                 points = points * fewer_hit(points, shape[3] / shape[2])
-            points = np.maximum(points, uncached_microseconds(load_hardware(machine), dtype, shape, (tp, ep)))
+            points = np.maximum(points, uncached_microseconds(load_hardware(machine), DTYPES[dtype], shape, (tp, ep)))
             measured.append(f"{tp} {ep} " + " ".join(f"{point:.3g}" for point in points))
             off.append(errors)
-        if any(each.startswith("1 1 ") for each in measured):
+        if measured and (measured[0].startswith("1 1 ") or PLACED in group["distribution"]):
             residual = float(np.median(np.abs(np.concatenate(off))))
             users_of = users(machine, engine, dtype)
             yield {
@@ -212,36 +201,19 @@ def curves(path: Path, machine: str) -> Iterator[dict[str, object]]:
             }
 
 
-def spreads(group: polars.DataFrame) -> bool:
-    """Whether an even load over the fewest ranks leaves each of them less to do than one has."""
-    most = group["num_tokens"].max()
-    even = group.filter((polars.col("distribution") == "balanced") & (polars.col("num_tokens") == most))
-    even = even.filter(polars.col("moe_tp_size") == 1).group_by("moe_ep_size").agg(polars.col("latency").median())
-    times = even.sort("moe_ep_size")["latency"].to_list()
-    return len(times) < 2 or times[1] < SPREAD * times[0]
-
-
-def uncached_microseconds(hw: HardwareSpec, dtype: str, shape: list[int], degrees: tuple[int, int]) -> Array:
-    """What reading the experts that 1, 2, 4, ... tokens hit takes where all of them stayed in the cache; else 0."""
-    hidden, width, chosen, experts = shape
-    tp, ep = degrees
-    hit = experts / ep * -np.expm1(2.0 ** np.arange(POINTS) * np.log1p(-min(chosen / experts, 1.0 - 1e-9)))
-    moved = hit * 3.0 * hidden * width / tp * ELEMENT_BYTES[DTYPES[dtype]]  # type: ignore[index]
-    seconds = moved / hw.device.memory_bandwidth_bytes_per_second.value
-    return np.where(moved < SPILLED * CACHE_BYTES[hw.name], seconds / MICRO, 0.0)
-
-
-def fewer_hit(points: Array, spread: float) -> Array:
-    """Share of an even load's time that a random one takes at 1, 2, 4, ... tokens.
-
-    ``spread`` tokens of an even load hit every expert once. N tokens of a random one hit as many experts as
-    spread·(1 - (1 - 1/spread)^N) of an even one, so in place of the weights that the even load reads those are read.
+def kernels(table: polars.DataFrame) -> Iterator[tuple[str, list[int], str, polars.DataFrame]]:
+    """Yield dtype, shape, kernel and times: of one that takes whole experts on one rank, with what the engine runs
+    in its place over several (vLLM's block-scaled FP8 on Hopper: Triton, and CUTLASS over EP), or of placed ones.
     """
-    tokens = 2.0 ** np.arange(POINTS)
-    hit = spread * -np.expm1(tokens * np.log1p(-1 / max(spread, 1.0 + 1e-9)))
-    places = [np.log2(np.maximum(x, 1.0)) for x in (hit, np.minimum(tokens, spread))]
-    taken, even = (np.exp(np.interp(place, np.arange(POINTS), np.log(points))) for place in places)
-    return np.minimum(taken / even, 1.0)
+    for (dtype, *shape), alike in table.group_by("moe_dtype", *SHAPE, maintain_order=True):
+        own = {kernel: times for (kernel,), times in alike.group_by("kernel_source", maintain_order=True)}
+        degrees = {kernel: set(times.select(DEGREES).iter_rows()) for kernel, times in own.items()}
+        for kernel, times in own.items():
+            if PLACED in times["distribution"]:
+                yield dtype, shape, kernel, times
+            elif (1, 1) in degrees[kernel]:
+                more = [name for name in own if (1, 1) not in degrees[name] and not degrees[name] & degrees[kernel]]
+                yield dtype, shape, " + ".join([kernel, *more]), polars.concat([times, *(own[name] for name in more)])
 
 
 def curve(tokens: np.ndarray, microseconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -310,12 +282,6 @@ def gemm(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
             product = Product(1.0, rows[kept], columns[kept], depth[kept])
             seconds = partial(products, hw.device, key, product)
             yield fitted(family, version, hw.kernels.gemm[key], MATMUL, seconds, time[kept])
-
-
-def as_served(hw: HardwareSpec, repeated_bytes: Array, read_bytes: Array, seconds: Array) -> NDArray[np.bool_]:
-    """Which times a server would see: operands came from memory, or reading them takes little of the time."""
-    reading = read_bytes / hw.device.memory_bandwidth_bytes_per_second.value
-    return np.asarray((repeated_bytes > SPILLED * CACHE_BYTES[hw.name]) | (reading < COLD * seconds))
 
 
 def products(device: Device, dtype: Dtype, product: Product, fit: MatmulFit) -> Number:

@@ -166,18 +166,31 @@ def drawn(
 
 
 def report(name: str, rows: list[Residual], rng: np.random.Generator) -> None:
-    """Print errors and coverage with families left out, before and after five runs of a group."""
-    before, after = [], []
+    """Print errors and coverage with families left out, before and after five runs of a group; families count alike."""
+    before, after = {}, {}
     for family in sorted({row.labels["model"] for row in rows}):
         own = [row for row in rows if row.labels["model"] == family]
         deviations = deviations_of([row for row in rows if row.labels["model"] != family], rng)
-        before += list(zip(own, expected(deviations, [], own, LEVEL), strict=True))
-        for known, asked in drawn(own, rng, 6):
-            after += list(zip(asked, expected(deviations, known, asked, LEVEL), strict=True)) if asked else []
-    for what, pairs in (("without runs of its own", before), ("with five", after)):
-        errors = [abs(each.factor / math.exp(row.error) - 1) for row, each in pairs]
-        inside = [each.low <= math.exp(row.error) <= each.high for row, each in pairs]
-        print(f"{name}, {what}: mean error {np.mean(errors):.1%}, {LEVEL:.0%} intervals hold {np.mean(inside):.1%}")
+        before[family] = list(zip(own, expected(deviations, [], own, LEVEL), strict=True))
+        drawings = drawn(own, rng, 6)
+        after[family] = [
+            pair
+            for known, asked in drawings
+            for pair in zip(asked, expected(deviations, known, asked, LEVEL), strict=True)
+        ]
+    for what, families in (("without runs of its own", before), ("with five", after)):
+        errors = [abs(each.factor / math.exp(row.error) - 1) for pairs in families.values() for row, each in pairs]
+        inside = {
+            family: [each.low <= math.exp(row.error) <= each.high for row, each in pairs]
+            for family, pairs in families.items()
+        }
+        shares = {family: float(np.mean(own)) for family, own in inside.items()}
+        told = ", ".join(f"{family} {share:.1%}" for family, share in shares.items())
+        held, mean = np.mean(np.concatenate(list(inside.values()))), np.mean(list(shares.values()))
+        print(
+            f"{name}, {what}: mean error {np.mean(errors):.1%}, {LEVEL:.0%} intervals hold {held:.1%} of runs", end=""
+        )
+        print(f", {mean:.1%} in the mean of families ({told})")
 
 
 def main() -> None:
