@@ -62,13 +62,15 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     ]
     if strategy.staged:
         terms += staged_exchanges(deployment, mla)
+    if mla.indexer is not None or deployment.phase != "prefill":
+        terms.append(k_absorb(deployment, mla, heads))
     if deployment.phase == "decode":
-        terms = fused_prologue(deployment, [*terms, k_absorb(deployment, mla, heads)])
+        terms = fused_prologue(deployment, terms)
     if mla.indexer is not None:
-        terms += [] if deployment.phase == "decode" else [k_absorb(deployment, mla, heads)]
-        terms += sparse_terms(deployment, mla, mla.indexer, heads)
+        terms += [*sparse_terms(deployment, mla, mla.indexer, heads), v_absorb(deployment, mla, heads)]
     else:
-        terms += dense_attention(deployment, mla, heads)
+        terms += [] if deployment.phase == "prefill" else absorbed_terms(deployment, mla, heads)
+        terms += [] if deployment.phase == "decode" else unabsorbed_terms(deployment, mla, heads)
     terms += roofline.quantise("output_quantise", "attention", scale(TOKENS, heads * mla.v_head_dim), dtype)
     if strategy.staged:
         output = roofline.matmul("o_proj", "attention", own, hidden, float(mla.heads * mla.v_head_dim), dtype)
@@ -103,11 +105,9 @@ def compressed_terms(deployment: Deployment, mla: MLA) -> list[Term]:
         product = roofline.matmul(name, "attention", TOKENS, made, hidden, "bf16")
         pooled = roofline.vector(f"{name}_pool", "attention", scale(TOKENS, made * 2 * 4.0))
         terms += in_some_layers([product, pooled], share)
-    terms += indexer_terms(deployment, mla, indexer)
-    terms += [] if deployment.phase == "prefill" else [sparse_decode(deployment, mla, heads)]
-    terms += [] if deployment.phase == "decode" else [sparse_prefill(deployment, mla, heads)]
     return [
         *terms,
+        *sparse_terms(deployment, mla, indexer, heads),
         batched_matmul(roofline, "o_down", {"tokens": groups}, float(blocks.output_rank), width, groups),
         *roofline.quantise("output_quantise", "attention", scale(TOKENS, groups * blocks.output_rank), dtype),
         roofline.matmul("o_proj", "attention", TOKENS, hidden, groups * blocks.output_rank, dtype),
@@ -129,22 +129,11 @@ def hyper_connection_terms(deployment: Deployment) -> list[Term]:
     ]
 
 
-def dense_attention(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
-    """Attention over all keys: absorbed for running requests, unabsorbed for prompts."""
-    terms: list[Term] = [k_absorb(deployment, mla, heads)] if deployment.phase == "mixed" else []
-    if deployment.phase != "prefill":
-        terms += absorbed_terms(deployment, mla, heads)
-    return terms if deployment.phase == "decode" else [*terms, *unabsorbed_terms(deployment, mla, heads)]
-
-
 def sparse_terms(deployment: Deployment, mla: MLA, indexer: Indexer, heads: Number) -> list[Term]:
     """Attention over the keys that an indexer picks, on latents in every phase."""
     terms: list[Term] = [*indexer_terms(deployment, mla, indexer)]
-    if deployment.phase != "prefill":
-        terms.append(sparse_decode(deployment, mla, heads))
-    if deployment.phase != "decode":
-        terms.append(sparse_prefill(deployment, mla, heads))
-    return [*terms, v_absorb(deployment, mla, heads)]
+    terms += [] if deployment.phase == "prefill" else [sparse_decode(deployment, mla, heads)]
+    return terms if deployment.phase == "decode" else [*terms, sparse_prefill(deployment, mla, heads)]
 
 
 def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
@@ -200,13 +189,9 @@ def fused_prologue(deployment: Deployment, terms: list[Term]) -> list[Term]:
     floor = deployment.hardware.kernels.mla_prologue_floor_seconds
     if floor is None:
         return terms
-    chain = [term for term in terms if isinstance(term, ComputeTerm)]
-    return [started(chain[0], floor.value, 1), *(started(term, 0.0, 0) for term in chain[1:])]
-
-
-def started(term: ComputeTerm, floor_seconds: float, launches: int) -> ComputeTerm:
-    """Return the term with another start-up."""
-    return term._replace(floor_seconds=floor_seconds, launches=launches)
+    first, *chain = (term for term in terms if isinstance(term, ComputeTerm))
+    later = (term._replace(floor_seconds=0.0, launches=0) for term in chain)
+    return [first._replace(floor_seconds=floor.value, launches=1), *later]
 
 
 def batched_matmul(

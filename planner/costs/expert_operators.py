@@ -91,14 +91,6 @@ def measured_experts(deployment: Deployment) -> ExpertCurves | None:
     return expert_curves(deployment.hardware, deployment.engine, deployment.weights, shape_of(deployment))
 
 
-def start_up_seconds(deployment: Deployment) -> float:
-    """What the engine's block of experts takes beyond the kernel that another engine lends it."""
-    own = behaviour(deployment.engine)
-    known = own.expert_start_up_seconds if own is not None else {}
-    stated = known.get(f"{measured_as(deployment.hardware)} {deployment.weights}")
-    return 0.0 if stated is None else stated.value
-
-
 def prompt_start_up(deployment: Deployment) -> list[Term]:
     """What the engine's experts take beyond their kernels in a step with prompts, which no captured graph replays."""
     own, roofline = behaviour(deployment.engine), Roofline.of(deployment)
@@ -121,7 +113,10 @@ def routed_terms(deployment: Deployment) -> list[Term]:
     curves = measured_experts(deployment)
     if curves is not None:
         ranks = moe.experts / deployment.slots_per_rank
-        started = start_up_seconds(deployment) if curves.lent else 0.0
+        # What the engine's block of experts takes beyond the kernel that another engine lends it
+        engine = behaviour(deployment.engine)
+        starts = engine.expert_start_up_seconds if engine is not None and curves.lent else {}
+        started = starts.get(f"{measured_as(deployment.hardware)} {deployment.weights}")
         product = deployment.expert_activations
         other_cut = deployment.expert_parallel and curves.tensor is curves.expert
         own = curves.shape == shape_of(deployment) and not other_cut
@@ -131,7 +126,7 @@ def routed_terms(deployment: Deployment) -> list[Term]:
                 "routed_experts",
                 "experts",
                 {"routed": ranks / moe.experts_per_token},
-                tuple(point + started for point in curve_of(deployment, curves, ranks)),
+                tuple(point + (started.value if started else 0.0) for point in curve_of(deployment, curves, ranks)),
                 {"routed": 6.0 * hidden * width},
                 roofline.peak(product),
                 combine(hit, 3.0 * hidden * width * ELEMENT_BYTES[dtype], rows, 4.0 * hidden),

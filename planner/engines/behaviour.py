@@ -53,8 +53,8 @@ class Behaviour(Stated):
     machine; ``replay_seconds`` the device waits in every layer of a decode step, whose graphs are replayed layer by
     layer. ``quantises_in_norms``: model types whose norms write quantised activations. ``sends_duplicates``: every
     device of a DP rank sends all its tokens to the experts. ``fuses_shared``: model types whose shared expert a kernel
-    of routed experts, by its name, computes as one more of every token. ``expert_start_up_seconds``: what a block of routed
-    experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
+    of routed experts, by its name, computes as one more of every token. ``expert_start_up_seconds``: what a block of
+    routed experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
     ``sources`` has an address for each choice that is no number.
     """
 
