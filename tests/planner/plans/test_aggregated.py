@@ -154,7 +154,7 @@ def test_a_pipeline_in_which_a_prompt_alone_is_late_carries_nothing() -> None:
 @pytest.mark.usefixtures("long_streams")
 def test_a_budget_between_those_listed_carries_more() -> None:
     """Prompts that are all alike take a step less where the budget leaves a part of one beside those that run."""
-    question = small_question("gpt-oss-120b", "h100", 4, lengths=(2048.0, 512.0), ttft_seconds=2.0, shape="aggregated")
+    question = small_question("gpt-oss-120b", "h100", 4, lengths=(3000.0, 512.0), ttft_seconds=2.0, shape="aggregated")
     kind = next(
         each for each in kinds(question) if (each.row.strategy.attention_dp, each.row.strategy.moe_ep) == (4, 4)
     )
