@@ -262,6 +262,6 @@ def test_prices_and_power_of_the_user_replace_the_catalogues(capsys: pytest.Capt
 
 def test_a_refusal_over_all_engines_tells_the_one_that_lacks_least(capsys: pytest.CaptureFixture[str]) -> None:
     """The nearest change is a size that some engine's smallest instance fits, and that is the one the reason names."""
-    told = answered(capsys, "deepseek-r1", "--hw", "l40s", "--nodes", "1", code=ExitCode.INFEASIBLE)
+    told = answered(capsys, "deepseek-r1", "--hw", "a100", "--nodes", "1", code=ExitCode.INFEASIBLE)
     assert told["binding_limit"] == "memory"
     assert "an aggregated instance is 16; nearest change: --devices 16" in told["explanation"]
