@@ -1,14 +1,11 @@
-"""A deployment whose queues are evaluated at any rate, with longer service times than predicted, and after losses; its
-margins to the limits, as predicted, with a confidence, after a loss, and over a day.
+"""A deployment at any rate, with longer service times than predicted and after losses, and its margins to the limits.
 
 If all service times of a pool are f times the predicted ones, its queue at rate R is the predicted queue at rate f·R
 with a clock slowed by f. So nothing is costed again: latency(R; f) = f · latency(f·R; 1).
 
-A deployment on a trace: latencies of its requests at any rate, with longer service times and after losses.
-
-Instead of solving queues, the trace is played (``planner.serving``) with its gaps scaled to the asked mean rate. Longer
-service times slow the clock of a trace as they do that of a stationary stream, so ``standing`` treats both alike. The
-figures of each role come from a run in which only that role has lost instances, or is slower.
+On a trace no queue is solved: the trace is played (``planner.serving``) with its gaps scaled to the asked mean rate,
+and longer service times slow its clock in the same way. The figures of each role come from a run in which only that
+role has lost instances, or is slower.
 """
 
 import math
@@ -38,6 +35,15 @@ from planner.serving.deployed import play
 from planner.serving.latency import Latency, independent_sum
 from planner.workload import Trace
 
+if TYPE_CHECKING:
+    from planner.manifest.schema import ServiceLevels
+
+Name = Literal["ttft", "tpot", "rate"]
+
+_ROUNDS = 7
+_MOST_SCORE = 3.0
+SURE = 0.9
+"""Confidence of the second rate that a plan reports, beside the planned one."""
 Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPool]
 """Returns the pools with so many instances left of each role."""
 
@@ -233,17 +239,6 @@ def played(deployed: Deployed, left: Left, trace: Trace) -> Deployed:
 def _standing(found: Served, role: Role) -> Standing:
     ttft = Latency.from_samples(found.ttft_seconds) if role != "decode" else None
     return Standing(ttft=ttft, tpot=Latency.from_samples(found.tpot_seconds) if role != "prefill" else None)
-
-
-if TYPE_CHECKING:
-    from planner.manifest.schema import ServiceLevels
-
-Name = Literal["ttft", "tpot", "rate"]
-
-_ROUNDS = 7
-_MOST_SCORE = 3.0
-SURE = 0.9
-"""Confidence of the second rate that a plan reports, beside the planned one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,6 @@ import numpy as np
 from ground.arrays import Floats
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.alignment import occupied_devices
-from planner.instances.operating import PrefillServer
 from planner.instances.space import Role
 from planner.objective import Aim
 from planner.plans.aggregated import AggregatedPlan
@@ -123,7 +122,7 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Separat
         return replace(one, instances=(instances or {}).get("mixed", count))
     assert isinstance(plan, DisaggregatedPlan), "a plan has one of two shapes"
     question, prefill, decode, left = plan.question, plan.prefill, plan.decode, instances or {}
-    first, second = PrefillServer(question, prefill.candidate), plan.decoder(question)
+    first, second = prefill.server(question), plan.decoder(question)
     counts = left.get("prefill", prefill.instances), left.get("decode", decode.instances)
     return separate_pools_of(question, ((first, counts[0]), (second, counts[1])))
 

@@ -6,7 +6,6 @@ Requests reach decode in their order of arrival, as the prefill instances, which
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -72,29 +71,29 @@ class PlayedDecode(Player):
     def _state(self, rate_per_second: float, instances: int) -> DecodeState:
         stream = traced(self.trace, instances).at_rate(rate_per_second)
         sent, decoded = _decoded(replace(self.pool, instances=instances), self.reserved, stream, self.trace)
-        return played_state(self.pool, sent, decoded, Load(rate_per_second, rate_per_second / self.full_per_second))
-
-
-class Load(NamedTuple):
-    """Load of one of the decode instances."""
-
-    requests_per_second: float
-    """Of answers with more than one token."""
-    utilisation: float
+        return played_state(self.pool, sent, decoded, rate_per_second, rate_per_second / self.full_per_second)
 
 
 def played_state(
-    pool: DecodePool, requests: DecodeRequests, decoded: Decoded, load: Load, counting: Bools | slice = slice(None)
+    pool: DecodePool,
+    requests: DecodeRequests,
+    decoded: Decoded,
+    rate_per_second: float,
+    utilisation: float,
+    counting: Bools | slice = slice(None),
 ) -> DecodeState:
-    """Return the state of a decode instance from a play, over the requests that count."""
+    """Return the state of a decode instance from a play, over the requests that count.
+
+    Args: ``rate_per_second`` of answers with more than one token, at one instance; its ``utilisation``.
+    """
     known = pool.latency_seconds + requests.transfer_seconds + decoded.link_wait_seconds
     waits = np.maximum(decoded.there_seconds - requests.ready_seconds - known, 0.0)[counting]
     span = (decoded.left_seconds - requests.ready_seconds)[counting]
     residence = (decoded.left_seconds - decoded.there_seconds)[counting]
     return DecodeState(
-        rate_per_second=load.requests_per_second,
-        mean_requests=load.requests_per_second * float(residence.mean()),
-        utilisation=load.utilisation,
+        rate_per_second=rate_per_second,
+        mean_requests=rate_per_second * float(residence.mean()),
+        utilisation=utilisation,
         waiting_probability=float((waits > 1e-9).mean()),
         mean_wait_seconds=float(waits.mean()),
         tpot=Latency.from_samples(span / requests.answer_tokens[counting]),

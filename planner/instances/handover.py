@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.closed_forms.birth_death import DecodeQueue, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
-from planner.instances.decode_played import Load, played_state
+from planner.instances.decode_played import played_state
 from planner.serving.capacity import Capacity, Limits, Outcome, Play, capacity
 from planner.serving.decode import SeparatePools, hand_over, play_separate
 from planner.serving.streams import Stream, stationary
@@ -80,5 +80,5 @@ class Handover:
         _, sent, requests, decoded = hand_over(pools, stream)
         assert requests is not None and decoded is not None, "answers have more than one token"
         counting = np.isin(sent, np.arange(len(stream))[stream.counting])
-        load = Load(rate_per_second * sent.size / len(stream), rate_per_second / self.full_per_second)
-        return played_state(pools.decode, requests, decoded, load, counting)
+        answering, utilisation = rate_per_second * sent.size / len(stream), rate_per_second / self.full_per_second
+        return played_state(pools.decode, requests, decoded, answering, utilisation, counting)

@@ -24,9 +24,11 @@ from planner.plans.pools import (
     Leaving,
     PlannedPool,
     PrefillPool,
+    decode_pool_of,
     encode_pool,
     leaving,
     limit_of,
+    prefill_pool_of,
 )
 from planner.question import Loss, Machines, Question
 from planner.serving.latency import Latency, independent_sum
@@ -411,30 +413,15 @@ def make_plan(
     )
     if question.stretch:
         ttft, state = ttft.scaled(times), state.scaled(slower)
-    prefill_pool = PrefillPool(
-        question=question,
-        candidate=first.candidate,
-        machines=question.prefill,
-        instances=first_count,
-        capacity_per_second=first_count * first_rate,
-        utilisation=rate_per_second / (first_count * first.candidate.requests_per_second * first.left_share),
-        limit=limits[0],
-    )
-    decode_pool = DecodePool(
-        question=question,
-        candidate=second.candidate,
-        machines=question.decode,
-        instances=second_count,
-        capacity_per_second=second_count * second_rate,
-        utilisation=state.utilisation,
-        limit=limits[1],
-        state=state,
-    )
+    prefill_pool = prefill_pool_of(question, prefill, rate_per_second, limits[0])
+    decode_pool = decode_pool_of(question, (second, second_count, second_rate), state, limits[1])
     crowding = Crowding.before(state, rate_per_second, first_count * prefill_pool.room_prompts, ttft)
-    played = first.played(rate_per_second / first_count, first_count, second_count * second_rate)
-    if known is not None:
-        told = rate_per_second, ttft.at(question.percentile), prefill_pool.capacity_per_second
-        played = both_played(played, (known, second_count), told)
+    played = None
+    if not question.stretch:  # else told once the plan is restated as predicted
+        played = first.played(rate_per_second / first_count, first_count, second_count * second_rate)
+        if known is not None:
+            told = rate_per_second, ttft.at(question.percentile), prefill_pool.capacity_per_second
+            played = both_played(played, (known, second_count), told)
     return DisaggregatedPlan(
         question=question,
         prefill=prefill_pool,
@@ -446,5 +433,5 @@ def make_plan(
         links=links,
         crowded_share=crowding.share,
         handed_over=second.handover is not None,
-        played=None if question.stretch else played,  # told once the plan is restated as predicted
+        played=played,
     )

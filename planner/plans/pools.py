@@ -206,6 +206,39 @@ def prefill_prediction(question: Question, candidate: PrefillCandidate) -> Predi
     )
 
 
+def prefill_pool_of(
+    question: Question, prefill: tuple[PrefillServer, int, float], rate_per_second: float, limit: str
+) -> PrefillPool:
+    """Return the prefill pool of (server, instances, rate of one) that reaches a limit."""
+    server, instances, capacity_of_each = prefill
+    return PrefillPool(
+        question=question,
+        candidate=server.candidate,
+        machines=question.prefill,
+        instances=instances,
+        capacity_per_second=instances * capacity_of_each,
+        utilisation=rate_per_second / (instances * server.candidate.requests_per_second * server.left_share),
+        limit=limit,
+    )
+
+
+def decode_pool_of(
+    question: Question, decode: tuple[DecodeServer, int, float], state: DecodeState, limit: str
+) -> DecodePool:
+    """Return the decode pool of (server, instances, rate of one) in a state that reaches a limit."""
+    server, instances, capacity_of_each = decode
+    return DecodePool(
+        question=question,
+        candidate=server.candidate,
+        machines=question.decode,
+        instances=instances,
+        capacity_per_second=instances * capacity_of_each,
+        utilisation=state.utilisation,
+        limit=limit,
+        state=state,
+    )
+
+
 def encode_pool(
     question: Question, encode: tuple[PrefillServer, int, float], rate_per_second: float
 ) -> EncodePool | None:
