@@ -14,7 +14,7 @@ from ground.files import write_files
 from ground.units import format_duration, format_rate, rounded_down
 from ground.workers import executor_of
 from planner.checks.check import Verdict
-from planner.checks.deployed import Margin
+from planner.checks.margins import Margin
 from planner.plans.day import Window
 from podplan.checking import STATIONARY, Checked, after_text, lost_text, spares_text
 from podplan.checking import check as verdicts

@@ -52,7 +52,7 @@ from podplan.planning import PlanResult
 from podplan.question import Asked
 
 if TYPE_CHECKING:
-    from planner.checks.deployed import Sureness
+    from planner.checks.margins import Sureness
     from planner.checks.on_trace import OnTrace
 
 RUNNERS_UP = 3

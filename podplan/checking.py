@@ -11,13 +11,15 @@ from ground.errors import BadInput, naming
 from ground.units import carried_rate, counted
 from ground.workers import Workers, executor_of
 from planner.checks.check import Search, Verdict, check_deployed, check_question
-from planner.checks.deployed import AfterLoss, Deployed, Limits, Margin, most_within, over_windows, plan_on
-from planner.plans.day import Window, peak_rate
+from planner.checks.deployed import Deployed, plan_on
+from planner.checks.margins import AfterLoss, Margin, most_within, over_windows
+from planner.plans.day import Window
 from planner.plans.plan import Plan
 from planner.plans.servers import spare_instances
 from planner.question import Loss, Question
 from planner.search.answer import Answer
 from planner.search.changes.refusal import answered
+from planner.serving.capacity import Limits
 from planner.workload import Trace, Workload
 from podplan.day import windows_json
 from podplan.job import late
@@ -48,6 +50,7 @@ class ManifestQuestion:
     manifest: "Manifest"
     workload: Workload
     limits: Limits
+    rate_per_second: float
     survive: Loss | None
     day: tuple[Window, ...] = ()
     rows: Trace | None = None
@@ -86,10 +89,10 @@ class AskedCheck:
         """Return the verdict; ``search_plan`` is called where a plan must be found."""
         if self.fixed is not None:
             fixed, played = self.fixed, self.fixed.rows is not None and self.fixed.unlike is None
-            limits = replace(fixed.limits, rate_per_second=fixed.limits.rate_per_second * (1 + self.headroom))
-            found = check_deployed(fixed.deployed, limits, confidence=self.confidence, loss=fixed.survive)
+            deployed, limits, rate = fixed.deployed, fixed.limits, fixed.rate_per_second * (1 + self.headroom)
+            found = check_deployed(deployed, limits, rate, confidence=self.confidence, loss=fixed.survive)
             if not found.holds and not played:
-                most = most_within(fixed.deployed, limits, fixed.survive, self.confidence) / (1 + self.headroom)
+                most = most_within(deployed, limits, rate, fixed.survive, self.confidence) / (1 + self.headroom)
                 carried = f"it carries {carried_rate(most)}" if most else "it carries no rate within the limits"
                 found = replace(found, explanation=f"{found.explanation}; {carried}")
             return replace(found, played=played)
@@ -128,9 +131,8 @@ class AskedCheck:
         plan, day = verdict.plan, self.searched.day
         if plan is None or not day:
             return []
-        limits = Limits.of(self.searched.question, peak_rate(day))
         rows = playable(self.searched) if verdict.played else None
-        return over_windows(plan_on(plan, rows), limits, day, self.confidence)
+        return over_windows(plan_on(plan, rows), Limits.of(self.searched.question), day, self.confidence)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,12 +358,13 @@ def _read_manifest_question(values: Mapping[str, str]) -> ManifestQuestion:
     if ttft is None and tpot is None:
         raise BadInput(f"--ttft: {path} states no service levels; give --ttft or --tpot")
     percentile = read_percentile(values["percentile"]) if "percentile" in values else levels.percentile
-    limits = Limits(ttft_seconds=ttft, tpot_seconds=tpot, percentile=percentile, rate_per_second=rate)
+    limits = Limits(ttft_seconds=ttft, tpot_seconds=tpot, percentile=percentile)
     return ManifestQuestion(
         path=path,
         manifest=manifest,
         workload=asked.workload,
         limits=limits,
+        rate_per_second=rate,
         survive=read_survive(values.get("survive")),
         day=asked.day,
         rows=rows_of(asked.trace, reuse_stated="prefix_reuse" in values),
@@ -375,6 +378,7 @@ def _fixed_json(fixed: ManifestQuestion) -> dict[str, object]:
         "model": fixed.manifest.model.spec.name,
         "input_tokens": picked(fixed.workload.input_tokens, "mean squared_cv"),
         "output_tokens": picked(fixed.workload.output_tokens, "mean squared_cv"),
-        **picked(fixed.limits, "rate_per_second ttft_seconds tpot_seconds percentile"),
+        **picked(fixed, "rate_per_second"),
+        **picked(fixed.limits, "ttft_seconds tpot_seconds percentile"),
         "survive": fixed.survive,
     }

@@ -7,7 +7,7 @@ from typing import Any
 
 from ground.units import carried_rate, counted
 from ground.workers import Executor, Workers, aside, executor_of
-from planner.checks.deployed import Sureness, sureness
+from planner.checks.margins import Sureness, sureness
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.plans.worked import worked_plan

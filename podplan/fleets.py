@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from ground.errors import BadInput, file_names, naming, suggest
 from planner.checks.check import Verdict, check_deployed
-from planner.checks.deployed import Limits, from_plan
+from planner.checks.deployed import from_plan
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Seen, over_the_day
 from planner.plans.places import nodes_of
@@ -18,6 +18,7 @@ from planner.question import Machines
 from planner.search.answer import Answer
 from planner.search.cluster import Floor, fleet_floor, plan_cluster
 from planner.search.fleet import Fleet, Member
+from planner.serving.capacity import Limits
 from podplan.checking import after_text, loss_json, margin_json, spares_text
 from podplan.day import day_json
 from podplan.options import SIZES, QuestionFlags, flag_name, flags_of
@@ -372,8 +373,8 @@ def _verdict(plan: Plan) -> Verdict | None:
     question = plan.question
     if question.survive is None and question.confidence is None:
         return None
-    limits = Limits.of(question, plan.requests_per_second * (1 + question.headroom))
-    return check_deployed(from_plan(plan), limits, confidence=question.confidence, loss=question.survive)
+    rate, limits = plan.requests_per_second * (1 + question.headroom), Limits.of(question)
+    return check_deployed(from_plan(plan), limits, rate, confidence=question.confidence, loss=question.survive)
 
 
 def manifest_names(asked: FleetInput) -> list[str]:

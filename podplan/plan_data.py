@@ -26,7 +26,7 @@ from podplan.question import Asked
 from podplan.result import Row, picked, whole
 
 if TYPE_CHECKING:
-    from planner.checks.deployed import Sureness
+    from planner.checks.margins import Sureness
     from planner.manifest.schema import Answer as ManifestAnswer
 
 PERCENTILES = (50.0, 90.0, 99.0)

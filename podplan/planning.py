@@ -47,7 +47,7 @@ from podplan.traffic import MOST_REQUESTS
 if TYPE_CHECKING:
     from ground.arrays import Floats
     from ground.traces import Trace
-    from planner.checks.deployed import Sureness
+    from planner.checks.margins import Sureness
     from planner.checks.on_trace import OnTrace
     from planner.manifest.schema import Manifest
     from podplan.simulation import SimulateResult
@@ -81,7 +81,7 @@ class PlanResult(Result):
     @cached_property
     def sureness(self) -> "Sureness | None":
         """With which confidence the plan keeps its limits; None without one."""
-        from planner.checks.deployed import sureness  # only what is told of a plan needs it
+        from planner.checks.margins import sureness  # only what is told of a plan needs it
 
         return None if self.answer.best is None else sureness(self.answer.best)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.checks.deployed import sureness
+from planner.checks.margins import sureness
 from planner.instances.reachable import REFERENCE
 from planner.search.changes.resources import near_plans
 from podplan.planning import solved

@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from ground.errors import BadInput
 from planner.changeover.order import ROLES, served
-from planner.checks.deployed import DeployedPool, Limits
+from planner.checks.deployed import DeployedPool
 from planner.checks.manifests import from_manifest
 from planner.instances.encoding import LATE, SHARES
 from planner.manifest.schema import Manifest, Role
 from planner.plans.expectation import encode_instances, workload_of
 from planner.plans.servers import PREDICTED, times_with
+from planner.serving.capacity import Limits
 from planner.workload import Workload
 
 _CLOSE = 4e-3
@@ -33,7 +33,7 @@ def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: 
     """
     stated = [pool.predicted.requests_per_second if pool.predicted else None for pool in manifest.pools]
     roles = [pool.role for pool in manifest.pools]
-    own = limits == Limits.of(manifest.service_levels, limits.rate_per_second) and confidence == PREDICTED
+    own = limits == Limits.of(manifest.service_levels) and confidence == PREDICTED
     own = own and workload == workload_of(manifest.workload)
     several = len(set(roles)) < len(roles) or {*roles} - {"encode"} not in ({"mixed"}, {"prefill", "decode"})
     if several or (own and None not in stated):
@@ -59,7 +59,7 @@ def _part(limits: Limits, role: Role, share: float) -> Limits:
         return limits
     own, late = (share, LATE) if role == "encode" else (1 - share, 1 - LATE)
     late *= 100 - limits.percentile
-    return replace(limits, ttft_seconds=limits.ttft_seconds * own, percentile=100 - late)
+    return limits._replace(ttft_seconds=limits.ttft_seconds * own, percentile=100 - late)
 
 
 def total_carried(manifest: Manifest, each: Sequence[float]) -> float:

@@ -8,12 +8,12 @@ from planner.changeover.capacity import carried, total_carried
 from planner.changeover.moving import Terms, Turn, check_together, drain_seconds, turn, weight_plane
 from planner.changeover.order import ROLES, ByRole, Held, InPlace, Order, Side, Task, cheapest, still
 from planner.changeover.stages import Lot, Sides, Signature, kinds_of, lots_of, stages_of
-from planner.checks.deployed import Limits
 from planner.manifest.loading import slowest_plane
 from planner.manifest.migration import Migration, Promise
 from planner.manifest.schema import Cluster, Manifest, Pool
 from planner.plans.expectation import planned_rate, workload_of
 from planner.plans.servers import PREDICTED
+from planner.serving.capacity import Limits
 from planner.workload import Workload
 
 
@@ -106,12 +106,12 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
 
 def _carries(old: Manifest, new: Manifest, asked: Asked, rate: float) -> tuple[list[float], list[float]]:
     """Return the rate of an instance of each pool of both manifests, under the same traffic and the old limits."""
-    workload, limits = asked.workload or workload_of(old.workload), Limits.of(old.service_levels, rate)
+    workload, limits = asked.workload or workload_of(old.workload), Limits.of(old.service_levels)
     found = carried(old, workload, limits, asked.confidence)
     if not asked.both:
         return found, carried(new, workload, limits, asked.confidence)
     after = planned_rate(new)
-    each_new = carried(new, workload_of(new.workload), Limits.of(new.service_levels, after), asked.confidence)
+    each_new = carried(new, workload_of(new.workload), Limits.of(new.service_levels), asked.confidence)
     # In requests of OLD's traffic, so that what carries all of NEW's counts as what carries all of OLD's.
     return found, [each * rate / after for each in each_new]
 

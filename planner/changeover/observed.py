@@ -8,13 +8,13 @@ from ground.prometheus import Histogram, Scrape
 from ground.units import format_duration
 from models.parameters import pictures_of
 from planner.changeover.capacity import carried, total_carried
-from planner.checks.deployed import Limits
 from planner.checks.manifests import from_manifest
 from planner.engines.loader import all_engines, load_orchestrator
 from planner.engines.spec import Metrics
 from planner.manifest.schema import Manifest
 from planner.plans.expectation import expect, workload_of
 from planner.question import Machines, Question
+from planner.serving.capacity import Limits
 from planner.workload import Lengths, Workload
 
 SCORE, STEP_SCORE = 1.96, 1.2816
@@ -127,9 +127,9 @@ def carries(manifest: Manifest, workload: Workload, slow: float) -> float:
 
     The queue at rate R with service times f times as long is the predicted queue at f R under limits f times as tight.
     """
-    stated = Limits.of(manifest.service_levels, 1.0)
+    stated = Limits.of(manifest.service_levels)
     ttft, tpot = stated.ttft_seconds, stated.tpot_seconds
-    limits = replace(stated, ttft_seconds=ttft and ttft / slow, tpot_seconds=tpot and tpot / slow)
+    limits = stated._replace(ttft_seconds=ttft and ttft / slow, tpot_seconds=tpot and tpot / slow)
     return total_carried(manifest, carried(manifest, workload, limits)) / slow
 
 

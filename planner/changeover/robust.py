@@ -15,7 +15,6 @@ from ground.errors import Infeasible
 from ground.units import format_duration, rounded_up
 from planner.changeover.capacity import carried
 from planner.changeover.stages import kinds_of
-from planner.checks.deployed import Limits
 from planner.checks.on_trace import search_on_trace
 from planner.instances.alignment import Lot, lost_instances, placed
 from planner.manifest.schema import Manifest, Pool, Prediction
@@ -28,6 +27,7 @@ from planner.search.changes.missing import asked_limit, with_limit
 from planner.search.changes.nearest import limit_change
 from planner.search.changes.variations import alike
 from planner.search.search import search
+from planner.serving.capacity import Limits
 from planner.workload import Trace
 
 MOST_LAYOUTS = 4_000
@@ -200,8 +200,7 @@ def _needs(manifest: Manifest, scenario: Scenario, own: Manifest | None) -> tupl
         return tuple(len(pool.instances) for pool in own.pools)
     question = scenario.question
     rate = question.rate_per_second or 0.0
-    limits = Limits.of(question, rate)
-    rates = carried(manifest, question.workload, limits)
+    rates = carried(manifest, question.workload, Limits.of(question))
     counts = []
     for pool, each in zip(manifest.pools, rates, strict=True):
         if each <= 0:

@@ -4,18 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from planner.checks.deployed import (
-    AfterLoss,
-    Deployed,
-    Limits,
-    Margin,
-    held_confidence,
-    margins_of,
-    plan_on,
-    room_of,
-    standing,
-    worst_loss,
-)
+from planner.checks.deployed import Deployed, plan_on, standing
+from planner.checks.margins import AfterLoss, Margin, held_confidence, margins_of, room_of, worst_loss
 from planner.checks.on_trace import held_at, loads, search_on_trace
 from planner.plans.plan import Plan
 from planner.plans.quantised import as_planned
@@ -27,6 +17,7 @@ from planner.search.changes.shortage import too_few, with_changes
 from planner.search.changes.variations import has_plan
 from planner.search.search import search
 from planner.search.sure import told_of
+from planner.serving.capacity import Limits
 from planner.workload import Trace
 
 Search = Callable[[Question], Answer]
@@ -58,12 +49,17 @@ class Verdict:
 
 
 def check_deployed(
-    deployed: Deployed, limits: Limits, *, confidence: float | None = None, loss: Loss | None = None
+    deployed: Deployed,
+    limits: Limits,
+    rate_per_second: float,
+    *,
+    confidence: float | None = None,
+    loss: Loss | None = None,
 ) -> Verdict:
-    """Return whether a fixed deployment keeps the limits."""
+    """Return whether a fixed deployment keeps the limits at a rate."""
     level = confidence or PREDICTED
-    margins = margins_of(limits, standing(deployed, limits.rate_per_second, level))
-    after = worst_loss(deployed, limits, loss, level) if loss else None
+    margins = margins_of(limits, standing(deployed, rate_per_second, level))
+    after = worst_loss(deployed, limits, rate_per_second, loss, level) if loss else None
     tightest = min(margins, key=room_of, default=None)
     holds = all(margin.holds for margin in margins)
     survives = after is None or after.holds
@@ -79,9 +75,9 @@ def check_deployed(
         explanation=told,
         margins=margins,
         confidence=confidence,
-        held_confidence=held_confidence(deployed, limits, loss, confidence),
+        held_confidence=held_confidence(deployed, limits, rate_per_second, loss, confidence),
         after_loss=after,
-        rate_per_second=limits.rate_per_second,
+        rate_per_second=rate_per_second,
     )
 
 
@@ -179,8 +175,8 @@ def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
     assert plan is not None, "only a plan is weighed"
     deployed = plan_on(plan, finder.trace if most.played else None)
     rate = question.rate_per_second or carried or plan.requests_per_second
-    limits = Limits.of(question, rate * (1 + question.headroom))
-    found = check_deployed(deployed, limits, confidence=confidence, loss=question.survive)
+    asked = rate * (1 + question.headroom)
+    found = check_deployed(deployed, Limits.of(question), asked, confidence=confidence, loss=question.survive)
     found = replace(found, plan=plan, played=most.played)
     if question.rate_per_second is None:
         return replace(found, binding=plan.binding_limit) if found.holds else found

@@ -1,4 +1,4 @@
-"""A deployment at any rate, with longer service times than predicted and after losses, and its margins to the limits.
+"""A deployment at any rate, with longer service times than predicted and after losses.
 
 If all service times of a pool are f times the predicted ones, its queue at rate R is the predicted queue at rate f·R
 with a clock slowed by f. So nothing is costed again: latency(R; f) = f · latency(f·R; 1).
@@ -9,11 +9,10 @@ role has lost instances, or is slower.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,27 +22,15 @@ from planner.instances.aggregated import AggregatedServer, AggregatedState
 from planner.instances.encoding import embedding_seconds
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
-from planner.plans.day import Window
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.servers import PREDICTED, deviation_of, times_with
-from planner.question import Loss, Question
-from planner.search.sure import rate_with
+from planner.plans.servers import deviation_of, times_with
+from planner.question import Loss
 from planner.serving.aggregated import AggregatedPool
-from planner.serving.capacity import largest_rate
 from planner.serving.decode import SeparatePools, Served
 from planner.serving.deployed import play
 from planner.serving.latency import Latency, independent_sum
 from planner.workload import Trace
 
-if TYPE_CHECKING:
-    from planner.manifest.schema import ServiceLevels
-
-Name = Literal["ttft", "tpot", "rate"]
-
-_ROUNDS = 7
-_MOST_SCORE = 3.0
-SURE = 0.9
-"""Confidence of the second rate that a plan reports, beside the planned one."""
 Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPool]
 """Returns the pools with so many instances left of each role."""
 
@@ -239,152 +226,3 @@ def played(deployed: Deployed, left: Left, trace: Trace) -> Deployed:
 def _standing(found: Served, role: Role) -> Standing:
     ttft = Latency.from_samples(found.ttft_seconds) if role != "decode" else None
     return Standing(ttft=ttft, tpot=Latency.from_samples(found.tpot_seconds) if role != "prefill" else None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The limits at a rate; TTFT and TPOT each keep theirs at ``percentile``."""
-
-    ttft_seconds: float | None
-    tpot_seconds: float | None
-    percentile: float
-    rate_per_second: float
-
-    @classmethod
-    def of(cls, stated: "Question | ServiceLevels", rate_per_second: float) -> "Limits":
-        """Return the limits of a question, or of a manifest's service levels, at a rate."""
-        ttft, tpot, level = stated.ttft_seconds, stated.tpot_seconds, stated.percentile
-        return cls(ttft_seconds=ttft, tpot_seconds=tpot, percentile=level, rate_per_second=rate_per_second)
-
-
-class Margin(NamedTuple):
-    """A limit and the value reached; ``value`` is None beyond saturation."""
-
-    name: Name
-    limit: float
-    value: float | None
-
-    @property
-    def share(self) -> float | None:
-        """Room left as a share of the limit, negative where it is missed; None beyond saturation."""
-        if self.value is None:
-            return None
-        return self.value / self.limit - 1 if self.name == "rate" else 1 - self.value / self.limit
-
-    @property
-    def holds(self) -> bool:
-        """Whether the limit is kept."""
-        return self.share is not None and self.share >= -1e-9
-
-
-class AfterLoss(NamedTuple):
-    """The margins after the worst possible loss."""
-
-    loss: Loss
-    lost: Lost
-    margins: tuple[Margin, ...]
-
-    @property
-    def holds(self) -> bool:
-        """Whether every limit is kept."""
-        return all(margin.holds for margin in self.margins)
-
-
-def margins_of(limits: Limits, found: Standing) -> tuple[Margin, ...]:
-    """Return the latency margins of a standing; a limit that is not asked for has none."""
-    asked: tuple[tuple[Name, float | None], ...] = (("ttft", limits.ttft_seconds), ("tpot", limits.tpot_seconds))
-    reached = {"ttft": found.ttft, "tpot": found.tpot}
-    return tuple(
-        Margin(name=name, limit=limit, value=latency.at(limits.percentile) if latency else None)
-        for name, limit in asked
-        for latency in (reached[name],)
-        if limit is not None
-    )
-
-
-class Sureness(NamedTuple):
-    """Confidence with which a plan keeps its limits at its rate, and the rate with confidence ``SURE``."""
-
-    held: float | None
-    rate_per_second: float
-    level: float = SURE
-
-
-def sureness(plan: Plan) -> Sureness:
-    """Return the confidence of a plan, from the intervals of its predicted service times.
-
-    Of a plan that is to survive a loss it is that of the instances that remain.
-    """
-    question = plan.question
-    limits = Limits.of(question, plan.requests_per_second * (1 + question.headroom))
-    held = held_confidence(from_plan(plan), limits, question.survive, question.confidence)
-    return Sureness(held=held, rate_per_second=rate_with(plan, SURE))
-
-
-def held_confidence(
-    deployed: Deployed, limits: Limits, loss: Loss | None = None, asked: float | None = None
-) -> float | None:
-    """Return the confidence up to which each latency limit holds, to about 1 %; 0 or 1 beyond 3 deviations.
-
-    With a ``loss`` the limits have to hold after the worst one. The confidence that is ``asked`` for is tried itself.
-
-    Each limit counts on its own. With this confidence p, both hold with a probability between 2 p - 1 and p. None where
-    the computation would take too long.
-    """
-    if deployed.asked_at_most is not None and deployed.asked_at_most < 2 * (_ROUNDS + 2):
-        return None
-
-    def holds(score: float) -> bool:
-        level, rate = NormalDist().cdf(score), limits.rate_per_second
-        if loss is not None:
-            return worst_loss(deployed, limits, loss, level).holds
-        return all(margin.holds for margin in margins_of(limits, standing(deployed, rate, level)))
-
-    low, high = -_MOST_SCORE, _MOST_SCORE
-    if holds(high):
-        return 1.0
-    if not holds(low):
-        return 0.0
-    middle = min(max(NormalDist().inv_cdf(asked or PREDICTED), low), high)
-    for _ in range(_ROUNDS):
-        low, high = (middle, high) if holds(middle) else (low, middle)
-        middle = (low + high) / 2
-    return NormalDist().cdf(middle)
-
-
-def worst_loss(deployed: Deployed, limits: Limits, loss: Loss, confidence: float = PREDICTED) -> AfterLoss:
-    """Return the margins after the loss that leaves the least room."""
-    found = []
-    for lost in deployed.losses[loss]:
-        margins = margins_of(limits, standing(deployed, limits.rate_per_second, confidence, lost))
-        found.append(AfterLoss(loss=loss, lost=lost, margins=margins))
-    return min(found, key=lambda after: min((room_of(margin) for margin in after.margins), default=0.0))
-
-
-def room_of(margin: Margin) -> float:
-    """Return the share of a margin; minus infinity beyond saturation."""
-    return -math.inf if margin.share is None else margin.share
-
-
-def most_within(deployed: Deployed, limits: Limits, loss: Loss | None, confidence: float | None) -> float:
-    """Return the largest rate, up to that of the limits, that keeps them, after the worst ``loss`` too; 0 for none."""
-    level = confidence or PREDICTED
-
-    def used(rate_per_second: float) -> float:
-        """Return the used share of the limit with least room."""
-        at = replace(limits, rate_per_second=rate_per_second)
-        margins = margins_of(at, standing(deployed, rate_per_second, level))
-        after = () if loss is None else worst_loss(deployed, at, loss, level).margins
-        return max((1 - room_of(margin) for margin in (*margins, *after)), default=math.inf)
-
-    return largest_rate(used, 1.0, limits.rate_per_second) or 0.0
-
-
-def over_windows(
-    deployed: Deployed, limits: Limits, day: Sequence[Window], confidence: float | None
-) -> list[tuple[Window, tuple[Margin, ...]]]:
-    """Return the margins of a deployment by window of a day, at the asked confidence; none where nothing arrives."""
-    known: dict[float, tuple[Margin, ...]] = {0.0: ()}
-    for rate in {window.rate_per_second for window in day} - known.keys():
-        known[rate] = margins_of(limits, standing(deployed, rate, confidence or PREDICTED))
-    return [(window, known[window.rate_per_second]) for window in day]

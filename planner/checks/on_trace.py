@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ground.arrays import Floats
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.alignment import occupied_devices
 from planner.instances.space import Role
@@ -88,11 +87,11 @@ def on_trace(plan: Plan, trace: Trace) -> OnTrace:
         return play(pools, at_rate(trace, rate))
 
     recorded = played(planned)
-    keeps = _keeps(recorded, question)
+    keeps = excess_of(recorded, question) <= 1
     low, high = (planned, _BEYOND * planned) if keeps else (0.0, planned)
     for _ in range(min(_STEPS, MOST_PLAYED // recorded.ttft_seconds.size)):
         middle = (low + high) / 2
-        low, high = (middle, high) if _keeps(played(middle), question) else (low, middle)
+        low, high = (middle, high) if excess_of(played(middle), question) <= 1 else (low, middle)
     return _told(question, trace, planned, recorded, low or None)
 
 
@@ -100,7 +99,7 @@ def held_at(plan: Plan, trace: Trace) -> OnTrace:
     """Return the results of a plan on a trace at its rate, which is known to be about the largest within the limits."""
     rate = plan.requests_per_second
     recorded = play(pools_of(plan), at_rate(trace, rate))
-    keeps = _keeps(recorded, plan.question)
+    keeps = excess_of(recorded, plan.question) <= 1
     return _told(plan.question, trace, rate, recorded, rate if keeps else None)
 
 
@@ -110,7 +109,7 @@ def _told(question: Question, trace: Trace, rate: float, recorded: Served, most:
         factor=rate / Traffic.from_trace(trace).rate_per_second,
         recorded=recorded,
         attainment=float(kept.mean()),
-        keeps=_keeps(recorded, question),
+        keeps=excess_of(recorded, question) <= 1,
         most_per_second=most,
     )
 
@@ -127,22 +126,10 @@ def pools_of(plan: Plan, instances: Mapping[Role, int] | None = None) -> Separat
     return separate_pools_of(question, ((first, counts[0]), (second, counts[1])))
 
 
-def late_at(question: Question, recorded: Served) -> tuple[str, ...]:
-    """Return the limits, ``ttft`` and ``tpot``, that are missed at the question's percentile."""
-    known = recorded.tpot_seconds[~np.isnan(recorded.tpot_seconds)]
-    late = {
-        "ttft": _at(recorded.ttft_seconds, question) > question.ttft_seconds,
-        "tpot": bool(known.size) and _at(known, question) > question.tpot_seconds,
-    }
-    return tuple(name for name, passed in late.items() if passed)
-
-
-def _keeps(recorded: Served, question: Question) -> bool:
-    return not late_at(question, recorded)
-
-
-def _at(seconds: Floats, question: Question) -> float:
-    return float(np.percentile(seconds, question.percentile))
+def excess_of(recorded: Served, question: Question) -> float:
+    """Latency at the question's percentile over its limit, the larger of TTFT and TPOT."""
+    found = Outcome(ttft_seconds=recorded.ttft_seconds, tpot_seconds=recorded.tpot_seconds)
+    return max(found.excesses(Limits.of(question)))
 
 
 Search = Callable[[Question], Answer]
@@ -204,13 +191,9 @@ def together(plan: Plan, trace: Trace) -> Plan:
         return plan
     pools, faster = dict(plan.pools()), at_rate(trace, plan.requests_per_second)
     free = [role for role in pools if question.pin(role).instances is None]
-    limits = Limits(
-        percentile=question.percentile, ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds
-    )
 
     def excess(counts: Mapping[Role, int]) -> float:
-        found = play(pools_of(plan, counts), faster)
-        return max(Outcome(ttft_seconds=found.ttft_seconds, tpot_seconds=found.tpot_seconds).excesses(limits))
+        return excess_of(play(pools_of(plan, counts), faster), question)
 
     def held(counts: Mapping[Role, int]) -> bool:
         taken: dict[str, int] = {}

@@ -246,9 +246,7 @@ class AggregatedServer:
     def player(self) -> PlayedAggregated:
         """The player of one of several such instances."""
         question = self.question
-        limits = Limits(
-            percentile=question.percentile, ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds
-        )
+        limits = Limits.of(question)
         return player_of(self.pool, question.workload, limits, question.model.max_position, self.candidate.most_open)
 
     def alone_seconds(self, tokens: float) -> float:

@@ -8,7 +8,7 @@ count: a stream begins with an empty instance and ends with nobody behind, which
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,12 +37,28 @@ LEVEL = 0.9
 """Confidence level of intervals of played values."""
 
 
+class StatesLimits(Protocol):
+    """What states latency limits: a question, or a manifest's service levels."""
+
+    @property
+    def percentile(self) -> float: ...  # noqa: D102
+    @property
+    def ttft_seconds(self) -> float | None: ...  # noqa: D102
+    @property
+    def tpot_seconds(self) -> float | None: ...  # noqa: D102
+
+
 class Limits(NamedTuple):
     """Latency limits, None where there is none. TTFT and TPOT each keep their limit at ``percentile``."""
 
     percentile: float
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
+
+    @classmethod
+    def of(cls, stated: StatesLimits) -> "Limits":
+        """Return the limits of a question, or of a manifest's service levels."""
+        return cls(stated.percentile, stated.ttft_seconds, stated.tpot_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -13,7 +13,8 @@ from cli.exit_codes import ExitCode
 from cli.main import main
 from ground.files import read_yaml
 from planner.checks.check import check_deployed
-from planner.checks.deployed import Limits, from_plan
+from planner.checks.deployed import from_plan
+from planner.serving.capacity import Limits
 from tests.plans import small_plan
 from tests.shell import answered, refused
 
@@ -143,8 +144,9 @@ def test_a_trace_is_weighed_on_its_own_requests(planned, tmp_path, capsys):
 def test_spares_are_of_stationary_queues() -> None:
     """Instances that those do not need may be needed by a trace's own requests: nothing is said of them there."""
     plan = small_plan()
-    limits = Limits.of(plan.question, 0.4 * plan.requests_per_second)
-    verdict = replace(check_deployed(from_plan(plan), limits, loss="instance"), plan=plan)
+    rate = 0.4 * plan.requests_per_second
+    verdict = check_deployed(from_plan(plan), Limits.of(plan.question), rate, loss="instance")
+    verdict = replace(verdict, plan=plan)
     assert "prefill" in spares_text(verdict.plan, verdict)
     assert not spares_text(verdict.plan, replace(verdict, played=True))
 

@@ -7,21 +7,9 @@ import numpy as np
 import pytest
 
 from planner.checks.check import check_deployed, check_question
-from planner.checks.deployed import (
-    Deployed,
-    DeployedPool,
-    Limits,
-    Lost,
-    Margin,
-    Standing,
-    from_plan,
-    held_confidence,
-    plan_on,
-    standing,
-    sureness,
-    worst_loss,
-)
+from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, from_plan, plan_on, standing
 from planner.checks.manifests import from_manifest
+from planner.checks.margins import Margin, held_confidence, sureness, worst_loss
 from planner.checks.on_trace import held_at
 from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer
@@ -31,6 +19,7 @@ from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question
 from planner.search.search import search
 from planner.search.sure import rate_with
+from planner.serving.capacity import Limits
 from planner.serving.latency import Latency
 from planner.workload import Trace
 from tests.plans import small_manifest, small_plan
@@ -77,8 +66,8 @@ def test_more_confidence_is_more_time() -> None:
     ttft, tpot = ([getattr(found, name).p99 for found in times] for name in ("ttft", "tpot"))
     assert ttft == sorted(ttft)
     assert tpot == sorted(tpot)
-    limits = Limits(ttft_seconds=ttft[2], tpot_seconds=None, percentile=99, rate_per_second=rate)
-    assert held_confidence(deployed, limits) == pytest.approx(0.8, abs=0.02)
+    limits = Limits(ttft_seconds=ttft[2], percentile=99)
+    assert held_confidence(deployed, limits, rate) == pytest.approx(0.8, abs=0.02)
 
 
 def test_what_is_gone_is_missed_in_the_queue() -> None:
@@ -97,11 +86,11 @@ def test_the_worst_loss_leaves_least_room() -> None:
     """No loss of that kind leaves less room than the one that is told."""
     plan = small_plan(devices=96)
     deployed = from_plan(plan)
-    limits = Limits.of(plan.question, plan.requests_per_second * 0.4)
-    worst = worst_loss(deployed, limits, "node")
+    limits, rate = Limits.of(plan.question), plan.requests_per_second * 0.4
+    worst = worst_loss(deployed, limits, rate, "node")
     rooms = []
     for lost in deployed.losses["node"]:
-        found = standing(deployed, limits.rate_per_second, lost=lost)
+        found = standing(deployed, rate, lost=lost)
         pairs = ((found.ttft, limits.ttft_seconds), (found.tpot, limits.tpot_seconds))
         rooms.append(min(-1e9 if a is None else 1 - a.p99 / (limit or 1.0) for a, limit in pairs))
     told = min(-1e9 if margin.share is None else margin.share for margin in worst.margins)
@@ -132,8 +121,7 @@ def test_the_rate_with_a_confidence_is_where_that_is_held() -> None:
     """
     plan = small_plan(devices=16)
     rate = rate_with(plan, 0.9)
-    limits = Limits.of(plan.question, rate)
-    assert held_confidence(from_plan(plan), limits) == pytest.approx(0.9, abs=0.02)
+    assert held_confidence(from_plan(plan), Limits.of(plan.question), rate) == pytest.approx(0.9, abs=0.02)
 
 
 def test_confidence_costs_rate() -> None:
@@ -162,10 +150,10 @@ def test_a_plan_tells_no_less_confidence_than_was_asked_for(confidence: float) -
 def test_what_survives_a_loss_is_told_of_the_survivors() -> None:
     """Spares that the loss takes give neither confidence at the plan's rate nor a higher rate with 0.9."""
     plan = search(_asked(survive="node")).best
-    limits = Limits.of(plan.question, plan.requests_per_second)
+    limits, rate = Limits.of(plan.question), plan.requests_per_second
 
-    assert held_confidence(from_plan(plan), limits) > 0.9
-    assert held_confidence(from_plan(plan), limits, "node") == pytest.approx(0.5, abs=0.06)
+    assert held_confidence(from_plan(plan), limits, rate) > 0.9
+    assert held_confidence(from_plan(plan), limits, rate, "node") == pytest.approx(0.5, abs=0.06)
     assert rate_with(plan, 0.5) == pytest.approx(plan.requests_per_second, rel=1e-3)
     assert rate_with(plan, 0.9) < plan.requests_per_second
 
@@ -197,8 +185,7 @@ def test_a_manifest_is_weighed_as_the_plan_that_it_came_from() -> None:
         assert pool.role == other.role
         assert pool.deviation == other.deviation
         assert bare.deviation == pytest.approx(other.deviation, rel=0.3)
-    limits = Limits.of(plan.question, plan.requests_per_second)
-    verdict = check_deployed(deployed, limits)
+    verdict = check_deployed(deployed, Limits.of(plan.question), plan.requests_per_second)
     assert verdict.margins[1].value == pytest.approx(plan.tpot.p99, rel=0.05)
 
 
@@ -260,8 +247,8 @@ def test_the_pool_that_a_loss_ends_is_named() -> None:
     """Of an aggregated deployment of one instance nothing is left, and no prefill or decode is told of."""
     pool = DeployedPool(role="mixed", instances=1, at=lambda rate, count: Standing(), deviation=0.1)
     alone = Deployed(pools=(pool,), losses={"node": (Lost(mixed=1),)})
-    limits = Limits(ttft_seconds=2.0, tpot_seconds=0.05, percentile=99, rate_per_second=1.0)
-    found = check_deployed(alone, limits, loss="node")
+    limits = Limits(ttft_seconds=2.0, tpot_seconds=0.05, percentile=99)
+    found = check_deployed(alone, limits, 1.0, loss="node")
     assert found.explanation == (
         "the pool cannot keep up with the rate; after losing one node, no mixed instance is left"
     )

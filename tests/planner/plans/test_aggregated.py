@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from planner.checks.check import check_deployed
-from planner.checks.deployed import Limits, from_plan, sureness
+from planner.checks.deployed import from_plan
+from planner.checks.margins import sureness
 from planner.instances.aggregated import FEWEST, AggregatedServer
 from planner.instances.candidates import BUDGETS, AggregatedCandidate, Count, aggregated_room, budgets_of
 from planner.instances.space import built, groups, machines_of, role_rows, role_space, row_deployment
@@ -23,6 +24,7 @@ from planner.plans.plan import DisaggregatedPlan
 from planner.search.changes.refusal import answered
 from planner.search.search import search
 from planner.serving.aggregated import play_aggregated
+from planner.serving.capacity import Limits
 from planner.serving.played import FEW
 from planner.workload import reserved_kv_tokens
 from tests.questions import small_question
@@ -314,8 +316,8 @@ def test_answers_of_one_token_have_no_tpot() -> None:
     prediction = plan.mixed.prediction
     assert 0 < prediction.interval.low < prediction.iteration_seconds < prediction.interval.high
     assert 0 < sureness(plan).rate_per_second < plan.requests_per_second
-    limits = Limits.of(plan.question, 0.5 * plan.requests_per_second)
-    assert check_deployed(from_plan(plan), limits, confidence=0.9).holds
+    rate = 0.5 * plan.requests_per_second
+    assert check_deployed(from_plan(plan), Limits.of(plan.question), rate, confidence=0.9).holds
     assert assemble(plan, {}).predicted.ttft_seconds is not None
 
 
