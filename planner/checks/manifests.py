@@ -16,7 +16,6 @@ from planner.plans.expectation import (
     encode_instances,
     encode_latency,
     mixed_pool,
-    pool_links,
     pool_mixed,
     pool_pair,
     pool_ttft,
@@ -90,8 +89,7 @@ def _language(manifest: Manifest, workload: Workload) -> Deployed:
     behind = decode_behind(manifest, pools, workload)
 
     def decode_at(rate_per_second: float, count: int) -> Standing:
-        links = pool_links(manifest, pools, workload, rate_per_second * count)
-        state = links and behind(rate_per_second, count, links)
+        _, state = behind(rate_per_second, count)
         return Standing(tpot=state.tpot, line=state) if state else Standing()
 
     return Deployed(

@@ -128,7 +128,14 @@ def _iterations(trace: Trace, drafts: int, acceptance: Acceptance) -> Ints:
 
 def _outcome(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, trace: Trace) -> Outcome:
     """Return TPOT of a trace's stream; decode has no TTFT."""
-    sent, decoded = _decoded(pool, reserved, stream, trace)
-    tpot = np.full(len(stream), np.nan)
-    tpot[stream.answer_tokens > 1] = (decoded.left_seconds - sent.ready_seconds) / sent.answer_tokens
-    return Outcome(ttft_seconds=np.zeros(0), tpot_seconds=tpot)
+    requests, decoded = _decoded(pool, reserved, stream, trace)
+    sent = np.flatnonzero(stream.answer_tokens > 1)
+    return Outcome(ttft_seconds=np.zeros(0), tpot_seconds=tpot_of(len(stream), sent, requests, decoded))
+
+
+def tpot_of(count: int, sent: Ints, requests: DecodeRequests | None, decoded: Decoded | None) -> Floats:
+    """Return TPOT of so many requests, [requests]; not a number of all but those that were ``sent`` to decode."""
+    tpot = np.full(count, np.nan)
+    if requests is not None and decoded is not None:
+        tpot[sent] = (decoded.left_seconds - requests.ready_seconds) / requests.answer_tokens
+    return tpot

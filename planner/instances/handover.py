@@ -5,15 +5,17 @@ one pass reach decode together, and wait for each other's KV transfers, while pr
 evenly than they came. Both move TPOT of short answers: by half and more where an answer takes a tenth of a pass.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ground.arrays import Bools, Ints
 from planner.closed_forms.birth_death import DecodeQueue, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
-from planner.instances.decode_played import played_state
-from planner.serving.capacity import Capacity, Limits, Outcome, Play, capacity
-from planner.serving.decode import SeparatePools, hand_over, play_separate
+from planner.instances.decode_played import played_state, tpot_of
+from planner.serving.capacity import Capacity, Limits, Outcome, Until, capacity
+from planner.serving.decode import HandedOver, SeparatePools, hand_over
 from planner.serving.streams import Stream, stationary
 from planner.workload import Workload
 
@@ -45,6 +47,18 @@ class Handover:
     """Requests per second that a full decode instance finishes."""
     _states: dict[tuple[float, int], DecodeState | None] = field(default_factory=dict, repr=False)
     _capacities: dict[tuple[float, Limits, int], Capacity | None] = field(default_factory=dict, repr=False)
+    _last: dict[tuple[str, int], HandedOver] = field(default_factory=dict, repr=False)
+    """The last play, by when its stream ends and by the number of instances."""
+
+    @classmethod
+    def of(
+        cls, pools: Callable[[], SeparatePools], workload: Workload, passes: Passes, queue: DecodeQueue, context: float
+    ) -> "Handover | None":
+        """Return the pools that are played together; None where answers are long enough for the closed form."""
+        if not short_answers(workload, passes, queue):
+            return None
+        full_per_second = float(queue.tabulated().finished_per_second[-1])
+        return cls(pools=pools(), workload=workload, context=context, full_per_second=full_per_second)
 
     def state(self, rate_per_second: float, instances: int) -> DecodeState | None:
         """Return the state of one of so many decode instances at its rate; None beyond saturation."""
@@ -57,8 +71,20 @@ class Handover:
         """Return the largest rate, up to ``upper``, of one of so many decode instances that keeps TPOT's limit."""
         key = upper, limits, instances
         if key not in self._capacities:
-            self._capacities[key] = capacity(self._outcome(instances), self._stream(instances), limits, upper)
+
+            def play(stream: Stream, until: Until | None) -> Outcome:
+                _, sent, requests, decoded = self._play(stream, instances)
+                return Outcome(ttft_seconds=np.zeros(0), tpot_seconds=tpot_of(len(stream), sent, requests, decoded))
+
+            self._capacities[key] = capacity(play, self._stream(instances), limits, upper)
         return self._capacities[key]
+
+    def link_wait_seconds(self, rate_per_second: float, instances: int) -> float:
+        """Return the mean wait for links, given the rate of one of so many decode instances."""
+        stream = self._stream(instances).at_rate(rate_per_second)
+        _, sent, _, decoded = self._play(stream, instances)
+        assert decoded is not None, "answers have more than one token"
+        return float(decoded.link_wait_seconds[_counting(stream, sent)].mean())
 
     def _stream(self, instances: int) -> Stream:
         """Return the stream of one request a second for each of so many decode instances."""
@@ -66,19 +92,23 @@ class Handover:
         count = min(max(_LEAST_PLAYED, int(_FILLED * decode.ranks * decode.slots * instances)), _MOST_PLAYED)
         return stationary(self.workload, count, most_tokens=self.context).at_rate(instances)
 
-    def _pools(self, instances: int) -> SeparatePools:
-        return replace(self.pools, decode=replace(self.pools.decode, instances=instances))
-
-    def _outcome(self, instances: int) -> Play:
-        pools = self._pools(instances)
-        return lambda stream, _: Outcome(
-            ttft_seconds=np.zeros(0), tpot_seconds=play_separate(pools, stream).tpot_seconds
-        )
+    def _play(self, stream: Stream, instances: int) -> HandedOver:
+        """Play a stream; the rate that is told of a plan is often the one that its capacity was played at last."""
+        key = f"{stream.arrival_seconds[-1]:.12g}", instances
+        if key not in self._last:
+            self._last.clear()
+            decode = replace(self.pools.decode, instances=instances)
+            self._last[key] = hand_over(replace(self.pools, decode=decode), stream)
+        return self._last[key]
 
     def _state(self, rate_per_second: float, instances: int) -> DecodeState:
-        pools, stream = self._pools(instances), self._stream(instances).at_rate(rate_per_second)
-        _, sent, requests, decoded = hand_over(pools, stream)
+        stream = self._stream(instances).at_rate(rate_per_second)
+        _, sent, requests, decoded = self._play(stream, instances)
         assert requests is not None and decoded is not None, "answers have more than one token"
-        counting = np.isin(sent, np.arange(len(stream))[stream.counting])
         answering, utilisation = rate_per_second * sent.size / len(stream), rate_per_second / self.full_per_second
-        return played_state(pools.decode, requests, decoded, answering, utilisation, counting)
+        return played_state(self.pools.decode, requests, decoded, answering, utilisation, _counting(stream, sent))
+
+
+def _counting(stream: Stream, sent: Ints) -> Bools:
+    """Return which of the requests that reach decode count."""
+    return np.isin(sent, np.arange(len(stream))[stream.counting])

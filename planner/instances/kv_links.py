@@ -10,7 +10,7 @@ long as with the mean number of running requests, which the decode queue tells. 
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import ceil
 from typing import NamedTuple
@@ -117,9 +117,12 @@ class Sink(NamedTuple):
 
 
 def link_state(
-    links: KvLinks, rate_per_second: float, workload: Workload, source: Source, sink: Sink
+    links: KvLinks, rate_per_second: float, workload: Workload, wait_seconds: Callable[[], float]
 ) -> LinkState | None:
-    """Return transfer and wait at a rate of requests; None where the links of a side are saturated."""
+    """Return transfer and wait at a rate of requests; None where the links of a side are saturated.
+
+    Args: ``wait_seconds`` returns the mean wait; it is asked where links are crossed and not saturated.
+    """
     prompts = prompts_of(workload)
     mean = float(links.held_seconds(prompts.tokens) @ prompts.weights) if workload.decodes else 0.0
     servers = {role: links.servers(side) for role, side in links.sides}
@@ -128,7 +131,7 @@ def link_state(
         return None
     return LinkState(
         transfer_seconds=mean + links.latency_seconds if mean else 0.0,
-        wait_seconds=float(_waits(links, rate_per_second, workload, source, sink).mean()) if mean else 0.0,
+        wait_seconds=wait_seconds() if mean else 0.0,
         utilisation=loads,
         most_per_second={role: MOST_LINK_UTILISATION * count / mean for role, count in servers.items() if mean},
         sent_bytes=mean * links.width * links.link_bytes_per_second,
@@ -137,8 +140,11 @@ def link_state(
     )
 
 
-def _waits(links: KvLinks, rate_per_second: float, workload: Workload, source: Source, sink: Sink) -> Floats:
-    """Return the seconds that the counting prompts wait for links, in the order in which prompts end."""
+def mean_wait(links: KvLinks, rate_per_second: float, workload: Workload, source: Source, sink: Sink) -> float:
+    """Return the mean seconds that prompts wait for links before decode instances with long answers.
+
+    Short answers are played with their passes and iterations instead (``instances.handover``).
+    """
     stream = stationary(workload, _PLAYED).at_rate(rate_per_second)
     ready, group = _ended(stream.arrival_seconds, stream.prompt_tokens, source, links.prefill.groups)
     order = np.argsort(ready, kind="stable")
@@ -164,7 +170,7 @@ def _waits(links: KvLinks, rate_per_second: float, workload: Workload, source: S
         begun = sends if sends > gets else gets
         waits.append(begun - now)
         room.leaves(rank, need, begun + held, iterations)
-    return np.array(waits[order.size // 3 :])
+    return float(np.mean(waits[order.size // 3 :]))
 
 
 def _ended(arrivals: Floats, prompt_tokens: Ints, source: Source, groups: int) -> tuple[Floats, Ints]:

@@ -18,8 +18,8 @@ from planner.closed_forms.bulk_service import Policy, latency_of, thinned_square
 from planner.costs.cache import Cache
 from planner.instances.aggregated import AggregatedState, aggregated_times, player_of
 from planner.instances.dealing import Dealing, has_closed_form, mean_passes, pass_times
-from planner.instances.handover import Handover, short_answers
-from planner.instances.kv_links import KvLinks, LinkSide, LinkState, Sink, Source, link_state
+from planner.instances.handover import Handover
+from planner.instances.kv_links import KvLinks, LinkSide, LinkState, Sink, Source, link_state, mean_wait
 from planner.instances.operating import Decoding
 from planner.manifest.schema import (
     Manifest,
@@ -78,11 +78,10 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
     ttft = pool_ttft(manifest, prefill, workload, requests_per_second / count, count)
     if ttft is None:
         return Expectation(prediction=None, basis="the prefill pool cannot keep up with this rate")
-    links = pool_links(manifest, pools, workload, requests_per_second)
+    several = len(decode.instances)
+    links, state = decode_behind(manifest, pools, workload)(requests_per_second / several, several)
     if links is None:
         return Expectation(prediction=None, basis="the links that KV crosses cannot keep up with this rate")
-    several = len(decode.instances)
-    state = decode_behind(manifest, pools, workload)(requests_per_second / several, several, links)
     if state is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
     queue = decoding_of(decode, workload).queue(0.0)
@@ -313,11 +312,9 @@ def _chunks(workload: Workload, budget_tokens: int) -> int:
     return max(math.ceil(workload.input_tokens.mean / budget_tokens * (1 - 1e-9)), 1)
 
 
-def pool_links(
-    manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload, requests_per_second: float
-) -> LinkState | None:
-    """Return the state of the KV links from prefill to decode; None beyond their saturation."""
-    (prefill, decode), kv = pools, manifest.kv_transfer
+def _links_of(manifest: Manifest, pools: tuple[Pool, Pool]) -> KvLinks:
+    """Return the KV links from prefill to decode."""
+    kv = manifest.kv_transfer
     assert kv is not None, "a manifest with prefill and decode pools has links"
     first, second = (
         LinkSide(len(each.instances) * each.degrees.attention_groups, each.degrees.attention_tp * each.degrees.pp)
@@ -329,10 +326,7 @@ def pool_links(
         reach_share=kv.reach_share,
         sequence_bytes=kv.sequence_tokens * kv.bytes_per_token,
     )
-    links = KvLinks(first, second, kv.bandwidth_bytes_per_second, kv.latency_seconds, cache)
-    sink = Sink(decoding_of(decode, workload).queue(0.0), len(decode.instances))
-    source = Source(pool_passes(prefill, workload), len(prefill.instances))
-    return link_state(links, requests_per_second, workload, source, sink)
+    return KvLinks(first, second, kv.bandwidth_bytes_per_second, kv.latency_seconds, cache)
 
 
 def room_prompts(prefill: Pool, workload: Workload) -> float:
@@ -360,27 +354,33 @@ def filled_alike(manifest: Manifest, instances: int) -> int:
 
 def decode_behind(
     manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload
-) -> Callable[[float, int, LinkState], DecodeState | None]:
-    """Return the state of one of so many decode instances behind links, at its rate; None beyond saturation."""
-    if not workload.decodes:
-        return lambda rate_per_second, instances, links: DecodeState.idle(rate_per_second)
-    prefill, decode = pools
+) -> Callable[[float, int], tuple[LinkState | None, DecodeState | None]]:
+    """Return the KV links and one of so many decode instances at the rate of one; each None beyond saturation."""
+    (prefill, decode), links = pools, _links_of(manifest, pools)
     queue, passes = decoding_of(decode, workload).queue(0.0), pool_passes(prefill, workload)
-    handover: Handover | None = None
-    if short_answers(workload, passes, queue):
-        handover = Handover(
-            pools=separate_pools(manifest, pools, kv_tokens_per_request=running_kv_tokens(workload).mean_tokens),
-            workload=workload,
-            context=float(manifest.model.spec.max_position),
-            full_per_second=float(queue.tabulated().finished_per_second[-1]),
-        )
+    tokens, context = running_kv_tokens(workload).mean_tokens, float(manifest.model.spec.max_position)
+    played = partial(separate_pools, manifest, pools, kv_tokens_per_request=tokens)
+    handover = Handover.of(played, workload, passes, queue, context)
 
-    def state(rate_per_second: float, instances: int, links: LinkState) -> DecodeState | None:
+    def behind(rate_per_second: float, instances: int) -> tuple[LinkState | None, DecodeState | None]:
+        rate = rate_per_second * instances
+
+        def wait_seconds() -> float:
+            if handover is not None:
+                return handover.link_wait_seconds(rate_per_second, instances)
+            source, sink = Source(passes, len(prefill.instances)), Sink(queue, len(decode.instances))
+            return mean_wait(links, rate, workload, source, sink)
+
+        crossed = link_state(links, rate, workload, wait_seconds)
+        if crossed is None:
+            return None, None
+        if not workload.decodes:
+            return crossed, DecodeState.idle(rate_per_second)
         if handover is not None:
-            return handover.state(rate_per_second, instances)
-        return queue.after(links.seconds).state(rate_per_second, filled_alike(manifest, instances))
+            return crossed, handover.state(rate_per_second, instances)
+        return crossed, queue.after(crossed.seconds).state(rate_per_second, filled_alike(manifest, instances))
 
-    return state
+    return behind
 
 
 def planned_rate(manifest: Manifest) -> float:

@@ -15,7 +15,7 @@ from planner.instances.encoding import apart
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
-from planner.plans.handover import both_played, fed, state_of_links
+from planner.plans.handover import both_played, fed, is_fed, state_of_links
 from planner.plans.places import lost_of, nodes_of, places_of
 from planner.plans.pools import (
     WHY_BATCH,
@@ -44,14 +44,10 @@ class Plan(ABC):
     requests_per_second: float
     ttft: Latency
     tpot: Latency
-    transfer_seconds: float = 0.0
-    """Mean seconds to send a prompt's KV from prefill to decode."""
     played: Played | None = None
     """Sample and intervals of the latencies, where an instance was played."""
     crowded_share: float = 0.0
     """Share of prompts that wait for a pass because prompts that wait for decode fill the KV memory of prefill."""
-    handed_over: bool = False
-    """Whether decode was played behind its prefill instances, as answers are short."""
     encode: EncodePool | None = None
     """Encode instances before prefill; None where prefill or aggregated instances encode pictures."""
 
@@ -67,6 +63,16 @@ class Plan(ABC):
     @abstractmethod
     def e2e(self) -> Latency:
         """Time from scheduled arrival to the last token."""
+
+    @property
+    def transfer_seconds(self) -> float:
+        """Mean seconds to send a prompt's KV from prefill to decode."""
+        return 0.0
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether decode was played behind its prefill instances, as answers are short."""
+        return False
 
     @property
     def excess(self) -> float:
@@ -270,6 +276,14 @@ class DisaggregatedPlan(Plan):
         return ("prefill", self.prefill), ("decode", self.decode)
 
     @property
+    def transfer_seconds(self) -> float:  # noqa: D102
+        return self.links.seconds
+
+    @cached_property
+    def handed_over(self) -> bool:  # noqa: D102
+        return is_fed(self.question, self.prefill.server(self.question), self._decoder(self.question))
+
+    @property
     def binding_limit(self) -> str:
         """The limit of the tighter pool and the devices, or the asked rate."""
         question, prefill, decode = self.question, self.prefill, self.decode
@@ -355,8 +369,11 @@ class DisaggregatedPlan(Plan):
 
     def decoder(self, question: Question) -> DecodeServer:
         """Return the server of one decode instance under a question, behind the plan's transfers."""
-        server = DecodeServer(question, self.decode.candidate, self.transfer_seconds)
-        return fed(question, ((self.prefill.server(question), self.prefill.instances), (server, self.decode.instances)))
+        first, second = self.prefill.server(question), self._decoder(question)
+        return fed(question, ((first, self.prefill.instances), (second, self.decode.instances)))
+
+    def _decoder(self, question: Question) -> DecodeServer:
+        return DecodeServer(question, self.decode.candidate, self.transfer_seconds)
 
     def _served(
         self, question: Question, share: float = 1.0
@@ -395,11 +412,11 @@ def make_plan(
     ttft = first.ttft(times * rate_per_second / first_count, first_count)
     if ttft is None:
         return None
-    pair = (first, first_count), (second, second_count)
-    links = state_of_links(question, pair, slower * rate_per_second)
+    second = fed(question, ((first, first_count), (second, second_count)))
+    links = state_of_links(question, ((first, first_count), (second, second_count)), slower * rate_per_second)
     if links is None:
         return None
-    second = fed(question, pair).after(links.seconds)
+    second = second.after(links.seconds)
     state = second.state(slower * rate_per_second / second_count, second_count)
     if state is None:
         return None
@@ -429,9 +446,7 @@ def make_plan(
         requests_per_second=rate_per_second,
         ttft=crowding.delayed(ttft),
         tpot=state.tpot,
-        transfer_seconds=links.seconds,
         links=links,
         crowded_share=crowding.share,
-        handed_over=second.handover is not None,
         played=played,
     )
