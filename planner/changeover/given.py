@@ -1,5 +1,6 @@
 """A given deployment: its candidates, its plan at any rate, and its largest rate."""
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from planner.changeover.capacity import largest
 from planner.costs.deployment import Deployment
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.candidates import (
@@ -19,14 +19,14 @@ from planner.instances.candidates import (
 )
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Group, Row, groups, row_deployment
+from planner.objective import LEAST_PART
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import Plan, make_plan
 from planner.plans.pools import decode_prediction, prefill_prediction
 from planner.question import Question, Role
+from planner.serving.capacity import largest_rate
 from planner.workload import reserved_kv_tokens
 
-CLOSE = 1e-5
-LEAST_SHARE = 1e-4  # of what the instances carry at most, where looking for a rate ends
 MOST_REQUESTS = 4096.0
 NEWS = 0.005  # of a rate, below which a change is none
 
@@ -147,17 +147,15 @@ def most_rate(sides: Sequence[Side]) -> tuple[float | None, Plan | None]:
     """Return the largest rate within the limits, and the plan at the smallest rate that was tried."""
     question = sides[0].question
 
-    def keeps(rate: float) -> bool:
+    def used(rate: float) -> float:
+        """Return the used share of the limit with less room; infinite beyond saturation."""
         plan, level = plan_at(sides, rate), question.percentile
-        return (
-            plan is not None
-            and plan.ttft.at(level) <= question.ttft_seconds
-            and plan.tpot.at(level) <= question.tpot_seconds
-        )
+        if plan is None:
+            return math.inf
+        return max(plan.ttft.at(level) / question.ttft_seconds, plan.tpot.at(level) / question.tpot_seconds)
 
     ceiling = min(side.most_per_second for side in sides)
-    low = ceiling * LEAST_SHARE
-    return largest(keeps, ceiling / 2, CLOSE) if keeps(low) else None, plan_at(sides, low)
+    return largest_rate(used, 1.0, ceiling, ceiling / 2), plan_at(sides, ceiling * LEAST_PART)
 
 
 def mended_rate(sides: Sequence[Side], most: float | None) -> float | None:

@@ -70,11 +70,6 @@ class Plan(ABC):
         return 0.0
 
     @property
-    def handed_over(self) -> bool:
-        """Whether decode was played behind its prefill instances, as answers are short."""
-        return False
-
-    @property
     def excess(self) -> float:
         """TPOT at the percentile over its limit; KV transfers may bring it above 1."""
         return self.tpot.at(self.question.percentile) / self.question.tpot_seconds
@@ -280,7 +275,8 @@ class DisaggregatedPlan(Plan):
         return self.links.seconds
 
     @cached_property
-    def handed_over(self) -> bool:  # noqa: D102
+    def handed_over(self) -> bool:
+        """Whether decode was played behind its prefill instances, as answers are short."""
         return is_fed(self.question, self.prefill.server(self.question), self._decoder(self.question))
 
     @property

@@ -11,7 +11,7 @@ from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.objective import SLACK, Aim
 from planner.plans.aggregated import make_aggregated
-from planner.plans.plan import Plan, cost_of, make_plan, paid_devices
+from planner.plans.plan import DisaggregatedPlan, Plan, cost_of, make_plan, paid_devices
 from planner.programme.columns import Picks, Side
 from planner.programme.programme import Programme
 from planner.programme.proof import Bound, proven
@@ -268,7 +268,8 @@ def _late(separate: Gathered, plans: Sequence[Plan], transfers: Mapping[str, flo
     for member, plan in zip(separate.fleet.members, plans, strict=True):
         known, question = transfers.get(member.name, 0.0), plan.question
         late = plan.tpot.at(question.percentile) - question.tpot_seconds
-        if late > 0 and (plan.handed_over or plan.transfer_seconds > known):
+        short = isinstance(plan, DisaggregatedPlan) and plan.handed_over
+        if late > 0 and (short or plan.transfer_seconds > known):
             longer[member.name] = max(
                 LONGER * max(plan.transfer_seconds, known), known + late * question.workload.decoded_tokens
             )
