@@ -118,7 +118,11 @@ def _bootstrapped(target: Target, url: str) -> Shell:
 
 def _trtllm_orchestrator(target: Target, urls: dict[str, list[str]]) -> Router:
     name = "disaggregated.yml"
-    flags: tuple[Flag, ...] = (("-c", f"{target.site.files_path}/{name}"),)
+    flags: tuple[Flag, ...] = (
+        ("-c", f"{target.site.files_path}/{name}"),
+        ("-t", STARTUP_SECONDS),  # 180 s by default, in which no weights are loaded; it ends where servers are late
+        ("-r", STARTUP_SECONDS),  # 180 s by default, which cuts long answers off
+    )
     files = ((name, trtllm.orchestrator(target, urls)),)
     return Router(programme=("trtllm-serve", "disaggregated"), flags=flags, files=files)
 

@@ -564,3 +564,9 @@ def test_pictures_are_taken_and_graphs_left_out_where_planned(engine: str) -> No
     assert any(sign in script for sign in ("--enforce-eager", "decode disabled", "cuda_graph_config: null"))
     assert "--enable-multimodal" not in files_of("dense-mixed", engine, "dynamo")["graph.yaml"]
     assert "mixed.sh" not in files_of("rare-h800", engine, "dynamo").get("mixed-files.yaml", "")
+
+
+def test_the_orchestrator_waits_for_servers_and_answers() -> None:
+    """Of TensorRT-LLM: 180 s each by default, less than weights load and long answers take."""
+    told = files_of("qwen-h800", "trtllm", "slurm")["router.sh"]
+    assert "-t 3600" in told and "-r 3600" in told
