@@ -19,9 +19,8 @@ def command(flags: ImportFlags, json: bool = JSON) -> int:
       plan import lws.yaml --hw h200 --rate 20/s --ttft 2s --tpot 50ms --out plan/
       plan import "vllm serve Qwen/Qwen3-8B --max-num-seqs 512" --hw h100 --isl 512 --osl 128
 
-    Kubernetes objects (LeaderWorkerSet, DisaggregatedSet, Deployment, StatefulSet, Volcano's Job, Dynamo's graph),
-    scripts and command lines of vLLM, vLLM-Ascend, SGLang and TensorRT-LLM. Exit code 0: it keeps
-    the limits; 3: it does not.
+    Kubernetes objects (LeaderWorkerSet, DisaggregatedSet, Deployment, StatefulSet, Pod, Volcano's Job, Dynamo's graph),
+    scripts, command lines and MindIE's settings. Exit code 0: it keeps the limits; 3: it does not.
     """
     result = import_deployment(**asdict(flags))
     print_json(result.to_dict()) if json else _show(Screen(), result, flags)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from yaml.events import MappingEndEvent, NodeEvent, ScalarEvent, SequenceEndEvent, SequenceStartEvent
 
+from ground.anchors import merged_keys, spelt_out
 from ground.errors import BadInput
 from ground.units import MEBI
 
@@ -41,8 +42,10 @@ _WORDS: dict[str, object] = {
 _NO_KEY = object()
 
 
-def parse_yaml(text: str, where: str) -> object:
+def parse_yaml(text: str, where: str, *, aliases: bool = False) -> object:
     """Return the one YAML document in ``text`` as dicts, lists, text, numbers, booleans and None.
+
+    Anchors are refused, unless ``aliases`` are spelt out and merge keys filled in, as files of others need it.
 
     Plain scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/, section 10.3) in decimal, so
     ``1e-6`` is a number and ``no`` is text. An empty text is None. Raises BadInput naming ``where`` and the line.
@@ -51,7 +54,8 @@ def parse_yaml(text: str, where: str) -> object:
         raise BadInput(f"{where}: YAML of more than {SIZE_LIMIT // MEBI} MiB is not read; leave out what is not needed")
     builder = _Builder()
     try:
-        for event in yaml.parse(text, Loader=_Parser):
+        events = yaml.parse(text, Loader=_Parser)
+        for event in spelt_out(events) if aliases else events:
             builder.take(event)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -65,7 +69,8 @@ def parse_yaml(text: str, where: str) -> object:
         raise BadInput(f"{where}: not YAML: {' '.join(str(error).split())}") from None
     except _Refusal as refusal:
         raise BadInput(f"{where}, line {refusal.line}: {refusal}") from None
-    return builder.documents[0] if builder.documents else None
+    found = builder.documents[0] if builder.documents else None
+    return merged_keys(found) if aliases else found
 
 
 def to_yaml(data: object) -> str:

@@ -1,14 +1,15 @@
 """`podplan.import_deployment`: what others deployed as a manifest, its headroom, and what is wrong with it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deploy.memory import holding, memory_of
 from deploy.reading.engines import Counted
-from deploy.reading.foreign import BATCH, LENGTH, SHARE, Found, family_of, read_source
+from deploy.reading.foreign import read_source
+from deploy.reading.found import BATCH, LENGTH, SHARE, Found, family_of
 from deploy.roles import RolePlan, read_roles
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder, read_text, write_files
@@ -28,6 +29,8 @@ from podplan.options import Flags, QuestionFlags, Text, argument, flag, flags_of
 from podplan.question import read_question
 from podplan.result import Result, Row, picked
 
+GRAPHS, XLLM_GRAPHS = "--acl_graph_decode_batch_size_limit", 16  # of a DP rank; the default at v0.9.1
+MOTOR = "user_config.json"  # of MindIE's deployer
 ALIKE = 0.02  # of a memory share that is no finding
 RDMA = ("rdma", "mlnx", "hca", "roce", "infiniband", "efa")
 
@@ -47,7 +50,8 @@ class ImportFlags(Flags):
     """What is imported, the machine that it runs on, and the traffic and limits that it is held against."""
 
     source: str = argument(
-        "SOURCE", "Kubernetes objects, a script, a folder of them, a command line, or llm-d's report."
+        "SOURCE",
+        "Kubernetes objects, a script, a folder of them, a command line, MindIE's settings, or llm-d's report.",
     )
     hw: Text = flag("HW", "Catalogue name or YAML of the machine.", needed=True)
     model: Text = flag("MODEL", "Catalogue name or config.json [as the command names it].")
@@ -146,8 +150,10 @@ def import_deployment(
     question = replace(question, drafts=tuple(sorted({counted.drafts for _, counted in roles if counted})))
     sides = [_side(question, role, counted) for role, counted in roles]
     findings = [each for role, own in roles for each in told_by_files(role, own, longest, question, profile)]
-    findings += [each for role, side in zip(found, sides, strict=True) for each in told_by_batches(role, side)]
     most, least = most_rate(sides)
+    mended = mended_rate(sides, most)
+    late = most is None or mended is not None
+    findings += [each for role, side in zip(found, sides, strict=True) for each in told_by_batches(role, side, late)]
     asked = question.rate_per_second
     manifest = None
     if least is None:
@@ -156,7 +162,6 @@ def import_deployment(
         planned = plan_at(sides, min(asked or most, most)) if most else None
         manifest = assemble(planned or least, {})
         findings += told_by_engine(manifest, profile, roles)
-    mended = mended_rate(sides, most)
     if manifest is not None and flags.out is not None:
         check_folder(flags.out, ("manifest.yaml",), force=flags.force, flag="--out")
         write_files({flags.out / "manifest.yaml": dump_manifest(manifest)}, force=flags.force)
@@ -176,7 +181,9 @@ def _text_of(source: str) -> tuple[str, dict[str, str]]:
     folder = Path(source) if len(source) < 1024 else None
     if folder is None or not folder.is_dir():
         return source, {}
-    settings = {path.name: read_text(path) for path in sorted(folder.rglob("*.y*ml"))}
+    settings = {path.name: read_text(path) for kind in ("*.y*ml", "*.json") for path in sorted(folder.rglob(kind))}
+    if MOTOR in settings:
+        return settings[MOTOR], settings
     objects = [text for text in settings.values() if re.search("^kind:", text, re.MULTILINE)]
     scripts = [read_text(path) for path in sorted(folder.rglob("*.sh"))]
     if objects or scripts:
@@ -214,7 +221,7 @@ def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile
             hw=flags.hw,
             devices=str(devices),
             engine=f"{profile.engine}@{profile.versions.pinned}",
-            weights=weights or model.native_dtype,
+            weights=weights or (None if profile.engine in UNTOLD else model.native_dtype),
             kv_dtype="fp8" if cached.startswith("fp8") else "bf16",
             shape="aggregated" if len(found) == 1 else "disaggregated",
             objective="throughput" if flags.rate is None else None,
@@ -224,6 +231,7 @@ def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile
     return asked.question
 
 
+UNTOLD = ("xllm", "mindie")  # whose files leave the format to the weights' own: the machine's usual one
 FORMATS = {name: name for name in ("fp8", "int8", "int4", "mxfp4", "nvfp4")}
 FORMATS |= {"ascend": "int8", "modelslim": "int8", "w8a8": "int8", "fp4": "nvfp4", "modelopt_fp4": "nvfp4"}
 QUANTISED = re.compile(r"-(fp8|fp4|nvfp4|mxfp4|w8a8|int4)(-[a-z]+)?\Z", re.IGNORECASE)  # of a repository's name
@@ -271,17 +279,14 @@ def told_by_files(
         idle = counted.devices - counted.ranks
         what = f"{idle} of {counted.devices} devices of an instance have no rank"
         tell(what, "fewer devices, or more TP or DP", False)
-    length = LENGTH[family_of(role.engine)]
+    length = LENGTH.get(family_of(role.engine))
     if length in flags and counted.longest is not None and counted.longest < longest:
         what = f"requests of {longest} tokens are refused past {counted.longest}"
         tell(what, f"{length} {counted.longest} -> {longest}")
-    if "--enforce-eager" in flags and role.role != "prefill":
-        tell("every step launches its kernels one by one", "drop --enforce-eager", False)
-    uncached = {"--no-enable-prefix-caching", "--disable-radix-cache"} & flags.keys()
-    if uncached and question.workload.prefix_reuse and role.role != "decode":
-        tell("reused prefixes are computed again", f"drop {min(uncached)}", False)
+    for what, change in _slower(role, counted, question):
+        tell(what, change, False)
     wide = role.nodes > 1 or counted.kv_role is not None
-    if role.kubernetes and wide and role.engine in BATCH and not role.flags.get("--device"):
+    if role.kubernetes and wide and role.engine in ("vllm", "sglang", "trtllm") and not role.flags.get("--device"):
         if not any(word in name.lower() for name in role.limits for word in RDMA):
             tell("its pods ask for no RDMA device, so that KV and experts go over TCP", "limits: {rdma/ib: 1}")
         elif "IPC_LOCK" not in role.capabilities:
@@ -289,12 +294,28 @@ def told_by_files(
     return found
 
 
-def told_by_batches(role: Found, side: Side) -> list[Finding]:
-    """Return what the batch is: more requests than memory holds, or than TPOT allows."""
+def _slower(role: Found, counted: Counted, question: Question) -> Iterator[tuple[str, str]]:
+    """Yield what makes steps slower than they need be, and what would mend it: no graphs, prefixes computed anew."""
+    flags = role.flags
+    if "--enforce-eager" in flags and role.role != "prefill":
+        yield "every step launches its kernels one by one", "drop --enforce-eager"
+    least = int(flags.get(GRAPHS) or XLLM_GRAPHS)
+    if flags.get("--enable_graph") == "true" and least < counted.sequences:
+        yield (
+            f"steps of more than {least} requests launch their kernels one by one",
+            (f"{GRAPHS} {least} -> {counted.sequences}"),
+        )
+    uncached = {"--no-enable-prefix-caching", "--disable-radix-cache"} & flags.keys()
+    if uncached and question.workload.prefix_reuse and role.role != "decode":
+        yield "reused prefixes are computed again", f"drop {min(uncached)}"
+
+
+def told_by_batches(role: Found, side: Side, late: bool) -> list[Finding]:
+    """Return what the batch is: more requests than memory holds, or than TPOT allows, where that costs some rate."""
     if side.role == "prefill":
         return []
     found, name = [], BATCH[family_of(role.engine)]
-    ranks = side.row.strategy.attention_dp if role.engine == "sglang" else 1
+    ranks = side.row.strategy.attention_dp if role.engine in ("sglang", "xllm") else 1
     stated = side.sequences
     if side.batch < stated:
         what = f"its {stated} requests per DP rank need more KV than there is: {side.batch} of this workload fit"
@@ -304,7 +325,7 @@ def told_by_batches(role: Found, side: Side) -> list[Finding]:
     if 0 < timely < side.batch:
         what = f"a full batch of {side.batch} per DP rank passes TPOT; {timely} keep it"
         change = f"{name} {stated * ranks} -> {timely * ranks}"
-        found.append(Finding(role.name, what, change))
+        found.append(Finding(role.name, what, change, blocking=late))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from deploy.commands.launch import Target
 from deploy.commands.sglang import chunk_tokens
 from deploy.commands.xllm import step_tokens
-from deploy.reading.engines import READERS, Counted, configured, motor_roles, trtllm
+from deploy.reading.engines import READERS, Counted, ascend_replicas, ascend_rows, configured, motor_roles, trtllm
 from deploy.reading.flags import read_flags, table, table_key, unknown_flags
 from deploy.reading.nodes import Node, read_documents, read_nodes
 from deploy.reading.shell import Process, UnknownForm, processes
@@ -123,27 +123,11 @@ def all_texts(files: Mapping[str, str]) -> dict[str, str]:
 
 def replicas_of_map(engine: str, role: str, texts: Mapping[str, str]) -> int | None:
     """Return the slots beyond one per expert of a role's expert map, None where there is none."""
-    if engine == "sglang":
-        text = texts.get(f"expert-location-{role}.json")
-        rows = json.loads(text)["physical_to_logical_map"] if text else None
-    else:
-        text = texts.get(f"expert-map-{role}.json")
-        rows = ascend_rows(text) if text else None
+    if engine != "sglang":
+        return ascend_replicas(f"expert-map-{role}.json", texts)
+    text = texts.get(f"expert-location-{role}.json")
+    rows = json.loads(text)["physical_to_logical_map"] if text else None
     return None if rows is None else len(rows[-1]) - len(set(rows[-1]))
-
-
-def ascend_rows(text: str) -> list[list[int]]:
-    """Return layer -> expert of each slot of an Ascend map; ValueError where its counts do not hold."""
-    held = json.loads(text)
-    rows = []
-    for position, layer in enumerate(held["layer_list"]):
-        lengths = {len(device["device_expert"]) for device in layer["device_list"]}
-        if layer["device_count"] != len(layer["device_list"]) or len(lengths) != 1 or layer["layer_id"] != position:
-            raise ValueError(f"expert map, layer {position}: devices and their experts do not add up")
-        rows.append([expert for device in layer["device_list"] for expert in device["device_expert"]])
-    if held["moe_layer_count"] != len(rows):
-        raise ValueError(f"expert map: moe_layer_count {held['moe_layer_count']} of {len(rows)} layers")
-    return rows
 
 
 def expected(target: Target, role: RolePlan) -> Counted:

@@ -258,9 +258,7 @@ def configured(config: Json, role: str, devices: int, files: Mapping[str, str]) 
     if eplb:
         if eplb["level"] != 1 or "num_redundant_experts" in eplb or deepseek["ep_level"] != 2:
             raise ValueError("a static map needs eplb.level 1, ep_level 2 and no num_redundant_experts")
-        held = json.loads(files[eplb["expert_map_file"].rpartition("/")[2]])["layer_list"][0]["device_list"]
-        slots = [expert for device in held for expert in device["device_expert"]]
-        replicas = len(slots) - len(set(slots))
+        replicas = ascend_replicas(eplb["expert_map_file"], files) or 0
     drafting = json.loads(model.get("plugin_params", "{}"))
     mode = config["ServerConfig"]["inferMode"]
     return Counted(
@@ -278,6 +276,29 @@ def configured(config: Json, role: str, devices: int, files: Mapping[str, str]) 
         longest=backend["ModelDeployConfig"]["maxSeqLen"],
         kv_role=role if mode == "dmi" else None,
     )
+
+
+def ascend_rows(text: str) -> list[list[int]]:
+    """Return layer -> expert of each slot of an Ascend map; ValueError where its counts do not hold."""
+    held = json.loads(text)
+    rows = []
+    for position, layer in enumerate(held["layer_list"]):
+        lengths = {len(device["device_expert"]) for device in layer["device_list"]}
+        if layer["device_count"] != len(layer["device_list"]) or len(lengths) != 1 or layer["layer_id"] != position:
+            raise ValueError(f"expert map, layer {position}: devices and their experts do not add up")
+        rows.append([expert for device in layer["device_list"] for expert in device["device_expert"]])
+    if held["moe_layer_count"] != len(rows):
+        raise ValueError(f"expert map: moe_layer_count {held['moe_layer_count']} of {len(rows)} layers")
+    return rows
+
+
+def ascend_replicas(path: str, texts: Mapping[str, str]) -> int | None:
+    """Return the slots beyond one per expert of the Ascend map at a path; None where it is not among the texts."""
+    text = texts.get(path.rpartition("/")[2])
+    if text is None:
+        return None
+    last = ascend_rows(text)[-1]
+    return len(last) - len(set(last))
 
 
 READERS: dict[str, Callable[[Instance, int, int | None], Counted]] = {

@@ -1,7 +1,6 @@
-"""Reads deployments that others wrote: Kubernetes objects, llm-d's reports, commands of vLLM, SGLang and TensorRT-LLM.
+"""Reads deployments that others wrote: Kubernetes objects, llm-d's reports, scripts, commands, MindIE's settings.
 
-Scripts are searched for the engine's command; variables are filled in where the object says them. Limits that a
-command leaves out are the engine's own defaults, and are told as assumed.
+Scripts are searched for the engine's command; variables are filled in where the object says them.
 """
 
 import json
@@ -9,110 +8,34 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from deploy.reading.engines import READERS, Counted, trtllm
+from deploy.reading.engines import ascend_replicas
 from deploy.reading.flags import Flags, table_key, unknown_flags, unknown_options
+from deploy.reading.found import DEFAULTS, DEGREES, OPTIONS, SHARE, STATED, Found, family_of
 from deploy.reading.lines import COMMANDS, canonical, commands
-from deploy.reading.nodes import Node, counted, read_documents
-from deploy.reading.shell import Process
+from deploy.reading.mindie import CONFIG, is_settings, of_settings, server
+from deploy.reading.nodes import counted, read_documents
 from ground.archives import unbroken
 from ground.errors import BadInput
-from ground.files import parse_yaml, read_text, to_yaml
+from ground.files import parse_yaml, read_text
 from ground.units import read_index
 from planner.engines.spec import RoleName
 
 Object = dict[str, Any]
 DEVICES = re.compile(r"((?:nvidia|amd)\.com/gpu|huawei\.com/[A-Za-z0-9_-]+)\Z")
 PLACES = re.compile(
-    r"(data-parallel-(address|rpc-port|start-rank|rank|size-local|hybrid-lb|external-lb)|node-rank|nnodes|dist-init-addr)"
+    r"(data-parallel-(address|rpc-port|start-rank|rank|size-local|hybrid-lb|external-lb)|node[-_]rank|nnodes|dist-init-addr"
+    r"|master[-_](node_)?(addr|port))"
 )
-# vllm/engine/arg_utils.py 0.33.0 on devices of 70 to 160 GB; sglang srt/arg_groups/memory_hook.py 0.5.23.
-DEFAULTS = {
-    "vllm": {"--max-num-seqs": "1024", "--max-num-batched-tokens": "8192", "--gpu-memory-utilization": "0.92"},
-    "sglang": {"--max-running-requests": "256", "--chunked-prefill-size": "8192", "--mem-fraction-static": "0.85"},
-    "trtllm": {},
-}
-STATED = {
-    "vllm": {"--tensor-parallel-size": "tp", "--data-parallel-size": "dp", "--pipeline-parallel-size": "pp"},
-    "sglang": {"--tp-size": "tp", "--pp-size": "pp", "--ep-size": "ep"},
-}
-LENGTH = {"vllm": "--max-model-len", "sglang": "--context-length", "trtllm": "max_seq_len"}
-BATCH = {"vllm": "--max-num-seqs", "sglang": "--max-running-requests", "trtllm": "max_batch_size"}
-SHARE = {"vllm": "--gpu-memory-utilization", "sglang": "--mem-fraction-static"}
-SHARE |= {"trtllm": "kv_cache_config.free_gpu_memory_fraction"}
-# TensorRT-LLM's LLM arguments, with the flags that say the same, and its own defaults (llmapi/llm_args.py 1.2.1).
-OPTIONS: dict[str, tuple[str, int | None]] = {
-    "tensor_parallel_size": ("--tp-size --tensor-parallel-size", 1),
-    "pipeline_parallel_size": ("--pp-size --pipeline-parallel-size", 1),
-    "moe_expert_parallel_size": ("--ep-size --expert-parallel-size", None),
-    "max_batch_size": ("--max-batch-size", 2048),
-    "max_num_tokens": ("--max-num-tokens", 8192),
-    "max_seq_len": ("--max-seq-len", None),
-}
 SETTINGS = ("--extra_llm_api_options", "--extra-engine-args", "--config")
-DEGREES = {
-    "vllm": "--tensor-parallel-size --pipeline-parallel-size --data-parallel-size",
-    "sglang": "--tp-size --pp-size",
-    "trtllm": "tensor_parallel_size pipeline_parallel_size",
-}
 NOTHING: Mapping[str, str] = {}
 STARTS = re.compile(r"^# Starts one node of the role (\S+)\.", re.MULTILINE)
-HEADS = re.compile(r"\tbash (\S+)\.sh \d+ 0$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """One role of a deployment as its files say it; ``devices`` of one instance."""
-
-    name: str
-    role: RoleName
-    engine: str
-    model: str
-    instances: int
-    nodes: int
-    devices: int
-    flags: Flags
-    environment: Mapping[str, str]
-    limits: Mapping[str, str]
-    capabilities: tuple[str, ...]
-    assumed: tuple[str, ...]
-    unknown: tuple[str, ...]
-    kubernetes: bool
-
-    def counted(self, experts: int, longest: int) -> Counted:
-        """Return what an instance is; ``longest`` where the command states no length. BadInput if it cannot be."""
-        words = [word for name, value in self.flags.items() for word in ([name] if value is None else [name, value])]
-        if self.engine == "trtllm":
-            options = {"max_seq_len": longest} | json.loads(self.flags["options"] or "")
-            node = Node(self.name, 0, 0, self.devices, (Process(("--extra_llm_api_options", "options"), {}),))
-            return _added_up(self.name, lambda: trtllm([node], experts, {"options": to_yaml(options)}))
-        if LENGTH[family_of(self.engine)] not in self.flags:
-            words += [LENGTH[family_of(self.engine)], str(longest)]
-        node = Node(self.name, 0, 0, self.devices, (Process(tuple(words), dict(self.environment)),))
-        return _added_up(self.name, lambda: READERS[self.engine]([node], experts, None))
-
-
-LEAST = {"sequences": 1, "tokens": 1, "longest": 1, "drafts": 0, "redundant": 0}
-"""Of what an instance counts, where its engine has such a setting."""
-
-
-def _added_up(name: str, read: Callable[[], Counted]) -> Counted:
-    """Return what a reader counts; BadInput naming the role where its command does not add up."""
-    try:
-        found = read()
-        for what, least in LEAST.items():
-            number = getattr(found, what)
-            if number is not None and not (type(number) is int and least <= number < 2**31):
-                raise ValueError(f"{what} is {str(number)[:20]!r}, not a whole number from {least}")
-        if not 0 < found.memory_frac <= 1:
-            raise ValueError(f"the share of memory is {found.memory_frac}, not above 0 and at most 1")
-        return found
-    except (ValueError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise BadInput(f"{name}: its command does not add up: {error}") from None
+HOSTS = re.compile(r"\tbash (\S+)\.sh \d+ (\d+)$", re.MULTILINE)
+PLACE = {"NODE_RANK": "0", "FIRST_DEVICE": "0", "DEVICE": "0"}  # of the first process
 
 
 def read_source(source: str, beside: Mapping[str, str] = NOTHING) -> list[Found]:
@@ -129,8 +52,9 @@ def read_source(source: str, beside: Mapping[str, str] = NOTHING) -> list[Found]
         raise BadInput(f"SOURCE: {source[:60]}: no such file; give a YAML file, a script, or a command line in quotes")
     with unbroken("SOURCE: holds an object or a command that is not as its kind has it, so that it cannot be read"):
         reported = named and path.suffix.lower() in (".yaml", ".yml", ".json") and "inference_engine" in text
-        objects = re.search(r"^kind:", text, re.MULTILINE)
-        found = list(_of_report(text) if reported else (_of_objects if objects else _of_script)(text, beside))
+        objects = re.search(r"^(kind:|\s*\"kind\":)", text, re.MULTILINE)
+        read = of_settings if is_settings(text) else _of_objects if objects else _of_script
+        found = list(_of_report(text) if reported else read(text, beside))
     if not found:
         known = ", ".join(COMMANDS)
         raise BadInput(f"SOURCE: {source[:60]!r} has no command that is read here: {known}")
@@ -153,7 +77,8 @@ def _merged(found: Sequence[Found]) -> list[Found]:
     held: dict[str, Found] = {}
     for role in found:
         name = re.sub(r"-\d+$", "", role.name) if role.kubernetes else role.name
-        plain = {key: value.replace(role.name, name) for key, value in role.environment.items()}  # its address
+        own = re.compile(re.escape(name) + r"-\d+") if role.name != name else re.compile(r"\Z.")
+        plain = {key: own.sub(name, value) for key, value in role.environment.items()}  # addresses of instances
         role = replace(role, name=name, environment=plain)
         first = held.get(name)
         if first is not None and replace(first, instances=role.instances) == role:
@@ -199,10 +124,13 @@ def _of_script(text: str, beside: Mapping[str, str]) -> Iterator[Found]:
 
     Scripts of plan deploy name theirs, and its table of hosts has a row for the head of every instance.
     """
-    names, started = STARTS.findall(text), Counter(HEADS.findall(text))
-    for number, (words, environment) in enumerate(commands(text, {})):
+    names, hosts = STARTS.findall(text), [(name, int(rank)) for name, rank in HOSTS.findall(text)]
+    started = Counter(name for name, rank in hosts if rank == 0)
+    nodes = {name: rank + 1 for name, rank in sorted(hosts, key=lambda host: host[1])}
+    for number, (words, environment) in enumerate(commands(text, PLACE)):
         name = names[number] if number < len(names) else f"command {number + 1}"
-        held = _found(name, words, environment, instances=started[name] or 1, nodes=None, container=None, texts=beside)
+        own, count = nodes.get(name), started[name] or 1
+        held = _found(name, words, environment, instances=count, nodes=own, container=None, texts=beside)
         if held is not None:
             yield held
 
@@ -278,8 +206,8 @@ def _templates(item: Object) -> Iterator[tuple[str, Object, int, int]]:
             yield from _templates({"kind": "LeaderWorkerSet", "metadata": {"name": role["name"]}, "spec": own})
     elif kind == "Job" and spec.get("tasks"):  # batch.volcano.sh: an instance is a job, its head the first task
         yield name, spec["tasks"][0]["template"], 1, sum(task.get("replicas", 1) for task in spec["tasks"])
-    elif kind in ("Deployment", "StatefulSet"):
-        yield name, spec["template"], spec.get("replicas", 1), 1
+    elif kind in ("Deployment", "StatefulSet", "Pod"):
+        yield name, item if kind == "Pod" else spec["template"], spec.get("replicas", 1), 1
     elif kind == "DynamoGraphDeployment":
         for part in spec.get("components") or []:
             nodes = (part.get("multinode") or {}).get("nodeCount", 1)
@@ -292,11 +220,6 @@ def _templates(item: Object) -> Iterator[tuple[str, Object, int, int]]:
                 limits = {"nvidia.com/gpu": limits["gpu"], **(limits.get("custom") or {})}
                 pod = pod | {"mainContainer": {**pod.get("mainContainer", {}), "resources": {"limits": limits}}}
             yield own, pod | {"envs": part.get("envs")}, part.get("replicas", 1), nodes
-
-
-def family_of(engine: str) -> str:
-    """Return the engine whose flags an engine has."""
-    return "vllm" if engine == "vllm-ascend" else engine
 
 
 def _found(
@@ -313,6 +236,11 @@ def _found(
     container = container or {}
     held = {key: str(value) for key, value in ((container.get("resources") or {}).get("limits") or {}).items()}
     engine = COMMANDS[words[0]]
+    if engine == "mindie":
+        path = environment.get(CONFIG, "config.json")
+        text = _text(name, path, texts)
+        whole = bool(container)
+        return server(name, text, environment, texts, instances=instances, nodes=nodes, kubernetes=whole)
     given = canonical(engine, words[1:])
     settings = _settings(name, given, texts)
     if engine != "trtllm" and settings:
@@ -359,7 +287,22 @@ def _found(
         assumed=tuple(f"{key} {value}" for key, value in defaults.items()),
         unknown=tuple(unknown),
         kubernetes=bool(container),
+        replicas=ascend_replicas(_map(given), texts),
     )
+
+
+def _text(name: str, path: str, texts: Mapping[str, str]) -> str:
+    """Return a file beside a command that reads it."""
+    text = texts.get(path.rpartition("/")[2])
+    if text is None:
+        raise BadInput(f"SOURCE: {name} reads {path[:60]}, which is not here; give a folder that has it")
+    return text
+
+
+def _map(flags: Flags) -> str:
+    """Return the path of vLLM-Ascend's expert map."""
+    held = json.loads(flags.get("--additional-config") or "{}")
+    return str((held.get("eplb_config") or {}).get("expert_map_path") or "")
 
 
 def _settings(name: str, flags: Flags, texts: Mapping[str, str]) -> Object | None:
@@ -367,10 +310,7 @@ def _settings(name: str, flags: Flags, texts: Mapping[str, str]) -> Object | Non
     path = next((flags[flag] for flag in SETTINGS if flags.get(flag)), None)
     if path is None:
         return None
-    text = texts.get(path.rpartition("/")[2])
-    if text is None:
-        raise BadInput(f"SOURCE: {name} reads {path[:60]}, which is not here; give a folder that has it")
-    held = parse_yaml(text, path)
+    held = parse_yaml(_text(name, path, texts), path)
     if not isinstance(held, dict):
         raise BadInput(f"SOURCE: {path[:60]}: must be a mapping of settings")
     return held
@@ -421,7 +361,7 @@ def _total(family: str, flags: Flags) -> int:
 
 def _role(name: str, flags: Flags, settings: Object) -> RoleName:
     """Return what a role does: by its flags or settings, else by its name."""
-    mode = flags.get("--disaggregation-mode") or ""
+    mode = flags.get("--disaggregation-mode") or (flags.get("--instance_role") or "").lower()
     transfer = flags.get("--kv-transfer-config") or ""
     for role, sign, letters in (("prefill", "kv_producer", "prefill"), ("decode", "kv_consumer", "decode")):
         if mode == role or sign in transfer or ((transfer or mode) and letters in name.lower()):

@@ -17,7 +17,11 @@ COMMANDS = {
     "dynamo.vllm": "vllm",
     "dynamo.sglang": "sglang",
     "dynamo.trtllm": "trtllm",
+    "xllm": "xllm",
+    "mindie_llm_server": "mindie",
+    "mindieservice_daemon": "mindie",
 }
+MARK = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, COMMANDS))})(?=\s|$)")
 SHORT = {"-tp": "--tensor-parallel-size", "-dp": "--data-parallel-size", "-pp": "--pipeline-parallel-size"}
 SHORT |= {"--tp": "--tp-size", "--dp": "--dp-size", "--ep": "--ep-size", "--pp": "--pp-size"}
 SHORT |= {
@@ -39,11 +43,10 @@ def commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], d
         if assigned:
             own[assigned[1]] = filled(assigned[2].strip("\"'"), scope)
             scope = {**own, **scope}
-        start = min((at for mark in COMMANDS if (at := line.find(mark)) >= 0), default=-1)
-        if start < 0 or line.lstrip().startswith("#"):
+        found = MARK.search(line)
+        if found is None or line.lstrip().startswith("#"):
             continue
-        mark = next(mark for mark in COMMANDS if line.startswith(mark, start))
-        words = _split(line[start + len(mark) :], lines, scope)
+        mark, words = found[1], _split(line[found.end() :], lines, scope)
         end = next((n for n, word in enumerate(words) if word in ENDS or word.startswith((">", "2>"))), len(words))
         yield [mark, *words[:end]], dict(own)
 
@@ -87,13 +90,14 @@ def _filled(text: str, scope: Mapping[str, str], *, within: bool) -> str:
 def canonical(engine: str, words: Sequence[str]) -> Flags:
     """Return flags under their first names: dashes for underscores, aliases, short and dotted forms spelt out."""
     aliases, names = dict[str, str](), set[str]()
-    for part in TABLES[engine]:
+    for part in TABLES.get(engine, ()):
         for first, facts in table(part)["flags"].items():
             aliases |= {alias: first for alias in (first.replace("_", "-"), *facts.get("aliases", []))}
             names.add(first)
     aliases |= SHORT
     spelt = []
     for word in words:
+        word = re.sub("^-(?=[a-z])", "--", word) if engine == "xllm" else word  # gflags takes one dash or two
         first, equals, rest = word.partition("=")
         if re.fullmatch(r"--?[a-z][a-z0-9_-]*", first):
             first = aliases.get(first, aliases.get(first.replace("_", "-"), first.replace("_", "-")))

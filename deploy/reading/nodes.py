@@ -9,6 +9,7 @@ from deploy.reading.shell import Process, Scope, processes, variables
 from ground.files import parse_yaml
 
 Object = dict[str, Any]
+BREAK = re.compile(r"^---(?:[ \t].*)?\r?(?:\n|\Z)", re.MULTILINE)
 POD = {"POD_IP": "10.0.0.1"}
 
 
@@ -29,9 +30,10 @@ class Node:
 
 
 def read_documents(text: str) -> list[Object]:
-    """Return the YAML documents of a file."""
-    found = [parse_yaml(part, "rendered") for part in re.split(r"^---\n", text, flags=re.MULTILINE)]
-    return [held for held in found if isinstance(held, dict)]
+    """Return the YAML documents of a file, those of a list of objects one by one."""
+    found = [parse_yaml(part, "SOURCE", aliases=True) for part in BREAK.split(text)]
+    held = [item for item in found if isinstance(item, dict)]
+    return [part for item in held for part in (item["items"] if item.get("kind") == "List" else [item])]
 
 
 def read_nodes(kind: str, files: Mapping[str, str]) -> list[Node]:

@@ -115,3 +115,16 @@ def test_writing_keeps_order_and_repeats_shared_values() -> None:
     assert to_yaml({"b": shared, "a": shared, "c": (True, None)}) == (
         "b:\n- 1\n- 2.5\na:\n- 1\n- 2.5\nc:\n- true\n- null\n"
     )
+
+
+def test_aliases_of_others_stand_for_their_values() -> None:
+    """Spelt out with nested anchors and merge keys where files of others are read; the file's own keys go first."""
+    text = "a: &a {x: &x [1, 2], y: *x}\nb: {<<: *a, y: 3}\nc: [*a, *x]\nd: {<<: [{e: 1}, {e: 2, f: 3}]}\n"
+    assert parse_yaml(text, "w", aliases=True) == {
+        "a": {"x": [1, 2], "y": [1, 2]},
+        "b": {"x": [1, 2], "y": 3},
+        "c": [{"x": [1, 2], "y": [1, 2]}, [1, 2]],
+        "d": {"e": 1, "f": 3},
+    }
+    with pytest.raises(BadInput, match="'a' is not accepted"):
+        parse_yaml(text, "w")
