@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ground.traces import Trace, first_requests, read_trace, repeat, requests_per_second, scale_rate, window
-from planner.changeover.change import Asked, Change, change
+from planner.changeover.change import Changeover, Conditions, change
 from planner.changeover.policy import Joint, Policy, Robust, Space, one_plan, space_of
 from planner.changeover.robust import Scenario, solved_scenario, stood
 from planner.checks.on_trace import least_chips
@@ -29,7 +29,7 @@ from podplan.planning import rows_of
 from podplan.question import read_question
 from podplan.scenarios import policy_on_traces
 from runtime.simulate.changes import Autoscale, Migrating
-from runtime.simulate.faults import Fault
+from runtime.simulate.faults import Outage
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
@@ -160,11 +160,11 @@ class Floor:
     stands: dict[str, Manifest]
     lost: set[int]
 
-    def steps(self, model: str, new: Manifest, *, both: bool) -> Change:
+    def steps(self, model: str, new: Manifest, *, both: bool) -> Changeover:
         """Return the steps of a model to another manifest on nodes that are neither lost nor another model's."""
         old = self.stands[model]
         others = {node for name, each in self.stands.items() if name != model for node in nodes_of(each)}
-        asked = Asked(
+        asked = Conditions(
             both=both,
             spare_nodes=NODES - max(old.clusters[CLUSTER].nodes, new.clusters[CLUSTER].nodes),
             without=frozenset((CLUSTER, node) for node in self.lost | others),
@@ -175,7 +175,7 @@ class Floor:
         return found
 
 
-def played(found: Change, before: Piece, after: Piece, *faults: Fault, seconds: float = 0.0) -> SimulationResult:
+def played(found: Changeover, before: Piece, after: Piece, *faults: Outage, seconds: float = 0.0) -> SimulationResult:
     """Return what the steps do from ``LEAD_SECONDS`` on: the next window's requests come once all has started."""
     staged, whole = Staged(found.migration, found.stages), union(found.stages)
     steps = found.migration.steps
@@ -188,7 +188,7 @@ def played(found: Change, before: Piece, after: Piece, *faults: Fault, seconds: 
     return simulate(whole, requests, options)
 
 
-def told(name: str, found: Change, plain: SimulationResult, broken: SimulationResult | None) -> str:
+def told(name: str, found: Changeover, plain: SimulationResult, broken: SimulationResult | None) -> str:
     """Return a line about a change that was played."""
     promise = found.migration.promise
     text = (
@@ -217,7 +217,7 @@ def over_the_days(space: Space, found: Policy, pieces: Pieces) -> None:
                 if found_.order.moves:
                     middle = LEAD_SECONDS + found_.migration.promise.seconds / 2
                     node = str(min(nodes_of(found_.stages[0])))
-                    fault = Fault(kind="node", target=node, at_seconds=middle, for_seconds=60.0)
+                    fault = Outage(kind="node", target=node, at_seconds=middle, for_seconds=60.0)
                     both = pieces[f"window {number - 1}", model], pieces[own.name, model]
                     print(told(f"to it, {model}", found_, played(found_, *both), played(found_, *both, fault)))
             kept = simulate(manifest, pieces[own.name, model].requests(manifest))
@@ -235,7 +235,7 @@ def lose(floor: Floor, space: Space, number: int, pieces: Pieces) -> None:
     floor.lost.add(node)
     found = floor.steps(model, floor.stands[model], both=False)
     piece = pieces[space.windows[number].name, model]
-    fault = Fault(kind="node", target=str(node), at_seconds=LEAD_SECONDS, for_seconds=1e6)
+    fault = Outage(kind="node", target=str(node), at_seconds=LEAD_SECONDS, for_seconds=1e6)
     result = played(found, piece, piece, fault, seconds=900.0)
     print(told(f"node {node} lost, {model}", found, result, None))
     missed = (1 - result.slo_attainment) * result.requests / (piece.rate * HOURS * HOUR_SECONDS)
@@ -260,7 +260,7 @@ def reactive(space: Space, peak: Robust, pieces: Pieces, model: int) -> tuple[fl
         if kept < KEPT:
             print(f"  the peak's instances keep {kept:.1%} in {each.name}")
     needs = [need for need in peak.layouts[model].option.needs if need is not None]
-    start = change(manifest, manifest, Asked(without=frozenset({(CLUSTER, 0)}), spare_nodes=NODES)).order.seconds
+    start = change(manifest, manifest, Conditions(without=frozenset({(CLUSTER, 0)}), spare_nodes=NODES)).order.seconds
     rule = Autoscale(by="plan", least=min(min(need) for need in needs), startup_seconds=start)
     best = (np.inf, 0.0)
     for fill in FILLS:

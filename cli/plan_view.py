@@ -19,10 +19,10 @@ from ground.units import (
     requests_per,
 )
 from planner.instances.kv_links import LinkState
-from planner.plans.aggregated import AggregatedPlan, AggregatedPool
+from planner.plans.aggregated import AggregatedPlan, PlannedAggregated
 from planner.plans.day import over_the_day
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.plans.pools import PlannedDecode, PlannedPool, PlannedPrefill
 from planner.plans.quantised import Tried
 from planner.plans.servers import spare_instances
 from planner.plans.worked import expert_devices_lines, short_form
@@ -260,11 +260,11 @@ def work_cells(plan: Plan) -> dict[str, list[str]]:
 
 
 def _load(pool: PlannedPool) -> str:
-    if isinstance(pool, PrefillPool):
+    if isinstance(pool, PlannedPrefill):
         return f"{pool.candidate.tokens_per_device} tokens/device"
-    if isinstance(pool, AggregatedPool):
+    if isinstance(pool, PlannedAggregated):
         return f"{pool.candidate.batch} requests, {pool.candidate.batched_tokens} tokens a step/DP rank"
-    assert isinstance(pool, DecodePool)
+    assert isinstance(pool, PlannedDecode)
     return f"{pool.candidate.batch} requests/DP rank"
 
 

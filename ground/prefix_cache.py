@@ -12,7 +12,7 @@ UNBOUNDED = 1 << 62
 
 
 @dataclass(slots=True)
-class Found:
+class CacheHit:
     """Prompt tokens at the head of a prompt that are cached, by the tier that they were read from."""
 
     dram_tokens: int = 0
@@ -52,9 +52,9 @@ class PrefixCache:
         """Blocks that stand on SSD."""
         return len(self._ssd)
 
-    def look_up(self, blocks: Sequence[int], prompt_tokens: int) -> Found:
+    def look_up(self, blocks: Sequence[int], prompt_tokens: int) -> CacheHit:
         """Return the cached tokens of a prompt, at most all but one, and mark their blocks as used."""
-        found = Found()
+        found = CacheHit()
         for block in blocks:
             if block in self._dram:
                 self._dram.move_to_end(block)
@@ -75,7 +75,7 @@ class PrefixCache:
         """Return the tokens of the first blocks that DRAM holds, none of which counts as used."""
         return self.block_tokens * sum(1 for _ in takewhile(self._dram.__contains__, blocks))
 
-    def count(self, found: Found, prompt_tokens: int) -> None:
+    def count(self, found: CacheHit, prompt_tokens: int) -> None:
         """Count a served prompt and its cached tokens."""
         self.asked_tokens += prompt_tokens
         self.hit_tokens += found.tokens

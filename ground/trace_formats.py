@@ -14,7 +14,7 @@ from typing import Literal
 from ground.errors import BadInput
 from ground.trace_lines import (
     Fields,
-    Row,
+    TraceRow,
     estimate_tokens,
     first_of,
     read_delay,
@@ -60,11 +60,11 @@ class FormatSpec:
     block_tokens: int = 0
     session: str = ""
     delay: tuple[str, ...] = ()
-    rows: Callable[[Fields, str], Iterator[Row]] | None = None
+    rows: Callable[[Fields, str], Iterator[TraceRow]] | None = None
     estimated: bool = False
     """Whether token counts are estimated from text."""
 
-    def read(self, row: Fields, where: str) -> Iterator[Row]:
+    def read(self, row: Fields, where: str) -> Iterator[TraceRow]:
         """Yield the requests of one record; BadInput naming the field."""
         if self.rows:
             yield from self.rows(row, where)
@@ -73,7 +73,7 @@ class FormatSpec:
         output_name, outputs = first_of(row, self.outputs, where)
         session = read_session(row, self.session, where) if self.session else None
         delay = read_delay(row, self.delay, MILLI, where) if self.delay else None
-        yield Row(
+        yield TraceRow(
             self._seconds(row, delay, where),
             read_tokens(inputs, f"{where}: {input_name}"),
             read_tokens(outputs, f"{where}: {output_name}"),
@@ -90,10 +90,10 @@ class FormatSpec:
         return read_time(value, self.unit_seconds, self.unit_name, f"{where}: {name}")
 
 
-def _azure_rows(row: Fields, where: str) -> Iterator[Row]:
+def _azure_rows(row: Fields, where: str) -> Iterator[TraceRow]:
     """Stamps have seven digits of a second."""
     whole, fraction = read_stamp(row.get("TIMESTAMP"), f"{where}: TIMESTAMP")
-    yield Row(
+    yield TraceRow(
         fraction,
         read_tokens(row.get("ContextTokens"), f"{where}: ContextTokens"),
         read_tokens(row.get("GeneratedTokens"), f"{where}: GeneratedTokens"),
@@ -101,18 +101,18 @@ def _azure_rows(row: Fields, where: str) -> Iterator[Row]:
     )
 
 
-def _burstgpt_rows(row: Fields, where: str) -> Iterator[Row]:
+def _burstgpt_rows(row: Fields, where: str) -> Iterator[TraceRow]:
     """Rows with 0 response tokens are failed requests of the measured service: left out."""
     if read_number(row.get("Response tokens"), f"{where}: Response tokens") == 0:
         return
-    yield Row(
+    yield TraceRow(
         read_time(row.get("Timestamp"), 1.0, "seconds", f"{where}: Timestamp"),
         read_tokens(row.get("Request tokens"), f"{where}: Request tokens"),
         read_tokens(row.get("Response tokens"), f"{where}: Response tokens"),
     )
 
 
-def _llmservingsim_rows(row: Fields, where: str) -> Iterator[Row]:
+def _llmservingsim_rows(row: Fields, where: str) -> Iterator[TraceRow]:
     """Agentic rows hold sub-requests, each after the tool of the one before."""
     stamp = row.get("arrival_time_ns")
     seconds = None if stamp is None else read_time(stamp, NANO, "nanoseconds", f"{where}: arrival_time_ns")
@@ -132,14 +132,14 @@ def _llmservingsim_rows(row: Fields, where: str) -> Iterator[Row]:
 
 def _llmservingsim_part(
     row: Fields, where: str, seconds: float | None, session: str | None, delay: float | None
-) -> Row:
+) -> TraceRow:
     inputs, outputs = (
         read_tokens(first_of(row, (name,), where)[1], f"{where}: {name}") for name in ("input_toks", "output_toks")
     )
-    return Row(seconds, inputs, outputs, None, session, delay)
+    return TraceRow(seconds, inputs, outputs, None, session, delay)
 
 
-def _weka_rows(row: Fields, where: str) -> Iterator[Row]:
+def _weka_rows(row: Fields, where: str) -> Iterator[TraceRow]:
     """A conversation: block identifiers and times are its own; entries of sub-agents hold further requests."""
     name, requests = read_session(row, "id", where) or where, row.get("requests", [row])
     if not isinstance(requests, list):
@@ -154,7 +154,7 @@ def _weka_rows(row: Fields, where: str) -> Iterator[Row]:
         value = 0
         for byte in name.encode(errors="surrogatepass"):
             value = (value * 257 + byte) % (2**43 - 57)
-        yield Row(
+        yield TraceRow(
             read_time(request.get("t"), 1.0, "seconds", f"{where}: t"),
             read_tokens(request.get("in"), f"{where}: in"),
             read_tokens(request.get("out"), f"{where}: out"),
@@ -164,7 +164,7 @@ def _weka_rows(row: Fields, where: str) -> Iterator[Row]:
         )
 
 
-def _otel_rows(row: Fields, where: str) -> Iterator[Row]:
+def _otel_rows(row: Fields, where: str) -> Iterator[TraceRow]:
     """Spans with token usage in OpenTelemetry's semantic conventions for generative AI."""
     spans = row.get("spans")
     if not isinstance(spans, list):
@@ -182,7 +182,7 @@ def _otel_rows(row: Fields, where: str) -> Iterator[Row]:
         if inputs is None or outputs is None:
             continue
         whole, fraction = _otel_time(span, where)
-        yield Row(
+        yield TraceRow(
             fraction,
             read_tokens(inputs, f"{where}: gen_ai.usage.input_tokens"),
             read_tokens(outputs, f"{where}: gen_ai.usage.output_tokens"),
@@ -200,19 +200,19 @@ def _otel_time(span: Fields, where: str) -> tuple[int, float]:
     return int(whole.replace(tzinfo=UTC).timestamp()), fraction
 
 
-def _sharegpt_rows(row: Fields, where: str) -> Iterator[Row]:
+def _sharegpt_rows(row: Fields, where: str) -> Iterator[TraceRow]:
     """The first question and its answer, as serving benchmarks take them."""
     turns = row.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise BadInput(f"{where}: conversations: must be a list of objects")
     if len(turns) >= 2:
         question, answer = (estimate_tokens(turn.get("value"), f"{where}: value") for turn in turns[:2])
-        yield Row(None, question, answer)
+        yield TraceRow(None, question, answer)
 
 
-def _custom_rows(row: Fields, where: str) -> Iterator[Row]:
+def _custom_rows(row: Fields, where: str) -> Iterator[TraceRow]:
     prompt = estimate_tokens(row.get("prompt"), f"{where}: prompt")
-    yield Row(None, prompt, read_tokens(first_of(row, ("output_tokens",), where)[1], f"{where}: output_tokens"))
+    yield TraceRow(None, prompt, read_tokens(first_of(row, ("output_tokens",), where)[1], f"{where}: output_tokens"))
 
 
 MOONCAKE = FormatSpec(

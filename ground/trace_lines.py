@@ -152,7 +152,7 @@ def _unpacked(raw: io.BufferedReader) -> io.BufferedReader | gzip.GzipFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TraceRow:
     """A request: ``seconds`` None where the file has no arrival, ``delay_seconds`` after the session's last turn."""
 
     seconds: float | None

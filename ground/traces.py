@@ -21,7 +21,7 @@ from ground.prefix_cache import POOL_BLOCK_TOKENS, PrefixCache
 from ground.servegen import is_client_set, read_stream
 from ground.trace_formats import FORMATS, FormatSpec, see_format
 from ground.trace_formats import TraceFormat as TraceFormat
-from ground.trace_lines import MOST_ROWS, Record, Row, records
+from ground.trace_lines import MOST_ROWS, Record, TraceRow, records
 
 Integers = NDArray[np.int64]
 
@@ -111,7 +111,7 @@ def stream_trace(
     Raises BadInput as ``read_trace``, and where a row lies further back in time.
     """
     reader = _Reader(path, format, skip_bad_rows, 20 * MOST_ROWS)
-    rows, held, last = reader.rows(), list[Row](), -np.inf
+    rows, held, last = reader.rows(), list[TraceRow](), -np.inf
     origin: tuple[int, float] | None = None
     while True:
         held += islice(rows, rows_per_part)
@@ -184,7 +184,7 @@ class _Reader:
             raise BadInput(f"{self.path}, line 1: column {self.spec.time[0]} is missing for the format {self.format}")
         self.timed = any(name in header for name in self.spec.time)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[TraceRow]:
         """Yield requests in file order."""
         spec = self.spec
         if self.format == "vidur" and not getattr(self, "timed", True):
@@ -200,7 +200,7 @@ class _Reader:
                 self.skipped.append(str(error))
 
 
-def _assemble(reader: _Reader, rows: list[Row]) -> Trace:
+def _assemble(reader: _Reader, rows: list[TraceRow]) -> Trace:
     """Return rows as arrays in order of arrival."""
     path, (seconds, session, delay) = reader.path, _times(rows, reader.path)
     timed = seconds is not None
@@ -229,7 +229,7 @@ def _assemble(reader: _Reader, rows: list[Row]) -> Trace:
     )
 
 
-def _times(rows: list[Row], path: Path) -> tuple[Floats | None, Integers | None, Floats | None]:
+def _times(rows: list[TraceRow], path: Path) -> tuple[Floats | None, Integers | None, Floats | None]:
     """Return arrivals, sessions and delays; a turn without a stamp counts as sent its delay after the turn before."""
     if all(row.seconds is None and row.session is None for row in rows):
         return None, None, None

@@ -15,7 +15,7 @@ from ground.errors import BadInput, Infeasible
 from ground.files import check_folder, read_text, write_files
 from models.loader import load_model
 from models.spec import ModelSpec
-from planner.changeover.given import Side, mended_rate, most_rate, plan_at
+from planner.changeover.given import GivenRole, mended_rate, most_rate, plan_at
 from planner.engines.loader import load_engine
 from planner.engines.memory import dispatch_tokens, hccl_mebibytes
 from planner.engines.spec import EngineProfile
@@ -238,12 +238,12 @@ QUANTISED = re.compile(r"-(fp8|fp4|nvfp4|mxfp4|w8a8|int4)(-[a-z]+)?\Z", re.IGNOR
 TRAFFIC = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "rate", "ttft", "tpot", "percentile")
 
 
-def _side(question: Question, found: Found, counted: Counted) -> Side:
+def _side(question: Question, found: Found, counted: Counted) -> GivenRole:
     """Return a role as the planner sees it; BadInput where its degrees are none of the planner's."""
     dp, ep = counted.attention_dp, counted.moe_ep or 1
     tensor, stages = counted.attention_tp, counted.pp
     strategy = Strategy(attention_tp=tensor, attention_dp=dp, moe_tp=tensor * dp // ep, moe_ep=ep, pp=stages)
-    return Side(
+    return GivenRole(
         question=question,
         role=found.role,
         instances=found.instances,
@@ -310,7 +310,7 @@ def _slower(role: Found, counted: Counted, question: Question) -> Iterator[tuple
         yield "reused prefixes are computed again", f"drop {min(uncached)}"
 
 
-def told_by_batches(role: Found, side: Side, late: bool) -> list[Finding]:
+def told_by_batches(role: Found, side: GivenRole, late: bool) -> list[Finding]:
     """Return what the batch is: more requests than memory holds, or than TPOT allows, where that costs some rate."""
     if side.role == "prefill":
         return []

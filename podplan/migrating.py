@@ -9,7 +9,7 @@ from typing import Any
 from ground.errors import BadInput
 from ground.files import read_yaml, to_yaml
 from ground.units import counted, format_bytes, format_duration, format_rate, parse_size, read_index
-from planner.changeover.change import Asked, Change, change
+from planner.changeover.change import Changeover, Conditions, change
 from planner.changeover.moving import Terms
 from planner.changeover.order import Order
 from planner.manifest.document import dump_manifest, parse_manifest, read_manifest
@@ -58,8 +58,8 @@ class MigrateResult(Result):
         seconds: how long the search took.
     """
 
-    change: Change
-    asked: Asked
+    change: Changeover
+    asked: Conditions
     seconds: float
 
     @property
@@ -161,7 +161,7 @@ def _manifest(given: str | Path | Manifest) -> Manifest:
     return solved(asked_of(entries[0]), explain=False, beside=False).manifest()
 
 
-def _asked(flags: MigrateFlags, old: Manifest, new: Manifest) -> Asked:
+def _asked(flags: MigrateFlags, old: Manifest, new: Manifest) -> Conditions:
     whose = read_choice(flags.traffic, "--traffic", ("old", "new", "both"), "old")
     if whose == "both" and flags.rate is not None:
         raise BadInput("--rate: each manifest's own goes with --traffic both; leave it out")
@@ -169,7 +169,7 @@ def _asked(flags: MigrateFlags, old: Manifest, new: Manifest) -> Asked:
     terms = _terms(flags, new)
     if not (terms.peers or terms.storage_bytes_per_second or terms.host_bytes_per_second):
         raise BadInput("--load-from: names no source of weights; give peers, storage=2.5GB/s or host=20GB/s")
-    return Asked(
+    return Conditions(
         workload=workload_of(traffic.workload),
         rate_per_second=flags.per_second("rate", None) or planned_rate(traffic),
         both=whose == "both",

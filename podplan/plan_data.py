@@ -11,7 +11,7 @@ from planner.costs.memory import Memory
 from planner.instances.reachable import REFERENCE
 from planner.manifest.loading import STORAGE_BYTES_PER_SECOND, checkpoint_bytes, slowest_plane, stored_seconds
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.plans.pools import PlannedDecode, PlannedPool, PlannedPrefill
 from planner.plans.quantised import Tried, needs_of
 from planner.plans.servers import spare_instances
 from planner.programme.proof import Bound
@@ -198,7 +198,7 @@ def pool_json(plan: Plan, pool: PlannedPool, *, compact: bool) -> dict[str, obje
     Tokens of prefill are prompt tokens, the reused ones included; tokens of the others are output tokens.
     """
     workload, candidate = plan.question.workload, pool.candidate
-    prefill = isinstance(pool, PrefillPool)
+    prefill = isinstance(pool, PlannedPrefill)
     tokens = pool.question.workload.input_tokens.mean if prefill else workload.output_tokens.mean
     per_second = plan.requests_per_second * tokens
     data: dict[str, object] = {
@@ -264,9 +264,9 @@ def _predicted(pool: PlannedPool) -> dict[str, object]:
         "interval": picked(prediction.interval, INTERVAL),
         "memory_bytes_per_device": memory_json(pool.memory),
     }
-    if isinstance(pool, PrefillPool):
+    if isinstance(pool, PlannedPrefill):
         data["full_pass_seconds"] = prediction.ttft_seconds
-    elif isinstance(pool, DecodePool):
+    elif isinstance(pool, PlannedDecode):
         data["full_batch_tpot_seconds"] = prediction.tpot_seconds
         if prediction.expert_memory is not None:
             data["expert_memory_bytes_per_device"] = memory_json(prediction.expert_memory)

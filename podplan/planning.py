@@ -11,6 +11,8 @@ import numpy as np
 from ground.errors import BadInput, Infeasible
 from ground.units import carried_rate, counted, format_duration
 from ground.workers import Executor, spread
+from planner.checks.margins import Sureness, sureness
+from planner.checks.on_trace import OnTrace, search_on_trace
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.programme.proof import Bound
@@ -47,8 +49,6 @@ from podplan.traffic import MOST_REQUESTS
 if TYPE_CHECKING:
     from ground.arrays import Floats
     from ground.traces import Trace
-    from planner.checks.margins import Sureness
-    from planner.checks.on_trace import OnTrace
     from planner.manifest.schema import Manifest
     from podplan.simulation import SimulateResult
 
@@ -79,10 +79,8 @@ class PlanResult(Result):
         return self.answer.best
 
     @cached_property
-    def sureness(self) -> "Sureness | None":
+    def sureness(self) -> Sureness | None:
         """With which confidence the plan keeps its limits; None without one."""
-        from planner.checks.margins import sureness  # only what is told of a plan needs it
-
         return None if self.answer.best is None else sureness(self.answer.best)
 
     @property
@@ -314,18 +312,16 @@ def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> Rows | None:
     return Rows.of(trace, None if trace.hash_ids is None else reused_tokens(trace))
 
 
-def traced(asked: Asked, first: Callable[..., Answer]) -> "tuple[Answer, OnTrace | None]":
+def traced(asked: Asked, first: Callable[..., Answer]) -> tuple[Answer, OnTrace | None]:
     """Return the answer to a question with a trace, and what its plan does on it where it can be played."""
     rows = playable(asked)
     if rows is None:
         return first(asked.question), None
-    from planner.checks.on_trace import search_on_trace
-
     found = search_on_trace(asked.question, rows, first, first)
     return found.answer, found.on_trace
 
 
-def trace_json(found: "OnTrace", percentiles: tuple[float, ...]) -> dict[str, object]:
+def trace_json(found: OnTrace, percentiles: tuple[float, ...]) -> dict[str, object]:
     """Return the figures in SI units."""
     recorded, columns = found.recorded, ("ttft_seconds", "tpot_seconds", "e2e_seconds")
     return {

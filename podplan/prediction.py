@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from ground.errors import BadInput
 from ground.units import counted, format_bytes, format_count, format_duration, parse_count
@@ -18,15 +18,15 @@ from planner.costs.predict import Configuration, Prediction
 from planner.costs.predict import predict as predict_configuration
 from planner.engines.behaviour import ADMISSION_SECONDS, DEFAULT_BUDGET, host_costs, untimed
 from planner.engines.loader import load_engine
+from planner.instances.reachable import REFERENCE
 from planner.serving.benchmark import MOST_OPEN, WAVES
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan import readers
 from podplan.options import PredictFlags, QuestionFlags, flag_name, flags_of, left_open
 from podplan.plan_data import INTERVAL, memory_json
+from podplan.planning import PlanResult, solved
+from podplan.question import read_question
 from podplan.result import Result, Row, picked, whole
-
-if TYPE_CHECKING:
-    from podplan.planning import PlanResult
 
 MOST_PASSES = 1000  # of one prompt: each is costed on its own
 
@@ -93,16 +93,12 @@ class PredictResult(Result):
         asked, size = answer.configuration, f"{counted(answer.devices, 'device')} = {counted(answer.chips, 'chip')}"
         return f"{asked.model.name} on {asked.hardware.name}, {asked.phase}, {strategy_text(answer)} ({size})"
 
-    def plan(self) -> "PlanResult":
+    def plan(self) -> PlanResult:
         """Return the best plan with one instance as predicted, and of the other role what it needs to work.
 
         Requests are as long as the prediction's: in decode their mean KV is what was given. Limits are ``ROOM`` times
         the predicted TPOT and ``PASSES`` times the predicted TTFT, those of the other role the usual ones.
         """
-        from planner.instances.reachable import REFERENCE  # only a plan needs a search
-        from podplan.planning import solved
-        from podplan.question import read_question
-
         flags, answer = self.flags, self.prediction
         asked, role = answer.configuration, answer.configuration.phase
         redundant, shared = int(answer.deployment.redundant), int(answer.deployment.shared_ranks)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any, Protocol
 
 from ground.errors import BadInput
 from ground.files import check_file, staging, writing
@@ -28,11 +28,16 @@ from runtime.simulate.run import simulate as run_simulation
 from runtime.simulate.run import with_policies
 from runtime.simulate.workload import Requests, backlog
 
-if TYPE_CHECKING:
-    from podplan.planning import PlanResult
-
 Progress = Callable[[float, int, int], None]
 """Is told the simulated seconds, and how many requests came and are done."""
+
+
+class Planned(Protocol):
+    """A plan, as ``podplan.plan`` returns it."""
+
+    def manifest(self) -> Manifest:
+        """Return the plan as a manifest."""
+        ...
 
 
 OF_A_TRACE = ("format", "scale_rate", "window", "repeat", "skip_bad_rows")
@@ -159,7 +164,7 @@ def differences(results: dict[str, SimulationResult]) -> dict[str, dict[str, Any
     return found
 
 
-def simulate(manifest: "str | Path | Manifest | PlanResult", **flags: object) -> SimulateResult:
+def simulate(manifest: "str | Path | Manifest | Planned", **flags: object) -> SimulateResult:
     """Run a manifest in virtual time and compare what it does with what was predicted.
 
     Args:
@@ -174,13 +179,13 @@ def simulate(manifest: "str | Path | Manifest | PlanResult", **flags: object) ->
 
 
 def simulate_policies(
-    manifest: "str | Path | Manifest | PlanResult", policies: str | list[str], **flags: object
+    manifest: "str | Path | Manifest | Planned", policies: str | list[str], **flags: object
 ) -> PoliciesResult:
     """Run the same requests under several policies; ``a+b`` sets two at once. The keywords are as for ``simulate``."""
     return simulated_policies(_manifest(manifest), flags_of(SimulateFlags, {**flags, "policies": policies}))
 
 
-def _manifest(given: "str | Path | Manifest | PlanResult") -> Manifest:
+def _manifest(given: "str | Path | Manifest | Planned") -> Manifest:
     if isinstance(given, str | Path):
         return read_manifest(Path(given))
     return given if isinstance(given, Manifest) else given.manifest()

@@ -14,7 +14,7 @@ from ground.files import read_text
 from ground.prometheus import Scrape, parse_scrape
 from ground.traces import read_trace
 from ground.units import HOUR_SECONDS, format_duration, format_rate
-from planner.changeover.change import Asked, Change, change
+from planner.changeover.change import Changeover, Conditions, change
 from planner.changeover.moving import Terms
 from planner.changeover.observed import (
     LEAST_REQUESTS,
@@ -81,7 +81,7 @@ class WatchResult(Result):
     carries: float
     balance: dict[str, tuple[float, float]]
     plan: Plan | None = None
-    found: Change | None = None
+    found: Changeover | None = None
     pays: bool = False
     why: str = ""
 
@@ -174,7 +174,7 @@ def _weighed(base: WatchResult, best: Plan, hold: float, startup: float | None) 
         return replace(base, why=f"the plan holds with {base.headroom:.0%} of room, and none with fewer chips does")
     new = assemble(best, {"model": old.model.spec.name})
     terms = Terms.of(new) if startup is None else replace(Terms.of(new), startup_seconds=startup)
-    asked = Asked(workload=seen.workload, rate_per_second=seen.rate_per_second, terms=terms)
+    asked = Conditions(workload=seen.workload, rate_per_second=seen.rate_per_second, terms=terms)
     try:
         found = change(old, new, asked)
     except Infeasible as error:

@@ -18,7 +18,7 @@ from planner.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Conditions:
     """Conditions of a change: the traffic during the change, and the resources that it may use."""
 
     workload: Workload | None = None
@@ -36,7 +36,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Changeover:
     """The steps of a change.
 
     ``stages`` are the manifests before the first step and after each; ``kept`` is the number of untouched instances.
@@ -56,14 +56,14 @@ class Change:
         return sum(move.bytes for move in self.order.moves)
 
 
-def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
+def change(old: Manifest, new: Manifest, asked: Conditions | None = None) -> Changeover:
     """Return the cheapest safe steps from one manifest to another.
 
     Raises:
         BadInput: the manifests are of different models or machines, or state too little.
         Infeasible: instances of both cannot serve side by side, or no order of steps is allowed.
     """
-    asked = asked or Asked()
+    asked = asked or Conditions()
     terms = asked.terms or Terms.of(new)
     check_together(old, new)
     rate = planned_rate(old) if asked.rate_per_second is None else asked.rate_per_second
@@ -93,7 +93,7 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
         attainment_within=max(1 - limits * (1 - levels.percentile / 100), 0.0),
     )
     migration, stages = stages_of((old, new), sides, task, order, clusters, promise, asked.without)
-    return Change(
+    return Changeover(
         order=order,
         migration=migration,
         stages=tuple(stages),
@@ -104,7 +104,7 @@ def change(old: Manifest, new: Manifest, asked: Asked | None = None) -> Change:
     )
 
 
-def _carries(old: Manifest, new: Manifest, asked: Asked, rate: float) -> tuple[list[float], list[float]]:
+def _carries(old: Manifest, new: Manifest, asked: Conditions, rate: float) -> tuple[list[float], list[float]]:
     """Return the rate of an instance of each pool of both manifests, under the same traffic and the old limits."""
     workload, limits = asked.workload or workload_of(old.workload), Limits.of(old.service_levels)
     found = carried(old, workload, limits, asked.confidence)
@@ -129,7 +129,7 @@ def _clusters(old: Manifest, new: Manifest, spare: int) -> dict[str, Cluster]:
 def _task(
     old: Manifest,
     new: Manifest,
-    limits: tuple[Asked, Terms],
+    limits: tuple[Conditions, Terms],
     carries: tuple[list[float], list[float]],
     clusters: dict[str, Cluster],
     rate: float,
@@ -183,7 +183,7 @@ def _task(
     )
 
 
-def _is_lost(lot: Lot, asked: Asked) -> bool:
+def _is_lost(lot: Lot, asked: Conditions) -> bool:
     return any((lot.signature.cluster, node) in asked.without for node in lot.nodes)
 
 

@@ -32,7 +32,7 @@ NEWS = 0.005  # of a rate, below which a change is none
 
 
 @dataclass(frozen=True, kw_only=True)
-class Side:
+class GivenRole:
     """One role: its row of the planner's space, the tokens of a step and the requests that the limits of an instance
     let into a DP rank; ``tokens`` None where no limit is stated.
     """
@@ -119,7 +119,7 @@ class Side:
         return bisect_left(range(1, self.batch + 1), True, key=late)
 
 
-def plan_at(sides: Sequence[Side], rate: float) -> Plan | None:
+def plan_at(sides: Sequence[GivenRole], rate: float) -> Plan | None:
     """Return the plan of one side of aggregated instances, or of prefill and decode; None beyond saturation."""
     question = sides[0].question
     if len(sides) == 1:
@@ -143,7 +143,7 @@ def plan_at(sides: Sequence[Side], rate: float) -> Plan | None:
     )
 
 
-def most_rate(sides: Sequence[Side]) -> tuple[float | None, Plan | None]:
+def most_rate(sides: Sequence[GivenRole]) -> tuple[float | None, Plan | None]:
     """Return the largest rate within the limits, and the plan at the smallest rate that was tried."""
     question = sides[0].question
 
@@ -158,7 +158,7 @@ def most_rate(sides: Sequence[Side]) -> tuple[float | None, Plan | None]:
     return largest_rate(used, 1.0, ceiling, ceiling / 2), plan_at(sides, ceiling * LEAST_PART)
 
 
-def mended_rate(sides: Sequence[Side], most: float | None) -> float | None:
+def mended_rate(sides: Sequence[GivenRole], most: float | None) -> float | None:
     """Return the largest rate with batches reduced to what TPOT allows; None where it is no larger."""
     timely = [side.sequences if side.role == "prefill" else side.timely_batch() or side.batch for side in sides]
     if all(side.role == "prefill" or batch >= side.batch for side, batch in zip(sides, timely, strict=True)):

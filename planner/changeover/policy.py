@@ -17,7 +17,6 @@ from ground.units import HOUR_SECONDS
 from planner.changeover.moving import Terms, drain_seconds, weight_plane
 from planner.changeover.robust import Layout, Scenario, at_hand, layouts_of, options_of
 from planner.changeover.stages import kinds_of
-from planner.manifest.loading import start_seconds
 from planner.manifest.schema import Manifest, Pool
 
 Joint = tuple[Layout, ...]
@@ -27,7 +26,7 @@ MOST_JOINT = 250_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class WindowScenarios:
     """The scenarios of one window of time, one per model; None where a model has no traffic."""
 
     name: str
@@ -67,7 +66,7 @@ class Space:
     window, nor does the same option with fewer instances.
     """
 
-    windows: tuple[Window, ...]
+    windows: tuple[WindowScenarios, ...]
     layouts: tuple[tuple[Layout, ...], ...]
     late: tuple[tuple[int, int, Layout], ...] = ()
 
@@ -113,7 +112,7 @@ def space_of(scenarios: Sequence[Scenario]) -> Space | None:
     models = list(dict.fromkeys(each.question.model.name for each in scenarios))
     asked = {(each.name, each.question.model.name): each for each in scenarios}
     names = list(dict.fromkeys(each.name for each in scenarios))
-    windows = [Window(name=name, asked=tuple(asked.get((name, model)) for model in models)) for name in names]
+    windows = [WindowScenarios(name=name, asked=tuple(asked.get((name, model)) for model in models)) for name in names]
     most = max(window.devices for window in windows)
     found = []
     for number in range(len(models)):
@@ -296,7 +295,7 @@ def moves_of(layouts: Sequence[Layout], terms: Terms | None = None) -> Floats:
     held = np.maximum(change, 0.0) @ (come * chips) + np.maximum(-change, 0.0) @ (go * chips)
     for empty in np.flatnonzero(~counts.any(axis=1)):  # no peer has the weights
         for row, own in enumerate(counts.astype(int).tolist()):
-            starts = [start_seconds(source[kind], pool, own[kind] or 1) for kind, pool in enumerate(kinds)]
+            starts = [source[kind].start_seconds(pool, own[kind] or 1) for kind, pool in enumerate(kinds)]
             held[empty, row] = float(counts[row] * starts @ chips)
     return np.asarray(held / HOUR_SECONDS, dtype=np.float64)
 
@@ -350,7 +349,7 @@ def _changes(old: Layout, new: Layout) -> list[tuple[int, float]]:
         manifest = layout.option.manifest
         for pool, before, after in zip(manifest.pools, then, now, strict=False):
             if after > before:
-                own = _start_seconds(manifest, pool, None) if peers else start_seconds(manifest, pool, after)
+                own = _start_seconds(manifest, pool, None) if peers else manifest.start_seconds(pool, after)
                 found.append((after - before, own))
             elif after < before:
                 found.append((after - before, drain_seconds(manifest, pool)))

@@ -4,15 +4,10 @@ CloudMatrix384 (arXiv 2506.12708) section 4.4 and Table 2: an object store that 
 memory, which reads a model from the store once and gives it to every instance.
 """
 
-from typing import TYPE_CHECKING
-
 from hardware.formats import ELEMENT_BYTES
 from hardware.spec import Dtype, HardwareSpec
 from models.parameters import count_parameters
 from models.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from planner.manifest.schema import Manifest, Pool
 
 STARTUP_SECONDS = 60.0
 """From weights in place to the first request: processes, captured graphs, warm-up. Assumed: operators tell of cold
@@ -41,19 +36,3 @@ def stored_seconds(checkpoint: float, held: float, storage: float, plane: float,
     ``storage`` of the store and ``plane`` of a device.
     """
     return max(together * checkpoint / storage, held / plane)
-
-
-def load_seconds(manifest: "Manifest", pool: "Pool", together: int = 1) -> float:
-    """Return how long the weights take: off pooled memory where they stay there, else off the store."""
-    recovery, held = manifest.recovery, pool.memory_bytes_per_device.weights
-    if recovery.pool_bytes_per_second is not None:
-        return held / recovery.pool_bytes_per_second
-    plane = slowest_plane(manifest.clusters[pool.hardware].spec)[1]
-    checkpoint = checkpoint_bytes(manifest.model.spec, pool.weights_dtype)
-    return stored_seconds(checkpoint, held, recovery.storage_bytes_per_second, plane, together)
-
-
-def start_seconds(manifest: "Manifest", pool: "Pool", together: int = 1) -> float:
-    """Return how long one of ``together`` instances takes from nothing to its first request."""
-    stated = manifest.recovery.restart_seconds
-    return manifest.recovery.startup_seconds + load_seconds(manifest, pool, together) if stated is None else stated

@@ -24,7 +24,13 @@ from planner.manifest.layout import (
     RankTable,
     ShardRule,
 )
-from planner.manifest.loading import STARTUP_SECONDS, STORAGE_BYTES_PER_SECOND
+from planner.manifest.loading import (
+    STARTUP_SECONDS,
+    STORAGE_BYTES_PER_SECOND,
+    checkpoint_bytes,
+    slowest_plane,
+    stored_seconds,
+)
 
 MANIFEST_VERSION = 1
 
@@ -409,3 +415,17 @@ class Manifest(Strict):
         if self.kv_transfer is not None:
             each = self.kv_transfer.bytes_per_token
         return PrefixCache.of_bytes(block_tokens, each, self.caching.capacity_bytes, self.caching.ssd_capacity_bytes)
+
+    def load_seconds(self, pool: Pool, together: int = 1) -> float:
+        """Return how long weights take: off pooled memory where they stay there, else off a store that all share."""
+        recovery, held = self.recovery, pool.memory_bytes_per_device.weights
+        if recovery.pool_bytes_per_second is not None:
+            return held / recovery.pool_bytes_per_second
+        plane = slowest_plane(self.clusters[pool.hardware].spec)[1]
+        checkpoint = checkpoint_bytes(self.model.spec, pool.weights_dtype)
+        return stored_seconds(checkpoint, held, recovery.storage_bytes_per_second, plane, together)
+
+    def start_seconds(self, pool: Pool, together: int = 1) -> float:
+        """Return how long one of ``together`` instances takes from nothing to its first request."""
+        recovery, stated = self.recovery, self.recovery.restart_seconds
+        return recovery.startup_seconds + self.load_seconds(pool, together) if stated is None else stated

@@ -46,7 +46,7 @@ def renumbered(current: Ints, target: Ints, problem: Problem) -> Ints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Transition:
     """A layer's maps on the way: after ``loads[k]`` loaded experts the imbalance is ``imbalance[k]``."""
 
     loads: list[int]
@@ -58,7 +58,7 @@ class Trace:
         return max(step for step, loads in enumerate(self.loads) if loads <= most_loads)
 
 
-def few_moves(loads: Floats, current: Ints, ranks: int, most_loads: int) -> Trace:
+def few_moves(loads: Floats, current: Ints, ranks: int, most_loads: int) -> Transition:
     """Improve one layer's map step by step, the greatest gain per load first.
 
     Args:
@@ -70,7 +70,7 @@ def few_moves(loads: Floats, current: Ints, ranks: int, most_loads: int) -> Trac
     mean = loads.sum() / ranks
     state = Rows.start(loads[None], current.reshape(1, ranks, -1))
     only = np.zeros(1, dtype=np.int64)
-    trace = Trace(loads=[0], imbalance=[float(state.peak(only)[1][0] / mean)], slots=[current])
+    trace = Transition(loads=[0], imbalance=[float(state.peak(only)[1][0] / mean)], slots=[current])
     while True:
         highest = float(state.peak(only)[1][0])
         swapped = Rows.start(loads[None], state.held)

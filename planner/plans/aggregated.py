@@ -12,13 +12,13 @@ from planner.instances.aggregated import AggregatedServer, AggregatedState, aggr
 from planner.instances.candidates import AggregatedCandidate
 from planner.instances.space import Role, machines_of
 from planner.plans.plan import Plan
-from planner.plans.pools import EncodePool, Leaving, PlannedPool, answering
+from planner.plans.pools import Leaving, PlannedEncode, PlannedPool, answering
 from planner.question import Question
 from planner.serving.latency import Latency
 
 
 @dataclass(frozen=True, kw_only=True)
-class AggregatedPool(PlannedPool):
+class PlannedAggregated(PlannedPool):
     """Aggregated instances at the planned rate; ``prediction`` is that of the mean step at that rate."""
 
     role: ClassVar[Role] = "mixed"
@@ -41,7 +41,7 @@ class AggregatedPool(PlannedPool):
 class AggregatedPlan(Plan):
     """One pool of aggregated instances."""
 
-    mixed: AggregatedPool
+    mixed: PlannedAggregated
 
     def language_pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pool with its role."""
@@ -74,7 +74,7 @@ class AggregatedPlan(Plan):
             f"{requests_per(pool.capacity_per_second)}{', spare instances included' if self.question.survive else ''}."
         )
 
-    def behind(self, encode: EncodePool, requests: Leaving) -> "AggregatedPlan":
+    def behind(self, encode: PlannedEncode, requests: Leaving) -> "AggregatedPlan":
         """Return the plan behind an encode pool, its instances played on the requests that leave that pool."""
         pool, stream = self.mixed, requests.stream
         server, times = AggregatedServer(self.question, pool.candidate), self.question.stretch_of("mixed")
@@ -132,7 +132,7 @@ def make_aggregated(
         return None
     if times != 1:
         state = state.scaled(times)
-    pool = AggregatedPool(
+    pool = PlannedAggregated(
         question=question,
         candidate=server.candidate,
         machines=machines_of(question, "mixed"),

@@ -58,11 +58,11 @@ from planner.manifest.schema import (
     ShownPictures,
 )
 from planner.manifest.stepcost import layers_per_stage
-from planner.plans.aggregated import AggregatedPlan, AggregatedPool
+from planner.plans.aggregated import AggregatedPlan, PlannedAggregated
 from planner.plans.expectation import aggregated_prediction, open_prediction
 from planner.plans.places import clusters_of
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.pools import DecodePool, EncodePool, PlannedPool, PrefillPool
+from planner.plans.pools import PlannedDecode, PlannedEncode, PlannedPool, PlannedPrefill
 from planner.plans.servers import deviation_of
 from planner.question import Question
 from planner.serving.prompts import prompts_of
@@ -77,7 +77,7 @@ def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], see
     """Return a pool of a manifest; ``seed`` draws the expert loads that placement assumes."""
     question, candidate, machines = pool.question, pool.candidate, pool.machines
     model, deployment, strategy = question.model, candidate.deployment, candidate.row.strategy
-    tower = model.vision if isinstance(pool, EncodePool) else None
+    tower = model.vision if isinstance(pool, PlannedEncode) else None
     degrees = Degrees(**{name: getattr(strategy, name) for name in Degrees.model_fields})
     memory = pool.memory
     capacity = kv_capacity_tokens(deployment, memory)
@@ -122,7 +122,7 @@ def step_costs(pool: PlannedPool) -> dict[PhaseName, StepCostModel]:
     tokens per device for staging; the whole weights that staging stores serve plain TP as well.
     """
     planned, costs = pool.candidate.deployment, {}
-    if isinstance(pool, EncodePool) or planned.phase == "mixed":
+    if isinstance(pool, PlannedEncode) or planned.phase == "mixed":
         return {planned.phase: StepCostModel.from_step_cost(balanced_cost(planned, pool.question.balance))}
     for phase in ("prefill", "decode"):
         deployment = planned
@@ -166,14 +166,14 @@ def cache_shape(cache: Cache) -> dict[str, Any]:
 def _limits(pool: PlannedPool, capacity_tokens: int) -> BatchLimits:
     """Return the planned batch; for the other phase, one prompt per DP group or the requests whose KV fits."""
     strategy, workload = pool.candidate.row.strategy, pool.question.workload
-    if isinstance(pool, PrefillPool):
+    if isinstance(pool, PlannedPrefill):
         held = device_cache(pool.candidate.deployment).charged(running_kv_tokens(workload).mean_tokens, 1.0)
         requests = int(capacity_tokens // held)
         return BatchLimits(requests_per_dp_rank=max(requests, 1), tokens_per_device=pool.candidate.tokens_per_device)
-    if isinstance(pool, AggregatedPool):
+    if isinstance(pool, PlannedAggregated):
         share = pool.candidate.batched_tokens // (strategy.attention_tp * strategy.pp)
         return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=share)
-    assert isinstance(pool, DecodePool)
+    assert isinstance(pool, PlannedDecode)
     tokens = -(-workload.input_tokens.mean // (strategy.attention_tp * strategy.pp))
     return BatchLimits(requests_per_dp_rank=pool.candidate.batch, tokens_per_device=int(tokens))
 

@@ -19,11 +19,11 @@ from planner.plans.handover import both_played, fed, is_fed, state_of_links
 from planner.plans.places import lost_of, nodes_of, places_of
 from planner.plans.pools import (
     WHY_BATCH,
-    DecodePool,
-    EncodePool,
     Leaving,
+    PlannedDecode,
+    PlannedEncode,
     PlannedPool,
-    PrefillPool,
+    PlannedPrefill,
     decode_pool_of,
     encode_pool,
     leaving,
@@ -48,7 +48,7 @@ class Plan(ABC):
     """Sample and intervals of the latencies, where an instance was played."""
     crowded_share: float = 0.0
     """Share of prompts that wait for a pass because prompts that wait for decode fill the KV memory of prefill."""
-    encode: EncodePool | None = None
+    encode: PlannedEncode | None = None
     """Encode instances before prefill; None where prefill or aggregated instances encode pictures."""
 
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
@@ -119,7 +119,7 @@ class Plan(ABC):
         return None if pool is None else self.behind(pool, leaving(self.question, pool, self.requests_per_second))
 
     @abstractmethod
-    def behind(self, encode: EncodePool, requests: Leaving) -> "Plan":
+    def behind(self, encode: PlannedEncode, requests: Leaving) -> "Plan":
         """Return the plan behind an encode pool, with latencies from the arrival at encode on."""
 
     @abstractmethod
@@ -261,8 +261,8 @@ def cost_of(plans: Iterable[Plan]) -> float | None:
 class DisaggregatedPlan(Plan):
     """A prefill pool and a decode pool, with KV transfer between them."""
 
-    prefill: PrefillPool
-    decode: DecodePool
+    prefill: PlannedPrefill
+    decode: PlannedDecode
     links: LinkState
     """Transfer and waiting times of the KV links."""
 
@@ -285,7 +285,7 @@ class DisaggregatedPlan(Plan):
         question, prefill, decode = self.question, self.prefill, self.decode
         if question.sized_for is not None:
             return "rate"
-        pools: list[DecodePool | PrefillPool] = [decode, prefill, *([self.encode] if self.encode else [])]
+        pools: list[PlannedDecode | PlannedPrefill] = [decode, prefill, *([self.encode] if self.encode else [])]
         tighter = min(pools, key=lambda pool: pool.capacity_per_second)
         held = "devices" if question.pin(tighter.role).instances is None else "instances"
         return f"{held}, {tighter.role} {tighter.limit}"
@@ -336,7 +336,7 @@ class DisaggregatedPlan(Plan):
             state = replace(state, span=state.tpot.scaled(tokens) if alike else state.span.scaled(times))
         return end_to_end(self.ttft, state, question.workload.output_tokens.mean - 1)
 
-    def behind(self, encode: EncodePool, requests: Leaving) -> "DisaggregatedPlan":
+    def behind(self, encode: PlannedEncode, requests: Leaving) -> "DisaggregatedPlan":
         """Return the plan behind an encode pool; where prefill memory fills up, waits count as independent."""
         if self.crowded_share:
             return replace(self, encode=encode, ttft=independent_sum(encode.latency, self.ttft))

@@ -72,7 +72,7 @@ class PlannedPool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrefillPool(PlannedPool):
+class PlannedPrefill(PlannedPool):
     """Prefill instances at the planned rate; ``prediction`` is that of a full pass."""
 
     role: ClassVar[Role] = "prefill"
@@ -108,7 +108,7 @@ class PrefillPool(PlannedPool):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncodePool(PrefillPool):
+class PlannedEncode(PlannedPrefill):
     """Encode instances at the planned rate; ``prediction`` is that of a full pass of picture tokens."""
 
     role: ClassVar[Role] = "encode"
@@ -121,7 +121,7 @@ class EncodePool(PrefillPool):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodePool(PlannedPool):
+class PlannedDecode(PlannedPool):
     """Decode instances at the planned rate; ``prediction`` is that of the full batch."""
 
     role: ClassVar[Role] = "decode"
@@ -208,10 +208,10 @@ def prefill_prediction(question: Question, candidate: PrefillCandidate) -> Predi
 
 def prefill_pool_of(
     question: Question, prefill: tuple[PrefillServer, int, float], rate_per_second: float, limit: str
-) -> PrefillPool:
+) -> PlannedPrefill:
     """Return the prefill pool of (server, instances, rate of one) that reaches a limit."""
     server, instances, capacity_of_each = prefill
-    return PrefillPool(
+    return PlannedPrefill(
         question=question,
         candidate=server.candidate,
         machines=question.prefill,
@@ -224,10 +224,10 @@ def prefill_pool_of(
 
 def decode_pool_of(
     question: Question, decode: tuple[DecodeServer, int, float], state: DecodeState, limit: str
-) -> DecodePool:
+) -> PlannedDecode:
     """Return the decode pool of (server, instances, rate of one) in a state that reaches a limit."""
     server, instances, capacity_of_each = decode
-    return DecodePool(
+    return PlannedDecode(
         question=question,
         candidate=server.candidate,
         machines=question.decode,
@@ -241,14 +241,14 @@ def decode_pool_of(
 
 def encode_pool(
     question: Question, encode: tuple[PrefillServer, int, float], rate_per_second: float
-) -> EncodePool | None:
+) -> PlannedEncode | None:
     """Return the encode pool of (server, instances, rate of one) for a question; None beyond saturation."""
     (server, instances, capacity_of_each), times = encode, question.stretch_of("encode")
     each = times * rate_per_second / instances
     latency = server.ttft(each, instances)
     if latency is None:
         return None
-    return EncodePool(
+    return PlannedEncode(
         question=server.question,
         candidate=server.candidate,
         machines=question.prefill,
@@ -267,7 +267,7 @@ class Leaving(NamedTuple):
     encode_seconds: Floats
 
 
-def leaving(question: Question, pool: EncodePool, rate_per_second: float) -> Leaving:
+def leaving(question: Question, pool: PlannedEncode, rate_per_second: float) -> Leaving:
     """Play an encode pool that requests are dealt to in turn; return its requests as they leave.
 
     Requests of one pass leave together, once their embeddings have been sent. The next role is played on them.

@@ -6,9 +6,9 @@ from statistics import NormalDist
 from planner.costs.interval import Interval
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
-from planner.plans.aggregated import AggregatedPool
+from planner.plans.aggregated import PlannedAggregated
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.plans.pools import PlannedDecode, PlannedPool, PlannedPrefill
 from planner.question import Question
 
 PREDICTED = 0.5
@@ -21,12 +21,12 @@ _STEP = 0.002
 
 def server_of(plan: Plan, pool: PlannedPool, question: Question) -> PrefillServer | DecodeServer | AggregatedServer:
     """Return the server of one of a pool's instances under a question."""
-    if isinstance(pool, PrefillPool):
+    if isinstance(pool, PlannedPrefill):
         return pool.server(question)
-    if isinstance(pool, DecodePool):
+    if isinstance(pool, PlannedDecode):
         assert isinstance(plan, DisaggregatedPlan), "decode instances stand beside prefill instances"
         return plan.decoder(question)
-    assert isinstance(pool, AggregatedPool), "pools are of three roles"
+    assert isinstance(pool, PlannedAggregated), "pools are of three roles"
     return AggregatedServer(question, pool.candidate)
 
 

@@ -14,9 +14,9 @@ from planner.costs.latency import balanced_cost
 from planner.instances.kv_links import LinkState
 from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.terms import CommunicationTerm, Term
-from planner.plans.aggregated import AggregatedPool
+from planner.plans.aggregated import PlannedAggregated
 from planner.plans.plan import DisaggregatedPlan, Plan
-from planner.plans.pools import DecodePool, PlannedPool, PrefillPool
+from planner.plans.pools import PlannedDecode, PlannedPool, PlannedPrefill
 from planner.workload import reserved_kv_tokens
 
 LEADING = 6
@@ -76,11 +76,11 @@ def worked_plan(plan: Plan) -> tuple[PoolTerms, ...]:
 
 
 def _lines(plan: Plan, pool: PlannedPool) -> tuple[str, ...]:
-    if isinstance(pool, PrefillPool):
+    if isinstance(pool, PlannedPrefill):
         return _prefill_lines(pool)
-    if isinstance(pool, AggregatedPool):
+    if isinstance(pool, PlannedAggregated):
         return _mixed_lines(plan, pool)
-    assert isinstance(pool, DecodePool)
+    assert isinstance(pool, PlannedDecode)
     return _decode_lines(plan, pool)
 
 
@@ -134,7 +134,7 @@ def _amount(row: Operator, term: Term | None) -> tuple[float | None, float | Non
     return (row.bytes / row.count, float(term.bytes_per_second)) if row.bound == "memory" else (None, None)
 
 
-def _prefill_lines(pool: PrefillPool) -> tuple[str, ...]:
+def _prefill_lines(pool: PlannedPrefill) -> tuple[str, ...]:
     candidate = pool.candidate
     ranks = candidate.row.strategy.attention_dp
     parts = f", each in {candidate.chunks} parts" if candidate.chunks > 1 else ""
@@ -150,7 +150,7 @@ def _carried(pool: PlannedPool) -> str:
     return each if pool.instances == 1 else f"{each}, {pool.instances} carry {pool.capacity_per_second:.4g}"
 
 
-def _decode_lines(plan: Plan, pool: DecodePool) -> tuple[str, ...]:
+def _decode_lines(plan: Plan, pool: PlannedDecode) -> tuple[str, ...]:
     question = plan.question
     candidate, ranks = pool.candidate, pool.candidate.row.strategy.attention_groups
     accepted = tokens_per_iteration(candidate.drafts, question.acceptance)
@@ -179,7 +179,7 @@ def link_line(links: LinkState) -> str:
     )
 
 
-def _mixed_lines(plan: Plan, pool: AggregatedPool) -> tuple[str, ...]:
+def _mixed_lines(plan: Plan, pool: PlannedAggregated) -> tuple[str, ...]:
     """Return Little's law of a rank: running requests over their time in decode."""
     candidate, state, question = pool.candidate, pool.state, plan.question
     ranks = candidate.row.strategy.attention_groups

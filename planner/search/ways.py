@@ -15,6 +15,7 @@ import numpy as np
 
 from planner.engines.loader import runs_on
 from planner.engines.spec import ShapeName
+from planner.instances.apart import apart_rows
 from planner.instances.candidates import Count
 from planner.instances.encoding import apart, ways_to_encode
 from planner.instances.space import Role, Row, role_rows
@@ -181,8 +182,6 @@ def unpruned(separate: Gathered, aim: Aim) -> Gathered:
 
 def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
     """Return the options with the decode rows beyond the grid that may beat rows of the grid."""
-    from planner.instances.apart import apart_rows
-
     wider: dict[int, Side] = {}
     options: list[tuple[Option, ...]] = []
     pruned: list[Pruned] = []

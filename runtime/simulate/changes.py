@@ -8,7 +8,6 @@ from functools import partial
 from typing import Literal
 
 from ground.errors import BadInput
-from planner.manifest.loading import start_seconds
 from planner.manifest.migration import Staged, instance_names
 from planner.manifest.schema import Manifest, Pool
 from runtime.simulate.decode import DecodeInstance
@@ -225,7 +224,7 @@ class Autoscaler:
                 self.started += 1
                 seconds = self._rule.startup_seconds
                 if seconds is None:
-                    seconds = start_seconds(self._system.shared.manifest, pool.pool, len(pool.starting))
+                    seconds = self._system.shared.manifest.start_seconds(pool.pool, len(pool.starting))
                 self._standby.load(name, seconds, partial(pool.opened, name))
             while len(pool.there) + len(pool.starting) > wanted and len(pool.there) > self._rule.least:
                 name = pool.there.pop()

@@ -16,7 +16,6 @@ from ground.errors import BadInput
 from ground.units import DAY_SECONDS, parse_duration, read_index
 from models.spec import MLA
 from planner.manifest.layout import Instance
-from planner.manifest.loading import start_seconds
 from planner.manifest.loads import placement_balance
 from planner.manifest.schema import Pool
 from planner.manifest.terms import StepCost
@@ -34,7 +33,7 @@ _TEXT = re.compile(r"(device|node|link)\s+(\S+)\s+at\s+(\S+)\s+for\s+(\S+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Outage:
     """``target`` is INSTANCE/RANK of a device, CLUSTER/NUMBER of a node (or its number), or the instance of a link."""
 
     kind: Literal["device", "node", "link"]
@@ -43,7 +42,7 @@ class Fault:
     for_seconds: float
 
 
-def parse_fault(text: str) -> Fault:
+def parse_fault(text: str) -> Outage:
     """Return a fault such as ``device decode-0/5 at 10s for 1min``."""
     match = _TEXT.fullmatch(text.strip())
     if not match:
@@ -55,13 +54,13 @@ def parse_fault(text: str) -> Fault:
     at_seconds, for_seconds = parse_duration(at, "--fail", allow_zero=True), parse_duration(length, "--fail")
     if max(at_seconds, for_seconds) > MOST_SECONDS:
         raise BadInput(f"--fail: {text[:60]!r} is too long; a fault begins after and lasts at most 36500d")
-    return Fault(kind=kind, target=target, at_seconds=at_seconds, for_seconds=for_seconds)  # type: ignore[arg-type]
+    return Outage(kind=kind, target=target, at_seconds=at_seconds, for_seconds=for_seconds)  # type: ignore[arg-type]
 
 
 class Faults:
     """Plays faults on a system. ``begun`` counts those that began, by kind."""
 
-    def __init__(self, system: System, faults: tuple[Fault, ...]) -> None:
+    def __init__(self, system: System, faults: tuple[Outage, ...]) -> None:
         self._system, self._shared = system, system.shared
         self._recovery = system.shared.manifest.recovery
         self._faults = faults
@@ -83,7 +82,7 @@ class Faults:
         for fault in self._faults:
             self._shared.engine.at(fault.at_seconds, COMPLETION, self._strike, fault)
 
-    def _hit(self, fault: Fault) -> dict[str, set[int]]:
+    def _hit(self, fault: Outage) -> dict[str, set[int]]:
         """Return the ranks of each instance that a fault takes; BadInput where the manifest has no such place."""
         name, _, number = fault.target.partition("/")
         if fault.kind == "link" and fault.target in self._places:
@@ -106,7 +105,7 @@ class Faults:
     def _parts(self, name: str) -> list[Part]:
         return [part for part in self._system.parts if part.name == name]
 
-    def _strike(self, fault: Fault) -> None:
+    def _strike(self, fault: Outage) -> None:
         """Let what is hit hang until the loss is known; a link that is back by then has only faltered."""
         self.begun[fault.kind] += 1
         unknown = self._recovery.detection_seconds
@@ -128,7 +127,7 @@ class Faults:
                 else:
                     part.pause(unknown)
 
-    def _recover(self, fault: Fault) -> None:
+    def _recover(self, fault: Outage) -> None:
         hit = self._hit(fault)
         if self._recovery.stage == "restart":
             for name in self._places:
@@ -138,7 +137,7 @@ class Faults:
         for name, ranks in hit.items():
             self._fail_over(name, ranks, fault)
 
-    def _glitch(self, fault: Fault) -> None:
+    def _glitch(self, fault: Outage) -> None:
         """A link falters: transfers wait, and decode repeats the iteration under way when it is back."""
         now = self._shared.engine.now_seconds
         if self._system.links is not None:
@@ -147,7 +146,7 @@ class Faults:
             if not isinstance(part, PrefillInstance) and part.up:
                 part.pause(fault.for_seconds)
 
-    def _fail_over(self, name: str, ranks: set[int], fault: Fault) -> None:
+    def _fail_over(self, name: str, ranks: set[int], fault: Outage) -> None:
         """Decode and mixed instances shrink where they can; others are down until they are repaired and loaded."""
         pool, back = self._places[name][0], fault.for_seconds + self._start_seconds(name)
         if name in self.absent:
@@ -178,7 +177,7 @@ class Faults:
             self._system.roles.to_decode(forced=True)
 
     def _start_seconds(self, name: str, together: int = 1) -> float:
-        return start_seconds(self._shared.manifest, self._places[name][0], together)
+        return self._shared.manifest.start_seconds(self._places[name][0], together)
 
     def _shrink(self, part: DecodeInstance, gone: set[int]) -> None:
         """Go on without the DP groups of dead devices; their requests are computed anew or moved."""

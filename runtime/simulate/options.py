@@ -5,7 +5,7 @@ from typing import Literal
 
 from runtime.simulate.changes import Autoscale, Migrating
 from runtime.simulate.engine import NEVER
-from runtime.simulate.faults import Fault
+from runtime.simulate.faults import Outage
 from runtime.simulate.workload import Requests
 
 
@@ -30,6 +30,6 @@ class SimulationOptions:
     balance: dict[str, float] = field(default_factory=dict)
     rebalances: tuple[tuple[float, dict[str, float]], ...] = ()
     offline: Requests | None = None
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Outage, ...] = ()
     migrating: Migrating | None = None
     autoscale: Autoscale | None = None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ground.prefix_cache import Found
+from ground.prefix_cache import CacheHit
 from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
 from runtime.simulate.device import Devices, Shared
@@ -246,7 +246,7 @@ class PrefillInstance:
         The collaborative scheduler of xDeepServe section 4: it knows lengths and prefix hits of all ranks.
         """
         room = sum(making.room)
-        chosen: list[tuple[Request, int, Found | None]] = []
+        chosen: list[tuple[Request, int, CacheHit | None]] = []
         while queue:
             request = queue[0]
             found = self._loading.find(request)
@@ -275,7 +275,7 @@ class PrefillInstance:
         self._blocked = free < request.prompt and (bool(self.held_tokens) or free < self._most_held)
         return not self._blocked
 
-    def _take(self, making: Pass, request: Request, rank: int, start: int, found: Found | None) -> None:
+    def _take(self, making: Pass, request: Request, rank: int, start: int, found: CacheHit | None) -> None:
         if request.started < 0:
             request.started = self._engine.now_seconds
         request.state = PREFILL

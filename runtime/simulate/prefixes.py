@@ -2,7 +2,7 @@
 
 from functools import cached_property
 
-from ground.prefix_cache import Found, PrefixCache
+from ground.prefix_cache import CacheHit, PrefixCache
 from planner.manifest.schema import Pool
 from runtime.simulate.device import Shared
 from runtime.simulate.request import Request
@@ -29,16 +29,16 @@ class Prefixes:
         block = self._shared.cache.block_tokens
         return PrefixCache(block, self._tokens // block) if self._kept else None
 
-    def look_up(self, request: Request) -> Found:
+    def look_up(self, request: Request) -> CacheHit:
         """Return what is found, the instance's own first; blocks that are found count as used."""
         blocks, prompt = request.blocks or (), request.prompt
-        found = self._shared.cache.look_up(blocks, prompt) if self._common else Found()
+        found = self._shared.cache.look_up(blocks, prompt) if self._common else CacheHit()
         if self._own is None:
             return found
         local = self._own.look_up(blocks, prompt).tokens
         rest = max(found.tokens - local, 0)
         ssd = min(found.ssd_tokens, rest)
-        return Found(rest - ssd, ssd, local)
+        return CacheHit(rest - ssd, ssd, local)
 
     def insert(self, request: Request) -> None:
         """Keep the blocks of a prompt that is computed."""
@@ -67,20 +67,20 @@ class Loading:
             self._dram, self._ssd = size / dram, size / (caching.ssd_bandwidth_bytes_per_second or dram)
         self._known: dict[int, float] = {}
 
-    def seconds(self, found: Found) -> float:
+    def seconds(self, found: CacheHit) -> float:
         """Return how long every device of a DP rank reads what was found, one tier after the other."""
         return found.dram_tokens * self._dram + found.ssd_tokens * self._ssd
 
-    def find(self, request: Request) -> Found | None:
+    def find(self, request: Request) -> CacheHit | None:
         """Find the head of the prompt in the cache, but what is computed sooner than loaded; stated reuse stands."""
         if request.blocks is not None and not request.retries:
             found = self.prefixes.look_up(request)
         elif request.reused:
-            found = Found(dram_tokens=request.reused)
+            found = CacheHit(dram_tokens=request.reused)
         else:
             return None
         if self.seconds(found) > self._compute_seconds(found.dram_tokens + found.ssd_tokens):
-            found = Found(local_tokens=found.local_tokens)
+            found = CacheHit(local_tokens=found.local_tokens)
         request.reused = found.tokens
         return found
 

@@ -7,7 +7,7 @@ import pytest
 
 from ground.errors import BadInput, Infeasible
 from ground.yamldata import parse_yaml
-from planner.changeover.change import Asked, Change, change
+from planner.changeover.change import Changeover, Conditions, change
 from planner.changeover.moving import Terms
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.manifest.layout import Degrees
@@ -24,7 +24,7 @@ def counts(manifest: Manifest) -> dict[str, int]:
 
 def test_same_weights_flip_without_a_load() -> None:
     """Two prefill instances become decode ones where they stand: nothing is loaded, four stay."""
-    found = change(tight(4, 2), tight(2, 4), Asked(rate_per_second=10.0))
+    found = change(tight(4, 2), tight(2, 4), Conditions(rate_per_second=10.0))
     assert {start.how for step in found.migration.steps for start in step.start} == {"flip"}
     assert found.bytes == 0
     assert found.kept == 4
@@ -34,7 +34,7 @@ def test_same_weights_flip_without_a_load() -> None:
 def test_other_degrees_are_loaded_off_peers() -> None:
     """Decode of another degree is loaded whole from the instances that serve; what both have stays by name."""
     wide = tight(2, 2, nodes=6, decode_degrees=Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8))
-    found = change(tight(4, 2), wide, Asked(rate_per_second=5.0))
+    found = change(tight(4, 2), wide, Conditions(rate_per_second=5.0))
     starts = [start for step in found.migration.steps for start in step.start]
     assert {start.how for start in starts} == {"load"}
     assert {start.source for start in starts} == {"peers"}
@@ -46,7 +46,7 @@ def test_other_degrees_are_loaded_off_peers() -> None:
 def test_other_maps_load_only_what_moves() -> None:
     """Two experts change places: two ranks load one expert in each layer."""
     swapped = [8, 9, *range(2, 8), 0, 1, *range(10, 16)]
-    found = change(tight(2, 2), tight(2, 2, decode_slots=swapped), Asked(rate_per_second=5.0))
+    found = change(tight(2, 2), tight(2, 2, decode_slots=swapped), Conditions(rate_per_second=5.0))
     assert {start.how for step in found.migration.steps for start in step.start} == {"experts"}
     expert = 3 * 64 * 32 * 2
     assert sum(move.bytes for move in found.order.moves) == pytest.approx(2 * 3 * 4 * expert)
@@ -57,7 +57,7 @@ def test_other_maps_load_only_what_moves() -> None:
 def test_every_stage_is_a_manifest(spare: int) -> None:
     """Stages pass the reader, share no device, and the last one is NEW but for names and node numbers."""
     new = tight(1, 2, nodes=5, decode_degrees=Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8))
-    found = change(tight(3, 2), new, Asked(rate_per_second=5.0, spare_nodes=spare))
+    found = change(tight(3, 2), new, Conditions(rate_per_second=5.0, spare_nodes=spare))
     for stage in found.stages:
         assert parse_manifest(parse_yaml(dump_manifest(stage), "stage"), "stage") == stage
     last = found.stages[-1]
@@ -71,7 +71,7 @@ def test_instances_start_as_new_states_it() -> None:
     """A start-up that the manifest to come states is the one that a change takes, unless another is asked for."""
     wide = tight(2, 2, nodes=6, decode_degrees=Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8))
     slow = wide.model_copy(update={"recovery": wide.recovery.model_copy(update={"startup_seconds": 600.0})})
-    asked = Asked(rate_per_second=5.0)
+    asked = Conditions(rate_per_second=5.0)
     usual, later = change(tight(4, 2), wide, asked), change(tight(4, 2), slow, asked)
     loads = [max(start.seconds for step in each.migration.steps for start in step.start) for each in (usual, later)]
     assert loads[1] == pytest.approx(loads[0] + 540.0)
@@ -81,8 +81,8 @@ def test_instances_start_as_new_states_it() -> None:
 
 def test_fewer_at_once_take_more_steps() -> None:
     """With one instance at a time every step touches one, and the change takes longer."""
-    every = change(tight(4, 2), tight(2, 4), Asked(rate_per_second=1.0))
-    single = change(tight(4, 2), tight(2, 4), Asked(rate_per_second=1.0, most_at_once=1))
+    every = change(tight(4, 2), tight(2, 4), Conditions(rate_per_second=1.0))
+    single = change(tight(4, 2), tight(2, 4), Conditions(rate_per_second=1.0, most_at_once=1))
     assert all(max(len(step.drain), len(step.start)) == 1 for step in single.migration.steps)
     assert single.order.seconds > every.order.seconds
 
@@ -100,7 +100,7 @@ def test_an_end_that_carries_nothing_promises_nothing() -> None:
     idle = [pool.model_copy(update={"predicted": None}) for pool in new.pools]
     stated = [pool.predicted.model_copy(update={"requests_per_second": 0.0}) for pool in new.pools if pool.predicted]
     pools = [pool.model_copy(update={"predicted": none}) for pool, none in zip(idle, stated, strict=True)]
-    found = change(tight(4, 2), new.model_copy(update={"pools": pools}), Asked(rate_per_second=10.0))
+    found = change(tight(4, 2), new.model_copy(update={"pools": pools}), Conditions(rate_per_second=10.0))
     assert found.carries_after == 0
     assert found.migration.promise.requests_per_second == 10.0
 
@@ -110,7 +110,7 @@ def test_a_lost_node_is_left_out() -> None:
     old = tight(4, 2)
     lost = next(pool.instances[0] for pool in old.pools if pool.role == "decode")
     gone = frozenset({("toy", lost.nodes[0])})
-    found = change(old, old, Asked(rate_per_second=15.0, spare_nodes=1, without=gone))
+    found = change(old, old, Conditions(rate_per_second=15.0, spare_nodes=1, without=gone))
     first = found.migration.steps[0]
     assert lost.name in first.drain
     assert found.kept == 5
@@ -121,14 +121,14 @@ def test_a_lost_node_is_left_out() -> None:
     assert found.migration.rollback == []
     assert found.migration.promise.below_seconds >= found.order.seconds  # one decode instance does not carry 15/s
     with pytest.raises(Infeasible, match="spare-nodes"):
-        change(old, old, Asked(rate_per_second=15.0, without=gone))
+        change(old, old, Conditions(rate_per_second=15.0, without=gone))
 
 
 def test_a_lost_instance_that_is_not_wanted_is_only_dropped() -> None:
     """NEW is what the loss has left: one step in which nothing starts."""
     old = tight(4, 2)
     node = old.pools[0].instances[0].nodes[0]
-    found = change(old, tight(3, 2, nodes=6), Asked(rate_per_second=5.0, without=frozenset({("toy", node)})))
+    found = change(old, tight(3, 2, nodes=6), Conditions(rate_per_second=5.0, without=frozenset({("toy", node)})))
     (step,) = found.migration.steps
     assert step.drain == [old.pools[0].instances[0].name]
     assert not step.start
@@ -141,7 +141,7 @@ def test_of_both_traffics_all_that_comes_starts_first() -> None:
     busy = new.workload.model_copy(update={"requests_per_second": 10.0})
     old = old.model_copy(update={"workload": busy})
     new = new.model_copy(update={"workload": busy})
-    asked = Asked(both=True, rate_per_second=10.0, spare_nodes=4)
+    asked = Conditions(both=True, rate_per_second=10.0, spare_nodes=4)
     found = change(old, new, asked)
     assert found.order.below_seconds == 0
     assert found.migration.promise.requests_per_second == 10.0
@@ -168,7 +168,7 @@ def test_of_both_traffics_each_kind_carries_what_comes_then() -> None:
     ]
     old = old.model_copy(update={"workload": rates[0]})
     new = new.model_copy(update={"workload": rates[1], "pools": heavy})
-    found = change(old, new, Asked(both=True, rate_per_second=10.0, spare_nodes=2))
+    found = change(old, new, Conditions(both=True, rate_per_second=10.0, spare_nodes=2))
     assert found.order.below_seconds == 0
     assert found.migration.steps[0].carries_per_second == 10.0
     assert found.carries_after == 10.0
@@ -188,14 +188,14 @@ def test_another_model_is_refused() -> None:
         change(tight(2, 2), new.model_copy(update={"model": other}))
 
 
-def _written(found: Change, folder: Path) -> Path:
-    MigrateResult(change=found, asked=Asked(terms=Terms()), seconds=0.0).save(folder)
+def _written(found: Changeover, folder: Path) -> Path:
+    MigrateResult(change=found, asked=Conditions(terms=Terms()), seconds=0.0).save(folder)
     return folder / "migration.yaml"
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     """migration.yaml and its stages come back as they were, and their union has every instance once."""
-    found = change(tight(4, 2), tight(2, 4), Asked(rate_per_second=10.0))
+    found = change(tight(4, 2), tight(2, 4), Conditions(rate_per_second=10.0))
     staged = read_migration(_written(found, tmp_path))
     assert staged.migration == found.migration
     assert staged.stages == found.stages
@@ -213,7 +213,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 )
 def test_a_stranger_crashes_nothing(old: str, new: str, told: str, tmp_path: Path) -> None:
     """A changed file is refused with its field."""
-    path = _written(change(tight(4, 2), tight(2, 4), Asked(rate_per_second=10.0)), tmp_path)
+    path = _written(change(tight(4, 2), tight(2, 4), Conditions(rate_per_second=10.0)), tmp_path)
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))

@@ -14,7 +14,7 @@ from planner.changeover.policy import (
     Joint,
     Policy,
     Space,
-    Window,
+    WindowScenarios,
     late_starts,
     moves_of,
     one_plan,
@@ -23,7 +23,6 @@ from planner.changeover.policy import (
 )
 from planner.changeover.robust import Layout, Option, Scenario, layouts_of, stood
 from planner.manifest.document import dump_manifest, parse_manifest
-from planner.manifest.loading import start_seconds
 from planner.manifest.schema import Recovery
 from planner.search.search import search
 from tests.changes import tight
@@ -52,7 +51,7 @@ def options() -> list[Option]:
 def space(asked: list[Scenario], models: int = 1, devices: int = 64) -> Space:
     """Return the layouts of so many models, each asked the same; the last of several is not there in window 0."""
     layouts = [tuple(layouts_of(options(), devices))]
-    windows = [Window(name=each.name, asked=(each,) * models) for each in asked]
+    windows = [WindowScenarios(name=each.name, asked=(each,) * models) for each in asked]
     if models > 1:
         later = [Option(manifest=each.manifest, needs=each.needs[1:]) for each in options()]
         empty = Layout(option=later[0], counts=(0, 0))
@@ -133,7 +132,7 @@ def test_a_model_that_nobody_has_is_loaded_off_the_store() -> None:
     option = replace(option, manifest=option.manifest.model_copy(update=stated))
     some = [Layout(option=option, counts=each) for each in ((0, 0), (1, 1), (2, 2))]
     took, chips = moves_of(some), option.pools[0].chips_per_instance
-    own = sum(2 * start_seconds(option.manifest, pool, 2) * chips for pool in option.pools)
+    own = sum(2 * option.manifest.start_seconds(pool, 2) * chips for pool in option.pools)
     assert took[0, 2] * HOUR_SECONDS == pytest.approx(own)
     assert took[0, 2] > 2 * took[1, 2]
 
@@ -144,7 +143,7 @@ def test_starts_are_late_where_both_layouts_do_not_fit() -> None:
     few, many = (Layout(option=option, counts=each) for each in ((1, 1), (2, 2)))
     for devices, late in ((64, 0), (48, 2)):
         asked = scenarios(devices=devices)[:2]
-        windows = tuple(Window(name=each.name, asked=(each, each)) for each in asked)
+        windows = tuple(WindowScenarios(name=each.name, asked=(each, each)) for each in asked)
         made = Space(windows=windows, layouts=((few, many), (few, many)))
         found = replace(policy(made), layouts=((few, many), (many, few)))
         starts = late_starts(made, found, around=True)

@@ -4,7 +4,7 @@ import pytest
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner.manifest.loading import checkpoint_bytes, load_seconds, slowest_plane, start_seconds, stored_seconds
+from planner.manifest.loading import checkpoint_bytes, slowest_plane, stored_seconds
 from planner.manifest.schema import Manifest, Recovery
 from tests.manifests import manifest as made
 
@@ -26,11 +26,11 @@ def test_a_restart_follows_model_and_source() -> None:
     """Start-up and load; eight at once take eight loads off the store, and no longer off pooled memory."""
     manifest = made()
     pool = manifest.pools[0]
-    alone, together = (start_seconds(manifest, pool, count) for count in (1, 1000))
+    alone, together = (manifest.start_seconds(pool, count) for count in (1, 1000))
     assert together > alone > manifest.recovery.startup_seconds
     kept = _with(manifest, pool_bytes_per_second=1e9)
-    assert load_seconds(kept, pool, 1000) == pool.memory_bytes_per_device.weights / 1e9
-    assert start_seconds(_with(manifest, restart_seconds=7.0), pool) == 7.0
+    assert kept.load_seconds(pool, 1000) == pool.memory_bytes_per_device.weights / 1e9
+    assert _with(manifest, restart_seconds=7.0).start_seconds(pool) == 7.0
 
 
 def _with(manifest: Manifest, **recovery: float) -> Manifest:

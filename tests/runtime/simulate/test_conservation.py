@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ground.errors import BadInput
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Recovery, Routing
-from runtime.simulate.faults import Fault, parse_fault
+from runtime.simulate.faults import Outage, parse_fault
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests, backlog, open_loop
@@ -41,14 +41,14 @@ RECOVERIES = st.fixed_dictionaries(
 LENGTHS = st.floats(0.01, 0.5) | st.sampled_from([60.0, 86_400.0, 8.64e7, 3e9])
 FAULTS = st.lists(
     st.builds(
-        Fault,
+        Outage,
         kind=st.just("device"),
         target=st.sampled_from(["prefill-0/0", "decode-0/1", "decode-0/2", "decode-1/3"]),
         at_seconds=st.floats(0.0, 0.6),
         for_seconds=LENGTHS,
     )
     | st.builds(
-        Fault,
+        Outage,
         kind=st.sampled_from(["link", "node"]),
         target=st.sampled_from(["0", "2"]),
         at_seconds=st.floats(0.0, 0.6),
@@ -73,11 +73,11 @@ def with_rules(made: Manifest, routing: dict[str, Any], recovery: dict[str, Any]
     return made.model_copy(update={"routing": Routing(**routing), "recovery": Recovery(**recovery)})
 
 
-def named(faults: list[Fault]) -> tuple[Fault, ...]:
+def named(faults: list[Outage]) -> tuple[Outage, ...]:
     """Return the faults with links named by instances."""
     links = {"0": "prefill-0", "2": "decode-0"}
     return tuple(
-        Fault(
+        Outage(
             kind=fault.kind,
             target=links[fault.target] if fault.kind == "link" else fault.target,
             at_seconds=fault.at_seconds,
@@ -125,7 +125,7 @@ def test_mixed_instances_and_horizons_lose_nothing(routing, recovery, workload, 
     made = build([pool("mixed", degrees, instances, kv=kv)], workload)
     made = Manifest.model_validate(made.model_dump() | {"engine": {"id": engine, "version": "0.0"}})
     made = with_rules(made, routing, recovery)
-    faults = () if hit is None else (Fault(kind="device", target=hit, at_seconds=0.2, for_seconds=0.1),)
+    faults = () if hit is None else (Outage(kind="device", target=hit, at_seconds=0.2, for_seconds=0.1),)
     options = SimulationOptions(until_seconds=until, faults=faults, offline=backlog(made.workload, 4, 1))
     result = simulate(made, open_loop(made.workload, 60.0, 60, seed=5), options)
     assert result.requests == result.completed + result.failed + result.running

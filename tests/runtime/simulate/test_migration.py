@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.changeover.change import Asked, change
+from planner.changeover.change import Conditions, change
 from planner.changeover.moving import Terms
 from planner.manifest.layout import Degrees
 from planner.manifest.migration import Staged, union
 from planner.manifest.schema import Manifest, Prediction, Recovery
 from runtime.simulate.changes import Autoscale, Migrating, _Scaled
-from runtime.simulate.faults import Fault
+from runtime.simulate.faults import Outage
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
@@ -22,7 +22,7 @@ QUICK = Terms(startup_seconds=0.5)
 WIDE = Degrees(attention_tp=2, attention_dp=8, moe_tp=2, moe_ep=8)
 FAULTS = st.lists(
     st.builds(
-        lambda node, at, length: Fault(kind="node", target=str(node), at_seconds=at, for_seconds=length),
+        lambda node, at, length: Outage(kind="node", target=str(node), at_seconds=at, for_seconds=length),
         st.integers(0, 5),
         st.floats(0.0, 6.0),
         st.floats(0.05, 3.0),
@@ -33,11 +33,11 @@ FAULTS = st.lists(
 
 def staged(old: Manifest, new: Manifest, spare: int = 0) -> Staged:
     """Return a change whose instances start within a second."""
-    found = change(old, new, Asked(rate_per_second=20.0, spare_nodes=spare, terms=QUICK))
+    found = change(old, new, Conditions(rate_per_second=20.0, spare_nodes=spare, terms=QUICK))
     return Staged(found.migration, found.stages)
 
 
-def played(made: Staged, requests: Requests, *faults: Fault, at: float = 1.0) -> SimulationResult:
+def played(made: Staged, requests: Requests, *faults: Outage, at: float = 1.0) -> SimulationResult:
     """Run a migration."""
     options = SimulationOptions(migrating=Migrating(staged=made, at_seconds=at), faults=faults)
     return simulate(union(made.stages), requests, options)
@@ -69,7 +69,7 @@ def test_devices_are_counted_while_they_are_held() -> None:
 
 @settings(max_examples=25)
 @given(faults=FAULTS, wide=st.booleans(), stage=st.sampled_from(["restart", "failover", "recompute"]))
-def test_nothing_is_lost_under_faults_in_its_middle(faults: list[Fault], wide: bool, stage: str) -> None:
+def test_nothing_is_lost_under_faults_in_its_middle(faults: list[Outage], wide: bool, stage: str) -> None:
     """Whatever node is lost when, every request completes (the books are checked at the end of each run)."""
     recovery = Recovery.model_validate({"stage": stage, "restart_seconds": 0.3, "reconfigure_seconds": 0.05})
     old = tight(4, 2).model_copy(update={"recovery": recovery})
@@ -88,7 +88,7 @@ def test_a_node_lost_under_a_load_delays_it() -> None:
     made = staged(old.model_copy(update={"recovery": recovery}), tight(3, 1, nodes=4))
     start = next(each.name for step in made.migration.steps for each in step.start)
     node = next(each.nodes[0] for pool in made.stages[-1].pools for each in pool.instances if each.name == start)
-    lost = Fault(kind="node", target=str(node), at_seconds=1.2, for_seconds=4.0)
+    lost = Outage(kind="node", target=str(node), at_seconds=1.2, for_seconds=4.0)
     plain, late = played(made, requests_of(old)), played(made, requests_of(old), lost)
     assert plain.changes["ended_seconds"] < late.changes["ended_seconds"] == pytest.approx(1.2 + 4.0 + 1.0)
     assert late.completed == late.requests
@@ -98,8 +98,8 @@ def test_a_node_lost_under_a_load_delays_it() -> None:
 def test_a_lost_node_is_recovered_from(node: int) -> None:
     """The node never comes back; the steps from its loss on bring another instance, and the promise holds."""
     old, lost = tight(4, 2), frozenset({("toy", node)})
-    found = change(old, old, Asked(rate_per_second=20.0, spare_nodes=1, terms=QUICK, without=lost))
-    fault = Fault(kind="node", target=str(node), at_seconds=2.0, for_seconds=1e6)
+    found = change(old, old, Conditions(rate_per_second=20.0, spare_nodes=1, terms=QUICK, without=lost))
+    fault = Outage(kind="node", target=str(node), at_seconds=2.0, for_seconds=1e6)
     requests = requests_of(old, rate=20.0)
     played_ = played(Staged(found.migration, found.stages), requests, fault, at=2.0)
     assert played_.completed == 400

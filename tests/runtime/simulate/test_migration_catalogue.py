@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from planner.changeover.change import Asked, change
+from planner.changeover.change import Conditions, change
 from planner.manifest.migration import Staged, union
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
 from planner.search.search import search
 from planner.workload import Lengths
 from runtime.simulate.changes import Migrating
-from runtime.simulate.faults import Fault
+from runtime.simulate.faults import Outage
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import open_loop
@@ -56,7 +56,7 @@ def test_what_is_promised_is_kept(place: int) -> None:
 
 def check_promise(old: Manifest, new: Manifest) -> None:
     """Assert that a change keeps what it promises."""
-    found = change(old, new, Asked(spare_nodes=1))
+    found = change(old, new, Conditions(spare_nodes=1))
     staged, promise = Staged(found.migration, found.stages), found.migration.promise
     requests = open_loop(old.workload, promise.requests_per_second, int(promise.requests_per_second * 250))
     options = SimulationOptions(migrating=Migrating(staged=staged, at_seconds=BEGIN_SECONDS))
@@ -65,6 +65,6 @@ def check_promise(old: Manifest, new: Manifest) -> None:
     assert plain.slo_attainment >= promise.attainment(plain.duration_seconds)
     middle = BEGIN_SECONDS + promise.seconds / 2
     node = found.stages[-1].pools[0].instances[-1].nodes[0]
-    lost = Fault(kind="node", target=str(node), at_seconds=middle, for_seconds=20.0)
+    lost = Outage(kind="node", target=str(node), at_seconds=middle, for_seconds=20.0)
     broken = simulate(union(found.stages), requests, replace(options, faults=(lost,)))
     assert (broken.completed, broken.failed, broken.running) == (broken.requests, 0, 0)

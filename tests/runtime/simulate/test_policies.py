@@ -11,7 +11,7 @@ from ground.prefix_cache import PrefixCache
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.loads import placement_balance
 from planner.manifest.schema import CachingPool, Manifest, Recovery, Routing, ServiceLevels, Statistics
-from runtime.simulate.faults import Fault, shrunk_cost
+from runtime.simulate.faults import Outage, shrunk_cost
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval
@@ -390,7 +390,7 @@ def test_recovery_stages_lose_less_and_less() -> None:
         for kind, target, decodes in (("device", "decode-0/1", 2), ("link", "decode-0", 1)):
             made = manifest(prefill=2, decode=decodes, slots=slots, workload={"output_tokens": 60})
             offered = open_loop(made.workload, 100.0, 300, 1)
-            fault = Fault(kind=kind, target=target, at_seconds=1.0, for_seconds=0.02)  # type: ignore[arg-type]
+            fault = Outage(kind=kind, target=target, at_seconds=1.0, for_seconds=0.02)  # type: ignore[arg-type]
             made_so = made.model_copy(update={"recovery": recovery})
             result = simulate(made_so, offered, SimulationOptions(faults=(fault,)))
             assert result.completed == 300
@@ -403,7 +403,7 @@ def test_recovery_stages_lose_less_and_less() -> None:
 def test_requests_hang_until_a_loss_is_known(target: str, at: float) -> None:
     """Heartbeats (xDeepServe section 6): half an interval and one more for each that is missed but the first."""
     made, ends = manifest(prefill=2, decode=2, workload={"output_tokens": 100}), []
-    fault = Fault(kind="device", target=target, at_seconds=at, for_seconds=1000.0)
+    fault = Outage(kind="device", target=target, at_seconds=at, for_seconds=1000.0)
     for heartbeat in (0.0, 0.4):
         recovery = Recovery(heartbeat_seconds=heartbeat, missed_heartbeats=3, kv="recompute")
         chosen = made.model_copy(update={"recovery": recovery})
@@ -419,7 +419,7 @@ def test_a_link_that_is_back_before_its_loss_is_known_only_falters() -> None:
     for length in (0.5, 1.5):
         recovery = Recovery(stage="failover", heartbeat_seconds=0.4, missed_heartbeats=3, restart_seconds=0.5)
         made = manifest(prefill=2, decode=2).model_copy(update={"recovery": recovery})
-        fault = Fault(kind="link", target="decode-0", at_seconds=0.05, for_seconds=length)
+        fault = Outage(kind="link", target="decode-0", at_seconds=0.05, for_seconds=length)
         retried.append(simulate(made, offered, SimulationOptions(faults=(fault,))).retried_requests)
     assert retried[0] == 0 < retried[1]
 
@@ -433,7 +433,7 @@ def test_an_instance_shrinks_only_while_every_expert_has_a_replica() -> None:
     less = shrunk_cost(cost, spare, {1})
     assert (less.attention_ranks, less.expert_ranks) == (7, 7) and less.balance > cost.balance
     assert degrees.devices == 8
-    fault = Fault(kind="device", target="decode-0/1", at_seconds=0.05, for_seconds=0.1)
+    fault = Outage(kind="device", target="decode-0/1", at_seconds=0.05, for_seconds=0.1)
     results = []
     for layout in (list(range(16)), slots):
         recovery = Recovery(heartbeat_seconds=0.0, restart_seconds=2.0, reconfigure_seconds=0.05)
@@ -449,7 +449,7 @@ def test_kv_that_outlives_its_instance_is_moved_where_that_is_cheaper() -> None:
     """xLLM section 3.5: over a quick link KV moves, and its prompts are not computed again."""
     made = manifest(decode=2, workload={"output_tokens": 400})
     links = made.kv_transfer
-    fault = Fault(kind="device", target="decode-0/1", at_seconds=0.2, for_seconds=1.0)
+    fault = Outage(kind="device", target="decode-0/1", at_seconds=0.2, for_seconds=1.0)
     passes = {}
     for kv in ("cheaper", "recompute"):
         recovery = Recovery(kv=kv, heartbeat_seconds=0.0, restart_seconds=0.5)
@@ -464,7 +464,7 @@ def test_kv_that_outlives_its_instance_is_moved_where_that_is_cheaper() -> None:
 def test_killing_prefill_keeps_decode() -> None:
     """xDeepServe section 6: where the only decode instance is lost, a prefill instance takes its role."""
     base = manifest(prefill=3, decode=1, workload={"output_tokens": 200})
-    fault = Fault(kind="device", target="decode-0/1", at_seconds=0.3, for_seconds=1.0)
+    fault = Outage(kind="device", target="decode-0/1", at_seconds=0.3, for_seconds=1.0)
     times = []
     for kill in (False, True):
         made = base.model_copy(
