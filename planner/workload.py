@@ -193,10 +193,10 @@ def running_kv_tokens(workload: Workload) -> KvLoad:
     return KvLoad(mean_tokens=mean, variance_squared_tokens=max(variance, 0.0))
 
 
-def total_kv_tokens(load: KvLoad, requests: Number, standard_deviations: float) -> Number:
+def total_kv_tokens(load: KvLoad, requests: Number, standard_deviations: Number) -> Number:
     """KV tokens of ``requests`` requests, that many standard deviations above the mean: n E + z sqrt(n Var).
 
-    For admission: how much memory n requests need if they may outgrow it only rarely.
+    What memory n requests need if they may outgrow it only rarely, and what the fullest of several ranks holds.
     """
     return requests * load.mean_tokens + standard_deviations * np.sqrt(requests * load.variance_squared_tokens)
 

@@ -23,7 +23,7 @@ from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, balanced_cost
 from planner.instances.brackets import largest
-from planner.instances.candidates import MOST_BATCH, Count, iteration, kv_of_busiest
+from planner.instances.candidates import MOST_BATCH, Count, iteration
 from planner.instances.grid import LARGEST_TENSOR, smallest_redundancy
 from planner.instances.space import COLUMNS, Row, groups, layouts, pool_counts, table_deployment
 from planner.manifest.stacks import stacked, stage_timings
@@ -31,7 +31,7 @@ from planner.manifest.stepcost import draft_seconds, passage, stage_sum
 from planner.manifest.terms import Number, StepCost, StepLoad, larger, variables
 from planner.question import Question
 from planner.strategy import Strategy, model_conflicts
-from planner.workload import running_kv_tokens
+from planner.workload import running_kv_tokens, total_kv_tokens
 
 MOST_DOMAINS = 16
 """Most attention domains. They take turns on the expert devices: each of 16 waits for fifteen others in every layer."""
@@ -250,7 +250,7 @@ class _Bounds:
         spread = expected_maximum_normal(_groups(table)) if spread is None else spread
         return StepLoad(
             decode_sequences=running,
-            decode_kv_tokens=kv_of_busiest(spread, running, running_kv_tokens(self.question.workload)),
+            decode_kv_tokens=total_kv_tokens(running_kv_tokens(self.question.workload), running, spread),
             mean_tokens=running * cost.queries_per_sequence,
         )
 

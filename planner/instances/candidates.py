@@ -95,20 +95,15 @@ class Count:
     evaluated: int = 0
 
 
-def kv_of_busiest(deviations: Number, batch: Number, kv: KvLoad) -> Number:
-    """KV tokens of the DP rank with most: B·mean + z·sqrt(B·variance).
-
-    ``deviations`` z is the expected maximum of as many standard normals as there are DP ranks:
-    dispatch waits for the slowest attention (xDeepServe section 4.1).
-    """
-    return batch * kv.mean_tokens + deviations * np.sqrt(batch * kv.variance_squared_tokens)
-
-
 def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, microbatches: int) -> Number:
-    """Seconds of an iteration with ``batch`` requests per DP rank and the workload's variance of KV."""
+    """Seconds of an iteration with ``batch`` requests per DP rank and the workload's variance of KV.
+
+    ``deviations``: the expected maximum of as many standard normals as there are DP ranks, for dispatch waits for the
+    slowest attention (xDeepServe section 4.1).
+    """
     load = StepLoad(
         decode_sequences=batch,
-        decode_kv_tokens=kv_of_busiest(deviations, batch, kv),
+        decode_kv_tokens=total_kv_tokens(kv, batch, deviations),
         mean_tokens=batch * cost.queries_per_sequence,
     )
     return evaluate(cost, load, microbatches).seconds

@@ -18,7 +18,6 @@ from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.candidates import (
     DecodeCandidate,
     PrefillCandidate,
-    kv_of_busiest,
     row_microbatches,
 )
 from planner.instances.dealing import Dealing, dealt_pass_seconds, has_closed_form, mean_passes, pass_times
@@ -36,7 +35,7 @@ from planner.serving.decode import DecodePool, iteration_times
 from planner.serving.latency import Latency
 from planner.serving.played import Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.workload import Lengths, Workload, running_kv_tokens
+from planner.workload import Lengths, Workload, running_kv_tokens, total_kv_tokens
 
 _LIKELY = 0.7
 """Share of a full instance's rate at which the search for its capacity on a trace begins."""
@@ -109,7 +108,7 @@ def iteration_seconds(
     """
     load = StepLoad(
         decode_sequences=busiest,
-        decode_kv_tokens=kv_of_busiest(expected_maximum_normal(ranks), busiest, running_kv_tokens(workload)),
+        decode_kv_tokens=total_kv_tokens(running_kv_tokens(workload), busiest, expected_maximum_normal(ranks)),
         mean_tokens=requests / ranks * cost.queries_per_sequence,
     )
     single, *double = (each.seconds for each in evaluate_each(cost, load, range(1, microbatches + 1)))

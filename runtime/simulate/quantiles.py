@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.arrays import Floats
+from ground.arrays import Floats, student
 from planner.manifest.schema import Statistics
 
 MOST_EXACT = 1 << 17
@@ -106,14 +106,5 @@ def interval(batch_means: Floats, confidence: float = 0.95) -> tuple[float, floa
     known = batch_means[~np.isnan(batch_means)]
     if known.size < 4:
         return None
-    width = student(confidence, known.size - 1) * float(known.std(ddof=1)) / np.sqrt(known.size)
+    width = student((1 + confidence) / 2, float(known.size - 1)) * float(known.std(ddof=1)) / np.sqrt(known.size)
     return float(known.mean()), float(width)
-
-
-def student(confidence: float, freedom: int) -> float:
-    """Return the two-sided quantile of Student's t, by the expansion in 1/freedom (Abramowitz and Stegun 26.7.5)."""
-    z = {0.9: 1.6448536269514722, 0.95: 1.959963984540054, 0.99: 2.5758293035489004}[confidence]
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
