@@ -78,7 +78,7 @@ class Workload:
     """Kinds of answers as (tokens, weight), as a histogram has them; queues take their moments."""
     sessions: Sessions | None = None
     """Shape of sessions, where prompts follow each other; their kinds and reuse are the fields above."""
-    trace: "Trace | None" = field(default=None, repr=False)
+    trace: "TraceRows | None" = field(default=None, repr=False)
     """The requests themselves, which are played as they came instead of a stationary stream; only gaps are scaled."""
     beams: int = 1
     """Beams of a request (beam search); each takes a token of every iteration and KV for its own answer."""
@@ -223,7 +223,7 @@ def reserved_kv_tokens(workload: Workload) -> KvLoad:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
+class TraceRows:
     """Rows of a trace: one entry per request in every array; one equals itself alone."""
 
     arrival_seconds: ArrayLike
@@ -239,7 +239,7 @@ class Trace:
         arrivals, prompts, answers = requests.arrival_seconds, requests.input_tokens, requests.output_tokens
         return cls(arrival_seconds=arrivals, input_tokens=prompts, output_tokens=answers, reused_tokens=reused_tokens)
 
-    def scaled(self, prompts: float, answers: float) -> "Trace":
+    def scaled(self, prompts: float, answers: float) -> "TraceRows":
         """Return the requests with lengths so many times as long, of at least a token."""
         tokens = np.maximum(np.rint(np.asarray(self.input_tokens) * prompts), 1)
         reused = None if self.reused_tokens is None else np.minimum(np.asarray(self.reused_tokens) * prompts, tokens)
@@ -254,7 +254,7 @@ class Traffic(NamedTuple):
     rate_per_second: float
 
     @classmethod
-    def from_trace(cls, trace: Trace) -> Self:
+    def from_trace(cls, trace: TraceRows) -> Self:
         """Moments of a trace. Gaps of zero are kept: time stamps on a coarse grid read as bursts.
 
         Raises:

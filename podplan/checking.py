@@ -20,7 +20,7 @@ from planner.question import Loss, Question
 from planner.search.answer import Answer
 from planner.search.changes.refusal import answered
 from planner.serving.capacity import Limits
-from planner.workload import Trace, Workload
+from planner.workload import TraceRows, Workload
 from podplan.day import windows_json
 from podplan.job import late
 from podplan.options import QuestionFlags, flag_name
@@ -53,7 +53,7 @@ class ManifestQuestion:
     rate_per_second: float
     survive: Loss | None
     day: tuple[Window, ...] = ()
-    rows: Trace | None = None
+    rows: TraceRows | None = None
     """Of a trace that can be played."""
     traced: bool = False
     """Whether a trace was given."""

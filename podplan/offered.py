@@ -30,8 +30,7 @@ from planner.manifest.schema import Manifest
 from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
 from planner.plans.recorded import expect_alone, expect_recorded
 from planner.serving.sessions import session_trace
-from planner.workload import Trace as Rows
-from planner.workload import Traffic
+from planner.workload import TraceRows, Traffic
 from podplan.options import SimulateFlags
 from podplan.readers import read_choice
 from podplan.traffic import with_hits
@@ -229,7 +228,7 @@ class _Asked:
             return self._expect_rows(rows)
         return self._expect_recorded(rows)
 
-    def _expect_recorded(self, rows: Rows) -> Expectation:
+    def _expect_recorded(self, rows: TraceRows) -> Expectation:
         """Return what is expected of the requests themselves, or where they cannot be played of their moments."""
         try:
             found = expect_recorded(self.manifest, rows, self.warmup or 0.0)
@@ -238,7 +237,7 @@ class _Asked:
         moments = found.prediction is None and mixed_pool(self.manifest) is not None
         return self._expect_rows(rows) if moments else found
 
-    def _expect_rows(self, rows: Rows) -> Expectation:
+    def _expect_rows(self, rows: TraceRows) -> Expectation:
         """Return what is expected of a stream with a trace's moments, as if it were stationary."""
         try:
             traffic = Traffic.from_trace(rows)
@@ -347,10 +346,10 @@ def _fitting(trace: Trace, manifest: Manifest) -> Trace:
     return fitting(trace, model.max_position, model.name)
 
 
-def _rows(requests: Requests, trace: Trace | None = None) -> Rows:
+def _rows(requests: Requests, trace: Trace | None = None) -> TraceRows:
     """Return the requests with what each reuses: of an unlimited cache where a trace has blocks."""
     blocks = trace is not None and trace.hash_ids is not None
-    return Rows.of(requests, reused_tokens(trace) if trace is not None and blocks else requests.reused_tokens)
+    return TraceRows.of(requests, reused_tokens(trace) if trace is not None and blocks else requests.reused_tokens)
 
 
 def _residence_seconds(manifest: Manifest, expectation: Expectation) -> float:

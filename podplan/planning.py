@@ -22,7 +22,7 @@ from planner.search.growth import Month, by_month
 from planner.search.jobs import job_seconds
 from planner.search.pareto import MOST_LEVELS, wide_front
 from planner.search.search import Aside, at_need, search
-from planner.workload import Trace as Rows
+from planner.workload import TraceRows
 from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.job import job_json, late
@@ -287,7 +287,7 @@ def widened(found: PlanResult, levels: int | None, executor: Executor | None = N
     return replace(found, answer=answer, seconds=found.seconds + perf_counter() - begin)
 
 
-def playable(asked: Asked) -> Rows | None:
+def playable(asked: Asked) -> TraceRows | None:
     """Return the requests of the trace of a question, where a plan can be played on them, as ``rows_of``.
 
     None beside offline requests, which the trace has not: it tells lengths and a rate, and ``simulate`` plays both.
@@ -297,7 +297,7 @@ def playable(asked: Asked) -> Rows | None:
     return rows_of(asked.trace, reuse_stated=asked.flags.prefix_reuse is not None)
 
 
-def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> Rows | None:
+def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> TraceRows | None:
     """Return the requests of a trace with what each reuses, where they can be played.
 
     None without a trace; where it has no times, or turns that follow answers; where another reuse than its own was
@@ -309,7 +309,7 @@ def rows_of(trace: "Trace | None", *, reuse_stated: bool) -> Rows | None:
         return None
     from ground.traces import reused_tokens
 
-    return Rows.of(trace, None if trace.hash_ids is None else reused_tokens(trace))
+    return TraceRows.of(trace, None if trace.hash_ids is None else reused_tokens(trace))
 
 
 def traced(asked: Asked, first: Callable[..., Answer]) -> tuple[Answer, OnTrace | None]:

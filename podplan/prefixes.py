@@ -15,8 +15,7 @@ from planner.checks.on_trace import OnTrace
 from planner.plans.assemble import assemble
 from planner.plans.plan import Plan
 from planner.search.answer import Answer
-from planner.workload import Trace as Rows
-from planner.workload import Traffic
+from planner.workload import TraceRows, Traffic
 from podplan.question import Asked
 from runtime.simulate.ledger import Outcomes
 from runtime.simulate.observe import Observer
@@ -79,7 +78,7 @@ def _settled(asked: Asked, solve: Callable[[Asked], Solved]) -> tuple[Asked, Sol
         if abs(share - planned) <= _ALIKE or (safe is not None and again):
             break
         tried.append(planned)
-        found = Traffic.from_trace(Rows.of(trace, reused)).workload
+        found = Traffic.from_trace(TraceRows.of(trace, reused)).workload
         workload = replace(found, beams=asked.question.workload.beams)
         asked = replace(
             asked, trace=replace(trace, reused_tokens=reused), question=replace(asked.question, workload=workload)
@@ -90,7 +89,7 @@ def _settled(asked: Asked, solve: Callable[[Asked], Solved]) -> tuple[Asked, Sol
 def _found(plan: Plan, trace: Trace) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     """Return the tokens that each prompt finds where a plan plays the trace at its rate."""
     manifest, noting = assemble(plan, {}), _Noting(len(trace))
-    own = Traffic.from_trace(Rows.of(trace, None)).rate_per_second
+    own = Traffic.from_trace(TraceRows.of(trace, None)).rate_per_second
     faster = scale_rate(trace, plan.requests_per_second / own)
     simulate(manifest, from_trace(faster, manifest.workload), SimulationOptions(), noting)
     return noting.reused

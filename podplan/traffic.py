@@ -22,8 +22,7 @@ from planner.plans.day import Window, peak_rate
 from planner.question import Machines, PrefixPool, PrefixRouting
 from planner.serving.prompts import answer_kinds, histogram_kinds
 from planner.strategy import Strategy
-from planner.workload import Lengths, LengthShape, Offline, Sessions, Traffic, Workload, histogram_lengths
-from planner.workload import Trace as Rows
+from planner.workload import Lengths, LengthShape, Offline, Sessions, TraceRows, Traffic, Workload, histogram_lengths
 from podplan.day import read_rate_profile
 from podplan.options import QuestionFlags, flag_name
 from podplan.readers import (
@@ -168,7 +167,7 @@ def _from_trace(
     model, hits = known
     trace = hits(with_blocks(fitting(trace, model.max_position, model.name)))
     try:
-        traffic = Traffic.from_trace(Rows.of(trace, reused_tokens(trace)))
+        traffic = Traffic.from_trace(TraceRows.of(trace, reused_tokens(trace)))
     except BadInput as error:
         raise BadInput(f"{flags.trace}: {error}") from None
     workload = traffic.workload
@@ -340,7 +339,7 @@ def sessions_workload(
     begun = np.isnan(found.delay_seconds) if found.delay_seconds is not None else np.ones_like(arrival, dtype=bool)
     inside = (arrival >= 2 * ramp) & (arrival <= arrival[begun][-1])
     kept = inside if inside.sum() > _REQUESTS / 10 else np.ones_like(inside)
-    traffic = Traffic.from_trace(Rows.of(select(found, np.flatnonzero(kept)), reused_tokens(found)[kept])).workload
+    traffic = Traffic.from_trace(TraceRows.of(select(found, np.flatnonzero(kept)), reused_tokens(found)[kept])).workload
     branches = float(shape.branches)
     return replace(traffic, output_tokens=answer, length_covariance=0.0, arrival_squared_cv=branches, sessions=shape)
 

@@ -28,7 +28,7 @@ from planner.search.changes.nearest import limit_change
 from planner.search.changes.variations import alike
 from planner.search.search import search
 from planner.serving.capacity import Limits
-from planner.workload import Trace
+from planner.workload import TraceRows
 
 MOST_LAYOUTS = 4_000
 
@@ -229,7 +229,7 @@ def layouts_of(options: Sequence[Option], most_devices: int) -> list[Layout]:
 
 
 def solved_scenario(
-    name: str, asked: Question, rows: Trace | None = None, *, weight: float = 1.0, hours: float | None = None
+    name: str, asked: Question, rows: TraceRows | None = None, *, weight: float = 1.0, hours: float | None = None
 ) -> Scenario:
     """Return a scenario with its own best plan and the fewest chips that the search proved.
 
@@ -251,7 +251,7 @@ def solved_scenario(
     )
 
 
-def served_nearest(question: Question, rows: Trace | None) -> tuple[Answer, Question, str | None]:
+def served_nearest(question: Question, rows: TraceRows | None) -> tuple[Answer, Question, str | None]:
     """Return the plan with the fewest chips; where none keeps the limits, that for the nearest limits, and these.
 
     With a trace the plan is played on it; limits that it misses are relaxed to the values reached.

@@ -18,7 +18,7 @@ from planner.search.changes.variations import has_plan
 from planner.search.search import search
 from planner.search.sure import told_of
 from planner.serving.capacity import Limits
-from planner.workload import Trace
+from planner.workload import TraceRows
 
 Search = Callable[[Question], Answer]
 
@@ -94,7 +94,7 @@ def _passed(deployed: Deployed, limits: Limits, margins: tuple[Margin, ...]) -> 
     return " and ".join(dict.fromkeys(told))
 
 
-def check_question(question: Question, *, search_plan: Search = search, trace: Trace | None = None) -> Verdict:
+def check_question(question: Question, *, search_plan: Search = search, trace: TraceRows | None = None) -> Verdict:
     """Return whether the devices of a question keep its limits at its rate, or at any rate where none is asked.
 
     The plan with the largest rate on these devices is judged, whatever the objective; with a confidence, the one with
@@ -141,7 +141,7 @@ class _Finder(NamedTuple):
     """Finds the plan with the largest rate."""
 
     search_plan: Search
-    trace: Trace | None
+    trace: TraceRows | None
     asked_per_second: float | None = None
 
     def carries(self, question: Question) -> bool:

@@ -29,7 +29,7 @@ from planner.serving.aggregated import AggregatedPool
 from planner.serving.decode import SeparatePools, Served
 from planner.serving.deployed import play
 from planner.serving.latency import Latency, independent_sum
-from planner.workload import Trace
+from planner.workload import TraceRows
 
 Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPool]
 """Returns the pools with so many instances left of each role."""
@@ -192,13 +192,13 @@ def standing_of(state: AggregatedState | None) -> Standing:
     return Standing() if state is None else Standing(ttft=state.ttft, tpot=state.tpot)
 
 
-def plan_on(plan: Plan, trace: Trace | None) -> Deployed:
+def plan_on(plan: Plan, trace: TraceRows | None) -> Deployed:
     """Return a plan as a deployment, on a trace if there is one."""
     deployed = from_plan(plan)
     return deployed if trace is None else played(deployed, lambda counts: pools_of(plan, counts), trace)
 
 
-def played(deployed: Deployed, left: Left, trace: Trace) -> Deployed:
+def played(deployed: Deployed, left: Left, trace: TraceRows) -> Deployed:
     """Return a deployment on a trace; ``left`` gives its pools after losses."""
     whole = {pool.role: pool.instances for pool in deployed.pools}
     known: dict[tuple[object, ...], Served] = {}

@@ -25,10 +25,10 @@ from planner.plans.recorded import pools_on
 from planner.plans.servers import deviation_behind
 from planner.serving.aggregated import AggregatedPool
 from planner.serving.decode import SeparatePools
-from planner.workload import Trace, Workload, running_kv_tokens
+from planner.workload import TraceRows, Workload, running_kv_tokens
 
 
-def manifest_on(manifest: Manifest, workload: Workload, trace: Trace | None) -> Deployed:
+def manifest_on(manifest: Manifest, workload: Workload, trace: TraceRows | None) -> Deployed:
     """Return a manifest as a deployment, on a trace if there is one on which it can be played.
 
     Raises BadInput as ``from_manifest``.

@@ -30,7 +30,7 @@ from planner.serving.capacity import Limits, Outcome
 from planner.serving.decode import SeparatePools, Served, within
 from planner.serving.deployed import play
 from planner.serving.latency import Latency
-from planner.workload import Trace, Traffic
+from planner.workload import TraceRows, Traffic
 
 MOST_PLAYED = 600_000
 """Most requests played in the search for the largest rate."""
@@ -61,13 +61,13 @@ class OnTrace(NamedTuple):
         return float(np.percentile(known, percentile)) if known.size else None
 
 
-def at_rate(trace: Trace, rate_per_second: float) -> Trace:
+def at_rate(trace: TraceRows, rate_per_second: float) -> TraceRows:
     """Return a trace with its gaps scaled to a mean rate."""
     own = Traffic.from_trace(trace).rate_per_second
     return replace(trace, arrival_seconds=np.asarray(trace.arrival_seconds) * (own / rate_per_second))
 
 
-def loads(plan: Plan, trace: Trace, rate_per_second: float) -> bool:
+def loads(plan: Plan, trace: TraceRows, rate_per_second: float) -> bool:
     """Whether a trace has enough requests to load a plan's pools at a rate.
 
     The time of a request is taken as that at the plan's own rate.
@@ -75,7 +75,7 @@ def loads(plan: Plan, trace: Trace, rate_per_second: float) -> bool:
     return bool(np.size(trace.arrival_seconds) >= _FILLED * rate_per_second * plan.e2e_mean_seconds)
 
 
-def on_trace(plan: Plan, trace: Trace) -> OnTrace:
+def on_trace(plan: Plan, trace: TraceRows) -> OnTrace:
     """Return the results of a plan on a trace at its rate, and the largest rate within the limits.
 
     That rate is found by bisection to a few per cent; it was played and keeps the limits. A long trace is played fewer
@@ -95,7 +95,7 @@ def on_trace(plan: Plan, trace: Trace) -> OnTrace:
     return _told(question, trace, planned, recorded, low or None)
 
 
-def held_at(plan: Plan, trace: Trace) -> OnTrace:
+def held_at(plan: Plan, trace: TraceRows) -> OnTrace:
     """Return the results of a plan on a trace at its rate, which is known to be about the largest within the limits."""
     rate = plan.requests_per_second
     recorded = play(pools_of(plan), at_rate(trace, rate))
@@ -103,7 +103,7 @@ def held_at(plan: Plan, trace: Trace) -> OnTrace:
     return _told(plan.question, trace, rate, recorded, rate if keeps else None)
 
 
-def _told(question: Question, trace: Trace, rate: float, recorded: Served, most: float | None) -> OnTrace:
+def _told(question: Question, trace: TraceRows, rate: float, recorded: Served, most: float | None) -> OnTrace:
     kept = within(recorded.ttft_seconds, recorded.tpot_seconds, question.ttft_seconds, question.tpot_seconds)
     return OnTrace(
         factor=rate / Traffic.from_trace(trace).rate_per_second,
@@ -143,7 +143,7 @@ class Traced(NamedTuple):
 
 
 def search_on_trace(
-    question: Question, trace: Trace, search_plan: Search, first: Callable[..., Answer] | None = None
+    question: Question, trace: TraceRows, search_plan: Search, first: Callable[..., Answer] | None = None
 ) -> Traced:
     """Return the answer to a question on a trace, or on stationary traffic where the trace is too short for its plan.
 
@@ -178,7 +178,7 @@ def search_on_trace(
     return Traced(answer=replace(answer, plans=(slower,), pareto=tuple(plans)), on_trace=held_at(slower, trace))
 
 
-def together(plan: Plan, trace: Trace) -> Plan:
+def together(plan: Plan, trace: TraceRows) -> Plan:
     """Return the plan with the fewest instances that keep its limits on a trace, both roles played together.
 
     Prefill smooths bursts, so decode may need fewer instances than alone; it may need more where many prompts end at
@@ -222,7 +222,7 @@ def together(plan: Plan, trace: Trace) -> Plan:
     return replace(found, ttft=Latency.from_samples(played.ttft_seconds), tpot=tpot)
 
 
-def least_chips(plan: Plan, trace: Trace, known: Bound) -> Bound | None:
+def least_chips(plan: Plan, trace: TraceRows, known: Bound) -> Bound | None:
     """Return a lower bound on the chips of separate pools for a plan's rate; None for other shapes and objectives.
 
     Prefill is bounded by its queue on the trace, as decode never delays a first token. Decode is bounded by full

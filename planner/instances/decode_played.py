@@ -17,7 +17,7 @@ from planner.serving.decode import Decoded, DecodePool, DecodeRequests, play_dec
 from planner.serving.latency import Latency
 from planner.serving.played import Player
 from planner.serving.streams import Stream, traced
-from planner.workload import Trace, Workload
+from planner.workload import TraceRows, Workload
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,7 +25,7 @@ class PlayedDecode(Player):
     """The player of decode instances; each request goes to the rank with least reserved KV."""
 
     pool: DecodePool
-    trace: Trace
+    trace: TraceRows
     reserved: Callable[[Floats], Floats]
     """KV tokens reserved for requests of so many tokens, [requests]."""
     full_per_second: float
@@ -102,7 +102,7 @@ def played_state(
 
 
 def _decoded(
-    pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, trace: Trace
+    pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, trace: TraceRows
 ) -> tuple[DecodeRequests, Decoded]:
     """Return the trace's requests with more than one token and their times in decode, as if prefill took no time."""
     stream = stream.select(np.flatnonzero(stream.answer_tokens > 1))
@@ -120,13 +120,13 @@ def _decoded(
 
 
 @lru_cache(maxsize=4)
-def _iterations(trace: Trace, drafts: int, acceptance: Acceptance) -> Ints:
+def _iterations(trace: TraceRows, drafts: int, acceptance: Acceptance) -> Ints:
     """Return the iterations of each answer with more than one token, which do not depend on the rate."""
     answers = Stream.from_trace(trace).answer_tokens
     return drawn_iterations(answers[answers > 1] - 1, drafts, acceptance, np.random.default_rng(0))
 
 
-def _outcome(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, trace: Trace) -> Outcome:
+def _outcome(pool: DecodePool, reserved: Callable[[Floats], Floats], stream: Stream, trace: TraceRows) -> Outcome:
     """Return TPOT of a trace's stream; decode has no TTFT."""
     requests, decoded = _decoded(pool, reserved, stream, trace)
     sent = np.flatnonzero(stream.answer_tokens > 1)

@@ -15,7 +15,7 @@ from planner.serving.aggregated import AggregatedPool, play_closed
 from planner.serving.decode import SeparatePools, Served, play_separate, within
 from planner.serving.deployed import aggregated_pool, aggregated_served, play, separate_pools
 from planner.serving.streams import stationary
-from planner.workload import Trace, Traffic, Workload, running_kv_tokens
+from planner.workload import TraceRows, Traffic, Workload, running_kv_tokens
 
 _ALONE = 2_500
 """Played requests of a closed loop of one; their lengths and accepted drafts are stratified."""
@@ -23,7 +23,7 @@ _FAR_SECONDS = 1e6
 """A gap at which requests never meet."""
 
 
-def expect_recorded(manifest: Manifest, trace: Trace, warmup_seconds: float = 0.0) -> Expectation:
+def expect_recorded(manifest: Manifest, trace: TraceRows, warmup_seconds: float = 0.0) -> Expectation:
     """Return the expected figures of a manifest for the requests of a trace, from an empty system until it is empty.
 
     A finite stream always has an answer: beyond saturation it includes the backlog. Reuse is that of the trace.

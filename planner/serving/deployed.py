@@ -25,7 +25,7 @@ from planner.serving.prefill import PrefillPool
 from planner.serving.rules import manifest_rule
 from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
-from planner.workload import Trace
+from planner.workload import TraceRows
 
 if TYPE_CHECKING:
     from planner.manifest.schema import Manifest, PhaseName, Pool
@@ -142,7 +142,7 @@ def aggregated_pool(
     )
 
 
-def play(pools: SeparatePools | AggregatedPool, trace: Trace) -> Served:
+def play(pools: SeparatePools | AggregatedPool, trace: TraceRows) -> Served:
     """Play every request of a trace with its own arrival, lengths and reuse; return their times.
 
     A trace is not stationary: its rate drifts, a window begins empty and may end with a backlog, and a few long prompts

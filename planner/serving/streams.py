@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
-from planner.workload import Lengths, Trace, Traffic, Workload
+from planner.workload import Lengths, TraceRows, Traffic, Workload
 
 SHARE_OF_HITS = 0.95
 """Reused share of a prompt that hits the cache where only the mean is known (Mooncake's conversation trace: many
@@ -71,7 +71,7 @@ class Stream:
         )
 
     @classmethod
-    def from_trace(cls, trace: Trace) -> Self:
+    def from_trace(cls, trace: TraceRows) -> Self:
         """Return the requests of a trace, at their own times."""
         prompts = np.maximum(np.asarray(trace.input_tokens, dtype=np.int64), 1)
         reused = np.zeros_like(prompts) if trace.reused_tokens is None else np.asarray(trace.reused_tokens, np.int64)
@@ -123,7 +123,7 @@ def parts_of(requests: int, least: int = 1) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(maxsize=_KEPT_STREAMS)
-def traced(trace: Trace, instances: int) -> Stream:
+def traced(trace: TraceRows, instances: int) -> Stream:
     """Return the requests of a trace at a mean rate of 1 per second for each of ``instances``."""
     whole = Stream.from_trace(trace)
     return whole.at_rate(instances / Traffic.from_trace(trace).rate_per_second)

@@ -11,7 +11,7 @@ from ground.errors import BadInput
 from planner.manifest.migration import Staged, instance_names
 from planner.manifest.schema import Manifest, Pool
 from runtime.simulate.decode import DecodeInstance
-from runtime.simulate.engine import COMPLETION, Engine
+from runtime.simulate.engine import COMPLETION, EventEngine
 from runtime.simulate.faults import Faults
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.system import Part, System
@@ -119,10 +119,10 @@ class Migrating:
     at_seconds: float = 0.0
 
 
-class Migration:
+class MigrationRun:
     """Plays the steps; ``ended_seconds`` is when the last one ended, None while they run."""
 
-    def __init__(self, migrating: Migrating, standby: Standby, engine: Engine) -> None:
+    def __init__(self, migrating: Migrating, standby: Standby, engine: EventEngine) -> None:
         self._steps, self._stages = migrating.staged.migration.steps, migrating.staged.stages
         self._standby, self._engine, self._at = standby, engine, migrating.at_seconds
         self._left: list[str] = []
@@ -199,7 +199,7 @@ class Autoscaler:
 
     def __init__(self, rule: Autoscale, system: System, standby: Standby) -> None:
         self._rule, self._system, self._standby = rule, system, standby
-        self._engine: Engine = system.shared.engine
+        self._engine: EventEngine = system.shared.engine
         self._pools = [
             _Scaled(pool, rule, system.shared.manifest)
             for pool in system.shared.manifest.pools

@@ -11,9 +11,9 @@ from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.schema import Manifest, PhaseName, Pool
 from planner.manifest.terms import StepCost
 from planner.serving.deployed import step_times
-from runtime.simulate.engine import Engine, generator
+from runtime.simulate.engine import EventEngine, generator
 from runtime.simulate.ledger import Ledger
-from runtime.simulate.placement import Placement
+from runtime.simulate.placement import RankSlots
 from runtime.simulate.steps import IterationCounts, StepTimer, balanced
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class Shared:
     """What the parts of a run have in common. ``stepping`` ends every iteration by an event of its own."""
 
     manifest: Manifest
-    engine: Engine
+    engine: EventEngine
     ledger: Ledger
-    placement: Placement
+    placement: RankSlots
     cache: PrefixCache
     seed: int = 0
     stepping: bool = False

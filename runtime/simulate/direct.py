@@ -21,7 +21,7 @@ from planner.serving.deployed import aggregated_pool, separate_pools
 from planner.serving.prefill import PrefillRun
 from planner.serving.streams import Stream
 from runtime.simulate.engine import NEVER, generator
-from runtime.simulate.ledger import Ledger, Outcomes, Window
+from runtime.simulate.ledger import Ledger, Measured, Outcomes
 from runtime.simulate.metrics import Ran, SimulationResult, result_of
 from runtime.simulate.observe import Observer, Occupancy
 from runtime.simulate.options import SimulationOptions
@@ -73,7 +73,7 @@ def run_direct(
     Raises:
         Blocked: prompts would have waited for KV in prefill.
     """
-    ledger = Ledger(manifest.service_levels, Window(options.warmup_seconds, options.measured_until_seconds))
+    ledger = Ledger(manifest.service_levels, Measured(options.warmup_seconds, options.measured_until_seconds))
     if observer is not None:
         ledger.on_outcomes = observer.outcomes
     made = _Aggregated if manifest.pools[0].role == "mixed" else _Separate
@@ -117,7 +117,7 @@ class _Direct:
                 self._busy.append(self._busy_seconds(until))
         self._busy += [self._busy_seconds(np.inf)] * (1 + len(marks) - len(self._busy))
         wall = time.perf_counter() - started
-        window = Window(options.warmup_seconds, min(options.measured_until_seconds, self._ledger.last_seconds))
+        window = Measured(options.warmup_seconds, min(options.measured_until_seconds, self._ledger.last_seconds))
         instances: dict[str, int] = {pool.role: len(pool.instances) for pool in self._pools}
         return result_of(self._ledger, self._ran(), instances, self._busy, window, wall)
 

@@ -27,7 +27,7 @@ class _Nothing:
         """Nothing arrives."""
 
 
-class Engine:
+class EventEngine:
     """A virtual clock; the same schedule gives the same run."""
 
     __slots__ = ("_counter", "_heap", "_tickers", "events", "feed", "now_seconds")

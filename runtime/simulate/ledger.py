@@ -16,7 +16,7 @@ MEASURES = ("ttft", "tpot", "e2e", "queueing")
 _AT_ONCE = 4096
 
 
-class Window(NamedTuple):
+class Measured(NamedTuple):
     """What is measured: requests that arrive, and completions that happen, from start to end."""
 
     start_seconds: float = 0.0
@@ -42,7 +42,7 @@ class Outcomes(NamedTuple):
 class Ledger:
     """Counts and latencies of a run. In the window: requests = completed + failed + running."""
 
-    def __init__(self, limits: ServiceLevels, window: Window) -> None:
+    def __init__(self, limits: ServiceLevels, window: Measured) -> None:
         self._limits, self._window = limits, window
         self.arrived = self.completed = self.failed = 0
         self.offered = self.offered_completed = self.offered_failed = 0

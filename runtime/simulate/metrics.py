@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 
 from planner.manifest.schema import Statistics
 from runtime.simulate.decode import DecodeInstance
-from runtime.simulate.ledger import Ledger, Window
+from runtime.simulate.ledger import Ledger, Measured
 from runtime.simulate.observe import Watcher
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.quantiles import BatchMeans, interval
@@ -99,7 +99,7 @@ def result_of(
     ran: Ran,
     instances: Mapping[str, int],
     busy: list[dict[str, float]],
-    window: Window,
+    window: Measured,
     wall_seconds: float,
 ) -> SimulationResult:
     """Return latencies of the requests that arrived in the window, and rates of what completed in it.

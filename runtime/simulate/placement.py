@@ -24,7 +24,7 @@ def in_blocks(kv: KvCache, tokens: int) -> int:
     return int(-(-charged // kv.block_tokens)) * kv.block_tokens
 
 
-class Placement:
+class RankSlots:
     """Slots and KV of all DP ranks of all instances that decode, numbered from the ``first_rank`` of each on.
 
     ``least_kv`` skips full ranks and takes the one with least KV set aside (xDeepServe section 4), ``least_requests``

@@ -12,16 +12,16 @@ import numpy as np
 
 from ground.errors import BadInput
 from planner.manifest.schema import Manifest, Routing
-from runtime.simulate.changes import Autoscaler, Migration, Standby
+from runtime.simulate.changes import Autoscaler, MigrationRun, Standby
 from runtime.simulate.device import Shared
 from runtime.simulate.direct import Blocked, plain, run_direct
-from runtime.simulate.engine import ARRIVAL, COMPLETION, NEVER, Engine
+from runtime.simulate.engine import ARRIVAL, COMPLETION, NEVER, EventEngine
 from runtime.simulate.faults import Faults
-from runtime.simulate.ledger import Ledger, Window
+from runtime.simulate.ledger import Ledger, Measured
 from runtime.simulate.metrics import SimulationResult, ran_of, result_of
 from runtime.simulate.observe import Observer, Watcher
 from runtime.simulate.options import SimulationOptions
-from runtime.simulate.placement import Placement
+from runtime.simulate.placement import RankSlots
 from runtime.simulate.request import Request
 from runtime.simulate.system import System
 from runtime.simulate.workload import Requests
@@ -69,14 +69,14 @@ class _Run:
         self, manifest: Manifest, parts: Iterable[Requests], options: SimulationOptions, observer: Observer | None
     ) -> None:
         self._manifest, self._options, self._observer = manifest, options, observer
-        engine = Engine()
-        window = Window(options.warmup_seconds, options.measured_until_seconds)
+        engine = EventEngine()
+        window = Measured(options.warmup_seconds, options.measured_until_seconds)
         ledger = Ledger(manifest.service_levels, window)
         self._shared = Shared(
             manifest=manifest,
             engine=engine,
             ledger=ledger,
-            placement=Placement(manifest.routing, ledger, lambda: engine.now_seconds),
+            placement=RankSlots(manifest.routing, ledger, lambda: engine.now_seconds),
             cache=manifest.cache(1),
             seed=options.seed,
             stepping=options.stepping,
@@ -91,7 +91,7 @@ class _Run:
         self._faults = Faults(self._system, options.faults)
         self._standby = Standby(self._system, self._faults)
         migrating, rule = options.migrating, options.autoscale
-        self._migration = None if migrating is None else Migration(migrating, self._standby, engine)
+        self._migration = None if migrating is None else MigrationRun(migrating, self._standby, engine)
         self._scaler = None if rule is None else Autoscaler(rule, self._system, self._standby)
         ledger.on_leave = self._feed.left
         self._idle: tuple[float, dict[str, float], int] | None = None
@@ -140,7 +140,7 @@ class _Run:
         faults, changes = self._faults.begun, self._changes(end)
         ran = ran_of(self._system, self._watcher, faults=faults, changes=changes)
         instances = {role: len({each.name for each in parts}) for role, parts in self._watcher.groups().items()}
-        return result_of(ledger, ran, instances, marks, Window(options.warmup_seconds, end), wall)
+        return result_of(ledger, ran, instances, marks, Measured(options.warmup_seconds, end), wall)
 
     def _mark(self) -> None:
         """Note what offline requests came to by now: what is measured ends with the last online request."""
@@ -214,7 +214,7 @@ def _policy(name: str) -> tuple[str, str]:
 class ArrivalFeed:
     """Gives the engine one arrival at a time; parts are taken from an iterator as they are needed."""
 
-    def __init__(self, engine: Engine, parts: Iterable[Requests], arrive: Callable[[Request], None]) -> None:
+    def __init__(self, engine: EventEngine, parts: Iterable[Requests], arrive: Callable[[Request], None]) -> None:
         self._engine, self._arrive = engine, arrive
         self._parts = iter(parts)
         self._rows: Iterator[_Row] = iter(())

@@ -18,7 +18,7 @@ from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.request import ARRIVED, TRANSFER, Request
 from runtime.simulate.roles import Choose, Roles, Unit, chooser
 from runtime.simulate.steps import balanced
-from runtime.simulate.transfer import KvLinks
+from runtime.simulate.transfer import LinkQueues
 
 Part = EncodeInstance | PrefillInstance | DecodeInstance | MixedInstance
 
@@ -47,7 +47,7 @@ class System:
         self._stranded: deque[Request] = deque()
         self._origins: dict[Request, Origin] = {}
         self._relaxed: dict[str, DecodeInstance] = {}
-        self.links = KvLinks(shared.manifest.kv_transfer) if shared.manifest.kv_transfer else None
+        self.links = LinkQueues(shared.manifest.kv_transfer) if shared.manifest.kv_transfer else None
         shared.placement.placed = self._placed
         routing = shared.manifest.routing
         flips = routing.roles == "dynamic" or shared.manifest.recovery.kill_prefill

@@ -3,7 +3,7 @@
 from planner.manifest.schema import KvTransfer
 
 
-class KvLinks:
+class LinkQueues:
     """Links of prefill devices and of decode ranks.
 
     A decode rank of n devices pulls over as many links of the prefill group (all of them, if it has fewer):

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ground.errors import BadInput
-from planner.workload import Lengths, Trace, Traffic, Workload, reserved_kv_tokens, running_kv_tokens, total_kv_tokens
+from planner.workload import (
+    Lengths,
+    TraceRows,
+    Traffic,
+    Workload,
+    reserved_kv_tokens,
+    running_kv_tokens,
+    total_kv_tokens,
+)
 
 
 def _workload(squared_cv: float = 0.0, covariance: float = 0.0) -> Workload:
@@ -37,7 +45,7 @@ def test_running_kv_of_correlated_lengths_against_samples():
     answers = 1 + rng.gamma(2.0, 300.0, 400_000)
     prompts = 500 + 1.5 * answers + rng.uniform(-400, 400, answers.size)
     traffic = Traffic.from_trace(
-        Trace(arrival_seconds=np.arange(answers.size), input_tokens=prompts, output_tokens=answers)
+        TraceRows(arrival_seconds=np.arange(answers.size), input_tokens=prompts, output_tokens=answers)
     )
     chosen = rng.choice(answers.size, 400_000, p=answers / answers.sum())
     held = prompts[chosen] + rng.random(chosen.size) * answers[chosen]
@@ -70,7 +78,7 @@ def test_reservation_holds_the_whole_answer():
 def test_trace_moments():
     """Four requests, one second apart: rate 1, no variance in the gaps, half of the prompt tokens reused."""
     traffic = Traffic.from_trace(
-        Trace(
+        TraceRows(
             arrival_seconds=[0, 1, 2, 3],
             input_tokens=[10, 30, 10, 30],
             output_tokens=[5, 5, 5, 5],
@@ -97,7 +105,7 @@ def test_trace_moments():
 def test_trace_that_cannot_be(arrivals, prompts, word):
     """One sentence says what a trace must be."""
     with pytest.raises(BadInput, match=word):
-        Traffic.from_trace(Trace(arrival_seconds=arrivals, input_tokens=prompts, output_tokens=prompts))
+        Traffic.from_trace(TraceRows(arrival_seconds=arrivals, input_tokens=prompts, output_tokens=prompts))
 
 
 def test_workload_that_cannot_be():

@@ -21,7 +21,7 @@ from planner.search.search import search
 from planner.search.sure import rate_with
 from planner.serving.capacity import Limits
 from planner.serving.latency import Latency
-from planner.workload import Trace
+from planner.workload import TraceRows
 from tests.plans import small_manifest, small_plan
 from tests.questions import small_question
 
@@ -204,11 +204,13 @@ def test_prompts_of_many_lengths_are_played_on_the_manifests_own_pass_times() ->
     assert plan.ttft.at(99) <= 0.3
 
 
-def _bursty(burst: float, count: int = 3000) -> Trace:
+def _bursty(burst: float, count: int = 3000) -> TraceRows:
     """Return requests of the planned lengths, a quarter of them so many times faster than the others."""
     gaps = np.random.default_rng(4).exponential(1.0, count)
     gaps[count // 4 : count // 2] /= burst
-    return Trace(arrival_seconds=np.cumsum(gaps), input_tokens=np.full(count, 1024), output_tokens=np.full(count, 128))
+    return TraceRows(
+        arrival_seconds=np.cumsum(gaps), input_tokens=np.full(count, 1024), output_tokens=np.full(count, 128)
+    )
 
 
 def test_a_trace_is_what_a_plan_is_weighed_on() -> None:

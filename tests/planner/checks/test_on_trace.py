@@ -8,7 +8,7 @@ from planner.plans.assemble import assemble
 from planner.plans.plan import DisaggregatedPlan
 from planner.plans.recorded import expect_recorded
 from planner.serving.deployed import play
-from planner.workload import Trace
+from planner.workload import TraceRows
 from tests.plans import small_plan
 
 
@@ -18,11 +18,11 @@ def _plan() -> DisaggregatedPlan:
     return plan
 
 
-def _trace(rate: float, count: int = 1200, burst: float = 1.0) -> Trace:
+def _trace(rate: float, count: int = 1200, burst: float = 1.0) -> TraceRows:
     """Requests of the planned lengths; ``burst`` times as fast in the second quarter."""
     gaps = np.random.default_rng(4).exponential(1 / rate, count)
     gaps[count // 4 : count // 2] /= burst
-    return Trace(
+    return TraceRows(
         arrival_seconds=np.cumsum(gaps) - gaps[0], input_tokens=np.full(count, 1024), output_tokens=np.full(count, 128)
     )
 
@@ -57,7 +57,7 @@ def test_rates_that_are_told_keep_the_limits(burst):
         faster = own / (factor * found.most_per_second)
         played = play(
             pools_of(plan),
-            Trace(
+            TraceRows(
                 arrival_seconds=np.asarray(trace.arrival_seconds) * faster,
                 input_tokens=trace.input_tokens,
                 output_tokens=trace.output_tokens,

@@ -22,20 +22,22 @@ from planner.plans.plan import DisaggregatedPlan
 from planner.question import Question
 from planner.search.search import search
 from planner.serving.deployed import play
-from planner.workload import Trace
+from planner.workload import TraceRows
 from tests.questions import small_question
 
 plain = partial(search, beside=False)
 
 
-def bursty(burst: float, count: int = 3000) -> Trace:
+def bursty(burst: float, count: int = 3000) -> TraceRows:
     """Return requests of the planned lengths, a quarter of them so much faster than the others."""
     gaps = np.random.default_rng(4).exponential(1.0, count)
     gaps[count // 4 : count // 2] /= burst
-    return Trace(arrival_seconds=np.cumsum(gaps), input_tokens=np.full(count, 1024), output_tokens=np.full(count, 128))
+    return TraceRows(
+        arrival_seconds=np.cumsum(gaps), input_tokens=np.full(count, 1024), output_tokens=np.full(count, 128)
+    )
 
 
-def found(question: Question, trace: Trace) -> Traced:
+def found(question: Question, trace: TraceRows) -> Traced:
     """Return what is found on a trace."""
     return search_on_trace(question, trace, plain)
 

@@ -18,7 +18,7 @@ from planner.offers.prefill_offers import prefill_offers
 from planner.question import Question
 from planner.search.changes.variations import has_plan
 from planner.search.search import search
-from planner.workload import Trace
+from planner.workload import TraceRows
 from tests.questions import small_question
 
 # A better budget or cap has to carry 0.3 % more, of what is kept to 1e-3 where all caps are told at once.
@@ -206,7 +206,7 @@ def test_a_burst_that_no_cap_keeps_leaves_no_rate() -> None:
     """Requests that all come at once wait for slots, or make full iterations late, whatever the rate."""
     count = 6000
     rows = np.arange(count) == count - 1, np.full(count, 1024), np.full(count, 128)
-    trace = Trace(arrival_seconds=rows[0].astype(float), input_tokens=rows[1], output_tokens=rows[2])
+    trace = TraceRows(arrival_seconds=rows[0].astype(float), input_tokens=rows[1], output_tokens=rows[2])
     question = small_question("qwen3-8b", devices=1, tpot_seconds=0.01)
     kinds = decode_kinds(replace(question, workload=replace(question.workload, trace=trace)))
     assert kinds and [kind.pool_capacity(1) for kind in kinds] == [0.0] * len(kinds)

@@ -13,7 +13,7 @@ from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble import assemble
 from planner.plans.recorded import expect_recorded, pools_on
 from planner.serving.deployed import play
-from planner.workload import Trace, Traffic
+from planner.workload import TraceRows, Traffic
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
@@ -39,13 +39,13 @@ def _made(ranks: int = 1, instances: int = 2, routing: dict[str, Any] = ALIKE, *
     return made.model_copy(update={"routing": Routing(**routing)})
 
 
-def _wild(rate: float, answer: float = 120.0, reuse: bool = False, seed: int = 2) -> Trace:
+def _wild(rate: float, answer: float = 120.0, reuse: bool = False, seed: int = 2) -> TraceRows:
     """Requests of a CV of 1, some cut over several steps, twice as fast for a quarter of them."""
     random = np.random.default_rng(seed)
     gaps = random.exponential(1 / rate, COUNT)
     gaps[COUNT // 4 : COUNT // 2] /= 2
     tokens = np.clip(np.rint(random.lognormal(5.9, 0.83, COUNT)), 8, 8000).astype(np.int64)
-    return Trace(
+    return TraceRows(
         arrival_seconds=np.cumsum(gaps),
         input_tokens=tokens,
         output_tokens=np.clip(np.rint(random.gamma(1.5, answer / 1.5, COUNT)), 1, 2000).astype(np.int64),
@@ -53,12 +53,12 @@ def _wild(rate: float, answer: float = 120.0, reuse: bool = False, seed: int = 2
     )
 
 
-def _simulated(manifest: Manifest, trace: Trace) -> SimulationResult:
-    requests = Requests(**{name: np.asarray(getattr(trace, name)) for name in Trace.__dataclass_fields__})
+def _simulated(manifest: Manifest, trace: TraceRows) -> SimulationResult:
+    requests = Requests(**{name: np.asarray(getattr(trace, name)) for name in TraceRows.__dataclass_fields__})
     return simulate(manifest, requests, SimulationOptions(mtp="expected"))
 
 
-def _agree(manifest: Manifest, trace: Trace, mean: float, p99: float) -> None:
+def _agree(manifest: Manifest, trace: TraceRows, mean: float, p99: float) -> None:
     told, found = expect_recorded(manifest, trace).prediction, _simulated(manifest, trace)
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
         mine, runtimes = getattr(told, name), getattr(found, name)

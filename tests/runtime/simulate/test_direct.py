@@ -10,7 +10,7 @@ import pytest
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Routing
 from planner.plans.recorded import expect_recorded
-from planner.workload import Trace
+from planner.workload import TraceRows
 from runtime.simulate import run as event_engine
 from runtime.simulate.direct import Blocked, run_direct
 from runtime.simulate.metrics import SimulationResult
@@ -76,7 +76,7 @@ def test_an_engine_schedules_as_the_answer_says(engine: str) -> None:
     update = {"engine": {"id": engine, "version": "0.0"}, "routing": {"prefill": "round_robin", "chunks": order}}
     made = Manifest.model_validate(made.model_dump() | update)
     offered = open_loop(made.workload, 40.0, 500)
-    rows = Trace(
+    rows = TraceRows(
         arrival_seconds=offered.arrival_seconds, input_tokens=offered.input_tokens, output_tokens=offered.output_tokens
     )
     told, found = expect_recorded(made, rows).prediction, event_engine.simulate(made, offered)

@@ -9,7 +9,7 @@ from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
-from runtime.simulate.engine import ARRIVAL, COMPLETION, Engine, generator
+from runtime.simulate.engine import ARRIVAL, COMPLETION, EventEngine, generator
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
@@ -170,7 +170,7 @@ def test_trace_drives_the_run() -> None:
 
 def test_events_of_one_instant_run_by_priority_then_in_order() -> None:
     """Completions come before arrivals, and equals in the order of scheduling."""
-    engine, seen = Engine(), list[str]()
+    engine, seen = EventEngine(), list[str]()
     engine.at(1.0, ARRIVAL, lambda _: seen.append("arrival"))
     engine.at(1.0, COMPLETION, lambda _: seen.append("first completion"))
     engine.at(1.0, COMPLETION, lambda _: seen.append("second completion"))
