@@ -24,7 +24,18 @@ from ground.files import csv_table, read_text
 from ground.identity import Kept, Same
 from ground.units import MICRO, format_duration
 from hardware.loader import load_hardware
-from hardware.spec import AttentionFit, CollectiveFit, Dtype, HardwareSpec, Kernels, MatmulFit, Number, Protocol
+from hardware.spec import (
+    AttentionFit,
+    ChunkFit,
+    CollectiveFit,
+    Dtype,
+    HardwareSpec,
+    Kernels,
+    MatmulFit,
+    Number,
+    Protocol,
+    VectorFit,
+)
 
 OPERATORS = Path(__file__).parent / "operators"
 SOURCE = "https://github.com/ai-dynamo/aiconfigurator (aiconfigurator-core 0.12.0)"
@@ -39,6 +50,11 @@ OVER_RANKS = ("oaitriton", " + ")
 rank has (67 us for one token of gpt-oss at EP 8 to 128, 39 where TP cuts as much), or runs another product over EP.
 TensorRT-LLM, which borrows them, takes as long with EP as with TP (35 runs of gpt-oss on H200, within 3 %)."""
 PRODUCTS = ("gemm", "gemm_static")
+KINDS: dict[str, type[VectorFit | ChunkFit]] = {
+    "recurrence": VectorFit,
+    "convolution": VectorFit,
+    "chunkwise": ChunkFit,
+}
 LENDERS = {("vllm", "gemm fp8"): "sglang", ("trtllm", "gemm nvfp4"): "vllm", ("trtllm", "gqa_decode"): "vllm"}
 """Engines whose kernel was timed eagerly, untuned or wrongly, and another that runs the same one or its like."""
 ACROSS_TRAYS = ("gb200", "gb300", ("all_reduce 8", "all_reduce 16"))
@@ -272,7 +288,7 @@ def _overlaid(hardware: HardwareSpec, rows: dict[str, dict[str, str]]) -> Hardwa
         if name in PRODUCTS:
             kernels[name][key] = MatmulFit(**told, quantises=key != "bf16")
         else:
-            kernels[name] = AttentionFit(**told)
+            kernels[name] = KINDS.get(name, AttentionFit)(**told)
     return replace(
         hardware, kernels=replace(hardware.kernels, **kernels), collectives=[*collectives, *hardware.collectives]
     )

@@ -73,12 +73,15 @@ class MatmulFit(Fitted):
 class AttentionFit(Fitted):
     """Attention kernel.
 
-    compute seconds = FLOP / (bf16 peak · peak_fraction) · (1 + half_length/L)
-    with L the mean number of keys per query; memory, serial fraction and floor as for matrix products.
+    compute seconds = FLOP / (bf16 peak · peak_fraction) · (1 + half_length/L) · (1 + half_head/d)
+    with L the mean number of keys per query and d the elements of a head: the exponential of a pair of query and key
+    takes as long however narrow the head (arXiv 2407.08608, section 3.1). Memory, serial fraction and floor as for
+    matrix products.
     """
 
     peak_fraction: Fraction
     half_length: NotNegative = 0
+    half_head: NotNegative = 0
     memory_fraction: Fraction
     serial_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     floor_seconds: NotNegative
@@ -89,6 +92,19 @@ class VectorFit(Fitted):
     """Element-wise work (norms, rotary embedding, quantisation, activation): memory-bound plus a floor."""
 
     memory_fraction: Fraction
+    floor_seconds: NotNegative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkFit(Fitted):
+    """Linear attention of prompts, in chunks that hand their state on.
+
+    seconds = FLOP / (bf16 peak · peak_fraction) + token_seconds · tokens + floor: chunks of a prompt wait for each
+    other, however few heads a device has.
+    """
+
+    peak_fraction: Fraction
+    token_seconds: NotNegative
     floor_seconds: NotNegative
 
 
@@ -129,9 +145,18 @@ class Kernels(Stated):
         default_factory=dict,
     )
     gqa_decode_fp8: AttentionFit | None = described("keys and values kept in FP8; none: gqa_decode", default=None)
-    prefill_attention_fp8: AttentionFit | None = described("the same of prompts; none: prefill_attention", default=None)
+    prefill_attention_fp8: AttentionFit | None = described(
+        "the same of prompts, a share of the FP8 peak; none: prefill_attention", default=None
+    )
     mla_prefill: AttentionFit | None = described("prompts of MLA, unabsorbed; none: prefill_attention", default=None)
     vector: VectorFit
+    recurrence: VectorFit | None = described(
+        "step of a recurrent state; none: element-wise work at the pace measured on an H20", default=None
+    )
+    convolution: VectorFit | None = described("short convolution before it; none: likewise", default=None)
+    chunkwise: ChunkFit | None = described(
+        "linear attention of prompts; none: prefill_attention over the keys of a chunk", default=None
+    )
     mla_prologue_floor_seconds: Sourced | None = described(
         "one floor for norm, projections and rotary embedding fused into one kernel", default=None
     )

@@ -15,24 +15,20 @@ rank gets is `planner.balance`'s to say. What is left out or taken back, since a
 import csv
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import polars
-from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from hardware.fits import Product, attention_seconds, matmul_seconds
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import Device, Dtype, HardwareSpec, MatmulFit, Number
+from scripts.fit_linear import linear
+from scripts.fitting import Array, Bounds, Row, fitted, read
 from scripts.served import BLACKWELL, COLD, POINTS, as_served, fewer_hit, spreads, uncached_microseconds
 
-Array = NDArray[np.float64]
-Row = dict[str, object]
-Bounds = dict[str, tuple[float, float, float, float]]
-Seconds = Callable[..., Number]
 OUT = Path(__file__).parents[1] / "hardware" / "operators"
 MACHINES = {
     "a100_sxm": "a100",
@@ -86,7 +82,6 @@ MATMUL: Bounds = {
     "floor_seconds": (0.0, 1e-3, 5e-6, 5e-6),
     "depth_seconds": (0.0, 1e-8, 1e-10, 2e-10),
 }
-"""Lowest, highest, start and size of a typical change."""
 ATTENTION: Bounds = {
     "peak_fraction": (0.01, 1.0, 0.6, 0.3),
     "half_length": (0.0, 20000.0, 500.0, 500.0),
@@ -94,8 +89,10 @@ ATTENTION: Bounds = {
     "serial_fraction": (0.0, 1.0, 0.2, 0.3),
     "floor_seconds": (0.0, 1e-3, 1e-5, 1e-5),
 }
+HEAD: Bounds = {"half_head": (0.0, 1000.0, 20.0, 30.0)}
 MICRO_IN_MS = 1e-3
-CONSTANT = {"window_size": 0, "kv_cache_dtype": "bfloat16", "attn_dtype": "bfloat16", "quant_dtype": "fp8", "step": 0}
+FEWEST = 8
+"""Heads of latent attention that a device has at least: models have 64 or 128, and TP is 8 or less."""
 ENGINES = ("trtllm", "sglang", "vllm")
 FIT_COLUMNS = ["machine", "engine", "family", "version", "rows", "median_residual", "parameters"]
 PLACED = "power_law_1.01_eplb"
@@ -232,26 +229,8 @@ def curve(tokens: np.ndarray, microseconds: np.ndarray) -> tuple[np.ndarray, np.
 def fits(folder: Path, hw: HardwareSpec) -> Iterator[dict[str, object]]:
     """Yield the fits of every engine's other kernels on one machine."""
     for engine in ENGINES:
-        for family in ("gemm", "attention", "mla", "all_reduce"):
-            yield from (row | {"machine": hw.name, "engine": engine} for row in FAMILIES[family](folder, engine, hw))
-
-
-def fitted(family: str, version: str, fit: object, bounds: Bounds, seconds: Seconds, measured: Array) -> Row:
-    """Return a row with the parameters that minimise the relative errors, outliers cut (soft L1 at a tenth)."""
-    names = list(bounds)
-    low, high, start, size = (np.array(column, dtype=float) for column in zip(*bounds.values(), strict=True))
-
-    def errors(scaled: Array) -> Array:
-        tried = replace(fit, **dict(zip(names, (scaled * size).tolist(), strict=True)))  # type: ignore[type-var]
-        return np.asarray(seconds(tried)) / measured - 1.0
-
-    found = least_squares(errors, start / size, bounds=(low / size, high / size), loss="soft_l1", f_scale=0.1)
-    values = {name: float(f"{value:.3g}") for name, value in zip(names, found.x * size, strict=True)}
-    residual = float(np.median(np.abs(errors(np.array(list(values.values())) / size))))
-    told = " ".join(f"{name}={value:g}" for name, value in values.items())
-    return {"family": family, "version": version, "rows": len(measured), "median_residual": f"{residual:.3f}"} | {
-        "parameters": told
-    }
+        for family in FAMILIES:
+            yield from (row | {"machine": hw.name, "engine": engine} for row in family(folder, engine, hw))
 
 
 def gemm(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
@@ -289,13 +268,6 @@ def products(device: Device, dtype: Dtype, product: Product, fit: MatmulFit) -> 
     return matmul_seconds(device, dtype, fit, product)
 
 
-def read(path: Path) -> polars.DataFrame:
-    """Return a table with the columns that were dropped where they are constant."""
-    table = polars.read_parquet(path)
-    missing = {name: value for name, value in CONSTANT.items() if name not in table.columns}
-    return table.with_columns(**{name: polars.lit(value) for name, value in missing.items()})
-
-
 def quantisation(folder: Path, engine: str, table: str, rows: Array, depth: Array) -> Array:
     """Milliseconds of a step of quantisation at the shapes of products, linear in elements between measured ones."""
     paths = list(folder.glob(f"quantize/{engine}/*/{table}_perf.parquet"))
@@ -315,12 +287,15 @@ def attention(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
     """Yield grouped-query attention of running requests and of prompts, by the type of the cache.
 
     Heads that each have keys and values of their own are left out: TensorRT-LLM on Hopper has another kernel for them.
+    Of several kernels the one that most shapes with heads of 128 ran counts. How much slower narrow heads are is fitted
+    for prompts; running requests are bound by memory, and wider heads there are another kernel's.
     """
+    peaks = hw.device.peak_flops_per_second
     for kind, family in (("generation", "gqa_decode"), ("context", "prefill_attention")):
         for path in folder.glob(f"attention/{engine}/*/{kind}_attention_perf.parquet"):
             table = read(path).filter(
                 (polars.col("window_size") == 0)
-                & polars.col("head_dim").is_in([64, 128])
+                & polars.col("head_dim").is_in([64, 128] if kind == "generation" else [64, 128, 256])
                 & (polars.col("num_heads") <= 16 * polars.col("num_key_value_heads").clip(lower_bound=1))
                 & (polars.col("step" if kind == "generation" else "isl") >= 127)
             )
@@ -331,12 +306,17 @@ def attention(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
                 if kind == "generation":
                     own = own.filter(polars.col("num_heads") > polars.col("num_key_value_heads"))
                     own = own.filter(polars.col("num_key_value_heads") > 0)
-                if len(own) < 200:
+                usual = own.filter(polars.col("head_dim") == 128)["kernel_source"].mode().sort()
+                own = own.filter(polars.col("kernel_source").is_in(usual[:1]))
+                if len(own) < 200 or (suffix and "fp8" not in peaks):
                     continue
                 heads, kept, size = columns(own, "num_heads", "num_key_value_heads", "head_dim")
                 queries, pairs, cached = work(own, kind)
                 moved = cached * kept * 2 * size * (1 if suffix else 2) + queries * heads * size * 4
-                yield from attended(family + suffix, path, hw, own, (pairs * 4 * heads * size, moved, pairs / queries))
+                share = peaks["bf16"].value / peaks["fp8"].value if suffix and kind == "context" else 1.0
+                shape = pairs * 4 * heads * size * share, moved, pairs / queries, size
+                bounds = ATTENTION | HEAD if kind == "context" and len(np.unique(size)) > 1 else ATTENTION
+                yield from attended(family + suffix, path, hw, own, shape, bounds)
 
 
 def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
@@ -345,6 +325,7 @@ def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
     for path in folder.glob(f"mla/{engine}/*/generation_mla_perf.parquet"):
         for cache, suffix in (("bfloat16", ""), ("fp8", "_fp8")):
             own = read(path).filter((polars.col("kv_cache_dtype") == cache) & (polars.col("step") >= 127))
+            own = own.filter(polars.col("num_heads") >= FEWEST)
             if len(own) < 200 or (suffix and "fp8" not in peaks):
                 continue
             (heads,) = columns(own, "num_heads")
@@ -352,33 +333,43 @@ def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
             moved = cached * LATENT * (1 if suffix else 2) + queries * heads * (LATENT + VALUE) * 2
             share = peaks["bf16"].value / peaks["fp8"].value if suffix else 1.0
             flops = pairs * 2 * heads * (LATENT + VALUE) * share
-            yield from attended(f"mla_decode{suffix}", path, hw, own, (flops, moved, pairs / queries))
+            shape = flops, moved, pairs / queries, np.full_like(flops, np.inf)
+            yield from attended(f"mla_decode{suffix}", path, hw, own, shape)
     for path in folder.glob(f"mla/{engine}/*/context_mla_perf.parquet"):
         own = read(path).filter((polars.col("kv_cache_dtype") == "bfloat16") & (polars.col("isl") >= 127))
+        own = own.filter(polars.col("num_heads") >= FEWEST)
         own = own.filter(polars.col("kernel_source") != "flash_attention")  # on latents, where SGLang expands them
         if len(own) >= 200:
             (heads,) = columns(own, "num_heads")
             queries, pairs, cached = work(own, "context")
             moved = (queries + cached) * heads * (192 + 128) * 2
-            yield from attended("mla_prefill", path, hw, own, (pairs * 2 * heads * (192 + 128), moved, pairs / queries))
+            shape = pairs * 2 * heads * (192 + 128), moved, pairs / queries, np.full_like(moved, np.inf)
+            yield from attended("mla_prefill", path, hw, own, shape)
 
 
 def attended(
-    family: str, path: Path, hw: HardwareSpec, table: polars.DataFrame, shape: tuple[Array, Array, Array]
+    family: str,
+    path: Path,
+    hw: HardwareSpec,
+    table: polars.DataFrame,
+    shape: tuple[Array, Array, Array, Array],
+    bounds: Bounds = ATTENTION,
 ) -> Iterator[Row]:
-    """Yield the fit of an attention kernel whose FLOP, bytes and mean keys per query are these, if its times can be."""
+    """Yield the fit of an attention kernel, if its times can be; ``shape``: FLOP, bytes, mean keys per query, elements
+    of a head.
+    """
     time = table["latency"].to_numpy().astype(float) / 1e3
     # What a prompt's attention reads was written just before it
     kept = as_served(hw, shape[1], shape[1], time) if "decode" in family else np.ones(len(time), dtype=bool)
-    flops, moved, keys = (each[kept] for each in shape)
+    flops, moved, keys, head = (each[kept] for each in shape)
     if np.mean(moved / time[kept] > hw.device.memory_bandwidth_bytes_per_second.value) > COLD:
         return  # TensorRT-LLM 1.0's on A100 reads 1.6 times what the memory gives
     yield fitted(
         family,
         " ".join(path.parts[-3:-1]),
         hw.kernels.gqa_decode,
-        ATTENTION,
-        lambda fit: attention_seconds(hw.device, fit, flops, moved, keys),
+        bounds,
+        lambda fit: attention_seconds(hw.device, fit, flops, moved, keys, head),
         time[kept],
     )
 
@@ -431,12 +422,7 @@ def off_lines(wire: Array, time: Array, size: Array, scaled: Array) -> Array:
     return np.min([latency + wire / rate for latency, rate in (scaled * size).reshape(-1, 2)], axis=0) / time - 1
 
 
-FAMILIES: dict[str, Callable[[Path, str, HardwareSpec], Iterator[Row]]] = {
-    "gemm": gemm,
-    "attention": attention,
-    "mla": mla,
-    "all_reduce": all_reduce,
-}
+FAMILIES: tuple[Callable[[Path, str, HardwareSpec], Iterator[Row]], ...] = (gemm, attention, mla, all_reduce, linear)
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

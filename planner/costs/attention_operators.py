@@ -148,7 +148,9 @@ def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term
     }
     fit, multiplied = latent_fit(deployment)
     return [
-        roofline.attention("attention", fit, {"kv": queries}, per_pair, {"decode": 1.0}, read, dtype=multiplied),
+        roofline.attention(
+            "attention", fit, {"kv": queries}, per_pair, {"decode": 1.0}, read, latent, dtype=multiplied
+        ),
         v_absorb(deployment, mla, heads),
     ]
 
@@ -225,6 +227,7 @@ def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Te
             2.0 * heads * (key + value),
             {"chunk": 1.0},
             combine(read, 1.0, latent_read, 1.0),
+            (key + value) / 2,
         ),
     ]
 
@@ -277,11 +280,15 @@ def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: floa
     """
     roofline, kernels, tp = Roofline.of(deployment), deployment.hardware.kernels, deployment.strategy.attention_tp
     decoding, prompting = kernels.gqa_decode, kernels.prefill_attention
+    multiplied: Dtype = "bf16"
     if deployment.kv_dtype == "fp8":
-        decoding, prompting = kernels.gqa_decode_fp8 or decoding, kernels.prefill_attention_fp8 or prompting
+        decoding = kernels.gqa_decode_fp8 or decoding
+        if kernels.prefill_attention_fp8 is not None:
+            prompting, multiplied = kernels.prefill_attention_fp8, "fp8"
     heads = gqa.heads / tp
     cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]
-    per_pair = 2.0 * heads * (gqa.head_dim + gqa.value_dim)
+    head = (gqa.head_dim + gqa.value_dim) / 2
+    per_pair = 4.0 * heads * head
     moved, sinks = heads * (gqa.head_dim + gqa.value_dim) * 2.0, float(gqa.sink_tokens)
     prefix, suffix = ("window_", "_within") if within else ("", "")
     parameters = {"one": sinks * cached} if sinks else {}
@@ -289,12 +296,12 @@ def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: floa
     if deployment.phase != "prefill":
         pairs: Form = {f"kv{suffix}": 1.0 * deployment.queries} | ({"decode": sinks} if sinks else {})
         read = {f"kv{suffix}": cached, "decode": moved} | parameters
-        terms.append(roofline.attention(f"{prefix}attention", decoding, pairs, per_pair, {"decode": 1.0}, read))
+        terms.append(roofline.attention(f"{prefix}attention", decoding, pairs, per_pair, {"decode": 1.0}, read, head))
     if deployment.phase != "decode":
         pairs = {f"pairs{suffix}": 1.0} | ({"chunk": sinks} if sinks else {})
         read = {f"context{suffix}": cached, "chunk": cached + moved} | parameters
         name = f"prefill_{prefix}attention"
-        terms.append(roofline.attention(name, prompting, pairs, per_pair, {"chunk": 1.0}, read))
+        terms.append(roofline.attention(name, prompting, pairs, per_pair, {"chunk": 1.0}, read, head, multiplied))
     return terms if share == 1.0 else in_some_layers(terms, share)
 
 

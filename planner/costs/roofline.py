@@ -23,7 +23,17 @@ from ground.errors import BadInput
 from ground.identity import Kept, Same
 from hardware.fits import cards_of, carried, exchange_protocol, server, started
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
-from hardware.spec import AttentionFit, CollectiveFit, CollectiveOp, Dtype, ExchangeFit, Fitted, HardwareSpec, MatmulFit
+from hardware.spec import (
+    AttentionFit,
+    CollectiveFit,
+    CollectiveOp,
+    Dtype,
+    ExchangeFit,
+    Fitted,
+    HardwareSpec,
+    MatmulFit,
+    VectorFit,
+)
 from models.spec import MoE
 from planner.costs.deployment import Deployment
 from planner.engines.behaviour import behaviour
@@ -144,9 +154,12 @@ class Roofline(NamedTuple):
         flops_per_pair: Number,
         queries: Form,
         read: Form,
+        head: float,
         dtype: Dtype = "bf16",
     ) -> ComputeTerm:
         """Attention over ``pairs`` of query and key, reading ``read`` bytes, its products in ``dtype``.
+
+        ``head``: elements of a head, of a key and a value in the mean.
 
         (1 + half_length/L) with L = pairs/queries is pairs + half_length·queries, so it stays linear.
         """
@@ -155,7 +168,7 @@ class Roofline(NamedTuple):
             stage="attention",
             flops=scale(pairs, flops_per_pair),
             idle_flops=scale(queries, fit.half_length * flops_per_pair) if fit.half_length else {},
-            flops_per_second=self.sustained * self.peak(dtype) * fit.peak_fraction,
+            flops_per_second=self.sustained * self.peak(dtype) * fit.peak_fraction / (1.0 + fit.half_head / head),
             bytes=read,
             bytes_per_second=self.bandwidth * fit.memory_fraction,
             floor_seconds=fit.floor_seconds,
@@ -168,9 +181,13 @@ class Roofline(NamedTuple):
         families = ("mla_decode", "gqa_decode", "prefill_attention")
         return next((name for name in families if getattr(self.hardware.kernels, name) is fit), "other attention")
 
-    def vector(self, name: str, stage: Stage, moved: Form, kernels: int = 1, pace: float = 1.0) -> ComputeTerm:
-        """Element-wise work: ``moved`` bytes read and written by ``kernels`` launches, ``pace`` times as fast."""
-        fit = self.hardware.kernels.vector
+    def vector(
+        self, name: str, stage: Stage, moved: Form, kernels: int = 1, pace: float = 1.0, own: VectorFit | None = None
+    ) -> ComputeTerm:
+        """Element-wise work: ``moved`` bytes read and written by ``kernels`` launches, ``pace`` times as fast, or as
+        measured where the kernel has a fit of its ``own``.
+        """
+        fit, pace = (self.hardware.kernels.vector, pace) if own is None else (own, 1.0)
         return ComputeTerm(
             name=name,
             stage=stage,

@@ -14,12 +14,15 @@ Delta Networks (arXiv 2412.06464): S_t = α_t S_(t-1) (I - β_t k_t k_tᵀ) + β
 requests step the recurrence; prompts use its chunkwise form. Heads are split over TP.
 """
 
+from ground.records import Sourced
+from hardware.engines import measured_as
 from hardware.formats import ELEMENT_BYTES
 from hardware.spec import AttentionFit, Dtype, SortFit
 from models.spec import MLA, GatedDeltaNet, Indexer
 from planner.costs.cache import INDEX_SCALE_BYTES
 from planner.costs.deployment import Deployment
 from planner.costs.roofline import TOKENS, UNMEASURED_RESIDUAL, Roofline, combine, in_some_layers, residual, scale
+from planner.engines.behaviour import behaviour
 from planner.manifest.terms import ComputeTerm, Form, Number, Term, smaller
 
 SCORE_BYTES = 4.0
@@ -71,12 +74,34 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Co
         scored.append(("prefill_index_scores", kernels.prefill_attention, {"pairs": each}, {"chunk": 1.0}, every))
     for name, fit, pairs, rows, read in scored:
         read = combine(read, 1.0, pairs, SCORE_BYTES)
-        scores = roofline.attention(name, fit, pairs, per_pair, rows, read, dtype=score_dtype)
+        scores = roofline.attention(name, fit, pairs, per_pair, rows, read, key, dtype=score_dtype)
         selection = roofline.vector(name.replace("scores", "top_k"), "attention", scale(pairs, 2 * SCORE_BYTES))
         sort = kernels.index_sort
         terms += [scores, selection] if sort is None else sorted_in_full(scores, selection, sort, roofline.peak("bf16"))
     share = deployment.model.index_share
+    terms += index_start_up(deployment) if blocks is None else []
     return terms if share == 1.0 else in_some_layers(terms, share)
+
+
+def index_start_up(deployment: Deployment) -> list[ComputeTerm]:
+    """What the engine's indexer takes beyond its kernels in decode, and more where there is something to choose.
+
+    Not beside DeepSeek-V4's blocks, whose modules are met without (aiconfigurator-core 0.12.0).
+    """
+    own, roofline = behaviour(deployment.engine), Roofline.of(deployment)
+    if own is None or deployment.phase == "prefill":
+        return []
+    stated = own.indexer_start_up_seconds
+    always, beyond = stated.get(measured_as(deployment.hardware), stated.get("all")), own.index_choice_seconds
+    parts: tuple[tuple[str, Form, Sourced | None], ...] = (
+        ("index_start_up", {"decode": 1.0}, always),
+        ("index_choice", {"kv": 1.0, "kv_within": -1.0}, beyond),
+    )
+    return [
+        roofline.vector(name, "attention", work)._replace(floor_seconds=seconds.value)
+        for name, work, seconds in parts
+        if seconds is not None
+    ]
 
 
 def sorted_in_full(scores: ComputeTerm, selection: ComputeTerm, sort: SortFit, peak: float) -> list[ComputeTerm]:
@@ -131,7 +156,7 @@ def _sparse(deployment: Deployment, mla: MLA, heads: Number, name: str, pairs: F
     read = combine(gathered, 1.0, rows, heads * (latent + mla.value_width) * 2.0)
     per_pair = 2.0 * heads * (latent + mla.value_width)
     fit = measured or kernels.mla_decode
-    return Roofline.of(deployment).attention(name, fit, pairs, per_pair, rows, read)
+    return Roofline.of(deployment).attention(name, fit, pairs, per_pair, rows, read, latent)
 
 
 def chunk_flops(key: int, value: int, chunk: int = CHUNK_TOKENS) -> float:
@@ -158,7 +183,13 @@ def linear_attention_terms(deployment: Deployment, linear: GatedDeltaNet) -> lis
         roofline.vector("linear_norm", "attention", scale(TOKENS, hidden * (3 * 2.0 + 1.0))),
         *roofline.quantise("linear_quantise", "attention", scale(TOKENS, hidden), dtype),
         roofline.matmul("linear_in_proj", "attention", TOKENS, columns, hidden, dtype),
-        roofline.vector("short_convolution", "attention", convolved, pace=CONVOLUTION_PACE),
+        roofline.vector(
+            "short_convolution",
+            "attention",
+            convolved,
+            pace=CONVOLUTION_PACE,
+            own=deployment.hardware.kernels.convolution,
+        ),
     ]
     if deployment.phase != "prefill":
         terms.append(recurrence(deployment, linear, tp))
@@ -186,7 +217,8 @@ def recurrence(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> Com
     state = linear.recurrent_bytes / tp
     operands = (2 * linear.key_width + 2 * linear.value_width) * 2.0 / tp
     moved = {"decode": state * (1.0 / queries(deployment) + 1.0) + operands}
-    return Roofline.of(deployment).vector("recurrent_state", "attention", moved, pace=RECURRENCE_PACE)
+    own = deployment.hardware.kernels.recurrence
+    return Roofline.of(deployment).vector("recurrent_state", "attention", moved, pace=RECURRENCE_PACE, own=own)
 
 
 def chunkwise(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> ComputeTerm:
@@ -201,12 +233,27 @@ def chunkwise(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> Comp
     state = 2 * 2.0 * key * value / CHUNK_TOKENS
     moved = heads * (2 * 2.0 * (key + value) + state) + (2 * linear.key_width + 2 * linear.value_width) * 2.0 / tp
     per_pair = heads * chunk_flops(key, value) / CHUNK_TOKENS
-    term = Roofline.of(deployment).attention(
+    roofline, own = Roofline.of(deployment), deployment.hardware.kernels.chunkwise
+    if own is not None:
+        rate = roofline.sustained * roofline.peak("bf16") * own.peak_fraction
+        return ComputeTerm(
+            name="chunkwise_state",
+            stage="attention",
+            flops={"chunk": CHUNK_TOKENS * per_pair},
+            idle_flops={"chunk": own.token_seconds * rate},
+            flops_per_second=rate,
+            bytes={"chunk": moved},
+            bytes_per_second=roofline.bandwidth,
+            floor_seconds=own.floor_seconds,
+            residual=residual(own),
+        )
+    term = roofline.attention(
         "chunkwise_state",
         deployment.hardware.kernels.prefill_attention,
         {"chunk": float(CHUNK_TOKENS)},
         per_pair,
         {"chunk": 1.0},
         {"chunk": moved},
+        float(key),
     )
     return term._replace(residual=UNMEASURED_RESIDUAL)

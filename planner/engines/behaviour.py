@@ -55,6 +55,8 @@ class Behaviour(Stated):
     device of a DP rank sends all its tokens to the experts. ``fuses_shared``: model types whose shared expert a kernel
     of routed experts, by its name, computes as one more of every token. ``expert_start_up_seconds``: what a block of
     routed experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
+    ``indexer_start_up_seconds``: what a layer with an indexer takes in decode beyond the kernels of others, by machine
+    or for ``all``; ``index_choice_seconds``: that and more where requests have more keys than the indexer picks.
     ``sources`` has an address for each choice that is no number.
     """
 
@@ -68,6 +70,8 @@ class Behaviour(Stated):
     sends_duplicates: bool = False
     fuses_shared: dict[str, list[str]] = field(default_factory=dict)
     expert_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)
+    indexer_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)
+    index_choice_seconds: Sourced | None = None
     sources: dict[str, str] = field(default_factory=dict)
 
 
@@ -100,6 +104,7 @@ def behaviour_values(engine: str) -> list[tuple[str, Sourced]]:
     if own is not None:
         named += [(f"prompt_moe_layer_seconds {key}", value) for key, value in own.prompt_moe_layer_seconds.items()]
         named += [(f"expert_start_up_seconds {key}", value) for key, value in own.expert_start_up_seconds.items()]
+        named += [(f"indexer_start_up_seconds {key}", value) for key, value in own.indexer_start_up_seconds.items()]
     return [(name, value) for name, value in named if isinstance(value, Sourced)]
 
 

@@ -12,7 +12,7 @@ from planner.costs.cache import device_cache, model_cache
 from planner.costs.deployment import Phase
 from planner.costs.sparse_attention import chunk_flops
 from planner.instances.grid import strategy_grid
-from planner.manifest.terms import StepLoad
+from planner.manifest.terms import ComputeTerm, StepLoad, timing, variables
 from planner.strategy import Strategy, model_conflicts
 from tests.instances import broken_down, even_cost, instance
 
@@ -234,6 +234,66 @@ def test_kernels_take_what_was_measured(phase: Phase, kernel: str, measured: flo
     load = decode(256.0, 1000.0) if phase == "decode" else StepLoad(prefill_tokens=4096.0, mean_tokens=4096.0)
     (row,) = (row for row in broken_down(even_cost(deployment), load, 1) if row.name == kernel)
     assert row.seconds / 36 == pytest.approx(measured, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine", "keys", "measured"),
+    [
+        ("b200", "vllm", 1023.0, 193e-6),
+        ("b200", "vllm", 8191.0, 204e-6),
+        ("h200", "vllm", 8191.0, 209e-6),
+        ("b200", "trtllm", 1023.0, 82e-6),
+        ("b200", "trtllm", 8191.0, 132e-6),
+        ("b200", "sglang", 8191.0, 95e-6),
+    ],
+)
+def test_a_layer_with_an_indexer_takes_what_the_engine_takes(
+    machine: str, engine: str, keys: float, measured: float
+) -> None:
+    """Attention of DeepSeek-V3.2 on one of eight ranks, 16 requests, FP8 latents (dsa_generation_module,
+    aiconfigurator-core 0.12.0, without the norm before): engines differ twofold, and by what there is to choose.
+    """
+    degrees = {"attention_tp": 8, "moe_tp": 8}
+    own = instance("deepseek-v3.2", machine, "decode", "fp8", kv_dtype="fp8", engine=engine, **degrees)
+    own = replace(own, hardware=with_engine(own.hardware, engine))
+    values = variables(even_cost(own), decode(16.0, keys), 1)
+    terms = (term for term in attention_terms(own) if isinstance(term, ComputeTerm) and term.name != "attention_norm")
+    assert sum(timing(term, values).seconds() for term in terms) == pytest.approx(measured, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine", "phase", "kernel", "measured"),
+    [
+        ("h200", "vllm", "decode", "recurrent_state", 267e-6),
+        ("b200", "sglang", "decode", "recurrent_state", 171e-6),
+        ("h100", "vllm", "decode", "recurrent_state", 364e-6),
+        ("h200", "vllm", "prefill", "short_convolution", 59e-6),
+        ("b200", "sglang", "prefill", "short_convolution", 50e-6),
+        ("b200", "sglang", "prefill", "chunkwise_state", 317e-6),
+        ("b200", "vllm", "prefill", "chunkwise_state", 174e-6),
+    ],
+)
+def test_an_engine_has_linear_kernels_of_its_own(
+    machine: str, engine: str, phase: Phase, kernel: str, measured: float
+) -> None:
+    """A layer of 32 heads, 256 running requests or a prompt of 4,096 tokens (aiconfigurator-core 0.12.0)."""
+    deployment = instance("qwen3-next-80b-a3b", machine, phase, "bf16", engine=engine)
+    deployment = replace(deployment, hardware=with_engine(deployment.hardware, engine))
+    load = decode(256.0, 1000.0) if phase == "decode" else StepLoad(prefill_tokens=4096.0, mean_tokens=4096.0)
+    (row,) = (row for row in broken_down(even_cost(deployment), load, 1) if row.name == kernel)
+    assert row.seconds / 36 == pytest.approx(measured, rel=0.15)
+
+
+def test_one_rank_of_many_waits_for_the_chunks_of_a_prompt() -> None:
+    """TP 8 does not take an eighth of TP 1: SGLang on B200 takes 324 us for 8,192 tokens at 8 heads, 925 at 64."""
+    seconds = []
+    for tp in (1, 8):
+        own = instance("qwen3.5-397b-a17b", "b200", "prefill", "bf16", attention_tp=tp, moe_tp=tp, engine="sglang")
+        own = replace(own, hardware=with_engine(own.hardware, "sglang"))
+        rows = broken_down(even_cost(own), StepLoad(prefill_tokens=8192.0, mean_tokens=8192.0), 1)
+        (row,) = (row for row in rows if row.name == "chunkwise_state")
+        seconds.append(row.seconds / row.count)
+    assert seconds == pytest.approx([925e-6, 324e-6], rel=0.25)
 
 
 def test_prompts_run_in_chunks() -> None:

@@ -76,13 +76,15 @@ def test_grouped_product_is_the_fit(machine: str, groups: int, rows: int, column
     queries=st.integers(1, 20_000),
     keys=st.integers(1, 200_000),
     moved=st.integers(0, 10**11),
+    head=st.sampled_from([64.0, 128.0, 256.0]),
 )
-def test_attention_is_the_fit(machine: str, family: str, queries: int, keys: int, moved: int):
+def test_attention_is_the_fit(machine: str, family: str, queries: int, keys: int, moved: int, head: float):
     """Attention over queries·keys pairs takes what hardware.fits.attention_seconds says of that mean length."""
     hardware = load_hardware(machine)
     fit = getattr(hardware.kernels, family)
-    term = Roofline(hardware).attention("x", fit, {"pairs": 1.0}, 640.0, {"chunk": 1.0}, {"one": float(moved)})
-    expected = fits.attention_seconds(hardware.device, fit, 640.0 * queries * keys, float(moved), float(keys))
+    fit = replace(fit, half_head=50.0)
+    term = Roofline(hardware).attention("x", fit, {"pairs": 1.0}, 640.0, {"chunk": 1.0}, {"one": float(moved)}, head)
+    expected = fits.attention_seconds(hardware.device, fit, 640.0 * queries * keys, float(moved), float(keys), head)
     values = {"one": 1.0, "pairs": float(queries * keys), "chunk": float(queries)}
     assert timing(term, values).seconds() == pytest.approx(float(expected), rel=1e-9)
 
