@@ -177,6 +177,7 @@ def _show(made: Deployment, changes: list[str] | None, out: Path | None, dry_run
     origin, verb = made.target.origin, "Would write" if dry_run or out is None else "Wrote"
     where = "" if out is None else f" to {out}/"
     count, size = len(made.files), sum(len(text.encode()) for text in made.files.values())
+    held = list(memories(made.target))
     Screen().lines(
         f"{verb} {count} files, {size} bytes{where}, for {origin.title} {origin.version}, {made.target.kind}:",
         *(f"  {name}" for name in sorted(made.files)),
@@ -184,7 +185,6 @@ def _show(made: Deployment, changes: list[str] | None, out: Path | None, dry_run
         *(f"  {line}" for line in arithmetic(made.target)),
         "Limits:",
         *(f"  {line}" for line in limits(made.target)),
-        "Memory of a device:",
-        *(f"  {line}" for line in memories(made.target)),
+        *(["Memory of a device:", *(f"  {line}" for line in held)] if held else []),
         "Read back and equal to the manifest. Never launched on hardware by podplan: check before use.",
     )

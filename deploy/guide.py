@@ -186,6 +186,7 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
     """Yield what the site must bring, and where an engine does otherwise than the plan."""
     yield from _weights(target, files)
     yield from _images(target)
+    yield from _hosts(target)
     if target.roles[0].model.architecture in OWN_CODE and not target.site.trust_remote_code:
         yield "Trust: the tokenizer is code of the model's repository, which engines run with trust_remote_code: true."
     if target.profile.engine == "xllm" and any(role.drafts for role in target.roles):
@@ -206,6 +207,17 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
     wide = [role.name for role in target.roles if talks_over_nodes(role) and role.accelerator != "ascend"]
     if wide and not target.bare and target.site.rdma_resource:
         yield f"RDMA in pods of {' and '.join(wide)}: {target.site.rdma_resource}, or what rdma_resource names."
+
+
+def _hosts(target: Target) -> Iterator[str]:
+    """Yield what pods have by themselves and hosts may lack: the engine, and the interface by which ranks meet."""
+    if target.bare:
+        images = " or ".join(dict.fromkeys(target.image(role) for role in target.roles))
+        how = ", which PODPLAN_SRUN may name" if target.kind == "slurm" else ""
+        yield f"{target.origin.title} {target.origin.version} on every node, or its image {images}{how}."
+    if (target.bare or target.site.host_network) and target.profile.engine != "mindie":
+        interface = target.site.network_interface
+        yield f"The network interface {interface}, where ranks meet, or what network_interface names."
 
 
 def _weights(target: Target, files: Mapping[str, str]) -> Iterator[str]:

@@ -166,23 +166,28 @@ def _job(target: Target, inventory: Inventory | None, *, etcd: bool) -> str:
     first, head = target.roles[0], target.roles[-1].instances[0].nodes[0]
     nodes = 1 + max(node for role in target.roles for instance in role.instances for node in instance.nodes)
     options = {"job-name": target.name, "nodes": str(nodes), "ntasks-per-node": "1", "exclusive": "", "mem": "0"}
+    mpi = target.profile.engine == "trtllm"
+    if mpi:  # an instance is one step, with a process for each of its ranks
+        options["ntasks-per-node"] = str(max(role.devices_per_node for role in target.roles))
     options |= {name.replace("_", "-"): value for name, value in target.site.slurm.items()}
     if inventory:
         options["nodelist"] = ",".join(host.name for host in inventory.of(first.cluster)[:nodes])
     told = [SLURM_DEVICES[first.accelerator].format(first.node_size)]
     told += [f"{name}={value}" if value else name for name, value in options.items()]
     addresses = script_of("addresses.sh", pattern=f"{PLACEHOLDER}-{first.cluster}-node-").rstrip()
-    runs = [f"run {head} etcd.sh"] if etcd else []
+    runs = [f"run {head} 1 etcd.sh"] if etcd else []
     for role in _decode_first(target):
         for number, instance in enumerate(role.instances):
-            for rank, node in enumerate(instance.nodes):
-                runs.append(f"run {node} {quoted(role.name + '.sh')} {number} {rank}")
-    runs.append(f"run {head} router.sh")
+            steps = [",".join(map(str, instance.nodes))] if mpi else instance.nodes
+            each = role.devices_per_node if mpi else 1
+            runs += [f"run {on} {each} {quoted(role.name + '.sh')} {number} {rank}" for rank, on in enumerate(steps)]
+    runs.append(f"run {head} 1 router.sh")
     return script_of(
         "job.sbatch",
         options="\n".join(f"#SBATCH --{option}" for option in told),
         head=target.origin.head("sbatch job.sbatch, in this folder on storage that all nodes share."),
         files_path=target.site.files_path,
         addresses="" if inventory else addresses,
+        mpi=" --mpi=pmix" if mpi else "",
         runs="\n".join(runs),
     )

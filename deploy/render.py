@@ -160,10 +160,11 @@ def _check_nodes(target: Target) -> None:
                 f"utils/validate_config.py), and this plan's has {role.nodes}; plan with --max-instance-devices"
             )
     wide = [role.name for role in target.roles if role.nodes > 1]
-    if target.profile.engine == "trtllm" and wide and target.kind != "dynamo":
+    if target.profile.engine == "trtllm" and wide and target.kind not in ("dynamo", "slurm"):
         raise Infeasible(
             f"--kind: TensorRT-LLM starts the ranks of {' and '.join(wide)}, several nodes each, by MPI "
-            "(docs: trtllm-serve, multi-node), which NVIDIA Dynamo's operator sets up; use --kind dynamo"
+            "(docs: trtllm-serve, multi-node), which NVIDIA Dynamo's operator and Slurm set up; use --kind dynamo or "
+            "--platform slurm"
         )
     if target.profile.engine == "xllm" and wide and target.kind in ("lws", "statefulset"):
         raise Infeasible(

@@ -1,7 +1,9 @@
 """TensorRT-LLM (1.2.1): trtllm-serve with a YAML file per role, and its orchestrator in front of prefill and decode.
 
-``tensor_parallel_size`` is the stage; with ``enable_attention_dp`` each of its ranks is an attention DP rank. Ranks of
-several nodes are started by MPI, which NVIDIA Dynamo's operator does and these scripts do not.
+``tensor_parallel_size`` is the stage; with ``enable_attention_dp`` each of its ranks is an attention DP rank. Ranks are
+started by MPI: on one node by the server itself, over nodes by NVIDIA Dynamo's operator or by Slurm. A step of Slurm
+lets no server start ranks of its own (ai-dynamo/dynamo#808), so there every instance is started rank by rank, as in
+TensorRT-LLM's examples/disaggregated/slurm.
 """
 
 from collections.abc import Mapping
@@ -27,7 +29,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         environment["TRTLLM_CAN_USE_DEEP_EP"] = 1
     return Launch(
         role=role,
-        programme=("trtllm-serve", Shell('"$MODEL"')),
+        programme=(*(["trtllm-llmapi-launch"] * (target.kind == "slurm")), "trtllm-serve", Shell('"$MODEL"')),
         flags=(
             ("--backend", "pytorch"),
             ("--host", "0.0.0.0"),
@@ -40,10 +42,15 @@ def launch(target: Target, role: RolePlan) -> Launch:
     )
 
 
+def stage_batch(role: RolePlan) -> int:
+    """Return the requests of one of the batches that stages keep in flight, of which max_batch_size is."""
+    return -(-role.sequences // role.strategy.pp)
+
+
 def options(target: Target, role: RolePlan) -> Json:
     """Return a role's LLM arguments."""
     strategy = role.strategy
-    batch = -(-role.sequences // strategy.pp)  # max_batch_size is of one of the batches that stages keep in flight
+    batch = stage_batch(role)
     found: Json = {
         "tensor_parallel_size": strategy.devices_per_stage,
         "pipeline_parallel_size": strategy.pp,

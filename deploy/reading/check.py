@@ -7,6 +7,7 @@ from typing import Any
 
 from deploy.commands.launch import Target
 from deploy.commands.sglang import chunk_tokens
+from deploy.commands.trtllm import stage_batch
 from deploy.commands.xllm import step_tokens
 from deploy.reading.engines import READERS, Counted, ascend_replicas, ascend_rows, configured, motor_roles, trtllm
 from deploy.reading.flags import read_flags, table, table_key, unknown_flags
@@ -150,7 +151,7 @@ def expected(target: Target, role: RolePlan) -> Counted:
         redundant=role.setup.redundant,
         drafts=role.drafts,
         microbatches=role.setup.microbatches,
-        sequences=role.sequences,
+        sequences=stage_batch(role) * role.strategy.pp if engine == "trtllm" else role.sequences,
         tokens=tokens,
         longest=None if engine == "xllm" else role.longest,
         memory_frac=0.0 if engine == "mindie" else target.memory(role).fraction,

@@ -12,6 +12,7 @@ from deploy.reading.shell import processes
 from planner.engines.spec import PlatformKind
 from planner.manifest.schema import ShownPictures
 from tests.deploy.cases import files_of, plan
+from tests.deploy.plans import deployed
 
 
 class Server(BaseHTTPRequestHandler):
@@ -109,30 +110,31 @@ def test_the_benchmark_sends_the_plan_s_traffic(name: str, engine: str, programm
     assert ("--request-rate" in words) == (plan(name).workload.requests_per_second is not None)
 
 
-def test_a_slurm_job_fills_in_addresses_and_starts_every_node(tmp_path: Path) -> None:
-    """With srun and scontrol played: the plan's nodes are the job's, decode comes first, paths are the run's."""
-    for name, text in files_of("qwen-h800", "vllm", "slurm").items():
+def _played(tmp_path: Path, files: dict[str, str], nodes: str, **more: str) -> list[str]:
+    """Run a batch job with srun, scontrol and getent played; return the arguments of each srun."""
+    for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in {
         "srun": 'echo "$@" >> "$RECORD"; sleep 2',
-        "scontrol": "printf 'gpu-a\\ngpu-b\\n'",
+        "scontrol": f"printf '%s\\n' {nodes}",
         "getent": 'echo "10.0.0.${2: -1} STREAM"',
     }.items():
         (tools / name).write_text(f"#!/bin/bash\n{text}\n", encoding="utf-8")
         (tools / name).chmod(0o755)
     record = tmp_path / "record"
-    environment = {
-        "PATH": f"{tools}:/usr/bin:/bin",
-        "SLURM_JOB_ID": "7",
-        "SLURM_JOB_NODELIST": "gpu-[a-b]",
-        "RECORD": str(record),
-    }
+    environment = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "gpu-[a-z]"}
+    environment |= {"RECORD": str(record), **more}
     command = ["bash", "job.sbatch"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    lines = record.read_text(encoding="utf-8").splitlines()
+    return record.read_text(encoding="utf-8").splitlines()
+
+
+def test_a_slurm_job_fills_in_addresses_and_starts_every_node(tmp_path: Path) -> None:
+    """With srun and scontrol played: the plan's nodes are the job's, decode comes first, paths are the run's."""
+    lines = _played(tmp_path, files_of("qwen-h800", "vllm", "slurm"), "gpu-a gpu-b", PODPLAN_ROUTER_SRUN="--image=r")
     run = tmp_path / "run-7"
     assert sorted(line.partition(f"bash {run}/")[2] for line in lines) == [
         "decode.sh 0 0",
@@ -141,10 +143,29 @@ def test_a_slurm_job_fills_in_addresses_and_starts_every_node(tmp_path: Path) ->
         "router.sh",
     ]
     assert sum("--nodelist=gpu-b" in line for line in lines) == 2  # decode and the router
+    assert ["--image=r" in line for line in lines] == [line.endswith("router.sh") for line in lines]
     assert "PREFILL_HOSTS=(10.0.0.a 10.0.0.a)" in (run / "site.env").read_text(encoding="utf-8")
     for name in ("router.sh", "smoke.sh"):
         assert "FILL-IN" not in (run / name).read_text(encoding="utf-8")
     assert "http://10.0.0.b:9000" in (run / "benchmark.sh").read_text(encoding="utf-8")
+
+
+def test_slurm_starts_an_instance_of_tensorrt_llm_rank_by_rank(tmp_path: Path) -> None:
+    """One step over the nodes of an instance, a process for each device, by PMIx; a server spawns none itself."""
+    files = files_of("dense-mixed", "trtllm", "slurm")
+    assert "exec trtllm-llmapi-launch trtllm-serve" in files["mixed.sh"]
+    assert "#SBATCH --ntasks-per-node=8\n" in files["job.sbatch"]
+    lines = _played(tmp_path, files, "gpu-a gpu-b gpu-c gpu-d")
+    (second,) = (line for line in lines if line.endswith("mixed.sh 1 0"))
+    assert "--mpi=pmix --nodes=2 --ntasks=16 --ntasks-per-node=8 --nodelist=gpu-c,gpu-d " in second
+    assert len(lines) == 3 and "trtllm-llmapi-launch" not in files_of("qwen-h800", "trtllm", "bare")["decode.sh"]
+
+
+def test_stages_that_share_an_odd_batch_are_deployed() -> None:
+    """TensorRT-LLM's limit is of one of the batches in flight: 32 for 63 requests over two stages."""
+    mixed = {"strategy": "TP=2 [PP=2]", "requests": 63}
+    files = files_of(deployed("llama-3.1-70b", "h100", mixed=mixed), "trtllm", "dynamo")
+    assert "max_batch_size: 32" in files["mixed-files.yaml"]
 
 
 def test_a_video_is_sent_by_a_tool_that_has_videos() -> None:

@@ -570,3 +570,11 @@ def test_the_orchestrator_waits_for_servers_and_answers() -> None:
     """Of TensorRT-LLM: 180 s each by default, less than weights load and long answers take."""
     told = files_of("qwen-h800", "trtllm", "slurm")["router.sh"]
     assert "-t 3600" in told and "-r 3600" in told
+
+
+def test_hosts_are_told_what_they_must_have() -> None:
+    """The engine or its image, and the interface by which ranks meet; pods have both by themselves."""
+    told = files_of("qwen-h800", "trtllm", "slurm", network_interface="bond0")["README.md"]
+    assert "TensorRT-LLM 1.2.1 on every node, or its image nvcr.io/nvidia/tensorrt-llm/release:1.2.1, which" in told
+    assert "The network interface bond0, where ranks meet" in told
+    assert "network interface" not in files_of("qwen-h800", "trtllm", "lws")["README.md"]
