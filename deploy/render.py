@@ -26,6 +26,12 @@ from planner.manifest.schema import Manifest
 MOTOR_NODES = {"prefill": 8, "decode": 20}
 MOST_DISPATCHED = 1024  # by the counters of DeepEP's kernels, FINISHED_SUM_TAG
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
+NO_ENCODERS: dict[PlatformKind, str] = {
+    "dynamo": "Dynamo's encode worker encodes each request by itself on one device (ai-dynamo 1.6.1: "
+    "dynamo/vllm/multimodal_handlers/encode_worker_handler.py), not in the batches of the plan",
+    "llm-d": "llm-d's sidecar hands embeddings on over shared storage or NIXL (llm-d-router: "
+    "pkg/sidecar/proxy/options.go), not over Mooncake, whose RDMA the plan counts",
+}
 KNOWN = {"ascend": "Ascend 910 (A2 and A3)", "amd": "AMD MI300X, MI325X and MI355X"}
 COMMANDS: dict[str, Callable[[Target, RolePlan], Launch]] = {
     "vllm": vllm.launch,
@@ -206,8 +212,8 @@ def _check_machines(target: Target) -> None:
 def _check_pools(target: Target) -> None:
     """Raise BadInput for pools that one router, one chart or one connector cannot tell apart."""
     held = [role.role for role in target.roles]
-    if "encode" in held and target.kind in ("dynamo", "llm-d"):
-        raise BadInput(f"--kind: {target.kind} starts no encode instances here; use --kind lws or --platform bare")
+    if "encode" in held and target.kind in NO_ENCODERS:
+        raise BadInput(f"--kind: {NO_ENCODERS[target.kind]}; use --kind lws or --platform bare")
     held = [role for role in held if role != "encode"]
     if "mixed" in held and len(set(held)) > 1:
         raise BadInput("--engine: aggregated instances beside prefill and decode need a router each; plan one of both")

@@ -178,7 +178,9 @@ def test_pools_that_cannot_be_told_apart_are_refused() -> None:
     with pytest.raises(BadInput, match="a router each"):
         files_of(mixed, "sglang")
     for kind in ("dynamo", "llm-d"):
-        with pytest.raises(BadInput, match=f"{kind} starts no encode instances here"):
+        with pytest.raises(
+            BadInput, match="not in the batches of the plan" if kind == "dynamo" else "not over Mooncake"
+        ):
             files_of("seen-h800", "vllm", kind)
 
 
