@@ -17,6 +17,8 @@ from planner.strategy import Strategy, model_conflicts
 from tests.instances import broken_down, even_cost, instance
 
 KEYS = 65536
+UNCOMPILED = 56e-6
+"""What vLLM's dense latent attention takes on B300, timed uncompiled, beyond that on B200: 16 requests."""
 STATE = 32 * 128 * 128 * 4
 CONVOLUTION = 3 * (2 * 2048 + 4096) * 2
 
@@ -239,9 +241,9 @@ def test_kernels_take_what_was_measured(phase: Phase, kernel: str, measured: flo
 @pytest.mark.parametrize(
     ("machine", "engine", "keys", "measured"),
     [
-        ("b200", "vllm", 1023.0, 193e-6),
-        ("b200", "vllm", 8191.0, 204e-6),
-        ("h200", "vllm", 8191.0, 209e-6),
+        ("b200", "vllm", 1023.0, 193e-6 - UNCOMPILED),
+        ("b200", "vllm", 8191.0, 204e-6 - UNCOMPILED),
+        ("h200", "vllm", 8191.0, 209e-6 - UNCOMPILED),
         ("b200", "trtllm", 1023.0, 82e-6),
         ("b200", "trtllm", 8191.0, 132e-6),
         ("b200", "sglang", 8191.0, 95e-6),
