@@ -1,17 +1,19 @@
 """The README of a deployment: what is there, in which order to start it, how its devices add up."""
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 
 from deploy.commands.launch import Target, machine_of, spans_nodes_by_nvlink, talks_over_nodes
 from deploy.kubernetes.weights import mismatched, quantised, source_of
 from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan
-from ground.units import format_bytes
+from ground.units import GIBI, MEBI, format_bytes
 from planner.engines.memory import exchange_of, hccl_mebibytes, mc2_capacity
 
 OWN_CODE = ("kimi_k2",)  # tokenization_kimi.py
 XLLM_BUFFER_MEBIBYTES = 512
+MOTOR_REQUEST_MEBIBYTES, MOTOR_GIBIBYTES = 1.2, 12  # of the coordinator, which its deployer checks
 FETCH = (
     "kubectl apply -f weights.yaml, and kubectl wait --for=condition=complete --timeout=-1s job/{name}-weights: "
     "engines that start before it is done find half a model."
@@ -45,8 +47,10 @@ STEPS = {
         *PROVE,
     ],
     "motor": [
-        "Copy the maps to {files} on every host.",
-        "Put user_config.json beside MindIE Motor's deployer and mindie_env.json into its conf folder.",
+        "Copy the maps to {files} on every host, and give all JSON files mode 640: Motor reads none that others may.",
+        "kubectl create namespace {name}, which is job_id.",
+        "Put user_config.json beside MindIE Motor's deployer (mindie_motor/src/example/deploy_scripts at 5dfb024) and "
+        "mindie_env.json into its conf folder.",
         "Run its deploy_ac_job.py.",
         *RUN_PROOF,
     ],
@@ -187,6 +191,7 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
     yield from _weights(target, files)
     yield from _images(target)
     yield from _hosts(target)
+    yield from _motor(target) if target.kind == "motor" else ()
     if target.roles[0].model.architecture in OWN_CODE and not target.site.trust_remote_code:
         yield "Trust: the tokenizer is code of the model's repository, which engines run with trust_remote_code: true."
     if target.profile.engine == "xllm" and any(role.drafts for role in target.roles):
@@ -207,6 +212,19 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
     wide = [role.name for role in target.roles if talks_over_nodes(role) and role.accelerator != "ascend"]
     if wide and not target.bare and target.site.rdma_resource:
         yield f"RDMA in pods of {' and '.join(wide)}: {target.site.rdma_resource}, or what rdma_resource names."
+
+
+def _motor(target: Target) -> Iterator[str]:
+    """Yield what Motor's deployer asks of the cluster (its deploy_ac_job.py and coordinator_init.yaml at 5dfb024)."""
+    if any(role.paired for role in target.roles):
+        yield (
+            "Nodes with the label accelerator-type: module-a3-16, which Motor's deployer selects for A3; those of a "
+            "SuperPoD have module-a3-16-super-pod, which takes a change in its deploy_ac_job.py."
+        )
+    held = sum(role.requests for role in target.roles if role.role == "decode")
+    gibibytes = math.ceil(held * MOTOR_REQUEST_MEBIBYTES * MEBI / GIBI)
+    if gibibytes > MOTOR_GIBIBYTES:
+        yield f"{gibibytes}Gi as the memory that deployment/coordinator_init.yaml requests, for {held} open requests."
 
 
 def _hosts(target: Target) -> Iterator[str]:

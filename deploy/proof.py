@@ -48,7 +48,7 @@ def load_of(manifest: Manifest, target: Target) -> Load:
     """Return the load of a manifest: its rate, else the one that it predicts; in flight, what its batches hold."""
     rate = manifest.workload.requests_per_second or manifest.predicted.requests_per_second
     holding = [role for role in target.roles if role.role in ("decode", "mixed")]
-    slots = sum(role.sequences * role.strategy.attention_dp * len(role.instances) for role in holding)
+    slots = sum(role.requests for role in holding)
     wanted = math.ceil(rate * SECONDS) if rate else 10 * slots
     return Load(manifest.workload, rate, slots, min(max(wanted, LEAST_REQUESTS), MOST_REQUESTS))
 

@@ -102,6 +102,11 @@ class RolePlan:
         return 1 + self.drafts
 
     @property
+    def requests(self) -> int:
+        """Requests that all instances of the role hold."""
+        return self.sequences * self.strategy.attention_dp * len(self.instances)
+
+    @property
     def disaggregated(self) -> bool:
         """Whether KV moves between this role and another."""
         return self.role != "mixed"

@@ -179,7 +179,7 @@ def motor(target: Target) -> Json:
         "several": max(prefill.nodes, decode.nodes) > 1,
         "node_requests": decode.sequences * max(decode.ranks_per_node, 1),
         "unused": UNUSED,
-        "requests": decode.sequences * decode.strategy.attention_dp * len(decode.instances),
+        "requests": decode.requests,
     }
     for role in (prefill, decode):
         path = target.site.files_path  # beside the weights, the folder of the maps where servers read one

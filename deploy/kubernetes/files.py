@@ -75,11 +75,11 @@ def dashboard(target: Target, names: Metrics) -> Object:
     def quantile(name: str) -> str:
         return f"histogram_quantile({share}, sum by (le) (rate({name}_bucket{{{label}}}[5m])))"
 
-    full = {role.name: role.sequences * role.strategy.attention_dp * len(role.instances) for role in target.roles}
+    most = max(role.requests for role in target.roles)
     panels = [
         (f"TTFT, p{levels.percentile:g}", quantile(names.ttft), "s", levels.ttft_seconds),
         (f"time per output token, p{levels.percentile:g}", quantile(names.tpot), "s", levels.tpot_seconds),
-        ("running requests", f"sum(last_over_time({names.running}{{{label}}}[1m]))", "short", max(full.values())),
+        ("running requests", f"sum(last_over_time({names.running}{{{label}}}[1m]))", "short", most),
         ("waiting requests", f"sum(last_over_time({names.waiting}{{{label}}}[1m]))", "short", None),
         ("share of the KV cache in use", f"max by (pod) ({names.cache}{{{label}}})", "percentunit", None),
         ("prompt tokens per second", f"sum(rate({names.prompt_tokens}{{{label}}}[1m]))", "short", None),

@@ -572,6 +572,19 @@ def test_the_orchestrator_waits_for_servers_and_answers() -> None:
     assert "-t 3600" in told and "-r 3600" in told
 
 
+def test_motor_s_deployer_finds_what_it_asks_for() -> None:
+    """Its checks at 5dfb024: modes of files, a namespace, memory of the coordinator, a label on nodes."""
+    files = files_of("r1-cm384", "mindie", "motor")
+    assert json.loads(files["user_config.json"])["deploy_config"]["deploy_motor_on_intelligent_server"] is True
+    told = files["README.md"]
+    assert "mode 640" in told and "kubectl create namespace deepseek-r1" in told and "module-a3-16-super-pod" in told
+    assert "coordinator_init" not in told  # 3,072 requests, within 12 GiB
+    decode = {"strategy": "DP=64, EP=64", "weights": "int8", "requests": 200}
+    prefill = {"strategy": "TP=2 + DP=8, EP=16", "weights": "int8"}
+    wide = deployed("deepseek-r1", "cm384", prefill=prefill, decode=decode)
+    assert "15Gi as the memory that" in files_of(wide, "mindie", "motor")["README.md"]
+
+
 def test_hosts_are_told_what_they_must_have() -> None:
     """The engine or its image, and the interface by which ranks meet; pods have both by themselves."""
     told = files_of("qwen-h800", "trtllm", "slurm", network_interface="bond0")["README.md"]
