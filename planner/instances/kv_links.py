@@ -6,7 +6,8 @@ side serves its transfers first come, first served, and a transfer ends when bot
 
 The wait for links is played: prompts of one pass end together, and decode slots free up with each iteration, so
 transfers come in bursts that no stationary queue models. Passes take as long as those of mean prompts, iterations as
-long as with the mean number of running requests, which the decode queue tells. The play is short and plain Python.
+long as with the mean number of running requests, which the decode queue tells. The play is short and plain Python: the
+compiled loops of ``planner.serving`` tell the same and take a second to load, which plans of long answers are spared.
 """
 
 from bisect import bisect_right
