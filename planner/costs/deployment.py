@@ -249,12 +249,13 @@ def default_weights(hardware: HardwareSpec, model: ModelSpec) -> Dtype:
     return "int8" if model.native_dtype == "fp8" and "int8" in multiplied(hardware) else "bf16"
 
 
-def check_slots(deployment: Deployment, flag: str = "--redundant-experts") -> None:
+def check_slots(deployment: Deployment) -> None:
     """Raise BadInput unless the expert slots divide evenly over the expert ranks."""
     if deployment.model.moe is None:
         if deployment.redundant or deployment.shared_ranks:
             raise BadInput(
-                f"{flag}: {deployment.model.name} has no routed experts, so it takes no replicas and no dedicated ranks"
+                f"--redundant-experts: {deployment.model.name} has no routed experts, so it takes no replicas and no "
+                "dedicated ranks"
             )
         return
     ranks, redundant = int(deployment.expert_ranks), int(deployment.redundant)
@@ -270,22 +271,22 @@ def check_slots(deployment: Deployment, flag: str = "--redundant-experts") -> No
         lower = slots - slots % ranks - deployment.moe.experts
         choices = f"{lower} or {lower + ranks}" if lower >= 0 else f"{lower + ranks}"
         raise BadInput(
-            f"{flag}: {deployment.moe.experts} + {redundant} expert slots do not divide over "
+            f"--redundant-experts: {deployment.moe.experts} + {redundant} expert slots do not divide over "
             f"{ranks} expert ranks; use {choices}"
         )
     if slots > deployment.moe.experts * ranks:
-        raise BadInput(f"{flag}: {redundant} replicas would put an expert twice on a rank; use fewer")
+        raise BadInput(f"--redundant-experts: {redundant} replicas would put an expert twice on a rank; use fewer")
 
 
-def check_disaggregation(strategy: Strategy, phase: Phase, flag: str = "--strategy") -> None:
+def check_disaggregation(strategy: Strategy, phase: Phase) -> None:
     """Raise BadInput where attention and experts on devices of their own are asked to do other than decode."""
     if strategy.disaggregated and phase != "decode":
         raise BadInput(
-            f"{flag}: attention and experts on different devices are a way to run decode (xDeepServe section 5.2); "
+            f"--strategy: attention and experts on different devices are a way to run decode (xDeepServe section 5.2); "
             f"leave out the domains for {phase}"
         )
     if strategy.disaggregated and strategy.moe_ep < 2:
-        raise BadInput(f"{flag}: experts on devices of their own are spread by EP; use EP=2 or more after the comma")
+        raise BadInput("--strategy: experts on devices of their own are spread by EP; use EP=2 or more after the comma")
 
 
 def shared_choices(moe: MoE | None, strategy: Strategy, shared: Shared, decode: bool) -> list[int]:

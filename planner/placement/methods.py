@@ -112,13 +112,13 @@ def local_search(problem: Problem) -> Ints:
     return held.reshape(problem.layers, -1)
 
 
-def joint(problem: Problem, effort: float = 1.0) -> Ints:
-    """``local_search`` and then counts and positions together; ``effort`` multiplies the steps of the search."""
+def joint(problem: Problem) -> Ints:
+    """``local_search`` and then counts and positions together."""
     slots = local_search(problem)
     if problem.slots_per_rank == 1:
         return slots
     held = slots.reshape(problem.layers, problem.ranks, -1)
-    steps = int(effort * min(100 + 10 * problem.slots, MOST_STEPS))
+    steps = min(100 + 10 * problem.slots, MOST_STEPS)
     return search_jointly(problem.mean_loads, held, _floor(problem), steps).reshape(problem.layers, -1)
 
 

@@ -233,7 +233,7 @@ def _trade(state: Rows, rows: Ints, gains: Ints, loses: Ints, rng: np.random.Gen
     return np.asarray(~found)
 
 
-def settle(loads: Floats, held: Ints, floor: Floats, objective: Objective = TOKENS) -> Ints:
+def settle(loads: Floats, held: Ints, floor: Floats) -> Ints:
     """Swap replicas of the busiest rank, the best pair first, until no swap helps; counts stay.
 
     Every step lowers the busiest rank of its row strictly, so it ends.
@@ -242,12 +242,11 @@ def settle(loads: Floats, held: Ints, floor: Floats, objective: Objective = TOKE
         loads: [rows, experts], any unit.
         held: [rows, ranks, slots] expert ids without duplicates on a rank.
         floor: [rows] lower bounds on the busiest rank; rows within ``SETTLED`` of theirs are done.
-        objective: what a rank costs.
 
     Returns:
         [rows, ranks, slots]; the costs of ``held`` or less.
     """
-    state = Rows.start(loads, held, objective)
+    state = Rows.start(loads, held)
     rows = np.arange(len(loads))
     while True:
         _, highest = state.peak(rows)
