@@ -55,8 +55,9 @@ KINDS: dict[str, type[VectorFit | ChunkFit]] = {
     "convolution": VectorFit,
     "chunkwise": ChunkFit,
 }
-LENDERS = {("vllm", "gemm fp8"): "sglang", ("trtllm", "gemm nvfp4"): "vllm", ("trtllm", "gqa_decode"): "vllm"}
-"""Engines whose kernel was timed eagerly, untuned or wrongly, and another that runs the same one or its like."""
+LENDERS = {("vllm", "gemm fp8"): "sglang", ("trtllm", "gemm nvfp4"): "sglang", ("trtllm", "gqa_decode"): "vllm"}
+"""Engines whose kernel was timed eagerly, untuned or wrongly, and another that runs the same one or its like. Of NVFP4
+vLLM's has the same kernel on Blackwell and 3 us of a quantisation before it, which TensorRT-LLM fuses into the norm."""
 ACROSS_TRAYS = ("gb200", "gb300", ("all_reduce 8", "all_reduce 16"))
 """A rack whose sums within a tray alone were measured, the rack whose sums over trays stand in, and which they are."""
 

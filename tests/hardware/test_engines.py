@@ -21,6 +21,8 @@ def test_an_engine_brings_its_kernels():
     assert with_engine(plain, None) is plain and with_engine(plain, "mindie") is plain
     assert with_engine(plain, "vllm") is own
     assert own.kernels.gqa_decode.version == "vllm 0.24.0"
+    fused = with_engine(load_hardware("b200"), "trtllm").kernels.gemm["nvfp4"]
+    assert fused.version == "sglang 0.5.14", "the one without a quantisation before it"
     assert own.kernels.gqa_decode_fp8 is not None and plain.kernels.gqa_decode_fp8 is None
     assert own.kernels.gemm_static["fp8"].quantises and not own.kernels.gemm["bf16"].quantises
     assert own.kernels.gemm["fp8"].version.startswith("sglang")  # its own was timed eagerly
