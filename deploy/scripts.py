@@ -66,6 +66,8 @@ def place(target: Target, launch: Launch) -> list[str]:
     if "$RANK_TABLE" in _text(launch):
         found["RANK_TABLE"] = Shell(f'"${{RANK_TABLE_FILE:-{ASCEND_RANK_TABLE}}}"')
     lines = [f"{variable}={value.text}" for variable, value in found.items()]
+    if kind == "statefulset":  # whose pods outlive their containers
+        lines.append("find /dev/shm -type f -delete")
     if "RANK_TABLE" in found:  # the operator fills it in once every pod of the job has its devices
         lines.append('until grep -q \'"status": *"completed"\' "$RANK_TABLE"; do sleep 2; done')
     return lines

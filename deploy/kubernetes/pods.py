@@ -32,14 +32,15 @@ def pod(target: Target, launch: Launch, *, probed: bool, rings: str | None = Non
     """Return the pod template of a role; ``probed`` where it answers requests, ``rings`` the rank table's map."""
     (form,) = template("pod")
     check = {"httpGet": {"path": launch.health, "port": "http"}}
+    volumes, mounts = storage(target, launch, rings)
     values = common(target, launch) | {
         "image": target.image(launch.role),
         "files_path": target.site.files_path,
         "env": [address_variable(), *({"name": name, "value": value} for name, value in env.items())],
         "port": launch.port,
-        "mounts": mounts(target, launch, rings),
+        "mounts": mounts,
         "probes": filled(template("probes")[0], STARTUP | {"check": check}) if probed else {},
-        "volumes": volumes(target, launch, rings),
+        "volumes": volumes,
     }
     found: Object = filled(form, values)
     return found
@@ -137,50 +138,40 @@ def default_selector(role: RolePlan) -> dict[str, str]:
     return {"accelerator": "huawei-Ascend910", "accelerator-type": kind}
 
 
-HOST_PATHS = {
+DRIVER = {
     "hccn": "/etc/hccn.conf",
     "driver": "/usr/local/Ascend/driver",
     "dcmi": "/usr/local/dcmi",
     "npu-smi": "/usr/local/bin/npu-smi",
 }
+"""Files of the driver on an Ascend host."""
 
 
-def driver_volumes(role: RolePlan) -> list[Object]:
-    """Return the driver's files of an Ascend host."""
-    held = HOST_PATHS if role.accelerator == "ascend" else {}
-    return [{"name": name, "hostPath": {"path": path}} for name, path in held.items()]
+def driver(role: RolePlan) -> tuple[list[Object], list[Object]]:
+    """Return the volumes with the driver's files of an Ascend host, and where they are mounted."""
+    held = DRIVER if role.accelerator == "ascend" else {}
+    volumes: list[Object] = [{"name": name, "hostPath": {"path": path}} for name, path in held.items()]
+    return volumes, [{"name": name, "mountPath": path, "readOnly": True} for name, path in held.items()]
 
 
-def driver_mounts(role: RolePlan) -> list[Object]:
-    """Return where they are mounted."""
-    held = HOST_PATHS if role.accelerator == "ascend" else {}
-    return [{"name": name, "mountPath": path, "readOnly": True} for name, path in held.items()]
-
-
-def volumes(target: Target, launch: Launch, rings: str | None) -> list[Object]:
-    """Return shared memory, the generated files, the weights, and Ascend's driver files of the host."""
-    found: list[Object] = [
+def storage(target: Target, launch: Launch, rings: str | None) -> tuple[list[Object], list[Object]]:
+    """Return the volumes of an engine, and where they are: shared memory, its files, the weights, driver, ranks."""
+    files = {"name": f"{target.name}-{launch.role.name}-files", "defaultMode": 0o555}
+    volumes: list[Object] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": target.site.shared_memory}},
-        {"name": "files", "configMap": {"name": f"{target.name}-{launch.role.name}-files", "defaultMode": 0o555}},
+        {"name": "files", "configMap": files},
         weights_volume(target),
     ]
-    found += driver_volumes(launch.role)
-    if rings:
-        found.append({"name": "rings", "configMap": {"name": f"rings-config-{rings}"}})
-    return found
-
-
-def mounts(target: Target, launch: Launch, rings: str | None) -> list[Object]:
-    """Return where the volumes are mounted."""
-    found: list[Object] = [
+    mounts: list[Object] = [
         {"name": "shm", "mountPath": "/dev/shm"},
         {"name": "files", "mountPath": target.site.files_path},
         {"name": "model", "mountPath": weights_mount(target), "readOnly": True},
     ]
-    found += driver_mounts(launch.role)
+    own, places = driver(launch.role)
     if rings:
-        found.append({"name": "rings", "mountPath": ASCEND_RANK_TABLE.rpartition("/")[0]})
-    return found
+        own.append({"name": "rings", "configMap": {"name": f"rings-config-{rings}"}})
+        places.append({"name": "rings", "mountPath": ASCEND_RANK_TABLE.rpartition("/")[0]})
+    return volumes + own, mounts + places
 
 
 def weights_volume(target: Target) -> Object:

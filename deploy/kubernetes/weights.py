@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from deploy.commands.launch import Target
 from deploy.kubernetes.pods import (
-    driver_mounts,
-    driver_volumes,
+    driver,
     pod_settings,
     resources,
     security,
@@ -90,11 +89,12 @@ def _job(target: Target, repository: str) -> Object:
         f"msmodelslim quant --model_path {fetched} --save_path {target.weights_path(role)} --device npu "
         f"--quant_type w8a8 --model_type {quoted(repository.rpartition('/')[2])} --trust_remote_code False",
     ]
-    mounts = [{"name": "model", "mountPath": weights_mount(target)}, *driver_mounts(role)]
+    drivers, places = driver(role)
+    mounts = [{"name": "model", "mountPath": weights_mount(target)}, *places]
     own = {"resources": resources(target, role), "security": security(target, role), "mounts": mounts}
     convert = filled(conversion, values | own | {"image": target.image(role), "command": " && ".join(words)})
     settings = {key: value for key, value in pod_settings(target, role).items() if key != "priorityClassName"}
-    return {"settings": settings, "before": [fetch], "container": convert, "drivers": driver_volumes(role)}
+    return {"settings": settings, "before": [fetch], "container": convert, "drivers": drivers}
 
 
 def _token(target: Target) -> list[Object]:

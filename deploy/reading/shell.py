@@ -17,7 +17,7 @@ EXPANSION = re.compile(
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z", re.DOTALL)
 LOOP = re.compile(r"for \(\((\w+) = 0; \1 < (\d+); \1\+\+\)\); do\Z")
 BRANCH = re.compile(r'if \[ "\$(\w+)" -eq 0 \]; then (.*); else (.*); fi\Z', re.DOTALL)
-IGNORED = ("set ", "source ", "trap ", "wait ", "until ", "{ grep ")
+IGNORED = ("set ", "source ", "trap ", "wait ", "until ", "find ", "{ grep ")
 
 Scope = dict[str, str | list[str]]
 

@@ -585,6 +585,12 @@ def test_motor_s_deployer_finds_what_it_asks_for() -> None:
     assert "15Gi as the memory that" in files_of(wide, "mindie", "motor")["README.md"]
 
 
+def test_shared_memory_is_emptied_where_a_container_starts_again_in_its_pod() -> None:
+    """llm-d/llm-d#352: what a crash left fills it; other kinds make the pods anew."""
+    for kind, emptied in (("statefulset", True), ("lws", False)):
+        assert ("find /dev/shm -type f -delete" in files_of("r1-h800", "vllm", kind)["decode.yaml"]) == emptied
+
+
 def test_hosts_are_told_what_they_must_have() -> None:
     """The engine or its image, and the interface by which ranks meet; pods have both by themselves."""
     told = files_of("qwen-h800", "trtllm", "slurm", network_interface="bond0")["README.md"]
