@@ -79,7 +79,7 @@ def test_a_job_is_printed_without_latencies_and_checked(capsys: pytest.CaptureFi
     assert json.loads(capsys.readouterr().out)["feasible"]
     assert main.main([*LINE, "--job", "1 request in 1us"]) == ExitCode.INFEASIBLE  # whose share is no limit of ours
     capsys.readouterr()
-    assert main.main(["check", *LINE, "--job", "99M requests in 1h"]) == ExitCode.INFEASIBLE
+    assert main.main(["check", *LINE, "--job", "9M requests in 2h"]) == ExitCode.INFEASIBLE
     shown = capsys.readouterr().out
     assert "end the job in" in shown and "--job " in shown and "--rate" not in shown
 
