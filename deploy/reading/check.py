@@ -23,7 +23,7 @@ ROUTERS: dict[str, tuple[str | None, dict[str, str]]] = {
     "sglang_router.launch_router": ("sglang-router-0.3.2", ADDRESSES),
     "load_balance_proxy_server_example.py": (None, {"prefill": "--prefiller-hosts", "decode": "--decoder-hosts"}),
     "disagg_epd_proxy.py": (None, {"encode": "--encode-servers-urls", "mixed": "--decode-servers-urls"}),
-    "xllm_master_serving": ("xllm-service-0.2.0", {}),
+    "xllm_master_serving": ("xllm-service-0.9.0", {}),
     "disaggregated": (None, {}),
     "nginx": (None, {}),
 }
