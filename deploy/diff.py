@@ -12,7 +12,7 @@ from deploy.reading.engines import Counted
 from deploy.reading.flags import Flags, read_flags
 from deploy.reading.nodes import read_nodes
 from ground.errors import BadInput
-from ground.files import read_text
+from ground.files import files_below, read_text
 
 ORIGIN = re.compile(r"# (?P<model>\S+) with (?P<title>.+) (?P<version>[0-9][0-9.]*), (?P<kind>[a-z-]+)\Z")
 WORDS = {
@@ -58,7 +58,7 @@ def read_folder(folder: Path, titles: Mapping[str, str]) -> Read:
         raise BadInput(f"--diff: {folder} has no README.md of plan deploy; give a folder that plan deploy wrote")
     if os.path.isfile(folder / "Chart.yaml"):
         raise BadInput(f"--diff: {folder} is a Helm chart, whose values stand apart; give a plain or Kustomize folder")
-    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "kustomization.yaml"]
+    paths = [path for path in files_below(folder) if path.is_file() and path.name != "kustomization.yaml"]
     files = {path.name: read_text(path) for path in paths}
     return read_files(str(folder), titles[found["title"]], found["version"], found["kind"], files)
 

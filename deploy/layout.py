@@ -66,7 +66,7 @@ def _helm(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str, str]
     """Yield a chart whose values are images, instances and options; the proof runs by ``helm test``."""
     values: Object = {"images": {}, "instances": {}, **{name: name in sheets for name in OPTIONAL}}
     templates = {
-        name: "---\n".join(_template(target, item, name, values) for item in read_documents(text))
+        name: "---\n".join(_template(target, item, name, values) for item in read_documents(text, name))
         for name, text in sorted(sheets.items(), key=lambda sheet: sheet[0] == "weights")  # the engines name images
     }
     chart = {

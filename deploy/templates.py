@@ -33,7 +33,7 @@ def script_of(name: str, **values: object) -> str:
 @cache
 def documents(path: Path) -> list[Object]:
     """Return the YAML documents of a template."""
-    return read_documents(read_text(path))
+    return read_documents(read_text(path), str(path))
 
 
 def filled(value: Any, values: Mapping[str, Any]) -> Any:

@@ -21,6 +21,7 @@ from ground.yamldata import parse_yaml as parse_yaml
 from ground.yamldata import to_yaml as to_yaml
 
 MOST_ROWS = 1_000_000
+MOST_FILES = 100_000
 SIZE_LIMIT_BYTES = 64 * MEBI
 WRITER_SECONDS = 5.0
 """That a pipe is waited for."""
@@ -131,6 +132,16 @@ def read_text(path: Path, most_bytes: int = SIZE_LIMIT_BYTES) -> str:
         raise BadInput(f"{path}, line {line}: this is not UTF-8 text") from None
 
 
+def files_below(folder: Path) -> list[Path]:
+    """Return the files of a folder and of the folders in it, in order; BadInput for over 100,000, as a disk has."""
+    found: list[Path] = []
+    for place, _, names in os.walk(folder):
+        found += [Path(place, name) for name in names]
+        if len(found) > MOST_FILES:
+            raise BadInput(f"{folder}: holds over {MOST_FILES} files; give a folder that has what is meant alone")
+    return sorted(found)
+
+
 def parse_json(text: str, where: str) -> Any:
     """Return the value of JSON text. Raises BadInput naming ``where`` and the fault, such as a duplicate key."""
     try:
@@ -224,7 +235,7 @@ def staging() -> Iterator[Callable[[Path], Path]]:
     def beside(path: Path) -> Path:
         with writing(path):
             target = Path(os.path.realpath(path))
-            made.extend(_make_folder(target.parent))
+            _make_folder(target.parent, made)
             # Named by number: a name that just fits into the file system leaves no room for more.
             return staged.setdefault(target, target.with_name(f".podplan-{os.getpid()}-{next(_numbers)}.tmp"))
 
@@ -284,15 +295,15 @@ def writing(path: Path) -> Iterator[None]:
         raise BadInput(f"{path}: cannot be written: {_reason(error)}") from None
 
 
-def _make_folder(folder: Path) -> list[Path]:
-    """Make a folder and its missing parents; return the folders made, outermost first."""
-    absent = [part for part in (folder, *folder.parents) if not os.path.lexists(part)][::-1]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        file = next(part for part in (folder, *folder.parents) if os.path.lexists(part) and not part.is_dir())
-        raise BadInput(f"{file}: this is a file where a folder must be; give another path") from None
-    return absent
+def _make_folder(folder: Path, made: list[Path]) -> None:
+    """Make a folder and its missing parents, the outermost first, and add each that was made to ``made``."""
+    for part in (*reversed(folder.parents), folder):
+        if not part.is_dir():
+            with suppress(FileExistsError):  # a file, or a folder that another process has made meanwhile
+                part.mkdir()
+                made.append(part)
+        if not part.is_dir():
+            raise BadInput(f"{part}: this is a file where a folder must be; give another path")
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ground.archives import read_members
 from ground.arrays import Floats
 from ground.errors import BadInput
-from ground.files import csv_rows, parse_json, read_bytes
+from ground.files import csv_rows, files_below, parse_json, read_bytes
 from ground.trace_lines import MOST_TOKENS, read_number
 from ground.units import GIBI
 
@@ -120,7 +120,7 @@ def _pairs(path: Path) -> dict[str, tuple[str, str]]:
 
 def _members(path: Path) -> Iterator[tuple[str, str]]:
     if path.is_dir():
-        files = [each for each in sorted(path.rglob("chunk-*")) if _MEMBER.search(each.name) and each.is_file()]
+        files = [each for each in files_below(path) if _MEMBER.match(each.name) and each.is_file()]
         members = {str(each): read_bytes(each) for each in files}
     else:
         members = read_members(path, lambda name: bool(_MEMBER.search(name)), MOST_BYTES, "is no whole tar file")

@@ -1,5 +1,6 @@
 """`podplan.import_deployment`: what others deployed as a manifest, its headroom, and what is wrong with it."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +13,7 @@ from deploy.reading.foreign import read_source
 from deploy.reading.found import BATCH, LENGTH, SHARE, Found, family_of
 from deploy.roles import RolePlan, read_roles
 from ground.errors import BadInput, Infeasible
-from ground.files import check_folder, read_text, write_files
+from ground.files import check_folder, files_below, read_text, write_files
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.changeover.given import GivenRole, mended_rate, most_rate, plan_at
@@ -178,16 +179,17 @@ def import_deployment(
 
 def _text_of(source: str) -> tuple[str, dict[str, str]]:
     """Return a source and files beside it; of a folder its Kubernetes objects, else its scripts and their hosts."""
-    folder = Path(source) if len(source) < 1024 else None
-    if folder is None or not folder.is_dir():
+    if not os.path.isdir(source):  # not Path.is_dir, which raises at names that are too long
         return source, {}
-    settings = {path.name: read_text(path) for kind in ("*.y*ml", "*.json") for path in sorted(folder.rglob(kind))}
+    files = files_below(Path(source))
+    settings = {path.name: read_text(path) for path in files if path.suffix in (".yaml", ".yml", ".json")}
     if MOTOR in settings:
         return settings[MOTOR], settings
     objects = [text for text in settings.values() if re.search("^kind:", text, re.MULTILINE)]
-    scripts = [read_text(path) for path in sorted(folder.rglob("*.sh"))]
+    scripts = [read_text(path) for path in files if path.suffix == ".sh"]
     if objects or scripts:
-        return "\n---\n".join(objects or [*scripts, *map(read_text, folder.rglob("hosts.tsv"))]), settings
+        hosts = [read_text(path) for path in files if path.name == "hosts.tsv"]
+        return "\n---\n".join(objects or [*scripts, *hosts]), settings
     raise BadInput(f"SOURCE: {source} has no YAML file of objects and no script")
 
 

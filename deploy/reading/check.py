@@ -28,7 +28,7 @@ ROUTERS: dict[str, tuple[str | None, dict[str, str]]] = {
     "nginx": (None, {}),
 }
 PRIVATE = ("--port", "--devices", "--transfer_listen_port", "--disagg_pd_port")
-PROBLEMS = (AttributeError, ValueError, KeyError, IndexError, TypeError, UnknownForm, json.JSONDecodeError)
+PROBLEMS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, UnknownForm)
 
 
 def check_round_trip(target: Target, files: Mapping[str, str]) -> dict[str, list[Counted]]:
@@ -117,7 +117,7 @@ def all_texts(files: Mapping[str, str]) -> dict[str, str]:
     found = dict(files)
     for name, text in files.items():
         if name.endswith(".yaml") and "kind: ConfigMap" in text:
-            for item in read_documents(text):
+            for item in read_documents(text, name):
                 found |= item["data"] if item.get("kind") == "ConfigMap" else {}
     return found
 

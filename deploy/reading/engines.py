@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deploy.reading.flags import Flags, read_flags, unknown_options
-from deploy.reading.nodes import Node
+from deploy.reading.nodes import Node, counted
 from ground.files import parse_yaml
 
 Instance = Sequence[Node]
@@ -74,9 +74,9 @@ def vllm(instance: Instance, experts: int, redundant_of_map: int | None) -> Coun
         local = _whole(own, "--data-parallel-size-local", dp if len(instance) == 1 else 1)
         first = own.get("--data-parallel-start-rank") or own.get("--data-parallel-rank") or "0"
         if dp > 1:
-            started += range(int(first), int(first) + local)
             if local * tp * pp != node.devices:
                 raise ValueError(f"node {node.rank} starts {local} x {tp * pp} ranks on {node.devices} devices")
+            started += range(int(first), int(first) + local)
     if len(instance) > 1 and dp == 1:
         _check_nodes(per_node)
     ranks = contiguous(started, "data-parallel ranks") * tp * pp if dp > 1 else tp * pp
@@ -106,9 +106,9 @@ def dynamo_vllm(instance: Instance, experts: int, redundant_of_map: int | None) 
     """Count a Dynamo worker: the operator spreads the ranks over the nodes, so only totals are there."""
     flags = read_flags(instance[0].processes[0].words)
     alone = Node(instance[0].role, 0, 0, sum(node.devices for node in instance), instance[0].processes)
-    counted = vllm([alone], experts, redundant_of_map)
-    _same_mode(flags.get("--disaggregation-mode"), counted.kv_role)
-    return counted
+    found = vllm([alone], experts, redundant_of_map)
+    _same_mode(flags.get("--disaggregation-mode"), found.kv_role)
+    return found
 
 
 def _same_mode(mode: str | None, kv_role: str | None) -> None:
@@ -235,8 +235,8 @@ def motor_roles(files: Mapping[str, str]) -> dict[str, list[Counted]]:
         own = bool(deploy[f"{role}_distribute_enable"])
         if own != part["BackendConfig"]["ScheduleConfig"]["distributedEnable"]:
             raise ValueError(f"{role}_distribute_enable and distributedEnable differ")
-        counted = configured(part, role, pods * npus, files)
-        found[role] = [counted] * deploy[f"{letter}_instances_num"]
+        held = configured(part, role, counted(pods * npus), files)
+        found[role] = [held] * counted(deploy[f"{letter}_instances_num"])
     return found
 
 

@@ -91,7 +91,7 @@ def _merged(found: Sequence[Found]) -> list[Found]:
 
 def _of_report(text: str) -> Iterator[Found]:
     """Yield the engines that llm-d's report (0.2) says it measured; its own degrees count where flags say none."""
-    parts = [part for item in read_documents(text) for part in item["scenario"]["stack"]]
+    parts = [part for item in read_documents(text, "SOURCE") for part in item["scenario"]["stack"]]
     for part in (part for part in parts if part["standardized"].get("kind") == "inference_engine"):
         held, ran = part["standardized"], part.get("native") or {}
         given = {f"--{str(name).lstrip('-')}": value for name, value in (ran.get("args") or {}).items()}
@@ -136,7 +136,7 @@ def _of_script(text: str, beside: Mapping[str, str]) -> Iterator[Found]:
 
 
 def _of_objects(text: str, beside: Mapping[str, str]) -> Iterator[Found]:
-    items = read_documents(text)
+    items = read_documents(text, "SOURCE")
     files = {
         (str(item["metadata"]["name"]), name): str(content)
         for item in items
@@ -202,7 +202,8 @@ def _templates(item: Object) -> Iterator[tuple[str, Object, int, int]]:
     elif kind == "DisaggregatedSet":
         for role in spec.get("roles") or []:
             own = role.get("spec") or {}
-            own = own | {"replicas": own.get("replicas", 1) * spec.get("slices", 1)}  # a slice has every role once more
+            each, slices = _count(own.get("replicas", 1), "replicas"), _count(spec.get("slices", 1), "slices")
+            own = own | {"replicas": each * slices}  # a slice has every role once more
             yield from _templates({"kind": "LeaderWorkerSet", "metadata": {"name": role["name"]}, "spec": own})
     elif kind == "Job" and spec.get("tasks"):  # batch.volcano.sh: an instance is a job, its head the first task
         yield name, spec["tasks"][0]["template"], 1, sum(task.get("replicas", 1) for task in spec["tasks"])

@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from deploy.reading.flags import TABLES, Flags, read_flags, table
 from deploy.reading.shell import UnknownForm, arithmetic
@@ -29,7 +29,10 @@ SHORT |= {
     "--spec-method": "--speculative-config.method",
 }
 ENDS = ("&", "|", "||", "&&", ";")
-QUOTED = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|(?:[^'"]|['"](?=[^'"]*\Z))+""", re.DOTALL)
+QUOTED = re.compile(r"""'[^']*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[^'"]+""", re.DOTALL)
+NAME = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-((?:[^${}]|\$\{[^${}]*\})*))?\}|([A-Za-z_]\w*)|\(([A-Za-z_]\w*)\))")
+MOST_CHARACTERS, MOST_ENDS = 2**17, 256
+"""Of a command, which Linux passes to a shell as one word, and lines where a quote in it may seem to end."""
 
 
 def commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:
@@ -42,7 +45,7 @@ def commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], d
         assigned = re.match(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(\S*)\s*$", line)
         if assigned:
             own[assigned[1]] = filled(assigned[2].strip("\"'"), scope)
-            scope = {**own, **scope}
+            scope.setdefault(assigned[1], own[assigned[1]])
         found = MARK.search(line)
         if found is None or line.lstrip().startswith("#"):
             continue
@@ -53,14 +56,22 @@ def commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], d
 
 def _split(line: str, further: Iterator[str], scope: Mapping[str, str]) -> list[str]:
     """Return the words of a line, and of those behind it where a quote is open at its end."""
-    while True:
+    for _ in range(MOST_ENDS):
+        if len(line) > MOST_CHARACTERS:
+            break
+        lexer = shlex.shlex(filled(line, scope), posix=True)
+        lexer.whitespace_split = True
         try:
-            return shlex.split(filled(line, scope), comments=True)
-        except ValueError as error:
-            after = next(further, None)
-            if after is None:
-                raise BadInput(f"SOURCE: a command cannot be split into words: {error}") from None
-            line += "\n" + after
+            return list(lexer)
+        except ValueError:
+            opened = getattr(lexer, "state", None) or ""  # the quote that has no end
+            for after in further:
+                line += "\n" + after
+                if opened in after or len(line) > MOST_CHARACTERS:
+                    break
+            else:
+                break
+    raise BadInput(f"SOURCE: a command cannot be split into words: {line[:60]!r} opens a quote that is not closed")
 
 
 def filled(text: str, scope: Mapping[str, str]) -> str:
@@ -68,14 +79,24 @@ def filled(text: str, scope: Mapping[str, str]) -> str:
 
     What stands between double quotes keeps its own, as those of JSON.
     """
-    return QUOTED.sub(lambda part: _filled(part[0], scope, within=part[0].startswith('"')), text)
+    size = 0
+
+    def of(name: str) -> str:
+        nonlocal size
+        size += len(scope[name])
+        if size > MOST_CHARACTERS:
+            raise BadInput(f"SOURCE: variables of a command hold over {MOST_CHARACTERS} characters; leave some out")
+        return scope[name]
+
+    return QUOTED.sub(lambda part: _filled(part[0], scope, of, within=part[0].startswith('"')), text)
 
 
-def _filled(text: str, scope: Mapping[str, str], *, within: bool) -> str:
+def _filled(text: str, scope: Mapping[str, str], of: Callable[[str], str], *, within: bool) -> str:
     def name(found: re.Match[str]) -> str:
         own, default = found[1] or found[3] or found[4], found[2]
-        value = scope.get(own, default if default is not None else found[0])
-        return re.sub(r'(["\\])', r"\\\1", value) if within and own in scope else value
+        if own in scope:
+            return re.sub(r'(["\\])', r"\\\1", of(own)) if within else of(own)
+        return found[0] if default is None else NAME.sub(name, default)
 
     def computed(found: re.Match[str]) -> str:
         try:
@@ -83,8 +104,7 @@ def _filled(text: str, scope: Mapping[str, str], *, within: bool) -> str:
         except (UnknownForm, ValueError, ZeroDivisionError):
             return found[0]
 
-    text = re.sub(r"\$\(\((.*?)\)\)", computed, text)
-    return re.sub(r"\$(?:\{([A-Za-z_]\w*)(?::-([^}]*))?\}|([A-Za-z_]\w*)|\(([A-Za-z_]\w*)\))", name, text)
+    return NAME.sub(name, re.sub(r"\$\(\(([^()\n]*)\)\)", computed, text))
 
 
 def canonical(engine: str, words: Sequence[str]) -> Flags:

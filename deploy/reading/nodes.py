@@ -5,16 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.reading.shell import Process, Scope, processes, variables
+from deploy.reading.shell import MOST_DEVICES, Process, Scope, processes, variables
 from ground.files import parse_yaml
 
 Object = dict[str, Any]
 BREAK = re.compile(r"^---(?:[ \t].*)?\r?(?:\n|\Z)", re.MULTILINE)
 POD = {"POD_IP": "10.0.0.1"}
-
-
-MOST_DEVICES = 16_384
-"""Of a cluster whose files are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +25,9 @@ class Node:
     host: str | None = None
 
 
-def read_documents(text: str) -> list[Object]:
-    """Return the YAML documents of a file, those of a list of objects one by one."""
-    found = [parse_yaml(part, "SOURCE", aliases=True) for part in BREAK.split(text)]
+def read_documents(text: str, where: str) -> list[Object]:
+    """Return the YAML documents of a file, which is told as ``where``, those of a list of objects one by one."""
+    found = [parse_yaml(part, where, aliases=True) for part in BREAK.split(text)]
     held = [item for item in found if isinstance(item, dict)]
     return [part for item in held for part in (item["items"] if item.get("kind") == "List" else [item])]
 
@@ -40,7 +36,7 @@ def read_nodes(kind: str, files: Mapping[str, str]) -> list[Node]:
     """Return all nodes of a deployment."""
     if kind in ("bare", "slurm"):
         return list(_bare(files))
-    held = [item for name, text in files.items() if name.endswith(".yaml") for item in read_documents(text)]
+    held = [item for name, text in files.items() if name.endswith(".yaml") for item in read_documents(text, name)]
     if kind == "dynamo":
         return [node for item in held if item.get("kind") == "DynamoGraphDeployment" for node in _dynamo(item)]
     scripts = {
@@ -77,11 +73,11 @@ def _bare(files: Mapping[str, str]) -> Iterator[Node]:
         place: Scope = {**site, "INSTANCE": row["instance"], "NODE_RANK": row["rank_of_node"]}
         run = processes(files[f"{row['role']}.sh"], place)
         place_of, host = (int(row["instance"]), int(row["rank_of_node"])), f"{row['cluster']} {row['node']}"
-        yield Node(row["role"], *place_of, last - first + 1, tuple(run), host)
+        yield Node(row["role"], *place_of, counted(last - first + 1), tuple(run), host)
 
 
 def counted(value: object) -> int:
-    """Return a number of instances or nodes. ValueError where it is none that a cluster has."""
+    """Return a number of instances, nodes or devices. ValueError where it is none that a cluster has."""
     if type(value) is not int or not 1 <= value <= MOST_DEVICES:
         raise ValueError(f"{str(value)[:20]!r} is not a whole number from 1 to {MOST_DEVICES}")
     return value
@@ -93,7 +89,7 @@ def granted(container: Object) -> int:
     requests = container["resources"].get("requests", limits)
     if any(requests.get(name) != limit for name, limit in limits.items()):
         raise ValueError("extended resources need requests equal to limits")
-    return int(next(iter(limits.values())))
+    return counted(int(next(iter(limits.values()))))
 
 
 def _pod_node(template: Object, scripts: dict[str, str], instance: int, rank: int, place: Mapping[str, str]) -> Node:
@@ -107,8 +103,10 @@ def _pod_node(template: Object, scripts: dict[str, str], instance: int, rank: in
 
 def _lws(item: Object, scripts: dict[str, str]) -> Iterator[Node]:
     spec = item["spec"]["leaderWorkerTemplate"]
-    for instance in range(counted(item["spec"]["replicas"])):
-        for rank in range(counted(spec["size"])):
+    instances, size = counted(item["spec"]["replicas"]), counted(spec["size"])
+    counted(instances * size)
+    for instance in range(instances):
+        for rank in range(size):
             template = spec.get("leaderTemplate", spec["workerTemplate"]) if rank == 0 else spec["workerTemplate"]
             place = {"LWS_WORKER_INDEX": str(rank), "LWS_LEADER_ADDRESS": f"{item['metadata']['name']}-{instance}"}
             yield _pod_node(template, scripts, instance, rank, place)

@@ -17,6 +17,10 @@ EXPANSION = re.compile(
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z", re.DOTALL)
 LOOP = re.compile(r"for \(\((\w+) = 0; \1 < (\d+); \1\+\+\)\); do\Z")
 BRANCH = re.compile(r'if \[ "\$(\w+)" -eq 0 \]; then (.*); else (.*); fi\Z', re.DOTALL)
+MOST_DEVICES = 16_384
+"""Of a cluster whose files are read, and rounds of a loop over them."""
+MOST_ROUNDS, MOST_CHARACTERS = 16, 2**21
+"""Of a line that is filled in: how deep its variables may name each other, and what Linux passes to a programme."""
 IGNORED = ("set ", "source ", "trap ", "wait ", "until ", "find ", "{ grep ")
 
 Scope = dict[str, str | list[str]]
@@ -63,7 +67,7 @@ def _run(lines: list[str], scope: Scope, exported: dict[str, str], fixed: frozen
         loop = LOOP.match(line)
         if loop:
             end = lines.index("done", position)
-            for value in range(int(loop[2])):
+            for value in _range(0, int(loop[2])):
                 scope[loop[1]] = str(value)
                 yield from _run(lines[position:end], scope, exported, fixed)
             position = end + 1
@@ -103,15 +107,24 @@ def words(text: str, scope: Mapping[str, str | list[str]]) -> list[str]:
         if found["sum"] is not None:
             return str(arithmetic(found["sum"], scope))
         if found["first"]:
-            return ",".join(map(str, range(int(found["first"]), int(found["last"]) + 1)))
+            return ",".join(map(str, _range(int(found["first"]), int(found["last"]) + 1)))
         return shlex.join(scope[found["list"]]) if found["list"] else _braced(found["name"] or found["braced"], scope)
 
-    before = ""
+    before, rounds = "", 0
     while text != before:
-        before, text = text, EXPANSION.sub(value, text)
+        before, text, rounds = text, EXPANSION.sub(value, text), rounds + 1
+        if rounds > MOST_ROUNDS or len(text) > MOST_CHARACTERS:
+            raise UnknownForm("variables that fill in each other without end")
     if "$" in LITERAL.sub("", text):
         raise UnknownForm(text)
     return shlex.split(text)
+
+
+def _range(first: int, last: int) -> range:
+    """Return numbers of devices or instances. UnknownForm where they are more than a cluster has."""
+    if last - first > MOST_DEVICES:
+        raise UnknownForm(f"{last - first} rounds of a loop")
+    return range(first, last)
 
 
 def _braced(inner: str, scope: Mapping[str, str | list[str]]) -> str:

@@ -1,5 +1,6 @@
 """What changes between two deployments, as an operator would say it."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,35 @@ def test_roles_and_flags_come_and_go() -> None:
     plain = render(old_plan(drafts=0, weights="bf16"), load_engine("sglang"), "bare", Site(), DIGEST)
     assert "decode: --quantization goes" in compared(apart, plain)
     assert "decode: --quantization comes: modelslim" in compared(plain, apart)
+
+
+@pytest.mark.parametrize(
+    ("engine", "kind", "file", "old", "new"),
+    [
+        ("sglang", "bare", "decode.sh", "--dp-size 64", "--dp-size 0"),
+        ("sglang", "bare", "site.env", "\\Z", "\nLIST=$(seq -s, 0 999999999999)\n"),
+        ("xllm", "bare", "decode.sh", r"< \d+; ", "< 999999999999; "),
+        (
+            "vllm-ascend",
+            "bare",
+            "decode.sh",
+            r"--data-parallel-size-local \d+",
+            "--data-parallel-size-local 999999999999",
+        ),
+        ("vllm-ascend", "bare", "hosts.tsv", r"0-15", "0-999999999999"),
+        ("sglang", "lws", "decode.yaml", r"  (replicas|size): \d+", r"  \1: 16384"),
+        ("sglang", "lws", "decode.yaml", r"exec ([\s\S]*? env:\n( *))-", r"exec $A \1- {name: A, value: x$A}\n\2-"),
+        ("sglang", "bare", "expert-location-decode.json", r"\A", "[" * 9999),
+        ("mindie", "motor", "user_config.json", r'"d_instances_num": \d+', '"d_instances_num": 999999999999'),
+    ],
+)
+def test_files_that_count_beyond_a_cluster_are_refused_at_once(engine: str, kind: str, file: str, old: str, new: str):
+    """Whatever number, loop, list or variable of a stranger's folder is wrong, one sentence says so."""
+    own = made("r1-cm384", engine, kind)
+    text = re.sub(old, new, own.files[file])
+    assert text != own.files[file]
+    with pytest.raises(BadInput, match="cannot be read back"):
+        read_files("old", engine, "1", kind, {**own.files, file: text})
 
 
 def test_a_folder_of_others_is_refused(tmp_path: Path) -> None:

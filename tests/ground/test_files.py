@@ -115,6 +115,8 @@ def test_long_names_are_written_and_too_long_ones_refused(tmp_path: Path) -> Non
     files.write_files({tmp_path / ("a" * 255): "new"}, force=False)
     with pytest.raises(BadInput, match="cannot be written"):
         files.write_files({tmp_path / "folder" / ("a" * 256): "new"}, force=False)
+    with pytest.raises(BadInput, match="cannot be written"):
+        files.write_files({tmp_path / "folder" / ("a" * 256) / "file": "new"}, force=False)
     assert [child.name for child in tmp_path.iterdir()] == ["a" * 255]
 
 
@@ -181,6 +183,16 @@ def test_a_folder_is_none_where_a_file_stands(tmp_path: Path) -> None:
     files.check_folder(tmp_path, ("file",), force=True, flag="--out")
     with pytest.raises(BadInput, match=r"--out: .*file exists already"):
         files.check_folder(tmp_path, ("other", "file"), force=False, flag="--out")
+
+
+def test_a_folder_gives_its_files_and_a_whole_disk_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, those of folders within too."""
+    names = ["a", "b/c", "d"]
+    files.write_files({tmp_path / name: "" for name in names}, force=False)
+    assert files.files_below(tmp_path) == [tmp_path / name for name in names]
+    monkeypatch.setattr(files, "MOST_FILES", 2)
+    with pytest.raises(BadInput, match="holds over 2 files"):
+        files.files_below(tmp_path)
 
 
 @given(st.text(st.sampled_from('ab,"\r\n\0 1٣')))

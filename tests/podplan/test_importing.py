@@ -509,9 +509,31 @@ def test_objects_that_are_not_as_their_kind_are_refused(change: tuple[str, str],
             role.counted(256, 4096)
 
 
-@pytest.mark.parametrize(("name", "told"), [("a.yaml", "line 1: this is not UTF-8 text"), ("b.yaml", "is a directory")])
+@pytest.mark.parametrize(("name", "told"), [("a.yaml", "a.yaml, line 1: this is not UTF-8"), ("b.yaml", "has no YAML")])
 def test_a_folder_of_what_is_no_text_is_refused(tmp_path: Path, name: str, told: str) -> None:
-    """One sentence that names the file in the folder."""
+    """One sentence that names the file; a folder within is no file."""
     (tmp_path / "a.yaml").write_bytes(b"a: \xff") if name == "a.yaml" else (tmp_path / name).mkdir()
-    with pytest.raises(BadInput, match=f"{name}.*{told}"):
+    with pytest.raises(BadInput, match=told):
         import_deployment(str(tmp_path), hw="h100")
+
+
+DOUBLED = "A1=ab\n" + "".join(f"A{n + 1}=$A{n}$A{n}\n" for n in range(1, 60))
+SERVE = "vllm serve Qwen/Qwen3-8B -tp 1 --max-num-seqs 64"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (f"{DOUBLED}{SERVE} --seed $A60", "hold over 131072 characters"),
+        (f"{SERVE} --seed 'it\n" + "it''s\n" * 50_000, "opens a quote that is not closed"),
+        (f'{SERVE} --seed "' + '\\"' * 50_000, "opens a quote that is not closed"),
+        (f"{SERVE} --max-model-len " + "$((" * 40_000, "does not add up"),
+        (f"{SERVE} --max-model-len x" + "${A:-" * 20_000, "does not add up"),
+        (SERVE + "x" * 500, "does not add up"),
+    ],
+    ids=["doubled", "quotes", "escapes", "sums", "defaults", "long"],
+)
+def test_a_command_that_grows_or_does_not_end_is_refused_at_once(text: str, told: str) -> None:
+    """Whatever its variables and quotes are, reading takes time in proportion to its length."""
+    with pytest.raises(BadInput, match=told):
+        import_deployment(text, hw="h100")
