@@ -361,16 +361,13 @@ def decode_behind(
     tokens, context = running_kv_tokens(workload).mean_tokens, float(manifest.model.spec.max_position)
     played = partial(separate_pools, manifest, pools, kv_tokens_per_request=tokens)
     handover = Handover.of(played, workload, passes, queue, context)
+    source, sink = Source(passes, len(prefill.instances)), Sink(queue, len(decode.instances))
 
     def behind(rate_per_second: float, instances: int) -> tuple[LinkState | None, DecodeState | None]:
         rate = rate_per_second * instances
-
-        def wait_seconds() -> float:
-            if handover is not None:
-                return handover.link_wait_seconds(rate_per_second, instances)
-            source, sink = Source(passes, len(prefill.instances)), Sink(queue, len(decode.instances))
-            return mean_wait(links, rate, workload, source, sink)
-
+        wait_seconds = partial(mean_wait, links, rate, workload, source, sink)
+        if handover is not None:
+            wait_seconds = partial(handover.link_wait_seconds, rate_per_second, instances)
         crossed = link_state(links, rate, workload, wait_seconds)
         if crossed is None:
             return None, None

@@ -5,7 +5,7 @@ from functools import partial
 
 from planner.costs.cache import model_cache
 from planner.costs.memory import granted_tokens
-from planner.instances.handover import Handover, short_answers
+from planner.instances.handover import Handover
 from planner.instances.kv_links import KvLinks, LinkState, Sink, Source, link_state, links_of, mean_wait
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.question import Question
@@ -27,14 +27,11 @@ def links_between(question: Question, pair: Pair) -> KvLinks:
 def state_of_links(question: Question, pair: Pair, rate_per_second: float) -> LinkState | None:
     """Return the state of the KV links between two pools; None beyond their saturation."""
     (first, first_count), (second, second_count) = pair
-    links, handover, each = links_between(question, pair), second.handover, question.requests_each
-    rate, workload = rate_per_second * each, question.decoded
-
-    def wait_seconds() -> float:
-        if handover is not None:
-            return handover.link_wait_seconds(rate_per_second / second_count, second_count)
-        return mean_wait(links, rate, workload, Source(first.passes, first_count), Sink(second.queue, second_count))
-
+    links, each, workload = links_between(question, pair), question.requests_each, question.decoded
+    rate, source, sink = rate_per_second * each, Source(first.passes, first_count), Sink(second.queue, second_count)
+    wait_seconds = partial(mean_wait, links, rate, workload, source, sink)
+    if second.handover is not None:
+        wait_seconds = partial(second.handover.link_wait_seconds, rate_per_second / second_count, second_count)
     state = link_state(links, rate, workload, wait_seconds)
     most = {role: carried / each for role, carried in state.most_per_second.items()} if state else {}
     return state and state._replace(most_per_second=most)
@@ -70,20 +67,11 @@ def separate_pools_of(question: Question, pair: Pair) -> SeparatePools:
 def fed(question: Question, pair: Pair) -> DecodeServer:
     """Return the decode instance of a pair, fed by its prefill instances where answers are short."""
     (first, _), (second, _) = pair
-    if second.handover is not None or not _queued(question):
+    if question.offline is not None or question.queueing == "mixserve" or second.handover is not None:
         return second
     pools, context = partial(separate_pools_of, question, pair), float(question.model.max_position)
-    return replace(second, handover=Handover.of(pools, question.workload, first.passes, second.queue, context))
-
-
-def is_fed(question: Question, first: PrefillServer, second: DecodeServer) -> bool:
-    """Whether a decode instance is played behind its prefill instances."""
-    return _queued(question) and short_answers(question.workload, first.passes, second.queue)
-
-
-def _queued(question: Question) -> bool:
-    """Whether decode instances serve one stream of requests that wait."""
-    return question.offline is None and question.queueing != "mixserve"
+    handover = Handover.of(pools, question.workload, first.passes, second.queue, context)
+    return second if handover is None else replace(second, handover=handover)  # as it is, with what it has solved
 
 
 def both_played(

@@ -15,7 +15,7 @@ from planner.instances.encoding import apart
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
-from planner.plans.handover import both_played, fed, is_fed, state_of_links
+from planner.plans.handover import both_played, fed, state_of_links
 from planner.plans.places import lost_of, nodes_of, places_of
 from planner.plans.pools import (
     WHY_BATCH,
@@ -277,7 +277,7 @@ class DisaggregatedPlan(Plan):
     @cached_property
     def handed_over(self) -> bool:
         """Whether decode was played behind its prefill instances, as answers are short."""
-        return is_fed(self.question, self.prefill.server(self.question), self._decoder(self.question))
+        return self.decoder(self.question).handover is not None
 
     @property
     def binding_limit(self) -> str:
@@ -365,11 +365,8 @@ class DisaggregatedPlan(Plan):
 
     def decoder(self, question: Question) -> DecodeServer:
         """Return the server of one decode instance under a question, behind the plan's transfers."""
-        first, second = self.prefill.server(question), self._decoder(question)
-        return fed(question, ((first, self.prefill.instances), (second, self.decode.instances)))
-
-    def _decoder(self, question: Question) -> DecodeServer:
-        return DecodeServer(question, self.decode.candidate, self.transfer_seconds)
+        server = DecodeServer(question, self.decode.candidate, self.transfer_seconds)
+        return fed(question, ((self.prefill.server(question), self.prefill.instances), (server, self.decode.instances)))
 
     def _served(
         self, question: Question, share: float = 1.0

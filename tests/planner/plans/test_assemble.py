@@ -12,7 +12,8 @@ from planner.manifest.document import dump_manifest, parse_manifest, read_manife
 from planner.manifest.schema import Manifest, Pool
 from planner.plans.assemble import assemble, expert_map
 from planner.plans.expectation import expect, workload_of
-from planner.plans.plan import Plan, PrefillPool
+from planner.plans.plan import Plan
+from planner.plans.pools import PlannedPrefill
 from planner.plans.recorded import expect_alone
 from planner.serving.deployed import separate_pools
 from runtime.simulate.options import SimulationOptions
@@ -80,7 +81,7 @@ def one_request(plan: Plan, pool: Pool, **fields: float) -> Prediction:
     base = Configuration(
         model=plan.question.model,
         hardware=planned.machines.hardware,
-        phase="prefill" if isinstance(planned, PrefillPool) else "decode",
+        phase="prefill" if isinstance(planned, PlannedPrefill) else "decode",
         strategy=row.strategy,
         weights=planned.machines.weights,
         redundant=row.redundant,
