@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from http.client import HTTPException
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.request import urlopen
 
@@ -44,6 +45,8 @@ from podplan.verification import verify
 USUAL_SECONDS = 60.0
 """Between two scrapes of an endpoint."""
 MOST_SCRAPE_BYTES = 100_000_000
+WAIT_SECONDS = 10.0
+"""For a byte of an answer; for all of it twice as long."""
 
 SEEN = "source seconds requests rate_per_second rate_half_width ttft_seconds tpot_seconds"
 LENGTHS = "mean=workload.{0}_tokens.mean squared_cv=workload.{0}_tokens.squared_cv"
@@ -238,13 +241,28 @@ def look(sources: Sequence[str], manifest: Manifest, path: str, window: float | 
 def _scraped(sources: Sequence[str]) -> Scrape:
     total = Scrape({}, {})
     for source in sources:
-        try:
-            with urlopen(source, timeout=10) as answer:
-                text = answer.read(MOST_SCRAPE_BYTES).decode("utf-8", "replace")
-        except (OSError, HTTPException, ValueError) as error:
-            raise BadInput(f"{source[:100]}: does not answer: {error}") from None
-        total = total + parse_scrape(text, source)
+        total = total + parse_scrape(_fetched(source), source)
     return total
+
+
+def _fetched(source: str) -> str:
+    """Return what a URL answers; BadInput where that has not come whole in time, even if bytes come now and then."""
+    found: list[bytes | Exception] = []
+
+    def fetch() -> None:
+        try:
+            with urlopen(source, timeout=WAIT_SECONDS) as answer:
+                found.append(answer.read(MOST_SCRAPE_BYTES))
+        except (OSError, HTTPException, ValueError) as error:
+            found.append(error)
+
+    fetching = Thread(target=fetch, daemon=True)
+    fetching.start()
+    fetching.join(2 * WAIT_SECONDS)
+    answered = found[0] if found else TimeoutError("not whole in time")
+    if isinstance(answered, Exception):
+        raise BadInput(f"{source[:100]}: does not answer: {answered}")
+    return answered.decode("utf-8", "replace")
 
 
 def _text(source: str) -> str | None:

@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from cli.main import main
+from podplan import watching
 from tests.plans import small_manifest
 from tests.shell import refused
 
@@ -137,6 +139,9 @@ def endpoint() -> Iterator[str]:
             body = metrics("vllm", 1000 * asked[0]).encode()
             self.send_response(200)
             self.end_headers()
+            for byte in b"a" * 20 if self.path == "/drops" else ():
+                self.wfile.write(bytes([byte]))
+                time.sleep(0.05)
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
@@ -155,6 +160,15 @@ def test_an_endpoint_is_scraped_twice(endpoint: str, planned: str, capsys: pytes
     """What was counted between two scrapes."""
     main(["watch", endpoint, "--manifest", planned, "--window", "100ms", "--once", "--json"])
     assert json.loads(capsys.readouterr().out)["requests"] == 1000
+
+
+def test_an_answer_that_comes_drop_by_drop_is_not_waited_for(
+    endpoint: str, planned: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte comes soon, and the whole of it does not."""
+    monkeypatch.setattr(watching, "WAIT_SECONDS", 0.2)
+    source = endpoint.replace("metrics", "drops")
+    refused(capsys, "does not answer: not whole in time", "watch", source, "--manifest", planned, "--once")
 
 
 def test_few_requests_tell_nothing(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
