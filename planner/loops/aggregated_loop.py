@@ -3,13 +3,14 @@
 A step is scheduled, launched and resolved. Without overlap the three follow one another; with it the next step is
 scheduled when the last one begins, so it does not know who ends with that one, and arrivals wait a step longer. Steps
 without prompts are added up until somebody leaves, arrives or lacks memory. With pipeline stages the batches in flight
-take turns (``turns_loop``), and each turn is one step unless one batch is alone.
+take turns (``turns_loop``), and each turn is one step unless one batch is alone. Turns in which nothing but decode
+happens are passed over quickly (``iterations_loop``).
 """
 
 import numpy as np
 
 from ground.arrays import Floats
-from planner.loops.admission_loop import deal, fill, hold, lacking
+from planner.loops.admission_loop import deal, fill, hold
 from planner.loops.arrays import TableArrays
 from planner.loops.batch_loop import (
     BUCKETS,
@@ -31,11 +32,11 @@ from planner.loops.batch_loop import (
     tell,
 )
 from planner.loops.compiled import njit, once, outermost
-from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, loaded_seconds, reached
-from planner.loops.turns_loop import acting, any_launched, next_batch, only_batch, pass_stages
+from planner.loops.iterations_loop import alone, count_steps, pass_turns, stretch
+from planner.loops.tables_loop import loaded_seconds
+from planner.loops.turns_loop import acting, any_launched, next_batch, pass_stages
 
 IN_TURN, LEAST_LOAD = 0, 1
-_NEVER = 1 << 60
 _STEP, _NO_STEP = 1, 2
 
 
@@ -108,8 +109,11 @@ def advance(
     Without end: until it idles or, in a closed loop, somebody follows. Iterations that are added up begin before
     ``ahead``.
     """
-    while _turn(acting(k, pool, rule), until, ahead, requests, pool, rule, times):
-        pass
+    while True:
+        if rule.stages > 1:
+            pass_turns(k, until, requests, pool, rule, times)
+        if not _turn(acting(k, pool, rule), until, ahead, requests, pool, rule, times):
+            return
 
 
 @once
@@ -236,7 +240,7 @@ def _schedule(
         head.received = rule.interval
     elif decoding > 0:
         now = -np.inf if opened else until  # one step where the next may take others
-        steps, seconds, last = _stretch(i, s, decoding, now, requests, pool, rule, times)
+        steps, seconds, last = stretch(i, s, decoding, now, requests, pool, rule, times)
         head.received = (head.received + steps - 1) % rule.interval + 1
     else:
         return 0.0, 0.0
@@ -284,27 +288,6 @@ def _busy(i: int, pool: Instances) -> bool:
 
 
 @njit
-def count_steps(i: int, s: int, r: int, steps: int, pool: Instances, rule: Rule) -> None:
-    """Count the iterations of a step; memory of the first of them is taken already."""
-    at = (i, r)
-    pool.ranks[at].count += 1
-    pool.marks[i, s, r].ratio = pool.ranks[at].ratio
-    more = steps - 1
-    if more and rule.admission != RESERVE:
-        pool.ranks[at].ratio = max(pool.ranks[at].ratio - more * rule.ratio_step, rule.least_ratio)
-        if rule.whole_blocks:
-            pool.ranks[at].free -= pool.ranks[at].running * (more // rule.block)
-            for k in range(more % rule.block):
-                pool.ranks[at].free -= pool.phases[i, r, -(pool.ranks[at].count + k) % rule.block]
-        else:
-            pool.ranks[at].free -= more * lacking(i, r, pool, rule)
-    pool.ranks[at].count += more
-    pool.marks[i, s, r].counted = pool.ranks[at].count
-    pool.ranks[at].cached += steps * pool.ranks[at].grows
-    pool.ranks[at].spare -= steps * pool.ranks[at].grows
-
-
-@njit
 def _loaded(i: int, s: int, decoding: int, prompts: float, pool: Instances, times: TableArrays) -> float:
     """Seconds of a step with prompts, which lasts as long as its slowest rank."""
     ranks = pool.ranks.shape[1]
@@ -325,7 +308,7 @@ def _loaded(i: int, s: int, decoding: int, prompts: float, pool: Instances, time
     head.beside += decoding
     head.chunks += pool.loads[most].tokens
     if ranks > 1 and decoding:
-        seconds = max(seconds, _alone(i, s, decoding, mean, pool, times)[0])
+        seconds = max(seconds, alone(i, s, decoding, mean, pool, times)[0])
     return seconds
 
 
@@ -338,71 +321,3 @@ def _dominated(i: int, s: int, r: int, most: int, pool: Instances) -> bool:
     if pool.marks[i, s, r].counted < 0:
         return True
     return bool(pool.marks[i, s, most].counted >= 0 and rank.running <= first.running and rank.cached <= first.cached)
-
-
-@njit
-def _alone(i: int, s: int, decoding: int, mean: float, pool: Instances, times: TableArrays) -> tuple[float, int]:
-    """Seconds of the slowest rank without prompts, and which it is: that with most cached tokens, or most requests."""
-    top = wide = -1
-    for r in range(pool.ranks.shape[1]):
-        if pool.marks[i, s, r].counted < 0 or (mean > 0.0 and pool.loads[r].tokens > 0.0):
-            continue
-        if top < 0 or pool.ranks[i, r].cached > pool.ranks[i, top].cached:
-            top = r
-        if wide < 0 or pool.ranks[i, r].running > pool.ranks[i, wide].running:
-            wide = r
-    if top < 0:
-        return 0.0, top
-    rank = pool.ranks[i, top]
-    seconds = alone_seconds(times, decoding, mean, float(rank.running), rank.cached)
-    if pool.ranks[i, wide].running > rank.running:
-        rank = pool.ranks[i, wide]
-        other = alone_seconds(times, decoding, mean, float(rank.running), rank.cached)
-        if other > seconds:
-            return other, wide
-    return seconds, top
-
-
-@njit
-def _stretch(
-    i: int, s: int, decoding: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
-) -> tuple[int, float, float]:
-    """Return how many steps without prompts follow one another alike, their seconds, and those of the last.
-
-    They end when somebody leaves, lacks memory or arrives; the last begins before ``until``.
-    """
-    a, steps = pool.heads[i].current, _NEVER if rule.stages == 1 or only_batch(i, pool, rule) else 1
-    for r in range(pool.ranks.shape[1]):
-        rank = pool.ranks[i, r]
-        if pool.marks[i, s, r].counted >= 0 and rule.admission != RESERVE:
-            spare = rank.free / rank.running - 1.0  # each takes at most one block more than its tokens fill
-            steps = min(steps, max(int(spare * rule.block), 1))
-        if rule.overlapped and pool.heads[i].launched and pool.marks[i, a, r].prompted:
-            steps = 1
-    if pool.lines[i, INBOX].head >= 0 and pool.heads[i].received < rule.interval:
-        steps = min(steps, max(rule.interval - pool.heads[i].received, 1))
-    first, slowest = _alone(i, s, decoding, 0.0, pool, times)
-    more = kv_slope(times, decoding) * pool.ranks[i, slowest].grows
-    begin = max(pool.heads[i].clock, pool.steps[i, a].end)
-    if steps > 1 and until < np.inf:
-        steps = reached(until - begin, first, more, steps)
-    steps = leaving(i, s, steps, requests, pool, rule)
-    return steps, lasting(first, more, steps), first + more * (steps - 1)
-
-
-@njit
-def leaving(i: int, s: int, most: int, requests: Records, pool: Instances, rule: Rule) -> int:
-    """Return the steps until somebody leaves, at most so many; one where the step under way may end somebody."""
-    steps = 0 if rule.overlapped else 1
-    while steps < most:
-        for r in range(pool.ranks.shape[1]):
-            if pool.marks[i, s, r].counted < 0:
-                continue
-            count = pool.ranks[i, r].count + steps
-            p = pool.buckets[i, r, count % BUCKETS]
-            while p >= 0:
-                if requests[p].ends == count:
-                    return max(steps, 1)
-                p = requests[p].later
-        steps += 1
-    return max(steps, 1)

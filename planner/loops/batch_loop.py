@@ -68,6 +68,7 @@ RANK = np.dtype(
         ("oldest", "i8"),  # of the running requests
         ("newest", "i8"),
         ("count", "i8"),  # iterations, scheduled ones included
+        ("phase", "i8"),  # of the next iteration among ``phases``, while turns are passed
     ]
 )
 HEAD = np.dtype(
@@ -109,6 +110,20 @@ MARK = np.dtype(
         ("counted", "i8"),  # iterations of a rank after a step; where it carries none, -1 less the prompts that end
         ("prompted", "i8"),  # whether it carries prompts of the rank
         ("ratio", "f8"),  # share that the rank set aside before the second of its iterations
+    ]
+)
+CALM = np.dtype(
+    [
+        ("bare", "f8"),  # seconds of a step without prompts: ``tables_loop.Line``
+        ("usual", "f8"),
+        ("slope", "f8"),
+        ("share", "f8"),
+        ("sequence", "f8"),
+        ("head", "f8"),  # of them those of the output head
+        ("running", "i8"),  # requests
+        ("begin", "f8"),  # of the last iteration that has begun, and its end
+        ("end", "f8"),
+        ("count", "i8"),  # of those that have begun since
     ]
 )
 
@@ -183,6 +198,8 @@ class Instances(NamedTuple):
     """
     loads: Records
     """[ranks]: tokens, context, query-key pairs and ended prompts of the step that is scheduled."""
+    calm: Records
+    """[instances]: what the next steps of a batch take while nobody joins or leaves it."""
     passed: Floats
     """[instances, stages] of whole instances: when each pipeline stage is free."""
     following: Ints

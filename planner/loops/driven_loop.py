@@ -9,7 +9,7 @@ import numpy as np
 
 from ground.arrays import Ints
 from planner.loops.admission_loop import lacking
-from planner.loops.aggregated_loop import add, advance, count_steps, leaving, resolve
+from planner.loops.aggregated_loop import add, advance, resolve
 from planner.loops.arrays import TableArrays
 from planner.loops.batch_loop import (
     INBOX,
@@ -24,6 +24,7 @@ from planner.loops.batch_loop import (
     part,
 )
 from planner.loops.compiled import called, njit, outermost
+from planner.loops.iterations_loop import count_steps, leaving
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, reached
 from planner.loops.turns_loop import acting, any_launched, pass_stages
 

@@ -11,6 +11,8 @@ from planner.loops.compiled import njit, outermost
 
 __all__ = [
     "LEAST_SECONDS",
+    "Line",
+    "alone_line",
     "alone_seconds",
     "cell",
     "computing_seconds",
@@ -21,10 +23,15 @@ __all__ = [
     "loaded_seconds",
     "pass_seconds",
     "reached",
+    "seconds_on",
     "step_seconds",
 ]
 
 
+Usual = tuple[float, float, float, float]
+"""The usual cached tokens of a rank and what one more takes, its usual requests and what one more takes."""
+Line = tuple[float, float, float, float, float]
+"""Seconds of a rank with the usual cached tokens and requests, and these."""
 LEAST_SECONDS = 1e-9
 """Of a step: what is read off a table of an odd cost may fall below nothing."""
 _FLAT, _ROUNDING = 1e-15, 1e-9
@@ -103,7 +110,7 @@ def loaded_seconds(
         seconds += (ended - part) * _between(times.row_seconds, i, x)
     else:
         seconds -= part * _between(times.first_row_seconds, i, x)
-    return float(max(seconds + _beyond(times, i, x, running, sequences, kv), LEAST_SECONDS))
+    return float(max(seconds + _beyond(_usual(times, i, x, running), sequences, kv), LEAST_SECONDS))
 
 
 @njit
@@ -160,10 +167,15 @@ def keep_worth_loading(times: TableArrays, budget: int, reused: NDArray[np.int64
 
 
 @njit
-def _beyond(times: TableArrays, i: int, x: float, running: int, sequences: float, kv: float) -> float:
+def _usual(times: TableArrays, i: int, x: float, running: int) -> Usual:
+    kv, more = _between(times.usual_kv, i, x), _between(times.kv_seconds, i, x)
+    return kv, more, running / times.ranks, _between(times.sequence_seconds, i, x)
+
+
+@njit
+def _beyond(usual: Usual, sequences: float, kv: float) -> float:
     """Seconds that a rank takes because it has not the usual cached tokens and requests."""
-    more = (kv - _between(times.usual_kv, i, x)) * _between(times.kv_seconds, i, x)
-    return more + (sequences - running / times.ranks) * _between(times.sequence_seconds, i, x)
+    return (kv - usual[0]) * usual[1] + (sequences - usual[2]) * usual[3]
 
 
 @njit
@@ -181,12 +193,20 @@ def alone_seconds(times: TableArrays, running: int, mean: float, sequences: floa
 
     Args: ``running`` requests of all ranks; ``mean`` prompt tokens of the mean rank, which its experts serve, too.
     """
+    return seconds_on(alone_line(times, running, mean), sequences, kv)
+
+
+@njit
+def alone_line(times: TableArrays, running: int, mean: float) -> Line:
+    """``alone_seconds`` as a line over a rank's cached tokens and requests."""
     i, x = cell(times.running, float(running))
-    j, y = cell(times.means, mean)
-    low = times.alone[i, j] * (1.0 - y) + times.alone[i, j + 1] * y
-    high = times.alone[i + 1, j] * (1.0 - y) + times.alone[i + 1, j + 1] * y
-    seconds = low * (1.0 - x) + high * x
-    return float(max(seconds + _beyond(times, i, x, running, sequences, kv), LEAST_SECONDS))
+    return _without(times, i, x, mean), *_usual(times, i, x, running)
+
+
+@njit
+def seconds_on(line: Line, sequences: float, kv: float) -> float:
+    """Seconds of a rank without prompts, with so many requests in decode and cached tokens of its own."""
+    return float(max(line[0] + _beyond(line[1:], sequences, kv), LEAST_SECONDS))
 
 
 @njit

@@ -50,10 +50,17 @@ def only_batch(i: int, pool: Instances, rule: Rule) -> bool:
 
 @njit
 def next_batch(i: int, pool: Instances, rule: Rule) -> bool:
-    """Give the turn to the batch after ``i``, with the clock, all who wait, KV and places; return True."""
-    k = i // rule.stages
-    j = k * rule.stages + (i + 1) % rule.stages
-    pool.heads[k * rule.stages].acting = j
+    """Give the turn to the batch after ``i``; return True."""
+    hand_on(i, i // rule.stages * rule.stages + (i + 1) % rule.stages, pool, rule)
+    return True
+
+
+@njit
+def hand_on(i: int, j: int, pool: Instances, rule: Rule) -> None:
+    """Let it be the turn of batch ``j`` after that of ``i``: it gets the clock, all who wait, KV and places."""
+    pool.heads[i // rule.stages * rule.stages].acting = j
+    if i == j:
+        return
     own, other = pool.heads[i], pool.heads[j]
     other.clock, other.received, other.turn = own.clock, own.received, own.turn
     other.waited, other.prompt_tokens = own.waited, own.prompt_tokens
@@ -64,7 +71,6 @@ def next_batch(i: int, pool: Instances, rule: Rule) -> bool:
     for r in range(pool.lines.shape[1]):
         pool.lines[j, r].head, pool.lines[j, r].tail = pool.lines[i, r].head, pool.lines[i, r].tail
         pool.lines[i, r].head = pool.lines[i, r].tail = NOBODY
-    return True
 
 
 @njit
@@ -75,12 +81,21 @@ def pass_stages(i: int, s: int, seconds: float, pool: Instances, rule: Rule, tim
     there prompts wait to be taken in, as one loop does that for all batches.
     """
     k, step = i // rule.stages, pool.steps[i, s]
-    before, now = pool.passed[k, rule.stages - 1], step.begin
-    head = min(head_seconds(times, step.rows) + (times.prompt_seconds if step.tokens > 0.0 else 0.0), seconds)
+    head = head_seconds(times, step.rows) + (times.prompt_seconds if step.tokens > 0.0 else 0.0)
+    before = pool.passed[k, rule.stages - 1]
+    step.end = through_stages(k, step.begin, seconds, min(head, seconds), pool, rule, times)
+    pool.heads[i].busy += step.end - max(step.start, before)
+
+
+@njit
+def through_stages(
+    k: int, begins: float, seconds: float, head: float, pool: Instances, rule: Rule, times: TableArrays
+) -> float:
+    """Let an iteration that takes ``seconds``, those of its head included, go through the stages; return its end."""
+    now = begins
     for stage in range(rule.stages):
         now = max(now, pool.passed[k, stage]) + (seconds - head) * times.layers[stage]
         if stage == rule.stages - 1:
             now += head
         pool.passed[k, stage] = now
-    step.end = now
-    pool.heads[i].busy += now - max(step.start, before)
+    return now

@@ -258,6 +258,7 @@ def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: in
         buckets=np.full((*shape, batch.BUCKETS), batch.NOBODY, dtype=np.int64),
         phases=np.zeros((*shape, rule.block), dtype=np.int64),
         loads=np.zeros(pool.ranks, batch.LOAD).view(np.recarray),
+        calm=np.zeros(each, batch.CALM).view(np.recarray),
         passed=np.zeros((pool.instances, rule.stages)),
         following=np.array([arriving, requests, arriving], dtype=np.int64),
         news=np.zeros(1, dtype=np.int64),

@@ -1,0 +1,263 @@
+"""Compiled: steps without prompts: what one takes, how many follow alike, and those of batches that take turns."""
+
+import numpy as np
+
+from planner.loops.admission_loop import lacking
+from planner.loops.arrays import TableArrays
+from planner.loops.batch_loop import (
+    BUCKETS,
+    ESTIMATE,
+    INBOX,
+    NEED,
+    NOBODY,
+    RESERVE,
+    Instances,
+    Records,
+    Rule,
+    blocks_of,
+)
+from planner.loops.compiled import called, njit
+from planner.loops.tables_loop import Line, alone_line, head_seconds, kv_slope, lasting, reached, seconds_on
+from planner.loops.turns_loop import acting, any_launched, hand_on, only_batch, through_stages
+
+_NEVER = 1 << 60
+
+
+@njit
+def count_steps(i: int, s: int, r: int, steps: int, pool: Instances, rule: Rule) -> None:
+    """Count the iterations of a step; memory of the first of them is taken already."""
+    at = (i, r)
+    pool.ranks[at].count += 1
+    pool.marks[i, s, r].ratio = pool.ranks[at].ratio
+    more = steps - 1
+    if more and rule.admission != RESERVE:
+        pool.ranks[at].ratio = max(pool.ranks[at].ratio - more * rule.ratio_step, rule.least_ratio)
+        if rule.whole_blocks:
+            pool.ranks[at].free -= pool.ranks[at].running * (more // rule.block)
+            for k in range(more % rule.block):
+                pool.ranks[at].free -= pool.phases[i, r, -(pool.ranks[at].count + k) % rule.block]
+        else:
+            pool.ranks[at].free -= more * lacking(i, r, pool, rule)
+    pool.ranks[at].count += more
+    pool.marks[i, s, r].counted = pool.ranks[at].count
+    pool.ranks[at].cached += steps * pool.ranks[at].grows
+    pool.ranks[at].spare -= steps * pool.ranks[at].grows
+
+
+@njit
+def alone(i: int, s: int, decoding: int, mean: float, pool: Instances, times: TableArrays) -> tuple[float, int]:
+    """Seconds of the slowest rank without prompts, and which it is."""
+    return _slowest(i, s, alone_line(times, decoding, mean), mean, pool)
+
+
+@njit
+def _slowest(i: int, s: int, line: Line, mean: float, pool: Instances) -> tuple[float, int]:
+    """``alone``, read off its line: the rank with most cached tokens, or that with most requests."""
+    top = wide = -1
+    for r in range(pool.ranks.shape[1]):
+        if pool.marks[i, s, r].counted < 0 or (mean > 0.0 and pool.loads[r].tokens > 0.0):
+            continue
+        if top < 0 or pool.ranks[i, r].cached > pool.ranks[i, top].cached:
+            top = r
+        if wide < 0 or pool.ranks[i, r].running > pool.ranks[i, wide].running:
+            wide = r
+    if top < 0:
+        return 0.0, top
+    rank = pool.ranks[i, top]
+    seconds = seconds_on(line, float(rank.running), rank.cached)
+    if pool.ranks[i, wide].running > rank.running:
+        rank = pool.ranks[i, wide]
+        other = seconds_on(line, float(rank.running), rank.cached)
+        if other > seconds:
+            return other, wide
+    return seconds, top
+
+
+@njit
+def stretch(
+    i: int, s: int, decoding: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays
+) -> tuple[int, float, float]:
+    """Return how many steps without prompts follow one another alike, their seconds, and those of the last.
+
+    They end when somebody leaves, lacks memory or arrives; the last begins before ``until``.
+    """
+    a, steps = pool.heads[i].current, _NEVER if rule.stages == 1 or only_batch(i, pool, rule) else 1
+    for r in range(pool.ranks.shape[1]):
+        rank = pool.ranks[i, r]
+        if pool.marks[i, s, r].counted >= 0 and rule.admission != RESERVE:
+            spare = rank.free / rank.running - 1.0  # each takes at most one block more than its tokens fill
+            steps = min(steps, max(int(spare * rule.block), 1))
+        if rule.overlapped and pool.heads[i].launched and pool.marks[i, a, r].prompted:
+            steps = 1
+    if pool.lines[i, INBOX].head >= 0 and pool.heads[i].received < rule.interval:
+        steps = min(steps, max(rule.interval - pool.heads[i].received, 1))
+    first, slowest = alone(i, s, decoding, 0.0, pool, times)
+    more = kv_slope(times, decoding) * pool.ranks[i, slowest].grows
+    begin = max(pool.heads[i].clock, pool.steps[i, a].end)
+    if steps > 1 and until < np.inf:
+        steps = reached(until - begin, first, more, steps)
+    steps = leaving(i, s, steps, requests, pool, rule)
+    return steps, lasting(first, more, steps), first + more * (steps - 1)
+
+
+@njit
+def leaving(i: int, s: int, most: int, requests: Records, pool: Instances, rule: Rule) -> int:
+    """Return the steps until somebody leaves, at most so many; one where the step under way may end somebody."""
+    steps = 0 if rule.overlapped else 1
+    while steps < most:
+        for r in range(pool.ranks.shape[1]):
+            if pool.marks[i, s, r].counted < 0:
+                continue
+            count = pool.ranks[i, r].count + steps
+            p = pool.buckets[i, r, count % BUCKETS]
+            while p >= 0:
+                if requests[p].ends == count:
+                    return max(steps, 1)
+                p = requests[p].later
+        steps += 1
+    return max(steps, 1)
+
+
+@called
+def pass_turns(k: int, until: float, requests: Records, pool: Instances, rule: Rule, times: TableArrays) -> None:
+    """Pass the turns of instance ``k`` in which a batch only ends an iteration of decode and begins the next one.
+
+    Nobody arrives, leaves, is let in or lacks memory in them, so that all a turn does in general comes down to this.
+    """
+    first, i = k * rule.stages, acting(k, pool, rule)
+    awaited = until == np.inf and pool.following[2] < pool.following[0]
+    if rule.interval > 1 or awaited or only_batch(i, pool, rule) or not any_launched(k, pool, rule):
+        return
+    if not _shut(i, requests, pool, rule):
+        return
+    start, turns, now = i, 0, pool.heads[i].clock
+    while turns >= rule.stages or _decodes_alone(i, start, pool, rule, times):
+        calm = pool.calm[i]
+        ends = calm.end if calm.running else now
+        begins = max(now, ends) if rule.overlapped else ends
+        if ends > until or (now if rule.overlapped else ends) >= until:
+            break
+        if calm.running:
+            if not _goes_on(i, start, requests, pool, rule):
+                break
+            _iterate(k, i, start, begins, pool, rule, times)
+            now = begins
+        i = i + 1 if i + 1 < first + rule.stages else first
+        turns += 1
+    pool.heads[start].clock = now
+    for turn in range(min(turns, rule.stages)):
+        _settle(first + (start - first + turn) % rule.stages, start, pool, rule)
+    hand_on(start, i, pool, rule)
+
+
+@njit
+def _shut(i: int, requests: Records, pool: Instances, rule: Rule) -> bool:
+    """Whether nobody who waits is let in before somebody leaves.
+
+    By estimate ``_stays`` tells. Where answers are reserved, all who are dealt to a rank must have been let in.
+    """
+    for r in range(pool.ranks.shape[1]):
+        rank, p = pool.ranks[i, r], pool.lines[i, r].head
+        if rank.under or (p >= 0 and (rule.admission == RESERVE or rule.balance_steps > 0)):
+            return False
+        if p >= 0 and rule.admission == NEED and rank.admitted < rule.slots:
+            lacks = rank.admitted > 0 and blocks_of(requests[p].todo, rule) > rank.free
+            if not lacks:
+                return False
+    return bool(pool.heads[i].waited == 0)
+
+
+@njit
+def _stays(i: int, r: int, waits: bool, pool: Instances) -> bool:
+    """Whether a step of decode alone changes nothing of whom a rank lets in by estimate."""
+    rank = pool.ranks[i, r]
+    return bool(rank.ghosts == 0 and (not waits if rank.full == 0 else rank.running > 0))
+
+
+@njit
+def _decodes_alone(i: int, start: int, pool: Instances, rule: Rule, times: TableArrays) -> bool:
+    """Whether batch ``i`` has an iteration of decode in flight, or nothing; note what the next ones take.
+
+    Who waits is with batch ``start``.
+    """
+    head, calm = pool.heads[i], pool.calm[i]
+    step, running = pool.steps[i, head.current], 0
+    if head.planned or (head.launched and step.head >= 0):
+        return False
+    for r in range(pool.ranks.shape[1]):
+        rank = pool.ranks[i, r]
+        if rule.admission == ESTIMATE and not _stays(i, r, pool.lines[start, r].head >= 0, pool):
+            return False
+        running += rank.running
+        rank.phase = -rank.count % rule.block
+        pool.marks[i, 1 - head.current, r].counted = 0 if rank.running > 0 else NOBODY
+    if bool(head.launched) != (running > 0):
+        return False
+    calm.bare, calm.usual, calm.slope, calm.share, calm.sequence = alone_line(times, running, 0.0)
+    calm.head, calm.running = head_seconds(times, float(running)), running
+    calm.end, calm.count = step.end, 0
+    return True
+
+
+@njit
+def _goes_on(i: int, start: int, requests: Records, pool: Instances, rule: Rule) -> bool:
+    """Whether nobody leaves batch ``i`` with the iteration in flight, and there is memory for the next."""
+    for r in range(pool.ranks.shape[1]):
+        rank = pool.ranks[i, r]
+        if rule.admission != RESERVE and _lacking(i, r, pool, rule) > pool.ranks[start, r].free:
+            return False
+        count = rank.count + pool.calm[i].count
+        p = pool.buckets[i, r, count % BUCKETS]
+        while p >= 0:
+            if requests[p].ends == count:
+                return False
+            p = requests[p].later
+    return True
+
+
+@njit
+def _lacking(i: int, r: int, pool: Instances, rule: Rule) -> float:
+    """``lacking`` where the rank's iterations are not counted yet."""
+    rank = pool.ranks[i, r]
+    return float(pool.phases[i, r, rank.phase]) if rule.whole_blocks else float(rank.grows / rule.block)
+
+
+@njit
+def _iterate(k: int, i: int, start: int, begins: float, pool: Instances, rule: Rule, times: TableArrays) -> None:
+    """Begin the next iteration of batch ``i`` of instance ``k``."""
+    calm = pool.calm[i]
+    line = calm.bare, calm.usual, calm.slope, calm.share, calm.sequence
+    seconds = _slowest(i, 1 - pool.heads[i].current, line, 0.0, pool)[0]
+    for r in range(pool.ranks.shape[1]):
+        rank, shared = pool.ranks[i, r], pool.ranks[start, r]
+        if rule.admission != RESERVE:
+            shared.free -= _lacking(i, r, pool, rule)
+        if rule.admission == ESTIMATE and rank.running > 0:
+            shared.ratio = max(shared.ratio - rule.ratio_step, rule.least_ratio)
+        rank.phase = rank.phase - 1 if rank.phase > 0 else rule.block - 1
+        rank.cached += rank.grows
+    before = pool.passed[k, rule.stages - 1]
+    calm.begin, calm.count = begins, calm.count + 1
+    calm.end = through_stages(k, begins, seconds, min(calm.head, seconds), pool, rule, times)
+    pool.heads[i].busy += calm.end - max(begins, before)
+
+
+@njit
+def _settle(i: int, start: int, pool: Instances, rule: Rule) -> None:
+    """Count the iterations of batch ``i`` that have begun, and put the last one in flight."""
+    head, calm = pool.heads[i], pool.calm[i]
+    if not calm.count:
+        return
+    head.current = (head.current + calm.count) % 2
+    head.steps += calm.count
+    step = pool.steps[i, head.current]
+    step.start, step.begin, step.end, step.count = calm.begin, calm.begin, calm.end, 1
+    step.running, step.rows, step.tokens = calm.running, calm.running, 0.0
+    step.head = step.tail = NOBODY
+    for r in range(pool.ranks.shape[1]):
+        rank, mark = pool.ranks[i, r], pool.marks[i, head.current, r]
+        mark.prompted, mark.counted, mark.ratio = 0, NOBODY, pool.ranks[start, r].ratio
+        if rank.running > 0:
+            rank.count += calm.count
+            rank.spare -= calm.count * rank.grows
+            mark.counted = rank.count
