@@ -117,7 +117,8 @@ class AggregatedKind:
     def _slotted(self, server: AggregatedServer, instances: int, rate: float, requests: int = FEW) -> AggregatedServer:
         """Return the server with the batch slots that leave least excess at a rate; itself where it is in time.
 
-        The most slots that keep TPOT are sought by false position. Where both limits are missed, no slots keep them.
+        The most slots that keep TPOT are sought by false position, and where slots made no difference, as they are
+        never all taken, by the geometric mean. Where both limits are missed, no slots keep them.
         """
         question, best, own = self.question, server, server
         if question.pin("mixed").batch is not None or not question.workload.decodes:
@@ -129,11 +130,14 @@ class AggregatedKind:
             late, slow = (excess > 1 for excess in found.excesses)
             if not late and not slow and own is not server and requests >= FEW:
                 late = rate > own.most_per_second
+            idle = found.excesses[1] == above[1]
             below, above = ((slots, found.excesses[1]), above) if late else (below, (slots, found.excesses[1]))
             if late == slow or above[0] - below[0] <= 1:
                 return best
             if own is server or above[1] == math.inf:
                 likely = max(self._busy_slots(rate), round(_WIDER * below[0]))
+            elif idle:
+                likely = round(math.sqrt(max(below[0], 1) * above[0]))
             else:
                 part = (1 - below[1]) / max(above[1] - below[1], _MORE)
                 likely = below[0] + int(part * (above[0] - below[0]))
