@@ -243,12 +243,13 @@ def check_layouts(question: Question) -> None:
 def structure(row: Row) -> tuple[bool, ...]:
     """Return the properties that rows of a group share.
 
-    They are EP or not, one DP group or several, staging, dedicated ranks, overlap or not, domains or not.
+    They are EP or not, TP or not, for what a term launches counts whether its bytes are none or not, one DP group or
+    several, staging, dedicated ranks, overlap or not, domains or not.
     """
     strategy = row.strategy
     overlaps = row.microbatches > 1
-    shape = (strategy.moe_ep > 1, strategy.moe_tp > 1, strategy.attention_dp == 1, strategy.staged)
-    return (*shape, row.dedicated > 0, overlaps, strategy.disaggregated)
+    wide = (strategy.attention_tp > 1, strategy.moe_ep > 1, strategy.moe_tp > 1)
+    return (*wide, strategy.attention_dp == 1, strategy.staged, row.dedicated > 0, overlaps, strategy.disaggregated)
 
 
 def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> list[Group]:
