@@ -34,6 +34,7 @@ START: dict[str, list[list[str]]] = {
         *(["GPUS", "--engine", engine, "--out", "out", "--values", "site.yaml"] for engine in ("vllm", "sglang")),
         *(["NPUS", "--engine", engine, "--out", "out", "--values", "site.yaml"] for engine in ASCEND),
         ["GPUS", "--engine", "vllm", "--platform", "kubernetes", "--out", "out", "--values", "site.yaml"],
+        ["GPUS", "--engine", "vllm", "--diff", "."],
     ],
     "simulate": [
         ["MANIFEST", *more] for more in (["--rate", "5/s", "--requests=9"], ["--trace", "trace"], ["--trace=."])
@@ -42,7 +43,7 @@ START: dict[str, list[list[str]]] = {
     "migrate": [["RUNS", "MOVED", "--rate", "1/s", "--startup", "1s"], ["RUNS", "QUESTION"]],
     "watch": [[source, "--manifest", "GPUS", "--once"] for source in ("run.prom", "trace", "runs.csv")],
     "supernode": [["cm384", "--sizes", "192,384"], ["hardware.yaml"]],
-    "import": [[name, "--hw", "h100"] for name in ("objects.yaml", "start.sh", "vllm serve Qwen/Qwen3-8B -tp 2")],
+    "import": [[name, "--hw", "h100"] for name in ("objects.yaml", "start.sh", "vllm serve Qwen/Qwen3-8B -tp 2", ".")],
     "verify": [["runs.csv"], ["runs.csv", "--calibrate", "out.yaml"], ["report.json", "--manifest", "GPUS"]],
     "calibrate": [["MEASUREMENTS.csv", "--hw", "h100", "--out", "out.yaml"]],
     "measure": [["--quick", "--out", "out.csv"]],
@@ -160,6 +161,8 @@ def cases(draw: st.DrawFn, command: str) -> Case:
     needed += [name for name in known if name.startswith("chunk") and {".", "--trace=."} & {*line}]
     needed += ["inventory.yaml"] * ("site.yaml" in needed)
     needed += [name for name in known if name.startswith("stage-")] * ("migration.yaml" in needed)
+    needed += ["README.md", "site.env", "hosts.tsv", "mixed.sh"] * ("--diff" in line)
+    needed += ["settings.yaml", "trtllm.sh"] * (line[:1] == ["."])
     victim = draw(st.sampled_from([*needed, ""])) if needed else ""
     ending = draw(st.sampled_from(range(40)))
     names = draw(st.lists(st.sampled_from(sorted(ENVIRONMENT)), max_size=2, unique=True)) if ending == 0 else []

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from deploy.render import render
+from deploy.site import Site
 from ground.files import parse_yaml, read_yaml, to_yaml
 from hardware.loader import CATALOG
 from models.loader import catalogue_path
+from planner.engines.loader import load_engine
 from planner.manifest.document import dump_manifest
 from planner.manifest.mapformats import WRITERS, MoeMap
 from podplan.migrating import MIGRATION, migrate
@@ -131,6 +134,31 @@ REPORT = {
     **{"mean_ttft_ms": 30.0, "mean_tpot_ms": 9.0, "request_throughput": 2.0, "output_throughput": 128.0},
     **{"max_concurrency": 4, "total_input_tokens": 51200, "total_output_tokens": 6400, "completed": 100},
 }
+_MEANS = {"time_to_first_token": 30, "inter_token_latency": 9, "request_count": 100, "request_throughput": 2}
+_MEANS |= {"output_token_throughput": 128, "input_sequence_length": 512, "output_sequence_length": 64}
+_TIMED = {"time_to_first_token": {"units": "s", "mean": 0.03}, "inter_token_latency": {"units": "ms", "mean": 9}}
+_ASKED = {"load": {"standardized": {"concurrency": 4, "input_seq_len": {"value": 512}}}}
+REPORTS: list[Any] = [
+    REPORT,
+    {**REPORT, "mean_e2e_latency_ms": 600, "server_info": {}, "request_rate": "inf"},
+    {name: {"unit": "ms", "avg": mean} for name, mean in _MEANS.items()}
+    | {"input_config": {"phases": [{"kind": "profiling", "type": "concurrency", "concurrency": 4}]}},
+    {
+        "metadata": {},
+        "benchmarks": [{"metrics": {f"{name}_ms": {"successful": {"mean": mean}} for name, mean in _MEANS.items()}}]
+        * 2,
+    },
+    {"scenario": _ASKED, "results": {"request_performance": {"aggregate": {"latency": _TIMED}}}},
+    {"conc": 4, "isl": 512, "osl": 64, "metrics": {"mean_ttft": 0.03, "mean_tpot": 0.009}},
+]
+"""What load generators write: vLLM, SGLang, AIPerf, guidellm, llm-d and InferenceX."""
+SETTINGS = {
+    **{"tensor_parallel_size": 2, "max_batch_size": 16, "max_num_tokens": 4096, "enable_attention_dp": True},
+    **{"kv_cache_config": {"free_gpu_memory_fraction": 0.8, "dtype": "fp8"}, "disable_overlap_scheduler": True},
+    **{"speculative_config": {"decoding_type": "MTP"}, "cache_transceiver_config": {"backend": "UCX"}},
+    **{"moe_config": {"backend": "CUTLASS", "load_balancer": {"num_slots": 16}}},
+}
+TRTLLM = "trtllm-serve Qwen/Qwen3-8B --extra_llm_api_options settings.yaml --max_batch_size ${A:-8}\n"
 RUNS = "id,model,hardware,engine,weights,strategy,isl,osl,concurrency,ttft_seconds,tpot_seconds"
 TRACES: list[list[Any]] = [
     [{"timestamp": 100 * n, "input_length": 9 + n, "output_length": 2 + n, "hash_ids": [n]} for n in range(30)],
@@ -281,6 +309,14 @@ def changes() -> dict[str, Any]:
 
 
 @cache
+def folder() -> dict[str, str]:
+    """Return the files that `plan deploy` writes for a manifest."""
+    asked = {"strategy": "TP=1", "instances": 2, "tokens": 2048, "requests": 16}
+    made = deployed("qwen3-8b", "h100", mixed=asked)
+    return dict(render(made, load_engine("vllm"), "bare", Site(), "0" * 64).files)
+
+
+@cache
 def machines() -> list[Any]:
     """Return catalogue entries as plain data."""
     return [read_yaml(CATALOG / f"{name}.yaml") for name in ("h100", "l40s", "cm384")]
@@ -367,7 +403,10 @@ def files(sound: bool) -> dict[str, st.SearchStrategy[bytes]]:
         ),
         "start.sh": spoiled(st.just(_text(SERVE)), sound),
         "objects.yaml": data(_yaml, *OBJECTS),
-        "report.json": data(_json, REPORT),
+        "report.json": data(_json, *REPORTS, REPORTS[:2]),
+        "settings.yaml": data(_yaml, SETTINGS),
+        "trtllm.sh": spoiled(st.just(_text(TRTLLM)), sound),
+        **{name: spoiled(st.just(_text(text)), sound) for name, text in folder().items()},
         "runs.csv": table(RUNS, *(f"{n},qwen3-8b,h100,vllm,bf16,TP=1,1024,{n + 9},8,,0.009" for n in range(6))),
         "chunk-0-trace.csv": table("", *(f"{600 * n},0.1,1,Gamma,1,1" for n in range(4))),
         "chunk-0-dataset.json": data(_json, SERVEGEN),
