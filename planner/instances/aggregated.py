@@ -37,6 +37,10 @@ FEWEST = 600
 """Requests of the shortest stream. An instance seldom fills on it, so one that is late on it is far off."""
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
 """Requests of a long stream; times that a stream must fill an instance, which begins empty; most requests for that."""
+_TURNS, _PIPELINED = 20_000_000, 10_000
+"""Turns of a pipeline's batches after which a long stream has requests enough, which takes half a second to play; and
+fewest requests of it. A turn per stage and token is played: elsewhere steps in which nobody comes or goes are summed.
+"""
 
 
 class AggregatedState(NamedTuple):
@@ -80,24 +84,34 @@ class PlayedAggregated(Player):
     def stream(self, requests: int, instances: int = 1) -> Stream:
         """Return a stream of mean rate 1, as one of ``instances`` gets it, long enough for an instance to fill."""
         refills = _REFILLS if requests == FEW else 2 * _REFILLS
-        least, requests = min(refills * self.most_open, _LONGEST), min(requests, _REQUESTS)
+        least, requests = min(refills * self.most_open, _LONGEST), min(requests, self._most_requests)
         while FEW <= requests < least:
             requests *= 2
         return super().stream(requests, instances)
+
+    @property
+    def _most_requests(self) -> int:
+        """Requests of a long stream; fewer for a pipeline with long answers, whose intervals are wider."""
+        stages = self.pool.times.layers.size
+        if stages == 1:
+            return _REQUESTS
+        return min(max(int(_TURNS / (stages * self.workload.output_tokens.mean)), _PIPELINED), _REQUESTS)
 
     @cached_property
     def saturation_per_second(self) -> float:
         """Saturation: requests per second that leave a stream whose requests all arrive at 0.
 
-        The stream fills the instance several times, with as many as are open without limits.
+        The stream fills the instance several times, with as many as are open without limits. A long stream that fills
+        its batch slots several times suffices: what else is open was preempted.
         """
-        stream = super().stream(FEW)
+        stream, filled = super().stream(FEW), 2 * _REFILLS * self.pool.ranks * self.pool.slots
+        longest = min(max(filled, _REQUESTS), _LONGEST)
         while True:
             played = play_aggregated(self.pool, replace(stream, arrival_seconds=np.zeros(len(stream))))
             left, count = np.sort(played.left_seconds), len(stream)
             first, last = _pauses(left)
             open_ = np.sum(played.first_token_seconds <= left[first]) - np.sum(left < left[first])
-            if 2 * _REFILLS * open_ <= count or count >= _LONGEST:
+            if 2 * _REFILLS * open_ <= count or count >= longest:
                 break
             stream = super().stream(2 * count)  # with prompts first, open requests leave together
         span = left[last] - left[first]
