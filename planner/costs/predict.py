@@ -33,12 +33,12 @@ from planner.engines.rules import OVERLAP_CHECKS, Setup, broken_rule
 from planner.manifest.drafts import Acceptance, tokens_per_iteration
 from planner.manifest.stepcost import StepSeconds, evaluate, evaluate_best
 from planner.manifest.terms import StepCost, StepLoad
-from planner.serving.benchmark import Benchmark, Measured, measure
 from planner.serving.rules import rule_of_engine
 from planner.strategy import Strategy
 
 if TYPE_CHECKING:
     from planner.costs.extrapolation import Extrapolated
+    from planner.serving.benchmark import Benchmark, Measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,6 +373,8 @@ def _alone(configuration: Configuration, load: StepLoad) -> StepLoad:
 
 
 def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost) -> Prediction:
+    from planner.serving.benchmark import measure  # the search predicts roles of their own
+
     run = _benchmark(configuration, deployment)
     seen = measure(cost, run)
     steps = _mixed_steps(cost, seen, configuration.microbatches)
@@ -391,8 +393,10 @@ def _mixed(configuration: Configuration, deployment: Deployment, cost: StepCost)
     )
 
 
-def _benchmark(configuration: Configuration, deployment: Deployment) -> Benchmark:
+def _benchmark(configuration: Configuration, deployment: Deployment) -> "Benchmark":
     """The closed loop under the engine's rule; KV that holds no lone request counts as ample, and does not fit."""
+    from planner.serving.benchmark import Benchmark
+
     engine = (configuration.host.engine or "").partition("@")[0]
     scheduling = load_engine(engine).scheduling if engine in engine_names() else None
     fixed = not configuration.prefix_reuse
@@ -429,7 +433,7 @@ def _mixed_memory(configuration: Configuration, deployment: Deployment) -> Memor
     return memory(deployment, kv_tokens=kv_tokens, sequences=busiest, tokens=tokens)
 
 
-def _mixed_steps(cost: StepCost, seen: Measured, microbatches: int | None) -> tuple[Step, ...]:
+def _mixed_steps(cost: StepCost, seen: "Measured", microbatches: int | None) -> tuple[Step, ...]:
     """The mean step without and the mean step with prompts, by their share."""
     loads = ((seen.decode_load, 1 - seen.prompt_steps), (seen.mixed_load, seen.prompt_steps))
     return tuple(Step(load, _timed(cost, load, microbatches), weight) for load, weight in loads)
