@@ -243,21 +243,17 @@ def check_layouts(question: Question) -> None:
 def structure(row: Row) -> tuple[bool, ...]:
     """Return the properties that rows of a group share.
 
-    They are EP or not, TP or not, for what a term launches counts whether its bytes are none or not, one DP group or
-    several, staging, dedicated ranks, overlap or not, domains or not.
+    They are EP or not, one DP group or several, staging, dedicated ranks, overlap or not, domains or not.
     """
     strategy = row.strategy
     overlaps = row.microbatches > 1
-    wide = (strategy.attention_tp > 1, strategy.moe_ep > 1, strategy.moe_tp > 1)
-    return (*wide, strategy.attention_dp == 1, strategy.staged, row.dedicated > 0, overlaps, strategy.disaggregated)
+    shape = (strategy.moe_ep > 1, strategy.moe_tp > 1, strategy.attention_dp == 1, strategy.staged)
+    return (*shape, row.dedicated > 0, overlaps, strategy.disaggregated)
 
 
 def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> list[Group]:
     """Return rows grouped by structure, in order of first appearance; of prefill no gap between steps is published."""
     machines, costs, pool = machines_of(question, role), host_costs(question.engine), question.prefix_pool
-    found: dict[tuple[bool, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault(structure(row), []).append(row)
     base = Deployment(
         model=question.model,
         hardware=with_engine(machines.hardware, costs.engine),
@@ -274,6 +270,11 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
         prefix_plane=pool.plane if pool and role == "prefill" else None,
         prefix_ssd_share=pool.ssd_share if pool else 0.0,
     )
+    # Terms count as launched with bytes or without, so where the host launches each, TP or not matters, too.
+    launched = base.phase == "mixed" or not base.in_graph
+    found: dict[tuple[bool, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault((*structure(row), launched and row.strategy.attention_tp > 1), []).append(row)
     result = []
     for members in found.values():
         table, first = degree_table(members, drafts), members[0].strategy
