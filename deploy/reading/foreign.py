@@ -240,21 +240,18 @@ def _found(
     if engine == "mindie":
         path = environment.get(CONFIG, "config.json")
         text = _text(name, path, texts)
-        whole = bool(container)
-        return server(name, text, environment, texts, instances=instances, nodes=nodes, kubernetes=whole)
+        pods = bool(container)
+        return server(name, text, environment, texts, instances=instances, nodes=nodes, kubernetes=pods)
     given = canonical(engine, words[1:])
     settings = _settings(name, given, texts)
     if engine != "trtllm" and settings:
-        given = (
-            canonical(engine, [word for key, value in settings.items() for word in _words(f"--{key}", value)]) | given
-        )
+        stated = [word for key, value in settings.items() for word in _words(f"--{key}", value)]
+        given = canonical(engine, stated) | given
     if engine == "vllm" and ("--additional-config" in given or any(key.startswith("huawei") for key in held)):
         engine = "vllm-ascend"
     family = family_of(engine)
-    model = given.get("--model") or given.get("--model-path") or given.get("--served-model-name")
-    if words[0] in ("vllm serve", "trtllm-serve") and len(words) > 1 and not words[1].startswith("-"):
-        model = words[2] if words[1] == "serve" and len(words) > 2 else words[1]
-    if model is None or model == "disaggregated":  # TensorRT-LLM's orchestrator
+    model = _model(words, given)
+    if model is None:
         return None
     role, unknown = _role(name, given, settings or {}), list[str]()
     if engine == "trtllm":
@@ -269,10 +266,7 @@ def _found(
         nodes = -(-total // granted)
         instances = max(instances // nodes, 1)  # the replicas of a StatefulSet are then an instance's nodes
     own = {key: value for key, value in given.items() if not PLACES.search(key)}
-    defaults = {key: value for key, value in DEFAULTS[family].items() if key not in own}
-    if "--max-running-requests" in defaults:  # of a rank, as graphs are
-        ranks = own.get("--attn-dp-size") or own.get("--dp-size") or "1"
-        defaults |= {name: str(int(defaults[name]) * int(ranks)) for name in ("--max-running-requests",)}
+    defaults = _defaults(family, own)
     return Found(
         name=name,
         role=role,
@@ -290,6 +284,23 @@ def _found(
         kubernetes=bool(container),
         replicas=ascend_replicas(_map(given), texts),
     )
+
+
+def _model(words: Sequence[str], given: Flags) -> str | None:
+    """Return the model that a command serves; None where it serves none, as TensorRT-LLM's orchestrator."""
+    model = given.get("--model") or given.get("--model-path") or given.get("--served-model-name")
+    if words[0] in ("vllm serve", "trtllm-serve") and len(words) > 1 and not words[1].startswith("-"):
+        model = words[2] if words[1] == "serve" and len(words) > 2 else words[1]
+    return None if model == "disaggregated" else model
+
+
+def _defaults(family: str, given: Flags) -> dict[str, str]:
+    """Return the engine's own limits where a command states none, for all ranks of an instance."""
+    found = {key: value for key, value in DEFAULTS[family].items() if key not in given}
+    most = "--max-running-requests"
+    if most in found:  # of a rank, as graphs are
+        found[most] = str(int(found[most]) * int(given.get("--attn-dp-size") or given.get("--dp-size") or 1))
+    return found
 
 
 def _text(name: str, path: str, texts: Mapping[str, str]) -> str:

@@ -220,8 +220,14 @@ def _put_back(i: int, r: int, requests: Records, pool: Instances, rule: Rule) ->
 @njit
 def lacking(i: int, r: int, pool: Instances, rule: Rule) -> float:
     """Blocks that running requests need for the next iteration."""
+    return lacking_at(i, r, -pool.ranks[i, r].count % rule.block, pool, rule)
+
+
+@njit
+def lacking_at(i: int, r: int, phase: int, pool: Instances, rule: Rule) -> float:
+    """Blocks that running requests need for an iteration, given its place among ``phases``."""
     if rule.whole_blocks:
-        return float(pool.phases[i, r, -pool.ranks[i, r].count % rule.block])
+        return float(pool.phases[i, r, phase])
     return float(pool.ranks[i, r].grows / rule.block)
 
 

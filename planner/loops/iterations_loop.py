@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from planner.loops.admission_loop import lacking
+from planner.loops.admission_loop import lacking, lacking_at
 from planner.loops.arrays import TableArrays
 from planner.loops.batch_loop import (
     BUCKETS,
@@ -108,14 +108,21 @@ def leaving(i: int, s: int, most: int, requests: Records, pool: Instances, rule:
         for r in range(pool.ranks.shape[1]):
             if pool.marks[i, s, r].counted < 0:
                 continue
-            count = pool.ranks[i, r].count + steps
-            p = pool.buckets[i, r, count % BUCKETS]
-            while p >= 0:
-                if requests[p].ends == count:
-                    return max(steps, 1)
-                p = requests[p].later
+            if _ends_with(i, r, pool.ranks[i, r].count + steps, requests, pool):
+                return max(steps, 1)
         steps += 1
     return max(steps, 1)
+
+
+@njit
+def _ends_with(i: int, r: int, count: int, requests: Records, pool: Instances) -> bool:
+    """Whether somebody on a rank leaves with its iteration ``count``."""
+    p = pool.buckets[i, r, count % BUCKETS]
+    while p >= 0:
+        if requests[p].ends == count:
+            return True
+        p = requests[p].later
+    return False
 
 
 @called
@@ -204,22 +211,11 @@ def _goes_on(i: int, start: int, requests: Records, pool: Instances, rule: Rule)
     """Whether nobody leaves batch ``i`` with the iteration in flight, and there is memory for the next."""
     for r in range(pool.ranks.shape[1]):
         rank = pool.ranks[i, r]
-        if rule.admission != RESERVE and _lacking(i, r, pool, rule) > pool.ranks[start, r].free:
+        if rule.admission != RESERVE and lacking_at(i, r, rank.phase, pool, rule) > pool.ranks[start, r].free:
             return False
-        count = rank.count + pool.calm[i].count
-        p = pool.buckets[i, r, count % BUCKETS]
-        while p >= 0:
-            if requests[p].ends == count:
-                return False
-            p = requests[p].later
+        if _ends_with(i, r, rank.count + pool.calm[i].count, requests, pool):
+            return False
     return True
-
-
-@njit
-def _lacking(i: int, r: int, pool: Instances, rule: Rule) -> float:
-    """``lacking`` where the rank's iterations are not counted yet."""
-    rank = pool.ranks[i, r]
-    return float(pool.phases[i, r, rank.phase]) if rule.whole_blocks else float(rank.grows / rule.block)
 
 
 @njit
@@ -231,7 +227,7 @@ def _iterate(k: int, i: int, start: int, begins: float, pool: Instances, rule: R
     for r in range(pool.ranks.shape[1]):
         rank, shared = pool.ranks[i, r], pool.ranks[start, r]
         if rule.admission != RESERVE:
-            shared.free -= _lacking(i, r, pool, rule)
+            shared.free -= lacking_at(i, r, rank.phase, pool, rule)
         if rule.admission == ESTIMATE and rank.running > 0:
             shared.ratio = max(shared.ratio - rule.ratio_step, rule.least_ratio)
         rank.phase = rank.phase - 1 if rank.phase > 0 else rule.block - 1
