@@ -9,7 +9,7 @@ from deploy.kubernetes.weights import mismatched, quantised, source_of
 from deploy.memory import exchanges, holding
 from deploy.roles import RolePlan
 from ground.units import GIBI, MEBI, format_bytes
-from planner.engines.memory import exchange_of, hccl_mebibytes, mc2_capacity
+from planner.engines.memory import A2_MOST_TOKENS, GRAPH_TOKENS, exchange_of, hccl_mebibytes, mc2_capacity
 
 OWN_CODE = ("kimi_k2",)  # tokenization_kimi.py
 XLLM_BUFFER_MEBIBYTES = 512
@@ -132,12 +132,13 @@ def dispatches(target: Target) -> Iterator[str]:
         moe = role.model.moe
         if moe is None or role.mode is None or role.strategy.moe_ep == 1:
             continue
+        tokens, tensor = role.sequences * role.draft_window, role.strategy.attention_tp
         found = exchange_of(
             "a3" if role.paired else "a2",
             ep=role.strategy.moe_ep,
             experts=moe.experts,
             tokens=role.tokens,
-            capacity=mc2_capacity(role.sequences * role.draft_window, role.strategy.attention_tp),
+            capacity=mc2_capacity(tokens, tensor, GRAPH_TOKENS if role.paired else A2_MOST_TOKENS),
             world=role.devices,
             experts_per_token=moe.experts_per_token,
         )
@@ -205,6 +206,11 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
         yield "MindCluster's Ascend operator, which writes each job's rank table into its ConfigMap rings-config-NAME."
     if "nginx.conf" in files:
         yield "nginx on the host that runs router.sh."
+    if target.profile.engine == "trtllm" and "router.yaml" in files:
+        yield (
+            "NVIDIA's container runtime as the default of GPU nodes, or runtimeClassName in a patch of the router: its "
+            "image loads the driver's libcuda without asking for a GPU."
+        )
     joined = " and ".join(role.name for role in target.roles if spans_nodes_by_nvlink(role))
     if joined:
         imex = "the service nvidia-imex" if target.bare else "NVIDIA's DRA driver, and nvidia-imex of the hosts off"

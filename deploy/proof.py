@@ -211,6 +211,7 @@ def _aiperf(target: Target, load: Load) -> Command:
         *pictures,
         ("--streaming", None),
         ("--tokenizer", target.weights_path(target.roles[0])),
+        *[("--tokenizer-trust-remote-code", None)] * target.site.trust_remote_code,
         ("--synthetic-input-tokens-mean", round(load.text_tokens)),
         ("--synthetic-input-tokens-stddev", round(load.text_tokens * math.sqrt(load.text_cv2))),
         ("--output-tokens-mean", round(load.traffic.output_tokens)),

@@ -9,7 +9,14 @@ from ground.errors import BadInput, Infeasible
 from ground.units import format_bytes
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
-from planner.engines.loader import accelerator_of, broken_accelerator, broken_encoder, broken_model, generation_of
+from planner.engines.loader import (
+    accelerator_of,
+    broken_accelerator,
+    broken_encoder,
+    broken_model,
+    generation_of,
+    is_blackwell,
+)
 from planner.engines.memory import prefill_prompts
 from planner.engines.rules import (
     Broken,
@@ -166,6 +173,7 @@ def _setup(manifest: Manifest, pool: Pool) -> Setup:
         experts=experts,
         accelerator=accelerator_of(manifest.clusters[pool.hardware].spec),
         device=manifest.clusters[pool.hardware].spec.device.title,
+        blackwell=is_blackwell(manifest.clusters[pool.hardware].spec),
         architecture=model.architecture,
         scaled_columns=model.scaled_columns(pool.weights_dtype),
         latent=isinstance(model.attention, MLA),

@@ -16,6 +16,7 @@ from deploy.words import Shell
 from ground.files import to_yaml
 
 Json = dict[str, Any]
+WIDE = 8  # EP of the guide's table, past which an instance is taken for a part of an NVL72 rack
 UPDATED_LAYERS = 1  # of which the balancer moves experts in one iteration
 
 
@@ -66,9 +67,12 @@ def options(target: Target, role: RolePlan) -> Json:
     }
     if role.setup.experts:
         found |= {"moe_expert_parallel_size": strategy.moe_ep, "moe_tensor_parallel_size": strategy.moe_tp}
+    experts: Json = {"backend": kernels} if (kernels := _kernels(target, role)) else {}
     if role.setup.redundant:
-        balancer = {"num_slots": role.setup.experts + role.setup.redundant, "layer_updates_per_iter": UPDATED_LAYERS}
-        found["moe_config"] = {"backend": "WIDEEP", "load_balancer": balancer}
+        slots = role.setup.experts + role.setup.redundant
+        experts["load_balancer"] = {"num_slots": slots, "layer_updates_per_iter": UPDATED_LAYERS}
+    found |= {"moe_config": experts} if experts else {}
+    found |= {"trust_remote_code": True} if target.site.trust_remote_code else {}
     if role.role == "prefill":
         found |= {"cuda_graph_config": None, "disable_overlap_scheduler": True}
     elif role.eager:
@@ -83,6 +87,20 @@ def options(target: Target, role: RolePlan) -> Json:
         found["speculative_config"] = {"decoding_type": "MTP", "num_nextn_predict_layers": role.drafts}
     assert role.mode is not None or not role.setup.redundant, "replicas come with an exchange alone"
     return found
+
+
+def _kernels(target: Target, role: RolePlan) -> str | None:
+    """Return the back end of experts where the default one has no kernels for them, None elsewhere.
+
+    The default is CUTLASS, whose products with a scale per block are Hopper's alone, and in 1.2 WIDEEP alone has
+    replicas and the wide exchange of an NVL72 rack (docs: deployment guide for DeepSeek R1, MoE back ends). 1.3 has no
+    WIDEEP any more: the others have replicas (docs: MoeConfig at 1.3.0rc27).
+    """
+    setup = role.setup
+    blocks, wide = setup.blackwell and setup.scaled_columns > 0, setup.blackwell and setup.strategy.moe_ep > WIDE
+    if target.kind != "dynamo" and (setup.redundant or (wide and (blocks or setup.weights == "nvfp4"))):
+        return "WIDEEP"
+    return "DEEPGEMM" if blocks else None
 
 
 def orchestrator(target: Target, urls: Mapping[str, list[str]]) -> str:

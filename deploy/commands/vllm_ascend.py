@@ -7,7 +7,9 @@ from deploy.commands.vllm import OWN, common_flags, served
 from deploy.experts import ascend_map, needs_map
 from deploy.roles import RolePlan
 from deploy.words import Flag, Shell, compact_json
+from planner.engines.memory import GRAPH_TOKENS, most_exchanged
 
+Json = dict[str, Any]
 # Mooncake on NPU takes ports 20000 .. 20000 + 1000 * devices of a node; the connector's own lie above.
 TRANSFER_FIRST_PORT = 20000
 TRANSFER_PORTS_PER_DEVICE = 1000
@@ -19,10 +21,10 @@ def launch(target: Target, role: RolePlan) -> Launch:
     if role.weights_dtype == "int8":
         flags.append(("--quantization", "ascend"))
     if role.role != "prefill":
-        flags.append(("--compilation-config", compact_json({"cudagraph_mode": "FULL_DECODE_ONLY"})))
+        flags.append(("--compilation-config", compact_json(_graphs(role))))
     files = {}
     shared = role.model.moe is not None and role.model.moe.shared_experts > 0
-    additional: dict[str, Any] = {}
+    additional: Json = {}
     if role.role == "prefill" and shared:
         additional["enable_shared_expert_dp"] = True
     if role.role == "decode":
@@ -39,6 +41,18 @@ def launch(target: Target, role: RolePlan) -> Launch:
         flags.append(_transfer(target, role))
     environment = ascend_environment(target, role) | OWN | {"TP_SOCKET_IFNAME": target.site.network_interface}
     return served(role, flags, environment, **files)
+
+
+def _graphs(role: RolePlan) -> Json:
+    """Return which graphs are captured: steps of decode, on A2 no larger than MC2 takes, as vLLM-Ascend sends by MC2
+    whatever the largest graph holds (vllm_ascend: ascend_forward_context.py, set_mc2_tokens_capacity).
+    """
+    found: Json = {"cudagraph_mode": "FULL_DECODE_ONLY"}
+    ep, experts = role.strategy.moe_ep, role.setup.experts
+    most = int(most_exchanged(ep, experts, role.strategy.attention_tp)) if experts and not role.paired else 0
+    if 0 < most < min(2 * role.sequences * role.draft_window, GRAPH_TOKENS):  # vLLM's default
+        found["max_cudagraph_capture_size"] = most
+    return found
 
 
 def connector_port(role: RolePlan) -> int:

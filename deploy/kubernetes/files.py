@@ -8,7 +8,7 @@ from deploy.commands.launch import Launch, Target, spans_nodes_by_nvlink
 from deploy.kubernetes import weights
 from deploy.kubernetes.orchestrators import FRONTEND_PORT, dynamo_graph, llmd_gateway, llmd_workloads, scaled
 from deploy.kubernetes.pods import CHANNEL, weights_mount, weights_volume
-from deploy.kubernetes.templates import objects, template
+from deploy.kubernetes.templates import objects, plain_pod, template
 from deploy.kubernetes.workloads import WORKLOADS
 from deploy.proof import Load, benchmark, result_name, smoke
 from deploy.routers import ETCD_PORT, Address, etcd_command, router_of, router_script
@@ -22,6 +22,7 @@ from planner.engines.spec import Metrics
 
 SET = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
 SCALERS = {"lws": SET, "llm-d": SET, "dynamo": ("nvidia.com/v1beta1", "DynamoGraphDeploymentScalingAdapter")}
+GPU_NODE = {"nvidia.com/gpu.present": "true"}  # by NVIDIA's operator or its feature discovery
 FILL_SHARE = 0.85  # of an instance's planned requests, past which another is started
 # Decode holds requests that have begun, so after a failure it comes back first and prefill may yield to it.
 PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000, "encode": 100_000}
@@ -186,6 +187,9 @@ def _engines(target: Target, launches: dict[str, Launch], address: Address | Non
     if router is not None:
         proxy = str(router.programme[-1]).endswith(".py")  # an example of the engine's own image
         known = target.image(target.roles[0]) if proxy else target.published("router")
+        placed = plain_pod(target)
+        if target.profile.engine == "trtllm":  # which loads libcuda (NVIDIA/TensorRT-LLM#3629)
+            placed["nodeSelector"] = target.site.node_selectors.over(GPU_NODE, "all")
         reads = any(name == "--tokenizer_path" for name, _ in router.flags)
         held = list(
             objects(
@@ -193,6 +197,7 @@ def _engines(target: Target, launches: dict[str, Launch], address: Address | Non
                 target,
                 files={"router.sh": router_script(target, router), **target.origin.owned(dict(router.files))},
                 image=target.site.router_image or known,
+                plain_pod=placed,
                 port=target.site.router_port,
                 tokenizer={"name": "model", "mountPath": weights_mount(target), "readOnly": True} if reads else None,
                 weights=weights_volume(target) if reads else None,

@@ -194,7 +194,7 @@ def trtllm(instance: Instance, experts: int, texts: Mapping[str, str]) -> Counte
     flags = read_flags(instance[0].processes[0].words)
     path = flags.get("--extra_llm_api_options") or flags.get("--extra-engine-args") or ""
     held: Json = dict(parse_yaml(texts[path.rpartition("/")[2]], path))  # type: ignore[call-overload]
-    if unknown := unknown_options(held):
+    if unknown := unknown_options(held, dynamo="--extra-engine-args" in flags):
         raise ValueError(f"TensorRT-LLM's LLM arguments take no {', '.join(unknown)}")
     stage, pp = held["tensor_parallel_size"], held["pipeline_parallel_size"]
     dp = stage if held["enable_attention_dp"] else 1

@@ -73,11 +73,14 @@ def unknown_flags(engine: str, flags: Mapping[str, str | None]) -> list[str]:
     return found
 
 
-def unknown_options(options: Mapping[str, Any]) -> list[str]:
-    """Return keys of TensorRT-LLM's YAML options that its LLM arguments refuse, and words that are no choice there."""
+def unknown_options(options: Mapping[str, Any], *, dynamo: bool = False) -> list[str]:
+    """Return keys of TensorRT-LLM's YAML options that its LLM arguments refuse, and words that are no choice there.
+
+    Dynamo has a later release, whose choices differ.
+    """
     facts = table(OPTIONS)
     found = _unread(options, "options", {name: set(held) for name, held in facts["json"].items()})
-    for path, known in facts["choices"].items():
+    for path, known in (facts["choices"] | (facts["dynamo_choices"] if dynamo else {})).items():
         held: Any = {"options": options}
         for name in path.split("."):
             held = held.get(name) if isinstance(held, Mapping) else None

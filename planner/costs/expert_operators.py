@@ -280,7 +280,8 @@ def fused(deployment: Deployment, outer: CommunicationTerm, inner: Communication
 def switched(deployment: Deployment, few: CommunicationTerm, many: CommunicationTerm) -> Term:
     """An exchange, of an even load, up to some tokens of a DP rank; beyond them a gathering of all ranks' tokens."""
     copies = deployment.strategy.attention_dp * deployment.moe.experts_per_token / deployment.expert_ranks
-    limit, seconds = most_exchanged(deployment.strategy.moe_ep, deployment.moe.experts), []
+    strategy, seconds = deployment.strategy, []
+    limit = most_exchanged(strategy.moe_ep, deployment.moe.experts, strategy.attention_tp)
     for tokens in (2.0**power for power in range(FUSED_POINTS)):
         exchanged = protocol_seconds(few, few.bytes["routed"] * tokens * copies)
         gathered = protocol_seconds(many, many.bytes["mean"] * tokens)

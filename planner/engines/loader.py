@@ -92,6 +92,11 @@ def accelerator_of(hardware: HardwareSpec) -> Accelerator | None:
     return next((kind for word, kind in WORDS.items() if word in _titles(hardware)), None)
 
 
+def is_blackwell(hardware: HardwareSpec) -> bool:
+    """Whether a machine's devices are NVIDIA's of the Blackwell generation: the first that multiply NVFP4."""
+    return accelerator_of(hardware) == "nvidia" and "nvfp4" in hardware.device.peak_flops_per_second
+
+
 def generation_of(hardware: HardwareSpec) -> Generation | None:
     """Return the generation of a machine's Ascend or AMD devices by the words of its title, None of others.
 

@@ -41,6 +41,7 @@ COMBINE_FIXED_MIB = 3 + 204  # CANN: status and synchronisation of the normal co
 GRAPH_TOKENS = 512  # vLLM-Ascend: the largest captured graph
 A2_GATHERING = ("vllm-ascend", "mindie")  # MindIE: mindie_llm/runtime/layers/fused_moe/moe_comm_method.py, alike
 A2_LEAST_EP, A2_MOST_EXPERTS_PER_DEVICE = 16, 24  # vLLM-Ascend: of MC2 on A2
+A2_MOST_TOKENS = 256  # of a device: CANN's ops-transformer at bfbbec83, moe_distribute_dispatch_v2_tiling.cpp
 HCCL_DEFAULT_MEBIBYTES = 200
 VLLM_DEEPEP_BYTES = GIBI  # VLLM_DEEPEP_BUFFER_SIZE_MB, of NVLink and of RDMA
 TRTLLM_EXCHANGE_BYTES = 2 * GIBI  # its workspace of one-sided NVLink
@@ -104,23 +105,23 @@ def hccl_normal_mebibytes(tokens: Number, hidden: int, *, experts_per_token: int
     return -(-2 * (answers + COMBINE_FIXED_MIB * MEBI) // MEBI)
 
 
-def mc2_capacity(tokens: Number, tensor: Number) -> Number:
-    """Return the tokens of a DP rank that MC2 takes: min(ceil(tokens / TP), 512) · TP.
+def mc2_capacity(tokens: Number, tensor: Number, most: int = GRAPH_TOKENS) -> Number:
+    """Return the tokens of a DP rank that MC2 takes: min(ceil(tokens / TP), most) · TP.
 
     >>> mc2_capacity(1500, 2)
     1024
     """
-    return smaller(-(-tokens // tensor), GRAPH_TOKENS) * tensor
+    return smaller(-(-tokens // tensor), most) * tensor
 
 
-def most_exchanged(ep: Number, experts: int) -> Number:
+def most_exchanged(ep: Number, experts: int, tensor: Number) -> Number:
     """Return the tokens of a DP rank that A2 exchanges by MC2, while it gathers more: those of the largest graph.
 
-    >>> most_exchanged(8, 256), most_exchanged(32, 256)
-    (0.0, 512.0)
+    >>> most_exchanged(8, 256, 1), most_exchanged(32, 256, 1), most_exchanged(32, 256, 4)
+    (0.0, 256.0, 512.0)
     """
     taken = np.logical_and(np.greater_equal(ep, A2_LEAST_EP), experts // ep <= A2_MOST_EXPERTS_PER_DEVICE)
-    found = np.where(taken, float(GRAPH_TOKENS), 0.0)
+    found = np.where(taken, 1.0 * mc2_capacity(GRAPH_TOKENS, tensor, A2_MOST_TOKENS), 0.0)
     return found if found.ndim else float(found)
 
 

@@ -21,8 +21,8 @@ class Setup:
     ``accelerator`` is the kind of its devices, None for any that the engine runs on; ``experts`` the number of routed
     experts per layer, 0 for a dense model; ``redundant`` the slots beyond one per expert, in all; ``dedicated`` the EP
     ranks that hold only the shared expert; ``drafts`` the tokens drafted per iteration; ``device`` the title of its
-    devices, empty where pairs are of one kind; ``scaled_columns`` the width of an expert whose weights have a scale per
-    block, 0 of others.
+    devices, empty where pairs are of one kind; ``blackwell`` says whether they are of NVIDIA's Blackwell generation;
+    ``scaled_columns`` is the width of an expert whose weights have a scale per block, 0 of others.
     """
 
     strategy: Strategy
@@ -31,6 +31,7 @@ class Setup:
     experts: int
     accelerator: Accelerator | None = None
     device: str = ""
+    blackwell: bool = False
     architecture: str = ""
     scaled_columns: int = 0
     latent: bool = False
@@ -87,17 +88,12 @@ def _grid_modes(profile: EngineProfile, setup: Setup) -> list[ExpertMode]:
     ]
 
 
-def _domains(profile: EngineProfile, setup: Setup) -> Broken | None:
-    fact = profile.parallelism.domains
-    if setup.strategy.domains and not fact.value:
-        return Broken("domains", f"{profile.title} runs attention and experts on the same devices", fact.source)
-    return None
-
-
-def _staged(profile: EngineProfile, setup: Setup) -> Broken | None:
-    fact = profile.parallelism.staged_attention
-    if setup.strategy.staged and not fact.value:
-        return Broken("staged-attention", f"{profile.title} has no staged SP-TP-SP attention; use TP", fact.source)
+def _forms(profile: EngineProfile, setup: Setup) -> Broken | None:
+    domains, staged = profile.parallelism.domains, profile.parallelism.staged_attention
+    if setup.strategy.domains and not domains.value:
+        return Broken("domains", f"{profile.title} runs attention and experts on the same devices", domains.source)
+    if setup.strategy.staged and not staged.value:
+        return Broken("staged-attention", f"{profile.title} has no staged SP-TP-SP attention; use TP", staged.source)
     return None
 
 
@@ -277,6 +273,10 @@ def _redundancy(profile: EngineProfile, setup: Setup) -> Broken | None:
     if known is not None and setup.architecture not in known.value:
         sentence = f"{profile.title} keeps no replicas of experts for models of type {setup.architecture!r}; use none"
         return Broken("redundancy-model", sentence, known.source)
+    blocks = profile.redundancy.blackwell_blocks
+    if blocks is not None and not blocks.value and setup.blackwell and setup.scaled_columns:
+        sentence = f"{profile.title} keeps no replicas of experts in FP8 with scales per block on Blackwell; use none"
+        return Broken("redundancy-blocks", sentence, blocks.source)
     if unit.value == "per_device" and (setup.redundant % ranks or setup.experts % ranks):
         sentence = (
             f"{profile.title} counts redundant experts per device beside {setup.experts} / EP: "
@@ -331,8 +331,7 @@ def broken_drafts(profile: EngineProfile, architecture: str) -> Broken | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    _domains,
-    _staged,
+    _forms,
     _pipeline,
     _dedicated,
     _attention,

@@ -107,6 +107,8 @@ class Redundancy(NamedTuple):
     """Whether experts need not divide over EP ranks where there are no replicas."""
     architectures: Fact[list[str]] | None = None
     """``model_type`` whose experts can have replicas; None: all MoE models."""
+    blackwell_blocks: Fact[bool] | None = None
+    """Whether experts in FP8 with a scale per block can have replicas on Blackwell devices; None: they can."""
 
 
 class Microbatching(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ground.identity import Kept
 from models.spec import MLA
-from planner.engines.loader import accelerator_of, load_engine
+from planner.engines.loader import accelerator_of, is_blackwell, load_engine
 from planner.engines.rules import (
     LAYOUT_CHECKS,
     ROLE_CHECKS,
@@ -114,6 +114,7 @@ class Reach:
             "devices_per_node": machines.devices_per_node,
             "experts": model.moe.experts if model.moe else 0,
             "accelerator": accelerator_of(machines.hardware),
+            "blackwell": is_blackwell(machines.hardware),
             "architecture": model.architecture,
             "scaled_columns": model.scaled_columns(machines.weights),
             "latent": isinstance(model.attention, MLA),

@@ -43,6 +43,8 @@ TOLD: list[Told] = [
     ("qwen-h800", "vllm", "bare", TRUSTED, "decode.sh", ["--trust-remote-code", "READY_TIMEOUT_S=3600"], []),
     ("r1-cm384", "sglang", "bare", TRUSTED, "decode.sh", ["--trust-remote-code"], []),
     ("r1-cm384", "vllm-ascend", "bare", TRUSTED, "decode.sh", ["--trust-remote-code", "READY_TIMEOUT_S=3600"], []),
+    ("qwen-h800", "trtllm", "lws", TRUSTED, "decode.yaml", ["trust_remote_code: true"], []),
+    ("qwen-h800", "trtllm", "lws", TRUSTED, "benchmark.yaml", ["--tokenizer-trust-remote-code"], []),
     ("qwen-h800", "vllm", "bare", {}, "decode.sh", [], ["--trust-remote-code"]),
     ("r1-cm384", "sglang", "bare", {}, "decode.sh", [], ["--trust-remote-code"]),
     # One site value changes the engines' connectors and the router alike; NPUs keep their own.
@@ -570,6 +572,60 @@ def test_the_orchestrator_waits_for_servers_and_answers() -> None:
     """Of TensorRT-LLM: 180 s each by default, less than weights load and long answers take."""
     told = files_of("qwen-h800", "trtllm", "slurm")["router.sh"]
     assert "-t 3600" in told and "-r 3600" in told
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "decode", "kernels"),
+    [
+        ("h200", "slurm", {"strategy": "DP=8, EP=8"}, None),
+        ("b200", "slurm", {"strategy": "DP=8, EP=8"}, "DEEPGEMM"),
+        ("gb200", "slurm", {"strategy": "DP=16, EP=16"}, "WIDEEP"),
+        ("gb200", "dynamo", {"strategy": "DP=16, EP=16"}, "DEEPGEMM"),
+        ("h200", "slurm", {"strategy": "DP=16, EP=16", "redundant": 16}, "WIDEEP"),
+        ("h200", "dynamo", {"strategy": "DP=16, EP=16", "redundant": 16}, None),
+    ],
+)
+def test_tensorrt_llm_s_experts_have_kernels(
+    machine: str, kind: PlatformKind, decode: Any, kernels: str | None
+) -> None:
+    """ "fp8 blockscale gemm only support Hopper" (NVIDIA/TensorRT-LLM#5064); Dynamo's release has no WIDEEP."""
+    role = {"weights": "fp8", "requests": 64}
+    prefill = role | {"strategy": "DP=4, EP=4" if machine == "gb200" else "DP=8, EP=8"}
+    manifest = deployed("deepseek-r1", machine, prefill=prefill, decode=role | decode)
+    files = files_of(manifest, "trtllm", kind)
+    text = files["options-decode.yml"] if kind == "slurm" else yaml.safe_load(files["decode-files.yaml"])["data"]
+    found = yaml.safe_load(text if kind == "slurm" else text["options-decode.yml"])
+    assert found.get("moe_config", {}).get("backend") == kernels
+    options = {"moe_config": {"backend": "WIDEEP"}}
+    assert not unknown_options(options) and unknown_options(options, dynamo=True) == ["moe_config.backend: WIDEEP"]
+
+
+def test_tensorrt_llm_s_orchestrator_finds_the_driver() -> None:
+    """It imports libcuda (NVIDIA/TensorRT-LLM#3629), which nodes without a GPU have not; a site may name others."""
+    gpu = "nodeSelector:\n        nvidia.com/gpu.present: 'true'\n"
+    assert gpu in files_of("qwen-h800", "trtllm", "lws")["router.yaml"]
+    assert "nodeSelector" not in files_of("qwen-h800", "vllm", "lws")["router.yaml"]
+    own: dict[str, Any] = {"all": {"pool": "gpu", "nvidia.com/gpu.present": None}}
+    assert (
+        "nodeSelector:\n        pool: gpu\n"
+        in files_of("qwen-h800", "trtllm", "lws", node_selectors=own)["router.yaml"]
+    )
+
+
+def test_graphs_on_a2_are_no_larger_than_its_exchange() -> None:
+    """CANN: MoeDistributeDispatchV2 takes 256 tokens of a device on A2, where vLLM-Ascend sends those of any graph."""
+
+    def graphs(strategy: str, requests: int, machine: str = "910b") -> Any:
+        role = {"strategy": strategy, "requests": requests}
+        manifest = deployed("qwen3-30b-a3b", machine, prefill={"strategy": "TP=8"}, decode=role)
+        node = next(node for node in read_nodes("bare", files_of(manifest, "vllm-ascend")) if node.role == "decode")
+        return json.loads(read_flags(node.processes[0].words)["--compilation-config"] or "").get(
+            "max_cudagraph_capture_size"
+        )
+
+    assert graphs("DP=16, EP=16", 200) == 256
+    assert graphs("DP=16, EP=16", 100) is graphs("TP=2 + DP=8, EP=16", 400) is graphs("DP=8, EP=8", 200) is None
+    assert graphs("DP=16, EP=16", 200, "910c") is None
 
 
 def test_motor_s_deployer_finds_what_it_asks_for() -> None:
