@@ -183,7 +183,8 @@ def _count(value: object, what: str) -> int:
 
 def _ran(container: Object, texts: Mapping[str, str]) -> str:
     """Return the text of what a container runs: a script that a ConfigMap holds, one that stands there, or words."""
-    words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+    started = container.get("command") or [container.get("image", "")]  # whose entry point may be an engine's
+    words = [str(word) for word in (*started, *(container.get("args") or ()))]
     named = [word.rpartition("/")[2] for word in words]
     held = next((texts[name] for name in named if name.endswith(".sh") and name in texts), None)
     if held is not None:

@@ -22,12 +22,15 @@ COMMANDS = {
     "mindieservice_daemon": "mindie",
 }
 MARK = re.compile(rf"(?<![\w.-])({'|'.join(map(re.escape, COMMANDS))})(?=\s|$)")
+IMAGE = re.compile(r"(?<!\S)\S*vllm-openai\S*(?=\s)")  # whose entry point is vllm serve
 SHORT = {"-tp": "--tensor-parallel-size", "-dp": "--data-parallel-size", "-pp": "--pipeline-parallel-size"}
 SHORT |= {"--tp": "--tp-size", "--dp": "--dp-size", "--ep": "--ep-size", "--pp": "--pp-size"}
 SHORT |= {
     "--spec-tokens": "--speculative-config.num_speculative_tokens",
     "--spec-method": "--speculative-config.method",
 }
+SCALED, SCALES = re.compile(r"(\d+(?:\.\d+)?)([kKmM])"), {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
+"""Of vLLM's human_readable_int."""
 ENDS = ("&", "|", "||", "&&", ";")
 QUOTED = re.compile(r"""'[^']*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[^'"]+""", re.DOTALL)
 NAME = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-((?:[^${}]|\$\{[^${}]*\})*))?\}|([A-Za-z_]\w*)|\(([A-Za-z_]\w*)\))")
@@ -46,10 +49,11 @@ def commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], d
         if assigned:
             own[assigned[1]] = filled(assigned[2].strip("\"'"), scope)
             scope.setdefault(assigned[1], own[assigned[1]])
-        found = MARK.search(line)
+        found = MARK.search(line) or IMAGE.search(line)
         if found is None or line.lstrip().startswith("#"):
             continue
-        mark, words = found[1], _split(line[found.end() :], lines, scope)
+        mark = found[0] if found[0] in COMMANDS else "vllm serve"
+        words = _split(line[found.end() :], lines, scope)
         end = next((n for n, word in enumerate(words) if word in ENDS or word.startswith((">", "2>"))), len(words))
         yield [mark, *words[:end]], dict(own)
 
@@ -125,6 +129,11 @@ def canonical(engine: str, words: Sequence[str]) -> Flags:
             first = longer[0] if len(longer) == 1 else first  # argparse reads a beginning that only one flag has
         spelt.append(f"{first}{equals}{rest}")
     found = {name: _known(value) for name, value in read_flags(spelt).items()}
+    for name in ("--max-model-len", "--max-num-batched-tokens", "--max-num-seqs") if engine.endswith("vllm") else ():
+        if scaled := SCALED.fullmatch(found.get(name) or ""):
+            found[name] = str(int(float(scaled[1]) * SCALES[scaled[2]]))
+        elif found.get(name) in ("auto", "-1"):
+            found.pop(name)
     for name in [name for name in found if "." in name]:  # --eplb-config.window_size 8 is a key of its JSON
         whole, _, key = name.partition(".")
         value = found.pop(name) or "true"

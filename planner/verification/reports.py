@@ -142,15 +142,37 @@ def _aiperf_phase(row: Mapping[str, Any]) -> Any:
     return measured[-1] if measured else older
 
 
-def _aiperf_rate(row: Mapping[str, Any]) -> float | None:
-    return _at("rate", "request_rate")(_aiperf_phase(row)) or _mean("request_throughput")(row)
-
-
 def _aiperf_concurrency(row: Mapping[str, Any]) -> float | None:
     """Return the concurrency; None for a load at a rate, where it is only a bound."""
     phase = _aiperf_phase(row)
     paced = at(phase, "type") not in (None, "concurrency") or _at("rate", "request_rate")(phase)
     return None if paced else _at("concurrency")(phase)
+
+
+def _aiperf(place: str) -> dict[str, Read]:
+    """Where AIPerf has its figures: the rate as asked, else as requests ended."""
+    asked, ended = _at("rate", "request_rate"), _mean(place.format("request_throughput"))
+    return {
+        "ttft_seconds": _timed(place.format("time_to_first_token")),
+        "tpot_seconds": _timed(place.format("inter_token_latency")),
+        "requests": _mean(place.format("request_count")),
+        "requests_per_second": lambda row: asked(_aiperf_phase(row)) or ended(row),
+        "output_tokens_per_second": _mean(place.format("output_token_throughput")),
+        "concurrency": _aiperf_concurrency,
+        "prompt_tokens": _mean(place.format("input_sequence_length")),
+        "output_tokens": _mean(place.format("output_sequence_length")),
+    }
+
+
+def _inferencex(place: str) -> dict[str, Read]:
+    """Where InferenceX's records have their figures: seconds, and lengths drawn from 0.8 to 1.0 of their labels."""
+    return {
+        "ttft_seconds": _at(f"{place}mean_ttft", f"{place}median_ttft"),
+        "tpot_seconds": _at(f"{place}mean_tpot", f"{place}median_tpot"),
+        "concurrency": _at("conc"),
+        "prompt_tokens": _at("isl", scale=0.9),
+        "output_tokens": _at("osl", scale=0.9),
+    }
 
 
 def _guidellm_concurrency(row: Mapping[str, Any]) -> float | None:
@@ -217,33 +239,12 @@ _FORMATS = (
     ),
     Format("llm-d", {"scenario", "results"}, _llm_d("results.request_performance.aggregate")),
     Format("llm-d", {"scenario", "metrics"}, _llm_d("metrics")),  # 0.1
-    Format(
-        "InferenceX",  # seconds, and lengths drawn from 0.8 to 1.0 of their labels
-        {"metrics", "conc"},
-        {
-            "ttft_seconds": _at("metrics.mean_ttft", "metrics.median_ttft"),
-            "tpot_seconds": _at("metrics.mean_tpot", "metrics.median_tpot"),
-            "concurrency": _at("conc"),
-            "prompt_tokens": _at("isl", scale=0.9),
-            "output_tokens": _at("osl", scale=0.9),
-        },
-    ),
+    Format("InferenceX", {"metrics", "conc"}, _inferencex("metrics.")),
+    Format("InferenceX", {"conc", "tput_per_gpu"}, _inferencex("")),  # as its utils/process_result.py writes it
     Format("sglang.bench_serving", {"mean_ttft_ms", "mean_e2e_latency_ms"}, _SERVING),
     Format("sglang.bench_serving", {"mean_ttft_ms", "server_info"}, _SERVING),
     Format("vllm bench serve", {"mean_ttft_ms"}, _SERVING),
-    Format(
-        "AIPerf",  # and GenAI-Perf before it
-        {"time_to_first_token"},
-        {
-            "ttft_seconds": _timed("time_to_first_token"),
-            "tpot_seconds": _timed("inter_token_latency"),
-            "requests": _mean("request_count"),
-            "requests_per_second": _aiperf_rate,
-            "output_tokens_per_second": _mean("output_token_throughput"),
-            "concurrency": _aiperf_concurrency,
-            "prompt_tokens": _mean("input_sequence_length"),
-            "output_tokens": _mean("output_sequence_length"),
-        },
-    ),
+    Format("AIPerf", {"time_to_first_token"}, _aiperf("{}")),  # and GenAI-Perf before it
+    Format("AIPerf", {"metadata", "metrics"}, _aiperf("metrics.{}_avg")),  # of several runs of one load
 )
 """Tried in turn: what is more telling comes first."""

@@ -422,6 +422,22 @@ SERVER = """{"ServerConfig": {}, "BackendConfig": {"npuDeviceIds": [[0, 1, 2, 3]
  "ScheduleConfig": {"maxPrefillTokens": 8192, "maxBatchSize": 64}}}"""
 
 
+def test_an_image_that_starts_vllm_needs_no_command() -> None:
+    """Of the project's own image arguments alone stand in a pod and behind docker run; lengths may be 32k, or auto."""
+    flags = "--model meta-llama/Llama-3.1-8B-Instruct --max-model-len 32k --max-num-batched-tokens 16K"
+    container = {"name": "vllm", "image": "vllm/vllm-openai:v0.33.0", "args": flags.split()}
+    spec = {"replicas": 3, "template": {"spec": {"containers": [container, {"name": "side", "image": "nginx"}]}}}
+    items = {"kind": "Deployment", "metadata": {"name": "llama"}, "spec": spec}
+    (pods,) = read_source(yaml.safe_dump(items, sort_keys=False))
+    (process,) = read_source(f"docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.33.0 {flags}")
+    assert (pods.name, pods.instances, process.instances) == ("llama", 3, 1)
+    for found in (pods, process):
+        assert (found.engine, found.model) == ("vllm", "meta-llama/Llama-3.1-8B-Instruct")
+        assert (found.flags["--max-model-len"], found.flags["--max-num-batched-tokens"]) == ("32000", "16384")
+    (longest,) = read_source("vllm serve Qwen/Qwen3-8B --max-model-len auto")
+    assert "--max-model-len" not in longest.flags
+
+
 def test_a_server_of_mindie_is_read_from_its_settings(tmp_path: Path) -> None:
     """-1 is what MindIE works out; a map that is not here is told, cp refused; a pod's daemon names its file."""
     path = tmp_path / "config.json"

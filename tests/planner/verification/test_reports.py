@@ -100,13 +100,28 @@ def test_a_bound_beside_a_rate_closes_the_loop_where_it_is_reached(tool, asked, 
 
 def test_an_inferencex_record_is_in_seconds_and_its_lengths_are_labels(tmp_path: Path) -> None:
     """Lengths are drawn from 0.8 to 1.0 of the label."""
-    record = {"conc": 64, "isl": 1000, "osl": 1000, "metrics": {"median_ttft": 0.5, "mean_tpot": 0.02}}
+    figures = {"median_ttft": 0.5, "mean_tpot": 0.02}
+    record = {"conc": 64, "isl": 1000, "osl": 1000, "metrics": figures}
+    flat = {"conc": 64, "isl": 1000, "osl": 1000, "hw": "h200", "tput_per_gpu": 800.0} | figures
     path = tmp_path / "result.jsonl"
-    path.write_text(json.dumps(record) + "\n" + json.dumps(record) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(record) + "\n" + json.dumps(flat) + "\n", encoding="utf-8")
     found = read_reports(path)
-    assert len(found) == 2
-    assert found[0].prompt_tokens == pytest.approx(900.0)
-    assert found[0].tpot_seconds == 0.02
+    assert [(each.prompt_tokens, each.ttft_seconds, each.tpot_seconds) for each in found] == [(900.0, 0.5, 0.02)] * 2
+
+
+def test_aiperf_s_summary_of_several_runs_is_read(tmp_path: Path) -> None:
+    """profile_export_aiperf_aggregate.json of 0.13: a mean over runs of each run's average, with its unit."""
+    names = ("time_to_first_token", "inter_token_latency", "input_sequence_length", "output_sequence_length")
+    figures = {
+        f"{name}_avg": {"mean": value, "unit": "ms"}
+        for name, value in zip(names, (120.0, 25.0, 1000, 200), strict=True)
+    }
+    row = {"metadata": {"aggregation_type": "confidence"}, "metrics": figures}
+    path = tmp_path / "profile_export_aiperf_aggregate.json"
+    path.write_text(json.dumps(row), encoding="utf-8")
+    (found,) = read_reports(path)
+    assert (found.ttft_seconds, found.tpot_seconds) == pytest.approx((0.12, 0.025))
+    assert (found.prompt_tokens, found.output_tokens, found.concurrency) == (1000.0, 200.0, None)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "3", '{"a": 1}', '{"benchmarks": 3, "metadata": {}}', "[" * 100_000])
