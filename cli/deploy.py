@@ -131,7 +131,7 @@ def _changes(old: Path, made: Deployment) -> list[str]:
     titles = {profile.title: profile.engine for profile in all_engines()}
     before = read_folder(old, titles)
     after = read_files(
-        "the new deployment", made.target.origin.engine, made.target.origin.version, made.target.kind, made.files
+        "the new deployment", made.target.profile.engine, made.target.version, made.target.kind, made.files
     )
     return differences(before, after)
 
@@ -156,10 +156,10 @@ def _data(made: Deployment, changes: list[str] | None, out: Path | None) -> dict
         for role in made.target.roles
     ]
     return {
-        "engine": made.target.origin.engine,
-        "engine_version": made.target.origin.version,
+        "engine": made.target.profile.engine,
+        "engine_version": made.target.version,
         "kind": made.target.kind,
-        "manifest_sha256": made.target.origin.manifest_sha256,
+        "manifest_sha256": made.target.manifest_sha256,
         "roles": roles,
         "devices": sum(role.devices * len(role.instances) for role in made.target.roles),
         "files_bytes": {name: len(text.encode()) for name, text in sorted(made.files.items())},
@@ -174,12 +174,12 @@ def _show(made: Deployment, changes: list[str] | None, out: Path | None, dry_run
         Screen().lines(*changes or ["Nothing changes."])
         if out is None:
             return
-    origin, verb = made.target.origin, "Would write" if dry_run or out is None else "Wrote"
+    target, verb = made.target, "Would write" if dry_run or out is None else "Wrote"
     where = "" if out is None else f" to {out}/"
     count, size = len(made.files), sum(len(text.encode()) for text in made.files.values())
     held = list(memories(made.target))
     Screen().lines(
-        f"{verb} {count} files, {size} bytes{where}, for {origin.title} {origin.version}, {made.target.kind}:",
+        f"{verb} {count} files, {size} bytes{where}, for {target.profile.title} {target.version}, {target.kind}:",
         *(f"  {name}" for name in sorted(made.files)),
         "Devices:",
         *(f"  {line}" for line in arithmetic(made.target)),

@@ -42,14 +42,14 @@ def host_files(
     router = router_of(target, launches, address)
     assert router is not None, "a Service stands in front on Kubernetes alone"
     yield "router.sh", router_script(target, router)
-    yield from target.origin.owned(dict(router.files)).items()
+    yield from target.owned(dict(router.files)).items()
     own_etcd = target.profile.engine == "xllm" and target.site.etcd_address is None
     if target.kind == "slurm":
         yield "job.sbatch", _job(target, inventory, etcd=own_etcd)
     if own_etcd:
         here = address(target.roles[-1], 0, 0)
         run = " ".join(quoted(word) for word in etcd_command(f"{here}:{ETCD_PORT}"))
-        head = target.origin.head(f"Starts etcd on {here}, before everything else.")
+        head = target.head(f"Starts etcd on {here}, before everything else.")
         yield "etcd.sh", f"#!/usr/bin/env bash\n{head}\nset -euo pipefail\n\nexec {run}\n"
     for role in target.roles:
         if target.profile.engine in ("xllm", "mindie") and role.nodes > 1:
@@ -73,7 +73,7 @@ def _address(role: RolePlan, number: int, node: int, inventory: Inventory | None
 
 def _site_env(target: Target, inventory: Inventory | None) -> str:
     missing = "" if inventory else f" Replace every {PLACEHOLDER}: no inventory was given."
-    lines = [target.origin.head(f"Addresses of every role, instance by instance and node by node.{missing}")]
+    lines = [target.head(f"Addresses of every role, instance by instance and node by node.{missing}")]
     if target.profile.engine == "xllm":
         lines.append(f"ETCD={quoted(etcd_address(target, lambda role, n, node: _address(role, n, node, inventory)))}")
     for role in target.roles:
@@ -91,7 +91,7 @@ def _decode_first(target: Target) -> list[RolePlan]:
 
 def _table(target: Target, inventory: Inventory | None) -> str:
     """Return who runs what: one line per node of every instance, with the command and its ranks."""
-    lines = [target.origin.head("What to run on which host, decode before prefill."), "\t".join(COLUMNS)]
+    lines = [target.head("What to run on which host, decode before prefill."), "\t".join(COLUMNS)]
     for role in _decode_first(target):
         for number, instance in enumerate(role.instances):
             for node, host in enumerate(_hosts(role, number, inventory)):
@@ -119,7 +119,7 @@ def _rank_tables(target: Target, role: RolePlan, inventory: Inventory | None) ->
     if known is None:
         head = "Prints this host's entry of the inventory; collect them in the order of the plan's nodes."
         name = "collect-a3.sh" if role.paired else "collect-a2.sh"
-        yield "collect-inventory.sh", script_of(name, head=target.origin.head(head), last=role.node_size - 1)
+        yield "collect-inventory.sh", script_of(name, head=target.head(head), last=role.node_size - 1)
 
 
 def _rank_table(role: RolePlan, number: int, inventory: Inventory | None) -> str:
@@ -185,7 +185,7 @@ def _job(target: Target, inventory: Inventory | None, *, etcd: bool) -> str:
     return script_of(
         "job.sbatch",
         options="\n".join(f"#SBATCH --{option}" for option in told),
-        head=target.origin.head("sbatch job.sbatch, in this folder on storage that all nodes share."),
+        head=target.head("sbatch job.sbatch, in this folder on storage that all nodes share."),
         files_path=target.site.files_path,
         addresses="" if inventory else addresses,
         mpi=" --mpi=pmix" if mpi else "",

@@ -8,6 +8,7 @@ from deploy.commands.launch import Target
 from deploy.reading.nodes import read_documents
 from deploy.site import merged
 from ground.files import to_yaml
+from ground.version import VERSION
 
 Layout = Literal["plain", "kustomize", "helm"]
 Object = dict[str, Any]
@@ -32,7 +33,7 @@ def _kustomize(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str,
     def kustomization(folder: str, purpose: str, kind: str = "Kustomization", **fields: Any) -> tuple[str, str]:
         version = "v1alpha1" if kind == "Component" else "v1beta1"
         held = {"apiVersion": f"kustomize.config.k8s.io/{version}", "kind": kind, **fields}
-        return f"{folder}/kustomization.yaml", target.origin.head(purpose) + "\n" + to_yaml(held)
+        return f"{folder}/kustomization.yaml", target.head(purpose) + "\n" + to_yaml(held)
 
     base = [name for name in sheets if name not in (*OPTIONAL, *PROOF)]
     for name in base:
@@ -72,15 +73,15 @@ def _helm(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str, str]
     chart = {
         "apiVersion": "v2",
         "name": target.name,
-        "description": f"{target.name_of_model} with {target.origin.title} {target.origin.version}, planned by podplan",
+        "description": f"{target.name_of_model} with {target.profile.title} {target.version}, planned by podplan",
         "type": "application",
-        "version": target.origin.podplan,
-        "appVersion": target.origin.version,
+        "version": VERSION,
+        "appVersion": target.version,
     }
-    yield "Chart.yaml", target.origin.head("helm install NAME . --namespace NAMESPACE.") + "\n" + to_yaml(chart)
-    yield "values.yaml", target.origin.head("Images, instances and options.") + "\n" + to_yaml(values)
+    yield "Chart.yaml", target.head("helm install NAME . --namespace NAMESPACE.") + "\n" + to_yaml(chart)
+    yield "values.yaml", target.head("Images, instances and options.") + "\n" + to_yaml(values)
     for name, text in templates.items():
-        head = target.origin.head(f"From {name}.yaml.") + "\n"
+        head = target.head(f"From {name}.yaml.") + "\n"
         if name in OPTIONAL:
             text = f"{{{{- if .Values.{name} }}}}\n{text}{{{{- end }}}}\n"
         yield f"templates/{name}.yaml", head + text

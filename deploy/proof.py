@@ -88,7 +88,7 @@ def smoke(target: Target, launches: Mapping[str, Launch], address: Address | Non
     body = compact_json({"model": target.name_of_model, **asked, "max_tokens": 16, "temperature": 0})
     return script_of(
         "smoke.sh",
-        head=target.origin.head("One request through every role. ROUTER=http://host:port names another way in."),
+        head=target.head("One request through every role. ROUTER=http://host:port names another way in."),
         router=router_url(target, address),
         before="\n".join(before),
         body=quoted(body),
@@ -103,7 +103,7 @@ def benchmark(target: Target, load: Load, address: Address | None) -> str:
     programme, flags = _tool(target, load.traffic)(target, load)
     lines = [
         "#!/usr/bin/env bash",
-        target.origin.head(f"The traffic of the plan; plan verify reads its {result_name(target, load)}."),
+        target.head(f"The traffic of the plan; plan verify reads its {result_name(target, load)}."),
         "set -euo pipefail",
         f'ROUTER="${{ROUTER:-{router_url(target, address)}}}"',
         'OUT="${OUT:-.}"',

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy.commands import mindie, sglang, trtllm, vllm, vllm_ascend, xllm
-from deploy.commands.launch import Launch, Origin, Target
+from deploy.commands.launch import Launch, Target
 from deploy.guide import guide
 from deploy.hosts import host_files
 from deploy.inventory import Inventory, read_inventory
@@ -18,7 +18,6 @@ from deploy.reading.check import check_round_trip
 from deploy.roles import RolePlan, read_roles
 from deploy.site import Site
 from ground.errors import BadInput, Fault, Infeasible
-from ground.version import VERSION
 from planner.engines.loader import generation_of, load_orchestrator
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
@@ -81,13 +80,8 @@ def render(
         name=site.name or named,
         roles=tuple(roles),
         levels=manifest.service_levels,
-        origin=Origin(
-            engine=profile.engine,
-            title=profile.title,
-            version=version,
-            podplan=VERSION,
-            manifest_sha256=manifest_sha256,
-        ),
+        version=version,
+        manifest_sha256=manifest_sha256,
     )
     check_kind(target)
     files = _checked(target, lambda held: dict(_files(held, inventory, load_of(manifest, held))))
@@ -250,6 +244,4 @@ def _launch(target: Target, role: RolePlan) -> Launch:
     """Return what starts a role, with the site's variables over what is generated."""
     launch = COMMANDS[target.profile.engine](target, role)
     environment = {**launch.environment, **target.site.environment}
-    return replace(
-        launch, environment=environment, files=target.origin.owned(launch.files), port=target.http_port(role)
-    )
+    return replace(launch, environment=environment, files=target.owned(launch.files), port=target.http_port(role))

@@ -188,7 +188,7 @@ def router_script(target: Target, router: Router) -> str:
 
 def _lines(target: Target, router: Router) -> Iterator[str]:
     yield "#!/usr/bin/env bash"
-    yield target.origin.head("Starts the router in front of all instances.")
+    yield target.head("Starts the router in front of all instances.")
     yield "set -euo pipefail"
     yield ""
     for name, value in router.environment:

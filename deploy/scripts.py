@@ -14,7 +14,7 @@ def script(target: Target, launch: Launch) -> str:
     """Return the bash script of a role."""
     lines = [
         "#!/usr/bin/env bash",
-        target.origin.head(f"Starts one node of the role {launch.role.name}."),
+        target.head(f"Starts one node of the role {launch.role.name}."),
         "set -euo pipefail",
         "",
         *place(target, launch),

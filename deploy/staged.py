@@ -74,7 +74,7 @@ def _stage(made: list[Deployment], number: int, step: Step) -> str:
 def _script(made: list[Deployment], parts: list[str], purpose: str) -> str:
     head = [
         "#!/usr/bin/env bash",
-        made[0].target.origin.head(purpose),
+        made[0].target.head(purpose),
         "set -euo pipefail",
         'here=$(cd "$(dirname "$0")" && pwd)',
     ]

@@ -35,6 +35,11 @@ def sum_of(base: int, *terms: str) -> Shell:
     return Shell(f"$(({' + '.join([str(base), *terms])}))")
 
 
+def given(*rows: tuple[str, Value] | tuple[str, Value, object]) -> list[Flag]:
+    """Return flags from rows of name, value and, where a flag is not always given, whether it is."""
+    return [(row[0], row[1]) for row in rows if all(row[2:])]
+
+
 def compact_json(data: Mapping[str, object]) -> str:
     """Return JSON on one line, as flags take it."""
     return json.dumps(data, separators=(",", ":"))

@@ -9,7 +9,7 @@ from deploy.commands.launch import NODE_RANK, Launch, Target, ascend_environment
 from deploy.experts import needs_map, sglang_map
 from deploy.memory import dispatched, exchanges
 from deploy.roles import RolePlan
-from deploy.words import Flag, Shell, Value
+from deploy.words import Flag, Shell, Value, given
 
 BOOTSTRAP_PORT = 8998
 DIST_PORT = 5000
@@ -21,44 +21,41 @@ PAGE_TOKENS = 128  # of Ascend, and a multiple of every page on GPUs: a chunk mu
 def launch(target: Target, role: RolePlan) -> Launch:
     """Return what starts a role with SGLang."""
     strategy, ascend = role.strategy, role.accelerator == "ascend"
-    flags: list[Flag] = [
+    dense = role.model.dense_layers and role.mode is not None
+    whole = strategy.attention_dp > 1 and strategy.attention_tp == 1
+    name, mapped = f"expert-location-{role.name}.json", needs_map(role)
+    flags = given(
         ("--model-path", Shell('"$MODEL"')),
         ("--served-model-name", target.name_of_model),
         ("--host", "0.0.0.0"),
         ("--port", port(target, role, target.http_port(role))),
         ("--tp-size", strategy.devices_per_stage),
-    ]
-    if strategy.pp > 1:
-        flags.append(("--pp-size", strategy.pp))
-    if strategy.attention_dp > 1:
-        flags += _ranks(target, role)
-        if strategy.attention_tp == 1:
-            flags.append(("--enable-dp-lm-head", None))
-            flags += [("--moe-dense-tp-size", 1)] if role.model.dense_layers and role.mode is not None else []
-    flags += [("--trust-remote-code", None)] * target.site.trust_remote_code
-    flags += [*_experts(role), *_nodes(target, role), *_limits(target, role), *_drafts(role)]
-    if role.setup.microbatches > 1:
-        flags.append(("--enable-two-batch-overlap", None))
-    if role.setup.kv_dtype == "fp8":
-        flags.append(("--kv-cache-dtype", "fp8_e4m3"))
-    if ascend:
-        flags += [("--device", "npu"), ("--attention-backend", "ascend")]
-    if ascend and role.weights_dtype == "int8":
-        flags.append(("--quantization", "modelslim"))
-    if not role.prefix_caching:
-        flags.append(("--disable-radix-cache", None))
-    flags += [("--enable-metrics", None), *_encoding(target, role), *_disaggregation(target, role)]
-    files = {}
-    if needs_map(role):
-        name = f"expert-location-{role.name}.json"
-        files[name] = sglang_map(role)
-        flags.append(("--init-expert-location", f"{target.site.files_path}/{name}"))
+        ("--pp-size", strategy.pp, strategy.pp > 1),
+        *(_ranks(target, role) if strategy.attention_dp > 1 else []),
+        ("--enable-dp-lm-head", None, whole),
+        ("--moe-dense-tp-size", 1, whole and dense),
+        ("--trust-remote-code", None, target.site.trust_remote_code),
+        *_experts(role),
+        *_nodes(target, role),
+        *_limits(target, role),
+        *_drafts(role),
+        ("--enable-two-batch-overlap", None, role.setup.microbatches > 1),
+        ("--kv-cache-dtype", "fp8_e4m3", role.setup.kv_dtype == "fp8"),
+        ("--device", "npu", ascend),
+        ("--attention-backend", "ascend", ascend),
+        ("--quantization", "modelslim", ascend and role.weights_dtype == "int8"),
+        ("--disable-radix-cache", None, not role.prefix_caching),
+        ("--enable-metrics", None),
+        *_encoding(target, role),
+        *_disaggregation(target, role),
+        ("--init-expert-location", f"{target.site.files_path}/{name}", mapped),
+    )
     return Launch(
         role=role,
         programme=("python3", "-m", "sglang.launch_server"),
         flags=tuple(flags),
         environment=_environment(target, role),
-        files=files,
+        files={name: sglang_map(role)} if mapped else {},
         api="head",
     )
 
@@ -67,17 +64,16 @@ def _experts(role: RolePlan) -> list[Flag]:
     """Return EP and the exchange: an all-to-all forces EP to the stage, without one any divisor is free."""
     if role.mode is None:
         return []
-    flags: list[Flag] = [("--ep-size", role.strategy.moe_ep)]
-    if exchanges(role):
-        kernels = {"prefill": "normal", "decode": "low_latency", "mixed": "auto"}[role.role]
-        flags += [("--moe-a2a-backend", "deepep"), ("--deepep-mode", kernels)]
-    else:
-        flags.append(("--moe-a2a-backend", "none"))
-    if role.setup.redundant:
-        flags.append(("--ep-num-redundant-experts", role.setup.redundant))
+    kernels = {"prefill": "normal", "decode": "low_latency"}.get(role.role, "auto")
+    exchanged, redundant = exchanges(role), role.setup.redundant
+    return given(
+        ("--ep-size", role.strategy.moe_ep),
+        ("--moe-a2a-backend", "deepep" if exchanged else "none"),
+        ("--deepep-mode", kernels, exchanged),
+        ("--ep-num-redundant-experts", redundant, redundant),
         # Without an all-to-all every EP rank must pick the same replica.
-        flags.append(("--ep-dispatch-algorithm", "static" if exchanges(role) else "dynamic"))
-    return flags
+        ("--ep-dispatch-algorithm", "static" if exchanged else "dynamic", redundant),
+    )
 
 
 def _ranks(target: Target, role: RolePlan) -> list[Flag]:
@@ -107,20 +103,17 @@ def _nodes(target: Target, role: RolePlan) -> list[Flag]:
 def _limits(target: Target, role: RolePlan) -> list[Flag]:
     """Return limits in SGLang's unit, the instance; steps that the plan mixes need chunks beside decode."""
     ranks = role.strategy.attention_dp
-    flags: list[Flag] = [("--enable-multimodal", None)] if role.encodes else []  # off for Gemma 3 and Llama 4
-    if role.encodes and role.strategy.attention_tp > 1:
-        flags.append(("--mm-enable-dp-encoder", None))
-    flags += [("--max-running-requests", role.sequences * ranks)]
-    if role.role != "decode":
-        flags.append(("--chunked-prefill-size", chunk_tokens(role) * ranks))
-    if role.mixes and not role.drafts:  # SGLang turns it off where it drafts
-        flags.append(("--enable-mixed-chunk", None))
-    flags += [("--context-length", role.longest), ("--mem-fraction-static", target.memory(role).fraction)]
-    if role.eager:
-        flags.append(("--cuda-graph-backend-decode", "disabled"))
-    elif role.role in ("decode", "mixed"):
-        flags.append(("--cuda-graph-max-bs-decode", role.sequences))
-    return flags
+    return given(
+        ("--enable-multimodal", None, role.encodes),  # off for Gemma 3 and Llama 4
+        ("--mm-enable-dp-encoder", None, role.encodes and role.strategy.attention_tp > 1),
+        ("--max-running-requests", role.sequences * ranks),
+        ("--chunked-prefill-size", chunk_tokens(role) * ranks, role.role != "decode"),
+        ("--enable-mixed-chunk", None, role.mixes and not role.drafts),  # SGLang turns it off where it drafts
+        ("--context-length", role.longest),
+        ("--mem-fraction-static", target.memory(role).fraction),
+        ("--cuda-graph-backend-decode", "disabled", role.eager),
+        ("--cuda-graph-max-bs-decode", role.sequences, not role.eager and role.role in ("decode", "mixed")),
+    )
 
 
 def _drafts(role: RolePlan) -> list[Flag]:
@@ -159,14 +152,14 @@ def _encoder_urls(target: Target, encode: RolePlan) -> Iterator[str]:
 
 
 def _disaggregation(target: Target, role: RolePlan) -> list[Flag]:
-    backend, flags = "ascend" if role.accelerator == "ascend" else target.site.kv_transfer, list[Flag]()
-    if role.role in ("prefill", "decode"):
-        flags += [("--disaggregation-mode", role.role), ("--disaggregation-transfer-backend", backend)]
-    if role.role == "prefill":
-        flags.append(("--disaggregation-bootstrap-port", port(target, role, BOOTSTRAP_PORT)))
-    if target.site.infiniband_device and (flags or role.embedded):  # of embeddings, too
-        flags.append(("--disaggregation-ib-device", target.site.infiniband_device))
-    return flags
+    backend = "ascend" if role.accelerator == "ascend" else target.site.kv_transfer
+    apart, adapter = role.role in ("prefill", "decode"), target.site.infiniband_device
+    return given(
+        ("--disaggregation-mode", role.role, apart),
+        ("--disaggregation-transfer-backend", backend, apart),
+        ("--disaggregation-bootstrap-port", port(target, role, BOOTSTRAP_PORT), role.role == "prefill"),
+        ("--disaggregation-ib-device", adapter, adapter and (apart or role.embedded)),  # of embeddings, too
+    )
 
 
 def _environment(target: Target, role: RolePlan) -> dict[str, Value]:

@@ -15,7 +15,7 @@ from deploy.commands.launch import (
     spans_nodes_by_nvlink,
 )
 from deploy.roles import RolePlan
-from deploy.words import Flag, Shell, Value, compact_json, quoted
+from deploy.words import Flag, Shell, Value, compact_json, given, quoted
 
 SIDE_CHANNEL_PORT = 5600
 EMBEDDING_PORT = 14579  # the first that a consumer of embeddings listens on, one for each of its ranks
@@ -39,18 +39,25 @@ def launch(target: Target, role: RolePlan) -> Launch:
         environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] = port(target, role, BOOTSTRAP_PORT)
     if spans_nodes_by_nvlink(role) and role.role == "decode":  # IPC handles of its NVLink buffer end at a node
         environment |= {"VLLM_DEEPEP_LOW_LATENCY_USE_MNNVL": 1, "VLLM_DEEPEP_BUFFER_SIZE_MB": 0}
-    flags = [*common_flags(target, role), *exchange_flags(role), *redundancy_flags(role)]
-    if role.setup.microbatches > 1:
-        flags.append(("--enable-dbo", None))
-    if role.setup.kv_dtype == "fp8":
-        flags.append(("--kv-cache-dtype", "fp8"))
-    if target.role("encode"):
-        flags += _embedding_flags(target, role)
-    if exchanging:
-        side = "kv_producer" if role.role == "prefill" else "kv_consumer"
-        settings = {"kv_connector": CONNECTORS[target.site.kv_transfer], "kv_role": side}
-        flags.append(("--kv-transfer-config", compact_json(settings)))
+    side = "kv_producer" if role.role == "prefill" else "kv_consumer"
+    connector = {"kv_connector": CONNECTORS[target.site.kv_transfer], "kv_role": side}
+    redundant = role.setup.redundant  # vLLM's own balancing is dynamic only: replicas in all, no placement
+    flags = given(
+        *common_flags(target, role),
+        ("--all2all-backend", EXCHANGES.get(role.role), _exchanges(role)),
+        ("--enable-eplb", None, redundant),
+        ("--eplb-config", compact_json({"num_redundant_experts": redundant}), redundant),
+        ("--enable-dbo", None, role.setup.microbatches > 1),
+        ("--kv-cache-dtype", "fp8", role.setup.kv_dtype == "fp8"),
+        *(_embedding_flags(target, role) if target.role("encode") else []),
+        ("--kv-transfer-config", compact_json(connector), exchanging),
+    )
     return served(role, flags, environment)
+
+
+def _exchanges(role: RolePlan) -> bool:
+    """Whether experts are exchanged: by kernels for throughput or for latency, never both in one instance."""
+    return role.mode is not None and role.mode.exchange == "all_to_all" and role.strategy.attention_dp > 1
 
 
 def _embedding_flags(target: Target, role: RolePlan) -> list[Flag]:
@@ -84,76 +91,47 @@ def served(role: RolePlan, flags: list[Flag], environment: dict[str, Value], **f
 
 def common_flags(target: Target, role: RolePlan) -> list[Flag]:
     """Return what vLLM takes on every platform: degrees, limits, memory, drafts."""
-    flags: list[Flag] = [
+    tensor, stages = role.strategy.attention_tp, role.strategy.pp
+    caches = role.prefix_caching and role.role != "decode"
+    drafting = {"method": "mtp", "num_speculative_tokens": role.drafts}
+    return given(
         ("--served-model-name", target.name_of_model),
         ("--host", "0.0.0.0"),
         ("--port", port(target, role, target.http_port(role))),
-        ("--tensor-parallel-size", role.strategy.attention_tp),
-    ]
-    if role.strategy.pp > 1:
-        flags.append(("--pipeline-parallel-size", role.strategy.pp))
-    flags += [("--trust-remote-code", None)] * target.site.trust_remote_code
-    flags += _nodes(target, role)
-    if role.mode is not None and role.mode.name == "expert-parallel":
-        flags.append(("--enable-expert-parallel", None))
-    flags += [
+        ("--tensor-parallel-size", tensor),
+        ("--pipeline-parallel-size", stages, stages > 1),
+        ("--trust-remote-code", None, target.site.trust_remote_code),
+        *_nodes(target, role),
+        ("--enable-expert-parallel", None, role.mode is not None and role.mode.name == "expert-parallel"),
         ("--max-num-seqs", role.sequences),
         ("--max-num-batched-tokens", role.tokens),
         ("--max-model-len", role.longest),
         ("--gpu-memory-utilization", target.memory(role).fraction),
-    ]
-    caches = role.prefix_caching and role.role != "decode"
-    flags.append(("--enable-prefix-caching" if caches else "--no-enable-prefix-caching", None))
-    if role.role in ("encode", "prefill") or role.eager:
-        flags.append(("--enforce-eager", None))
-    if role.encodes and role.strategy.attention_tp > 1:
-        flags.append(("--mm-encoder-tp-mode", "data"))
-    if role.drafts:
-        drafting = {"method": "mtp", "num_speculative_tokens": role.drafts}
-        flags.append(("--speculative-config", compact_json(drafting)))
-    return flags
+        ("--enable-prefix-caching" if caches else "--no-enable-prefix-caching", None),
+        ("--enforce-eager", None, role.role in ("encode", "prefill") or role.eager),
+        ("--mm-encoder-tp-mode", "data", role.encodes and tensor > 1),
+        ("--speculative-config", compact_json(drafting), role.drafts),
+    )
 
 
 def _nodes(target: Target, role: RolePlan) -> list[Flag]:
     """Return how ranks find each other: data-parallel ranks by address, one wide rank by its nodes."""
     dp, nodes, local = role.strategy.attention_dp, role.nodes, role.ranks_per_node
-    if nodes == 1 and dp == 1:
-        return []
-    meeting: list[Flag] = [
-        ("--data-parallel-address", Shell('"$HEAD"')),
-        ("--data-parallel-rpc-port", port(target, role, RENDEZVOUS_PORT)),
-    ]
-    if nodes == 1:
-        shared = target.bare and role.shares_nodes
-        return [("--data-parallel-size", dp), *(meeting[1:] if shared else [])]
-    if dp == 1:
-        return [
-            ("--nnodes", nodes),
-            ("--node-rank", Shell(f'"${NODE_RANK}"')),
-            ("--master-addr", Shell('"$HEAD"')),
-            ("--master-port", RENDEZVOUS_PORT),
-        ]
-    if local == 1:
-        return [("--data-parallel-size", dp), ("--data-parallel-rank", Shell(f'"${NODE_RANK}"')), *meeting]
-    return [
-        ("--data-parallel-size", dp),
-        ("--data-parallel-size-local", local),
-        ("--data-parallel-start-rank", Shell(f"$(({NODE_RANK} * {local}))")),
-        *meeting,
-        ("--data-parallel-hybrid-lb", None),
-    ]
-
-
-def exchange_flags(role: RolePlan) -> list[Flag]:
-    """Return the expert exchange: kernels for throughput or for latency, never both in one instance."""
-    if role.mode is None or role.mode.exchange != "all_to_all" or role.strategy.attention_dp == 1:
-        return []
-    return [("--all2all-backend", EXCHANGES[role.role])]
-
-
-def redundancy_flags(role: RolePlan) -> list[Flag]:
-    """Return vLLM's own balancing, which is dynamic only: replicas in all, no placement."""
-    if not role.setup.redundant:
-        return []
-    settings = compact_json({"num_redundant_experts": role.setup.redundant})
-    return [("--enable-eplb", None), ("--eplb-config", settings)]
+    rank = Shell(f'"${NODE_RANK}"')
+    if nodes > 1 and dp == 1:
+        meeting: list[Flag] = [("--master-addr", Shell('"$HEAD"')), ("--master-port", RENDEZVOUS_PORT)]
+        return [("--nnodes", nodes), ("--node-rank", rank), *meeting]
+    several = nodes > 1 and local > 1
+    return given(
+        ("--data-parallel-size", dp, dp > 1),
+        ("--data-parallel-size-local", local, several),
+        ("--data-parallel-start-rank", Shell(f"$(({NODE_RANK} * {local}))"), several),
+        ("--data-parallel-rank", rank, nodes > 1 and local == 1),
+        ("--data-parallel-address", Shell('"$HEAD"'), nodes > 1),
+        (
+            "--data-parallel-rpc-port",
+            port(target, role, RENDEZVOUS_PORT),
+            dp > 1 and (nodes > 1 or (target.bare and role.shares_nodes)),
+        ),
+        ("--data-parallel-hybrid-lb", None, several),
+    )

@@ -2,7 +2,7 @@
 
 from deploy.commands.launch import DEVICE, NODE_RANK, Launch, Target, ascend_environment, port
 from deploy.roles import RolePlan
-from deploy.words import Flag, Shell, Value, sum_of
+from deploy.words import Flag, Shell, Value, given, sum_of
 
 MASTER_PORT = 9748
 TRANSFER_PORT = 26000
@@ -14,7 +14,8 @@ ROLES = {"prefill": "PREFILL", "decode": "DECODE", "mixed": "DEFAULT"}
 def launch(target: Target, role: RolePlan) -> Launch:
     """Return what starts a role with xLLM."""
     device = Shell(f"npu:$(({_first(target, role)}{DEVICE}))")
-    flags: list[Flag] = [
+    apart = role.disaggregated
+    flags = given(
         ("--model", Shell('"$MODEL"')),
         ("--host", Shell('"$ADDRESS"')),
         ("--port", _per_device(target, role, target.http_port(role))),
@@ -26,24 +27,18 @@ def launch(target: Target, role: RolePlan) -> Launch:
         ("--dp_size", role.strategy.attention_dp),
         *_experts(role),
         *_limits(target, role),
-    ]
-    if role.nodes > 1:
-        flags.append(("--rank_tablefile", Shell('"$RANK_TABLE"')))
-    if role.drafts:
-        flags += [
-            ("--draft_model", target.draft_model_path(role)),
-            ("--draft_devices", device),
-            ("--num_speculative_tokens", role.drafts),
-        ]
-    if role.disaggregated:
-        flags += [
-            ("--enable_disagg_pd", "true"),
-            ("--instance_role", ROLES[role.role]),
-            ("--kv_cache_transfer_type", "LlmDataDist"),
-            ("--transfer_listen_port", _per_device(target, role, TRANSFER_PORT)),
-            ("--disagg_pd_port", _per_device(target, role, DISAGGREGATION_PORT)),
-        ]
-    flags += [("--etcd_addr", Shell('"$ETCD"')), ("--enable_service_routing", "true")]
+        ("--rank_tablefile", Shell('"$RANK_TABLE"'), role.nodes > 1),
+        ("--draft_model", target.draft_model_path(role), role.drafts),
+        ("--draft_devices", device, role.drafts),
+        ("--num_speculative_tokens", role.drafts, role.drafts),
+        ("--enable_disagg_pd", "true", apart),
+        ("--instance_role", ROLES[role.role], apart),
+        ("--kv_cache_transfer_type", "LlmDataDist", apart),
+        ("--transfer_listen_port", _per_device(target, role, TRANSFER_PORT), apart),
+        ("--disagg_pd_port", _per_device(target, role, DISAGGREGATION_PORT), apart),
+        ("--etcd_addr", Shell('"$ETCD"')),
+        ("--enable_service_routing", "true"),
+    )
     return Launch(
         role=role,
         programme=("/opt/xllm/xllm",),
@@ -73,13 +68,14 @@ def _experts(role: RolePlan) -> list[Flag]:
     """Return EP and its degree: 1 gathers tokens, 2 exchanges them and takes replicas, counted per device."""
     if role.mode is None:
         return []
-    exchanged = role.mode.exchange == "all_to_all"
-    degree = 0 if role.strategy.moe_ep == 1 else 2 if exchanged else 1
-    flags: list[Flag] = [("--ep_size", role.strategy.moe_ep), ("--expert_parallel_degree", degree)]
-    if role.setup.redundant:
-        per_device = role.setup.redundant // role.strategy.moe_ep
-        flags += [("--enable_eplb", "true"), ("--redundant_experts_num", per_device)]
-    return flags
+    degree = 0 if role.strategy.moe_ep == 1 else 2 if role.mode.exchange == "all_to_all" else 1
+    redundant = role.setup.redundant
+    return given(
+        ("--ep_size", role.strategy.moe_ep),
+        ("--expert_parallel_degree", degree),
+        ("--enable_eplb", "true", redundant),
+        ("--redundant_experts_num", redundant // role.strategy.moe_ep, redundant),
+    )
 
 
 def step_tokens(role: RolePlan) -> int:
@@ -89,21 +85,18 @@ def step_tokens(role: RolePlan) -> int:
 
 def _limits(target: Target, role: RolePlan) -> list[Flag]:
     """Return limits in xLLM's unit, the instance; decode graphs count one DP rank."""
-    ranks = role.strategy.attention_dp
-    flags: list[Flag] = [
+    ranks, decodes = role.strategy.attention_dp, role.role != "prefill"
+    return given(
         ("--max_seqs_per_batch", role.sequences * ranks),
         ("--max_tokens_per_batch", step_tokens(role) * ranks),
         ("--max_concurrent_requests", role.sequences * ranks),
         ("--block_size", BLOCK_TOKENS),
         ("--max_memory_utilization", target.memory(role).fraction),
         ("--enable_prefix_cache", "true" if role.prefix_caching else "false"),
-    ]
-    if role.disaggregated:  # which takes neither chunks nor prefixes (docs: features/disagg_pd)
-        flags.append(("--enable_chunked_prefill", "false"))
-    if role.role != "prefill":  # on prefill instances xLLM turns overlap off itself
-        flags += [
-            ("--enable_schedule_overlap", "true"),
-            ("--enable_graph", "true"),
-            ("--acl_graph_decode_batch_size_limit", role.sequences),
-        ]
-    return flags
+        # Prefill and decode apart take neither chunks nor prefixes (docs: features/disagg_pd).
+        ("--enable_chunked_prefill", "false", role.disaggregated),
+        # On prefill instances xLLM turns overlap off itself.
+        ("--enable_schedule_overlap", "true", decodes),
+        ("--enable_graph", "true", decodes),
+        ("--acl_graph_decode_batch_size_limit", role.sequences, decodes),
+    )

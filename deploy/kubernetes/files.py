@@ -195,7 +195,7 @@ def _engines(target: Target, launches: dict[str, Launch], address: Address | Non
             objects(
                 "router",
                 target,
-                files={"router.sh": router_script(target, router), **target.origin.owned(dict(router.files))},
+                files={"router.sh": router_script(target, router), **target.owned(dict(router.files))},
                 image=target.site.router_image or known,
                 plain_pod=placed,
                 port=target.site.router_port,
@@ -232,4 +232,4 @@ def _job(target: Target, load: Load, name: str, script: str) -> Sheet:
 def written(target: Target, sheet: Sheet) -> str:
     """Return a file's YAML documents under their origin, with the site's patches."""
     texts = (to_yaml(patched(target.site, item)) for item in sheet.items)
-    return target.origin.head(sheet.purpose) + "\n" + "---\n".join(texts)
+    return target.head(sheet.purpose) + "\n" + "---\n".join(texts)

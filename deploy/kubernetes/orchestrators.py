@@ -47,7 +47,7 @@ def dynamo_graph(target: Target, launches: dict[str, Launch]) -> Object:
             "version": dynamo.version,
             "plain_pod": _known(plain_pod(target)),
             "locked": LOCKED,
-            "annotations": target.origin.annotations,
+            "annotations": target.annotations,
             "image": target.site.router_image or image,
             "weights_mount": weights_mount(target),
             "weights_volume": weights_volume(target),

@@ -51,7 +51,7 @@ def common(target: Target, launch: Launch) -> Object:
     return {
         "pool": launch.role.name,
         "labels": labels(target, launch),
-        "annotations": target.origin.annotations | target.site.annotations,
+        "annotations": target.annotations | target.site.annotations,
         "settings": pod_settings(target, launch.role),
         "resources": resources(target, launch.role),
         "security": security(target, launch.role),

@@ -22,7 +22,7 @@ def metadata(target: Target, name: str, extra: Mapping[str, str] | None = None) 
         "name": name,
         "namespace": target.site.namespace,
         "labels": {"app.kubernetes.io/part-of": target.name, **(extra or {})},
-        "annotations": target.origin.annotations,
+        "annotations": target.annotations,
     }
 
 

@@ -17,7 +17,7 @@ from tests.deploy.plans import deployed
 def compared(old: Deployment, new: Deployment) -> list[str]:
     """Return the differences of two deployments."""
     read = [
-        read_files("a folder", made.target.origin.engine, made.target.origin.version, made.target.kind, made.files)
+        read_files("a folder", made.target.profile.engine, made.target.version, made.target.kind, made.files)
         for made in (old, new)
     ]
     return differences(*read)
