@@ -10,7 +10,7 @@ from typing import NamedTuple
 from deploy.commands.launch import Launch, Target
 from deploy.routers import Address, endpoints
 from deploy.templates import script_of
-from deploy.words import Flag, Shell, compact_json, flag_words, quoted
+from deploy.words import Flag, Shell, compact_json, flag_words, given, quoted
 from ground.units import MILLI
 from planner.manifest.schema import Manifest, ManifestWorkload
 
@@ -136,8 +136,15 @@ def _spread(cv2: float) -> float:
 
 
 def _vllm(target: Target, load: Load) -> Command:
-    shown = load.traffic.pictures
-    flags: list[Flag] = [
+    shown, levels = load.traffic.pictures, target.levels
+    spread = {"input": round(_spread(load.text_cv2), 3), "output": round(_spread(load.traffic.output_cv2), 3)}
+    bursts = load.traffic.arrival_cv2 if load.rate_per_second else 0.0
+    pictures: list[Flag] = []
+    if shown:
+        sizes = f"{{({shown.height}, {shown.width}, {shown.frames}): 1.0}}"
+        pictures = [("--endpoint", "/v1/chat/completions"), ("--random-mm-bucket-config", sizes)]
+        pictures.append(("--random-mm-base-items-per-request", shown.count))
+    flags = given(
         ("--backend", "openai-chat" if shown else "openai"),
         ("--base-url", ROUTER),
         ("--model", target.name_of_model),
@@ -145,27 +152,21 @@ def _vllm(target: Target, load: Load) -> Command:
         ("--dataset-name", "random-mm" if shown else "random"),
         ("--random-input-len", round(load.text_tokens)),
         ("--random-output-len", round(load.traffic.output_tokens)),
-    ]
-    if shown:
-        sizes = f"{{({shown.height}, {shown.width}, {shown.frames}): 1.0}}"
-        flags += [("--endpoint", "/v1/chat/completions"), ("--random-mm-bucket-config", sizes)]
-        flags.append(("--random-mm-base-items-per-request", shown.count))
-    spread = {"input": round(_spread(load.text_cv2), 3), "output": round(_spread(load.traffic.output_cv2), 3)}
-    if any(spread.values()):  # lengths are drawn evenly from (1 - ratio) to (1 + ratio) of the mean
-        flags.append(("--random-range-ratio", compact_json(spread)))
-    flags += [("--trust-remote-code", None)] * target.site.trust_remote_code
-    flags += [("--num-prompts", load.requests), *_rate(load), ("--max-concurrency", load.concurrency)]
-    if load.rate_per_second and load.traffic.arrival_cv2 > 0:
-        flags.append(("--burstiness", f"{1 / load.traffic.arrival_cv2:.4g}"))  # gamma gaps: shape 1 / squared variation
-    flags += [
+        *pictures,
+        # Lengths are drawn evenly from (1 - ratio) to (1 + ratio) of the mean.
+        ("--random-range-ratio", compact_json(spread), any(spread.values())),
+        ("--trust-remote-code", None, target.site.trust_remote_code),
+        ("--num-prompts", load.requests),
+        *_rate(load),
+        ("--max-concurrency", load.concurrency),
+        ("--burstiness", f"{1 / (bursts or 1.0):.4g}", bursts),  # gamma gaps: shape 1 / squared variation
         ("--ignore-eos", None),
         ("--percentile-metrics", "ttft,tpot,itl,e2el"),
-        ("--metric-percentiles", f"50,90,{target.levels.percentile:g}"),
+        ("--metric-percentiles", f"50,90,{levels.percentile:g}"),
         ("--save-result", None),
         ("--result-dir", OUT),
         ("--result-filename", RESULT),
-    ]
-    levels = target.levels
+    )
     found = [f"ttft:{levels.ttft_seconds / MILLI:g}"] if levels.ttft_seconds else []
     goodput = " ".join([*found, *([f"tpot:{levels.tpot_seconds / MILLI:g}"] if levels.tpot_seconds else [])])
     words = ["vllm", "bench", "serve"]

@@ -10,6 +10,17 @@ ASCEND_RANK_TABLE = "/user/serverid/devindex/config/hccl.json"  # where the Asce
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES"}
 
 
+PLACES: dict[str, tuple[dict[str, str], str]] = {
+    "statefulset": (
+        {"SET": '"${HOSTNAME%-*}"', "NODE_RANK": '"${HOSTNAME##*-}"', "HEAD": '"$SET-0.$SET"'},
+        "{0}-0-0.{0}-0",
+    ),
+    "volcano": ({"NODE_RANK": "$((VC_TASK_INDEX + FIRST_RANK))", "HEAD": '"$JOB-head-0.$JOB"'}, "{0}-0-head-0.{0}-0"),
+    "lws": ({"NODE_RANK": '"$LWS_WORKER_INDEX"', "HEAD": '"$LWS_LEADER_ADDRESS"'}, "{0}-0.{0}"),
+}
+"""By kind, how a pod knows its place, and the name of the first prefill instance's first pod."""
+
+
 def script(target: Target, launch: Launch) -> str:
     """Return the bash script of a role."""
     lines = [
@@ -41,26 +52,14 @@ def _fabric(target: Target, launch: Launch) -> list[str]:
 
 def place(target: Target, launch: Launch) -> list[str]:
     """Return the lines that find out which node this is, and the address of the instance's first node."""
-    kind = target.kind
-    prefill = f"{target.name}-{_first_prefill(target)}"
     if target.bare:
         return list(_bare_place(target, launch))
-    if kind == "statefulset":
-        found = {
-            "SET": Shell('"${HOSTNAME%-*}"'),
-            "NODE_RANK": Shell('"${HOSTNAME##*-}"'),
-            "HEAD": Shell('"$SET-0.$SET"'),
-        }
-        store = f"{prefill}-0-0.{prefill}-0"
-    elif kind == "volcano":
-        found = {"NODE_RANK": Shell("$((VC_TASK_INDEX + FIRST_RANK))"), "HEAD": Shell('"$JOB-head-0.$JOB"')}
-        store = f"{prefill}-0-head-0.{prefill}-0"
-    else:
-        found = {"NODE_RANK": Shell('"$LWS_WORKER_INDEX"'), "HEAD": Shell('"$LWS_LEADER_ADDRESS"')}
-        store = f"{prefill}-0.{prefill}"
+    kind = target.kind
+    variables, store = PLACES.get(kind, PLACES["lws"])
+    found = {name: Shell(text) for name, text in variables.items()}
     found["ADDRESS"] = Shell('"$POD_IP"')
     if "$STORE" in _text(launch):
-        found["STORE"] = Shell(quoted(store))
+        found["STORE"] = Shell(quoted(store.format(f"{target.name}-{_first_prefill(target)}")))
     if "$ETCD" in _text(launch):
         found["ETCD"] = Shell(quoted(target.site.etcd_address or f"{target.name}-etcd:2379"))
     if "$RANK_TABLE" in _text(launch):

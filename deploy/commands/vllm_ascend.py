@@ -6,7 +6,7 @@ from deploy.commands.launch import Launch, Target, ascend_environment, port
 from deploy.commands.vllm import OWN, common_flags, served
 from deploy.experts import ascend_map, needs_map
 from deploy.roles import RolePlan
-from deploy.words import Flag, Shell, compact_json
+from deploy.words import Flag, Shell, compact_json, given
 from planner.engines.memory import GRAPH_TOKENS, most_exchanged
 
 Json = dict[str, Any]
@@ -17,28 +17,23 @@ TRANSFER_PORTS_PER_DEVICE = 1000
 
 def launch(target: Target, role: RolePlan) -> Launch:
     """Return what starts a role with vLLM on Ascend devices."""
-    flags = common_flags(target, role)
-    if role.weights_dtype == "int8":
-        flags.append(("--quantization", "ascend"))
-    if role.role != "prefill":
-        flags.append(("--compilation-config", compact_json(_graphs(role))))
-    files = {}
     shared = role.model.moe is not None and role.model.moe.shared_experts > 0
-    additional: Json = {}
-    if role.role == "prefill" and shared:
-        additional["enable_shared_expert_dp"] = True
-    if role.role == "decode":
-        additional["recompute_scheduler_enable"] = True  # decode nodes only
-    if role.role != "prefill" and shared:
-        additional["multistream_overlap_shared_expert"] = True
-    if needs_map(role):
-        name = f"expert-map-{role.name}.json"
-        files[name] = ascend_map(role)
-        additional["eplb_config"] = {"expert_map_path": f"{target.site.files_path}/{name}"}
-    if additional:
-        flags.append(("--additional-config", compact_json(additional)))
-    if role.disaggregated:
-        flags.append(_transfer(target, role))
+    prefill, name = role.role == "prefill", f"expert-map-{role.name}.json"
+    files = {name: ascend_map(role)} if needs_map(role) else {}
+    wanted: Json = {
+        "enable_shared_expert_dp": prefill and shared,
+        "recompute_scheduler_enable": role.role == "decode",  # decode nodes only
+        "multistream_overlap_shared_expert": not prefill and shared,
+        "eplb_config": {"expert_map_path": f"{target.site.files_path}/{name}"} if files else None,
+    }
+    additional = {key: value for key, value in wanted.items() if value}
+    flags = given(
+        *common_flags(target, role),
+        ("--quantization", "ascend", role.weights_dtype == "int8"),
+        ("--compilation-config", compact_json(_graphs(role)), not prefill),
+        ("--additional-config", compact_json(additional), additional),
+        *([_transfer(target, role)] if role.disaggregated else []),
+    )
     environment = ascend_environment(target, role) | OWN | {"TP_SOCKET_IFNAME": target.site.network_interface}
     return served(role, flags, environment, **files)
 

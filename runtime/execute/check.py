@@ -10,8 +10,9 @@ import numpy as np
 from ground.arrays import Ints
 from ground.errors import Fault
 from planner.manifest.schema import Manifest
+from runtime.execute.passes import Said
 from runtime.execute.reference import Forward, forward
-from runtime.execute.run import Heard, Rank, Said, Settings, World, build_world, heard, joined, make_ranks, run_ranks
+from runtime.execute.run import Heard, Rank, Settings, World, build_world, heard, joined, make_ranks, run_ranks
 from runtime.execute.sweep import Swept, exchanges, merged, sweep
 from runtime.execute.transport import Loop
 
@@ -88,7 +89,9 @@ def _compare_request(result: Compared, request: int, length: int, said: Said, wh
         Position(request, index) for index in range(end) if said.tokens[index] != int(expected[index].argmax())
     ]
     if end:
-        result.logit_difference = max(result.logit_difference, float(np.abs(expected[:end] - said.logits[:end]).max()))
+        result.logit_difference = max(
+            result.logit_difference, float(np.abs(expected[:end] - np.stack(said.logits[:end])).max())
+        )
     for about, logits in said.drafts.items():
         if whole.drafts is not None and about - 2 < len(whole.drafts) and about - length < end:
             off = float(np.abs(whole.drafts[about - 2] - logits).max())
@@ -145,9 +148,10 @@ def execute(
     parts = loop.gathered((heard(ranks), sweeps(world, loop, traffic)))
     if parts is None:
         return None
-    told = Heard()
+    told = Heard({}, {})
     for part, _ in parts:
-        told.add(part)
+        told.first.update(part.first)
+        told.after.update(part.after)
     swept = [_merged(list(each)) for each in zip(*(each for _, each in parts), strict=True)]
     return Report(world, compare(world, joined(world, told)), swept, time.perf_counter() - started)
 

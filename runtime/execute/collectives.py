@@ -72,14 +72,17 @@ def added(parts: Sequence[Floats]) -> Floats:
     return total
 
 
-async def _exchanged(group: Comm, parts: Sequence[Any]) -> list[Any]:
-    """Return part ``index`` of every rank; all parts leave at once, each rank starting with its neighbour."""
+async def _exchanged(group: Comm, parts: Sequence[Any], *, together: bool = True) -> list[Any]:
+    """Return part ``index`` of every rank, each rank starting with its neighbour; all parts leave at once, or each
+    after the answer to the one before.
+    """
     n, index = group.size, group.index
-    for step in range(1, n):
-        group.send((index + step) % n, parts[(index + step) % n])
     got = [parts[index]] * n
-    for step in range(1, n):
-        got[(index - step) % n] = await group.receive((index - step) % n)
+    for steps in [range(1, n)] if together else [range(step, step + 1) for step in range(1, n)]:
+        for step in steps:
+            group.send((index + step) % n, parts[(index + step) % n])
+        for step in steps:
+            got[(index - step) % n] = await group.receive((index - step) % n)
     return got
 
 
@@ -150,12 +153,7 @@ async def ring_all_reduce(group: Comm, x: Floats) -> Floats:
 
 async def pairwise_all_to_all(group: Comm, parts: Sequence[Any]) -> list[Any]:
     """Return part ``index`` of every rank; in round i a rank sends i ahead and receives from i behind (Eq. (3))."""
-    n, index = group.size, group.index
-    got = [parts[index]] * n
-    for step in range(1, n):
-        group.send((index + step) % n, parts[(index + step) % n])
-        got[(index - step) % n] = await group.receive((index - step) % n)
-    return got
+    return await _exchanged(group, parts, together=False)
 
 
 async def sparse_all_to_all(group: Comm, parts: Mapping[int, Any]) -> dict[int, Any]:

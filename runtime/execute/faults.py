@@ -135,7 +135,7 @@ def shrink_instance(
 
 def _so_far(world: World, told: Heard, request: int) -> list[int]:
     """Return a request's prompt and all its tokens but the last, which prefill then says again."""
-    tokens = [told.first[request].token, *told.tokens[request]]
+    tokens = [told.first[request].token, *told.after[request].tokens]
     return world.prompts[request] + tokens[:-1]
 
 
@@ -203,9 +203,7 @@ def _take_over(rank: Rank, old: Rank, moved: list[int], logs: Heard) -> None:
         [*old.running.requests, *joining],
         np.concatenate([old.running.ids, fresh.ids]),
         np.concatenate([old.running.starts, fresh.starts]),
-        old.running.said | {request: list(logs.logits[request]) for request in joining if request in logs.logits},
-        old.running.drafted | {request: dict(logs.drafts[request]) for request in joining if request in logs.drafts},
-        old.running.tokens | {request: list(logs.tokens[request]) for request in joining if request in logs.tokens},
+        old.running.said | {request: deepcopy(logs.after[request]) for request in joining},
     )
     rank.prefilled = dict(old.prefilled)
 

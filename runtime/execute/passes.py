@@ -14,19 +14,24 @@ from runtime.execute.worker import Worker
 
 
 @dataclass(slots=True)
-class Running:
-    """The requests of an attention group: numbers, next input ids [R, 1 + K] and the position of the first of them.
+class Said:
+    """What came out for one request: tokens, logits [V] of each, first drafts' logits by the position they tell."""
 
-    ``said`` keeps, per request, the logits of every token that came out, and ``drafted`` those of the first draft of
-    every iteration by the position that it is about.
+    tokens: list[int] = field(default_factory=list)
+    logits: list[Floats] = field(default_factory=list)
+    drafts: dict[int, Floats] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Running:
+    """The requests of an attention group: numbers, next input ids [R, 1 + K], the position of the first of them, and
+    what each has said in decode.
     """
 
     requests: list[int]
     ids: Ints
     starts: Ints
-    said: dict[int, list[Floats]] = field(default_factory=dict)
-    drafted: dict[int, dict[int, Floats]] = field(default_factory=dict)
-    tokens: dict[int, list[int]] = field(default_factory=dict)
+    said: dict[int, Said] = field(default_factory=dict)
 
 
 async def block(worker: Worker, layer: int, x: Floats, batch: Batch) -> Floats:
@@ -163,10 +168,11 @@ async def _verified(worker: Worker, running: Running, x: Floats, batch: Batch) -
     starts = batch.positions[::queries] + accepted + 1
     for i, row in enumerate(batch.rows.tolist()):
         request, count = running.requests[row], int(accepted[i]) + 1
-        running.said.setdefault(request, []).extend(logits[i * queries : i * queries + count])
-        running.tokens.setdefault(request, []).extend(said[i, :count].tolist())
+        own = running.said.setdefault(request, Said())
+        own.logits.extend(logits[i * queries : i * queries + count])
+        own.tokens.extend(said[i, :count].tolist())
         if drafts:
-            running.drafted.setdefault(request, {})[int(starts[i]) + 1] = drafts[0][i]
+            own.drafts[int(starts[i]) + 1] = drafts[0][i]
     columns = [said[np.arange(requests), accepted], *(each.argmax(axis=1) for each in drafts)]
     return np.stack(columns, axis=1).astype(np.int64), starts
 

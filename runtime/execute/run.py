@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from models.spec import MLA
 from planner.manifest.schema import LinkMapping, Manifest, Pool
 from runtime.execute.layout import Layout, dealt, spread
 from runtime.execute.partition import Setup, check_coverage
-from runtime.execute.passes import Prefilled, Running, decode_iteration, experts_pass, prefill_pass
+from runtime.execute.passes import Prefilled, Running, Said, decode_iteration, experts_pass, prefill_pass
 from runtime.execute.small import Weights, shrink
 from runtime.execute.transport import Endpoint, Loop, Program
 from runtime.execute.worker import Worker
@@ -336,15 +337,6 @@ class Rank:
             await self.iterate(iteration)
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """What came out for one request: tokens, logits [n, V] of each, first drafts' logits by position."""
-
-    tokens: list[int]
-    logits: Floats
-    drafts: dict[int, Floats]
-
-
 def make_ranks(world: World, loop: Loop, ranks: list[int] | None = None) -> dict[int, Rank]:
     """Return the ranks of a world (some of them, where a process has only those) on a loop."""
     made = {}
@@ -359,42 +351,29 @@ def run_ranks(loop: Loop, ranks: Mapping[int, Rank], work: Callable[[Rank], Prog
     loop.run({number: lambda _, rank=rank: work(rank) for number, rank in ranks.items()})  # type: ignore[misc]
 
 
-@dataclass(slots=True)
-class Heard:
-    """What some of the ranks heard: of prompts, and of tokens, logits and drafts after them, by request."""
+class Heard(NamedTuple):
+    """What some of the ranks heard, by request: of prompts, and after them."""
 
-    first: dict[int, Prefilled] = field(default_factory=dict)
-    tokens: dict[int, list[int]] = field(default_factory=dict)
-    logits: dict[int, list[Floats]] = field(default_factory=dict)
-    drafts: dict[int, dict[int, Floats]] = field(default_factory=dict)
-
-    def add(self, other: "Heard") -> None:
-        """Take over what others heard."""
-        for name in ("first", "tokens", "logits", "drafts"):
-            getattr(self, name).update(getattr(other, name))
+    first: dict[int, Prefilled]
+    after: dict[int, Said]
 
 
-def heard(ranks: dict[int, Rank]) -> Heard:
+def heard(ranks: Mapping[int, Rank]) -> Heard:
     """Return what the reporting ones among ``ranks`` heard."""
-    result = Heard()
+    first, after = dict[int, Prefilled](), dict[int, Said]()
     for rank in ranks.values():
-        result.first |= rank.prefilled
+        first |= rank.prefilled
         if rank.running is not None and rank.reports:
-            for request in rank.running.requests:
-                result.tokens[request] = list(rank.running.tokens.get(request, []))
-            result.logits |= rank.running.said
-            result.drafts |= rank.running.drafted
-    return result
+            after |= {request: rank.running.said.get(request, Said()) for request in rank.running.requests}
+    return Heard(first, after)
 
 
 def joined(world: World, told: Heard) -> dict[int, Said]:
     """Return the whole answers, the first token before those of decode."""
     answers = {}
-    for request, tokens in told.tokens.items():
-        first = told.first[request]
-        drafts = dict(told.drafts.get(request, {}))
+    for request, said in told.after.items():
+        first, drafts = told.first[request], dict(said.drafts)
         if first.draft_logits is not None:
             drafts[len(world.prompts[request]) + 1] = first.draft_logits
-        logits = np.stack([first.logits, *told.logits.get(request, [])])
-        answers[request] = Said([first.token, *tokens], logits, drafts)
+        answers[request] = Said([first.token, *said.tokens], [first.logits, *said.logits], drafts)
     return answers
