@@ -103,7 +103,9 @@ def _pool(screen: Screen, pool: PoolTerms) -> None:
 
 
 def _arithmetic(row: Worked) -> str:
-    if row.amount is None or row.rate_per_second is None or row.least_seconds is None:
+    if row.amount is not None and row.rate_per_second is None:
+        return f"{row.count} × {row.amount:.3g} {row.unit}, kernels measured together"
+    if row.amount is None or row.least_seconds is None:
         return row.told or "start-up of its kernels"
     return (
         f"{row.count} × {row.amount:.3g} {row.unit} / ({row.rate_per_second:.3g} {row.unit}/s) = "

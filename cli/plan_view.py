@@ -171,7 +171,7 @@ def _per_hour(plan: Plan) -> list[str]:
     if watts is None and alone is not None:
         told = [f"{format_si(alone, 'W')} in the chips alone"]
     if price is not None and plan.paid_chips > plan.chips:
-        fewer = " (--objective cost fills nodes)" if plan.spread else ""
+        fewer = " (--objective cost takes the fewest)" if plan.spread and not plan.question.goal.priced else ""
         told.append(f"{plan.paid_chips:g} chips paid in whole nodes{fewer}")
     return [*told, *([] if price is None else [f"{format_count(price)} USD an hour ({monthly_text(price)} a month)"])]
 

@@ -174,10 +174,11 @@ class Question:
     def spread(self) -> bool:
         """Whether instances below a node are spread over nodes, so that the loss of one takes few.
 
-        With the objective ``cost``, which pays whole nodes, and beside other models they fill node after node.
+        Beside other models they fill node after node; so they do with the objective ``cost``, which pays whole nodes,
+        where each role has machines of its own.
         """
         others = self.prefill.among_others or self.decode.among_others
-        return self.survive == "node" and not self.goal.priced and not others
+        return self.survive == "node" and not others and (self.one_pool or not self.goal.priced)
 
     @property
     def decoded(self) -> Workload:

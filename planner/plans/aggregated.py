@@ -69,9 +69,10 @@ class AggregatedPlan(Plan):
         share = f"{state.prompt_steps:.0%}" if state.prompt_steps >= 0.01 else "less than 1%"
         return (
             f"{self.encode_text}A step of an aggregated instance takes "
-            f"{format_duration(state.mean_step_seconds)} on average; {share} of them carry prompts, which lengthen the "
-            f"steps of all that are answered. At p{self.question.percentile:g} {told_limits(self)}. The pool carries "
-            f"{requests_per(pool.capacity_per_second)}{', spare instances included' if self.question.survive else ''}."
+            f"{format_duration(state.mean_step_seconds)} in the mean over tokens; {share} of the steps carry prompts, "
+            f"which lengthen those of all that are answered. At p{self.question.percentile:g} {told_limits(self)}. "
+            f"The pool carries {requests_per(pool.capacity_per_second)}"
+            f"{', spare instances included' if self.question.survive else ''}."
         )
 
     def behind(self, encode: PlannedEncode, requests: Leaving) -> "AggregatedPlan":

@@ -13,7 +13,7 @@ from planner.costs.cache import device_cache
 from planner.costs.latency import balanced_cost
 from planner.instances.kv_links import LinkState
 from planner.manifest.drafts import tokens_per_iteration
-from planner.manifest.terms import CommunicationTerm, Term
+from planner.manifest.terms import CommunicationTerm, CurveTerm, Term
 from planner.plans.aggregated import PlannedAggregated
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import PlannedDecode, PlannedPool, PlannedPrefill
@@ -67,7 +67,7 @@ class PoolTerms(NamedTuple):
     @property
     def step(self) -> str:
         """Name of the step; aggregated instances have full steps only at saturation."""
-        return "mean step at the plan's load" if self.role == "mixed" else "full step"
+        return "mean step with as many requests as at the plan's load" if self.role == "mixed" else "full step"
 
 
 def worked_plan(plan: Plan) -> tuple[PoolTerms, ...]:
@@ -125,6 +125,8 @@ def _amount(row: Operator, term: Term | None) -> tuple[float | None, float | Non
     """Amount of one launch and the rate at which it is moved or computed; None where there is neither."""
     if term is None or not row.count:
         return None, None
+    if isinstance(term, CurveTerm) and row.bound == "compute":  # timed whole; in which format it multiplies is not told
+        return row.flops / row.count, None
     if isinstance(term, CommunicationTerm):
         payload = row.message_bytes / row.count
         fastest = min(term.protocols, key=lambda each: float(each[0]) + payload / float(each[1]), default=None)
@@ -191,8 +193,9 @@ def _mixed_lines(plan: Plan, pool: PlannedAggregated) -> tuple[str, ...]:
     return (
         f"rate: {running:.3g} requests x {ranks} DP ranks x {accepted:.3g} tokens / ({step} x {answer:.0f} tokens) = "
         f"{each:.3g} requests/s of one instance at the plan's rate; within TTFT and TPOT {_carried(pool)}",
-        f"TPOT of the mean step: {step} / {accepted:.3g} = {format_duration(state.mean_step_seconds / accepted)} of "
-        f"{format_duration(question.tpot_seconds)}; p{level:g} {format_duration(plan.tpot.at(level))}",
+        f"TPOT: {step} / {accepted:.3g} = {format_duration(state.mean_step_seconds / accepted)} of "
+        f"{format_duration(question.tpot_seconds)}; p{level:g} {format_duration(plan.tpot.at(level))}. The {step} are "
+        "the mean over tokens: requests come unevenly, and the longer steps answer more of them",
         f"prompts: {candidate.batched_tokens} tokens a step and DP rank, {state.prompt_steps:.0%} of the steps carry "
         f"some; TTFT p{level:g} {format_duration(plan.ttft.at(level))} of {format_duration(question.ttft_seconds)}",
         _room_line(pool, candidate.batch),
@@ -219,11 +222,12 @@ def _room_line(pool: PlannedPool, batch: int) -> str:
     kinds = ("capacity", "reserve", "weights", "buffers", "activations")
     capacity, *taken = (float(getattr(held, kind)) for kind in kinds)
     room = capacity - sum(taken)
-    tokens = reserved_kv_tokens(pool.question.workload).mean_tokens
-    each = float(device_cache(pool.candidate.deployment).token_bytes)
+    tokens, cache = reserved_kv_tokens(pool.question.workload).mean_tokens, device_cache(pool.candidate.deployment)
+    each, kept = float(cache.token_bytes), float(cache.charged(tokens, 1.0))  # windows keep fewer, states take more
+    worth = "" if round(kept) == round(tokens) else f" for {tokens:.0f}"
     shown = " - ".join(f"{format_bytes(amount)} {kind}" for amount, kind in zip((capacity, *taken), kinds, strict=True))
     return (
-        f"memory: ({shown}) / ({tokens:.0f} tokens x {each:.3g} B) = {room / (tokens * each):.0f} requests per DP "
+        f"memory: ({shown}) / ({kept:.0f} tokens{worth} x {each:.3g} B) = {room / (kept * each):.0f} requests per DP "
         f"rank; it runs {batch}"
     )
 

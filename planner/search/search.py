@@ -23,6 +23,7 @@ from planner.programme.proof import Bound, over_parts
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.changes.missing import limit_of, without_plan
+from planner.search.fewest import on_fewest_nodes
 from planner.search.fleet import Fleet
 from planner.search.gather import Costing, Option, aggregated, make_side
 from planner.search.papers import Beside, Published, as_deployed, matching
@@ -88,12 +89,17 @@ def search(
     Raises BadInput where the asked expert layout fits no strategy.
     """
     if is_plain(question):
-        return _search(question, beside=beside, aside=aside, worth=worth, refuse=refuse)
+        return _search(_fewest(question), beside=beside, aside=aside, worth=worth, refuse=refuse)
 
     def solve(asked: Sequence[Question]) -> Answer:
-        return _search(asked[0], beside=beside, worth=lambda plan: holds(plan, question, asked[0]))
+        return _search(_fewest(asked[0]), beside=beside, worth=lambda plan: holds(plan, question, asked[0]))
 
     return in_own_terms(surely([question], solve), question)
+
+
+def _fewest(question: Question) -> Question:
+    """Return the question on the fewest nodes that survive a loss, where all of them are paid for."""
+    return on_fewest_nodes(question, lambda each: _search(each, beside=False).best)
 
 
 def _search(

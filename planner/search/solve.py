@@ -159,6 +159,8 @@ class Found:
         if len(kinds) == 1:
             (machines,) = kinds.values()
             devices = math.ceil(bound.value / machines.device_cost - SLACK)
+            if any(plan.spread for plan in self.plans):  # asked on the fewest nodes (``search.fewest``)
+                devices = machines.devices
             bound = bound._replace(value=paid_devices(machines, devices) * machines.device_cost)
         return bound.of_plan(cost)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from planner.plans.worked import short_form, worked_plan
+from podplan.planning import plan as planned
 from tests.plans import small_plan
 
 
@@ -37,3 +38,15 @@ def test_the_rate_line_multiplies_out() -> None:
     assert line.startswith(f"rate: {candidate.batch} requests x {candidate.row.strategy.attention_dp} DP ranks")
     assert f"= {candidate.requests_per_second:.3g} requests/s when full" in line
     assert len(short_form(plan)) == 2
+
+
+def test_windows_and_measured_kernels_do_not_contradict_what_runs() -> None:
+    """Half of gpt-oss's layers keep 128 tokens, and its MXFP4 experts multiply quicker than the peak of BF16."""
+    plan = planned("gpt-oss-20b", hw="rtx-pro-6000", rate="15/s", engine="trtllm", shape="disaggregated").best
+    assert plan is not None
+    terms = worked_plan(plan)
+    (line,) = [each for each in terms[1].lines if each.startswith("memory:")]
+    held = int(line.rpartition(" = ")[2].split()[0])
+    assert held >= plan.decode.candidate.batch
+    for row in (row for pool in terms for row in pool.terms):
+        assert row.least_seconds is None or row.least_seconds <= row.seconds * 1.001

@@ -58,3 +58,16 @@ def test_what_any_node_leaves_carries_the_rate(shape: str, devices: int) -> None
             assert pool.role == role and gone <= lost[role]
             left = own.instances - gone
             assert left and server_of(plan, own, question).pool_carries(left, plan.requests_per_second)
+
+
+def test_a_price_of_whole_nodes_takes_the_fewest_that_survive() -> None:
+    """One node less has no plan; the fewest chips would stand on more nodes."""
+    asked = replace(
+        small_question(model="qwen3-8b", devices=40), survive="node", objective="cost", rate_per_second=45.0
+    )
+    found = search(asked)
+    plan, smallest = found.best, search(replace(asked, objective="chips"), beside=False).best
+    fewer = machines("qwen3-8b", "h100", 8 * (plan.nodes - 1))
+    assert search(replace(asked, prefill=fewer, decode=fewer, objective="chips"), beside=False).best is None
+    assert plan.spread and plan.nodes < smallest.nodes and plan.devices >= smallest.devices
+    assert found.bound.value == plan.cost_per_hour and found.bound.gap == 0
