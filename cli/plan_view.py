@@ -16,7 +16,6 @@ from ground.units import (
     format_duration,
     format_rate,
     format_si,
-    requests_per,
 )
 from planner.instances.kv_links import LinkState
 from planner.plans.aggregated import AggregatedPlan, PlannedAggregated
@@ -326,7 +325,7 @@ def played_text(played: Played, question: Question) -> str:
     if question.workload.trace is not None:  # whose requests are all there are
         return f"Played on the {played.requests:,} requests of the trace."
     took = " to ".join(dict.fromkeys(map(format_duration, ttft)))
-    carried = " to ".join(dict.fromkeys(map(requests_per, rate)))
+    carried = " to ".join(dict.fromkeys(map(carried_rate, rate)))
     return (
         f"Played over {played.requests:,} requests: TTFT at p{question.percentile:g} {took}; the pools carry {carried} "
         f"({LEVEL:.0%} interval)."

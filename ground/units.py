@@ -145,17 +145,6 @@ def format_rate(per_second: float) -> str:
     return f"{format_count(per_second)}/s"
 
 
-def requests_per(per_second: float) -> str:
-    """Render a rate with four significant digits and its unit, per minute below one per ten seconds.
-
-    >>> requests_per(10.554), requests_per(0.03268)
-    ('10.55 requests/s', '1.961 requests/min')
-    """
-    if 0 < abs(per_second) < 0.1:
-        return f"{per_second * MINUTE_SECONDS:.4g} requests/min"
-    return f"{per_second:.4g} requests/s"
-
-
 def carried_rate(per_second: float) -> str:
     """Render a rate that is carried like ``format_rate``, never rounded up: asked for as it is printed, it is carried.
 

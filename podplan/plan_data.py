@@ -380,9 +380,9 @@ def sure_json(sure: "Sureness | None") -> dict[str, object]:
 
 def bounded_text(confidence: float) -> str:
     """Return a confidence in words where it lies beyond what is told apart."""
-    if confidence >= 1:
+    if confidence > 0.998:
         return "> 0.998"
-    return "< 0.002" if confidence <= 0 else f"{confidence:.{3 if confidence > 0.99 else 2}g}"
+    return "< 0.002" if confidence < 0.002 else f"{confidence:.{3 if confidence > 0.99 else 2}g}"
 
 
 _REACHED = {

@@ -5,14 +5,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
-from ground.units import format_duration, requests_per
+from ground.units import carried_rate, format_duration
 from planner.costs.memory import Memory
 from planner.costs.predict import Prediction, predict
 from planner.instances.aggregated import AggregatedServer, AggregatedState, aggregated_outcome
 from planner.instances.candidates import AggregatedCandidate
 from planner.instances.space import Role, machines_of
 from planner.plans.plan import Plan
-from planner.plans.pools import Leaving, PlannedEncode, PlannedPool, answering
+from planner.plans.pools import ROUNDING, Leaving, PlannedEncode, PlannedPool, answering
 from planner.question import Question
 from planner.serving.latency import Latency
 
@@ -71,7 +71,7 @@ class AggregatedPlan(Plan):
             f"{self.encode_text}A step of an aggregated instance takes "
             f"{format_duration(state.mean_step_seconds)} in the mean over tokens; {share} of the steps carry prompts, "
             f"which lengthen those of all that are answered. At p{self.question.percentile:g} {told_limits(self)}. "
-            f"The pool carries {requests_per(pool.capacity_per_second)}"
+            f"The pool carries {carried_rate(pool.capacity_per_second)}"
             f"{', spare instances included' if self.question.survive else ''}."
         )
 
@@ -100,18 +100,13 @@ class AggregatedPlan(Plan):
 
 
 def limit_of(plan: AggregatedPlan) -> str:
-    """Name the limit with least room at the plan's rate: ttft, tpot, or utilisation where neither is near."""
-    question, level = plan.question, plan.question.percentile
-    used = {
-        "ttft": plan.ttft.at(level) / question.ttft_seconds,
-        "tpot": plan.tpot.at(level) / question.tpot_seconds,
-    }
-    nearest = max(used, key=lambda name: used[name])
-    return nearest if used[nearest] > NEAR else "utilisation"
-
-
-NEAR = 0.95
-"""Share of a limit from which it counts as binding; below it for both limits, saturation binds."""
+    """Name what the pool's rate reaches: saturation, or the limit with least room: ttft or tpot."""
+    question, level, pool = plan.question, plan.question.percentile, plan.mixed
+    full = pool.utilisation * pool.capacity_per_second / plan.requests_per_second
+    if full >= question.most_utilisation * (1 - ROUNDING):
+        return "utilisation"
+    ttft, tpot = plan.ttft.at(level) / question.ttft_seconds, plan.tpot.at(level) / question.tpot_seconds
+    return "ttft" if ttft >= tpot else "tpot"
 
 
 def told_limits(plan: AggregatedPlan) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ground.records import Sourced
-from ground.units import format_duration, requests_per
+from ground.units import carried_rate, format_duration
 from hardware.spec import HardwareSpec
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.instances.alignment import Places
@@ -87,7 +87,7 @@ class Plan(ABC):
             return ""
         part = self.question.encode_share
         return (
-            f"Encode instances carry {requests_per(pool.capacity_per_second)} within {part:.0%} of the TTFT limit, "
+            f"Encode instances carry {carried_rate(pool.capacity_per_second)} within {part:.0%} of the TTFT limit, "
             f"what follows has the rest; a pass of theirs is bound by {pool.prediction.bottleneck}. "
         )
 
@@ -310,8 +310,8 @@ class DisaggregatedPlan(Plan):
         batch, why = decode.candidate.batch, WHY_BATCH[decode.candidate.limited_by]
         short = " Answers last less than ten prefill passes, so decode is played behind prefill." * self.handed_over
         return (
-            f"{self.encode_text}The prefill pool carries {requests_per(prefill.capacity_per_second)}, the decode pool "
-            f"{requests_per(decode.capacity_per_second)}{spares}."
+            f"{self.encode_text}The prefill pool carries {carried_rate(prefill.capacity_per_second)}, the decode pool "
+            f"{carried_rate(decode.capacity_per_second)}{spares}."
             f"{saturated} Decode runs {batch} requests per DP rank, {why}. A decode step is bound by "
             f"{decode.prediction.bottleneck}, a prefill pass by {prefill.prediction.bottleneck}.{short}"
         )

@@ -28,7 +28,7 @@ from planner.workload import running_kv_tokens
 
 WHY_BATCH = {"batch": "as is given", "memory": "as memory holds no more", "tpot": "with which most keep TPOT"}
 """Reasons for a decode batch, by what limits it."""
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 """Relative distance within which a rate reaches a limit of it."""
 
 
@@ -146,9 +146,9 @@ def limit_of(server: PrefillServer | DecodeServer, each: float, linked: float) -
 
     Where a full decode batch keeps TPOT, it is waits for a slot that do not, so what leaves no more slots binds.
     """
-    if each >= linked * (1 - _ROUNDING):
+    if each >= linked * (1 - ROUNDING):
         return "kv_links"
-    saturated = each >= server.most_per_second * (1 - _ROUNDING)
+    saturated = each >= server.most_per_second * (1 - ROUNDING)
     if isinstance(server, DecodeServer) and server.candidate.limited_by != "tpot":
         slow = server.candidate.iteration_seconds > server.question.tpot_seconds * server.decoding.accepted
         return "tpot" if slow and not saturated else server.candidate.limited_by

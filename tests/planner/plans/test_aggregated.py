@@ -329,3 +329,12 @@ def test_a_plan_travels_to_another_process() -> None:
     there = pickle.loads(pickle.dumps(fresh))
     assert there.ttft == fresh.ttft and there.e2e == fresh.e2e
     assert pickle.loads(pickle.dumps(plan)).ttft == plan.ttft
+
+
+@pytest.mark.parametrize(("ttft", "percentile", "limit"), [(0.1, 90.0, "ttft"), (2.0, 60.0, "utilisation")])
+def test_what_is_told_to_bind_is_reached(ttft: float, percentile: float, limit: str) -> None:
+    """Saturation is told where the pool is saturated, however near TTFT is to its limit."""
+    limits = {"ttft_seconds": ttft, "tpot_seconds": 1.0, "percentile": percentile}
+    plan = answer(**limits, devices=1, shape="aggregated").best
+    assert isinstance(plan, AggregatedPlan) and plan.binding_limit == f"devices, {limit}"
+    assert (plan.mixed.utilisation == pytest.approx(plan.question.most_utilisation)) == (limit == "utilisation")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from ground.units import carried_rate
 from planner.checks.deployed import from_plan, standing
 from planner.instances.kv_links import MOST_LINK_UTILISATION, transfer_seconds
 from planner.plans.assemble import predicted, stated_levels
@@ -74,7 +75,7 @@ def test_pools_carry_the_rate(asked: dict) -> None:
     assert plan.transfer_seconds == plan.links.transfer_seconds + plan.links.wait_seconds
     assert max(plan.links.utilisation.values()) < MOST_LINK_UTILISATION
     assert plan.decode.state.tpot is plan.tpot
-    assert all(f"{pool.capacity_per_second:.4g}" in plan.explanation for pool in (plan.prefill, plan.decode))
+    assert all(carried_rate(pool.capacity_per_second) in plan.explanation for pool in (plan.prefill, plan.decode))
 
 
 def test_end_to_end_percentiles() -> None:
