@@ -10,7 +10,7 @@ from typing import NamedTuple
 from deploy.commands.launch import Launch, Target
 from deploy.routers import Address, endpoints
 from deploy.templates import script_of
-from deploy.words import Flag, Shell, compact_json, flag_words, given, quoted
+from deploy.words import Flag, Shell, command, compact_json, given, quoted
 from ground.units import MILLI
 from planner.manifest.schema import Manifest, ManifestWorkload
 
@@ -110,8 +110,7 @@ def benchmark(target: Target, load: Load, address: Address | None) -> str:
     ]
     if programme[0] == "aiperf":
         lines.append("command -v aiperf > /dev/null || pip install --quiet aiperf==0.13.0")
-    words = [f"exec {' '.join(programme)}", *flag_words(flags, joined=False)]
-    return "\n".join([*lines, " \\\n  ".join(words)]) + "\n"
+    return "\n".join([*lines, command([Shell(word) for word in programme], flags)]) + "\n"
 
 
 def _tool(target: Target, traffic: ManifestWorkload) -> Callable[[Target, Load], Command]:

@@ -9,7 +9,7 @@ from deploy.commands.sglang import BOOTSTRAP_PORT
 from deploy.commands.vllm import EMBEDDING_PORT
 from deploy.roles import RolePlan
 from deploy.templates import script_of
-from deploy.words import Flag, Shell, Value, flag_words, quoted
+from deploy.words import Flag, Shell, Value, command, quoted
 from ground.errors import BadInput
 
 Endpoint = tuple[str, int]
@@ -193,5 +193,4 @@ def _lines(target: Target, router: Router) -> Iterator[str]:
     yield ""
     for name, value in router.environment:
         yield f"export {name}={quoted(value)}"
-    words = [" ".join(quoted(word) for word in router.programme), *flag_words(router.flags, joined=router.joined)]
-    yield " \\\n  ".join([f"exec {words[0]}", *words[1:]])
+    yield command(router.programme, router.flags, joined=router.joined)

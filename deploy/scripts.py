@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from deploy.commands.launch import Launch, Target, talks_over_nodes
-from deploy.words import Shell, flag_words, quoted
+from deploy.words import Shell, command, flag_words, quoted
 
 ASCEND_RANK_TABLE = "/user/serverid/devindex/config/hccl.json"  # where the Ascend operator mounts what it collects
 
@@ -107,18 +107,17 @@ def _text(launch: Launch) -> str:
 
 def _command(launch: Launch) -> Iterator[str]:
     """Yield the lines that run the programme: once, or once for each device of the node."""
-    words = [" ".join(quoted(word) for word in launch.programme), *flag_words(launch.flags, joined=launch.joined)]
     if launch.workers:
         workers = " ".join(flag_words(launch.workers, joined=False))
         yield f'if [ "$NODE_RANK" -eq 0 ]; then EXTRA=(); else EXTRA=({workers}); fi'
-        words.append('"${EXTRA[@]}"')
+    run = command(launch.programme, launch.flags, joined=launch.joined, more='"${EXTRA[@]}"' if launch.workers else "")
     if not launch.per_device:
         yield ""
-        yield " \\\n  ".join([f"exec {words[0]}", *words[1:]])
+        yield run
         return
     yield "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
     yield ""
     yield f"for ((DEVICE = 0; DEVICE < {launch.role.devices_per_node}; DEVICE++)); do"
-    yield " \\\n    ".join([f"  {words[0]}", *words[1:]]) + " &"
+    yield "  " + run.removeprefix("exec ").replace("\n", "\n  ") + " &"
     yield "done"
     yield "wait -n  # one rank gone is the whole instance gone"

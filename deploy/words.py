@@ -54,3 +54,9 @@ def flag_words(flags: Sequence[Flag], *, joined: bool) -> list[str]:
         else:
             words.append(f"{name}={quoted(value)}" if joined else f"{name} {quoted(value)}")
     return words
+
+
+def command(programme: Sequence[Value], flags: Sequence[Flag], *, joined: bool = False, more: str = "") -> str:
+    """Return the lines that run a programme in place of the shell, a flag on each; ``more`` words stand last."""
+    words = [" ".join(quoted(word) for word in programme), *flag_words(flags, joined=joined), *([more] if more else [])]
+    return " \\\n  ".join([f"exec {words[0]}", *words[1:]])

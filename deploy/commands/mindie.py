@@ -98,7 +98,7 @@ def configuration(target: Target, role: RolePlan, first_device: int = 0) -> Json
             "several": role.nodes > 1 and not own,
             "longest": role.longest,
             "longest_prompt": role.longest_prompt,
-            "model": _model(target, role, len(devices)),
+            **_model(target, role, len(devices)),
             "sequences": role.sequences,
             "tokens": max(role.tokens, role.longest_prompt),
             "answers": role.longest - 1,
@@ -113,48 +113,32 @@ def _buffer(role: RolePlan) -> int:
 
 
 def _model(target: Target, role: RolePlan, devices: int) -> Json:
-    """Return a role's model; over several nodes its rank table goes before ``devices``, those of one."""
-    strategy = role.strategy
-    found: Json = {
-        "modelInstanceType": "Standard",
-        "modelName": target.name_of_model,
-        "modelWeightPath": target.weights_path(role),
-        "worldSize": devices,
-        "cpuMemSize": 5,
-        "npuMemSize": -1,
-        "backendType": "atb",
-        "trustRemoteCode": target.site.trust_remote_code,
-        "dp": strategy.attention_dp,
-        "cp": 1,
-        "tp": strategy.attention_tp,
-        "sp": 1,
-        "pp": 1,
-        "moe_ep": strategy.moe_ep,
-        "moe_tp": strategy.moe_tp,
+    """Return what a role's model decides; over several nodes its rank table goes before ``devices``, those of one."""
+    strategy, exchanged = role.strategy, role.mode is not None and role.mode.exchange == "all_to_all"
+    drafting = {"plugin_type": "mtp", "num_speculative_tokens": role.drafts}
+    maps = {"level": 1, "expert_map_file": f"{target.site.files_path}/expert-map-{role.name}.json"}
+    deepseek = {
+        "ep_level": (2 if exchanged else 1) if strategy.moe_ep > 1 else None,
+        "kv_cache_options": {"enable_nz": True} if role.role == "decode" else None,
+        "eplb": maps if _mapped(role) else None,  # the number of replicas is the map's alone
+        "parallel_options": {"hccl_moe_ep_buffer": max(_buffer(role), LEAST_BUFFER_MEBIBYTES)},
     }
-    if role.drafts:
-        drafting = {"plugin_type": "mtp", "num_speculative_tokens": role.drafts}
-        found["plugin_params"] = json.dumps(drafting, separators=(",", ":"))
-    if role.setup.microbatches > 1:
-        found["stream_options"] = {"micro_batch": True}
-    if role.model.architecture in DEEPSEEK:
-        found["models"] = {"deepseekv2": _deepseek(target, role)}
-    return found
-
-
-def _deepseek(target: Target, role: RolePlan) -> Json:
-    assert role.mode is not None, "DeepSeek's models have experts"
-    found: Json = {}
-    if role.strategy.moe_ep > 1:
-        found["ep_level"] = 2 if role.mode.exchange == "all_to_all" else 1
-    if role.role == "decode":
-        found["kv_cache_options"] = {"enable_nz": True}
-    if _mapped(role):  # the number of replicas is the map's alone
-        path = f"{target.site.files_path}/expert-map-{role.name}.json"
-        found["eplb"] = {"level": 1, "expert_map_file": path}
-    if exchanges(role):
-        found["parallel_options"] = {"hccl_moe_ep_buffer": max(_buffer(role), LEAST_BUFFER_MEBIBYTES)}
-    return found
+    if not exchanges(role):
+        deepseek["parallel_options"] = None
+    held = {name: value for name, value in deepseek.items() if value is not None}
+    return {
+        "name": target.name_of_model,
+        "weights": target.weights_path(role),
+        "world": devices,
+        "trusted": target.site.trust_remote_code,
+        "dp": strategy.attention_dp,
+        "tp": strategy.attention_tp,
+        "ep": strategy.moe_ep,
+        "moe_tp": strategy.moe_tp,
+        "plugins": json.dumps(drafting, separators=(",", ":")) if role.drafts else None,
+        "overlapped": {"micro_batch": True} if role.setup.microbatches > 1 else None,
+        "models": {"deepseekv2": held} if role.model.architecture in DEEPSEEK else None,
+    }
 
 
 def motor_environment(target: Target) -> Json:
