@@ -32,8 +32,8 @@ from planner.workload import Workload
 
 MOST_LINK_UTILISATION = 0.8
 """Highest utilisation of a side's links in a plan: the wait there is two transfers, and soon much more."""
-_PLAYED = 3000
-"""Prompts that are played; the last two thirds count."""
+_PLAYED, _PLAYED_BUSY = 3_000, 10_000
+"""Prompts that are played, and where links carry KV a fifth of the time; the last two thirds count."""
 
 
 class LinkSide(NamedTuple):
@@ -146,7 +146,9 @@ def mean_wait(links: KvLinks, rate_per_second: float, workload: Workload, source
 
     Short answers are played with their passes and iterations instead (``instances.handover``).
     """
-    stream = stationary(workload, _PLAYED).at_rate(rate_per_second)
+    prompts, servers = prompts_of(workload), min(links.servers(side) for _, side in links.sides)
+    busy = rate_per_second * float(links.held_seconds(prompts.tokens) @ prompts.weights) / servers
+    stream = stationary(workload, _PLAYED_BUSY if busy > 0.2 else _PLAYED).at_rate(rate_per_second)
     ready, group = _ended(stream.arrival_seconds, stream.prompt_tokens, source, links.prefill.groups)
     order = np.argsort(ready, kind="stable")
     tokens = stream.answer_tokens[order]
@@ -157,8 +159,9 @@ def mean_wait(links: KvLinks, rate_per_second: float, workload: Workload, source
         stream.prompt_tokens[order] + tokens,
         np.maximum((tokens - 1) / sink.queue.tokens_per_iteration, 1.0),
     )
-    need, iterations = float(columns[3].mean()), float(columns[4].mean())
-    room = _Room(links.decode.groups, sink, rate_per_second, (need, iterations), float(columns[0][-1]))
+    room = _Room(
+        links.decode.groups, sink, rate_per_second, (float(columns[3].mean()), columns[4]), float(columns[0][-1])
+    )
     sources = [[0.0] * links.channels(links.prefill) for _ in range(links.prefill.groups)]
     targets = [[0.0] * links.channels(links.decode) for _ in range(links.decode.groups)]
     waits = []
@@ -210,21 +213,25 @@ def _between(value: float, axis: Sequence[float], values: Sequence[float]) -> fl
 class _Room:
     """Free room of the decode ranks; the ranks of an instance end their iterations together."""
 
-    def __init__(self, ranks: int, sink: Sink, rate: float, mean: tuple[float, float], horizon: float) -> None:
-        """Begin with the mean number of running requests, of ``mean`` KV and iterations, each at a random one.
+    def __init__(self, ranks: int, sink: Sink, rate: float, each: tuple[float, Floats], horizon: float) -> None:
+        """Begin with the mean number of running requests, of mean KV, each at a random iteration of its own.
 
-        Those that do not leave before the ``horizon`` stay for good.
+        They were dealt as they came, so equal answers leave the ranks in turn. Those that do not leave before the
+        ``horizon`` stay for good. Args: ``each``: mean KV, and the iterations of a stream's requests, [requests].
         """
         running, self.seconds = sink.queue.running(rate / sink.instances)
-        (need, iterations), random = mean, np.random.default_rng(0)
+        (need, iterations), random = each, np.random.default_rng(0)
         self._each = ranks // sink.instances
         phase = random.random(sink.instances) * self.seconds
         self._phase: list[float] = phase.tolist()
         self._running, self._most = round(running * sink.instances), sink.queue.most_requests * sink.instances
+        whole = random.choice(iterations, self._running, p=iterations / iterations.sum())
+        done = random.random(self._running) * whole
+        came = np.argsort(-done)  # iterations take about as long, so who has most of them behind it came first
         # In turn over the ranks, so that they begin about equally full.
         ranks_of = np.arange(self._running) % ranks
         self._held = np.bincount(ranks_of, minlength=ranks) * need
-        left = np.floor(random.random(self._running) * iterations)
+        left = np.floor((whole - done)[came])
         chosen = np.flatnonzero(left * self.seconds < horizon)
         ends = phase[ranks_of[chosen] // self._each] + left[chosen] * self.seconds
         self._leaving = [(end, rank, need) for end, rank in zip(ends.tolist(), ranks_of[chosen].tolist(), strict=True)]

@@ -152,16 +152,19 @@ def with_running(requests: Requests, count: int, seed: int = 0) -> Requests:
     """Return ``requests`` with ``count`` more that are in decode when the run begins, as in a stationary stream.
 
     Running ones are those of the stream weighted by the tokens that they decode, all but the first, each at a uniform
-    point of its own (D. R. Cox, Renewal Theory, section 5.4); they spare a run the many residences in which a decode
-    pool near saturation fills up. A stream of one-token answers decodes nothing: it is returned as it is.
+    point of its own (D. R. Cox, Renewal Theory, section 5.4), in the order in which they came; they spare a run the
+    many residences in which a decode pool near saturation fills up. A stream of one-token answers decodes nothing: it
+    is returned as it is.
     """
     random = generator(seed, "running")
     decoded = requests.output_tokens - 1
     if not decoded.any():
         return requests
     chosen = random.choice(len(requests), count, p=decoded / decoded.sum())
+    done = (random.random(count) * decoded[chosen]).astype(np.int64)
+    came = np.argsort(-done, kind="stable")  # tokens of all take about as long, so who has most done came first
+    chosen, done = chosen[came], done[came]
     outputs = requests.output_tokens[chosen]
-    done = (random.random(count) * (outputs - 1)).astype(np.int64)
     return Requests(
         arrival_seconds=np.concatenate([np.zeros(count), requests.arrival_seconds]),
         input_tokens=np.concatenate([requests.input_tokens[chosen] + done, requests.input_tokens]),

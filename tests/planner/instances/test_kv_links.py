@@ -153,21 +153,23 @@ def test_the_arithmetic_is_told(bound):
     assert any("KV transfer" in line and "waiting" in line for line in lines)
 
 
-@pytest.mark.parametrize(("answer", "close"), [(128.0, 0.05), (1024.0, 0.2)])
-def test_slow_links_against_the_runtime(answer: float, close: float) -> None:
+@pytest.mark.parametrize(("answer", "share", "close"), [(128.0, 0.9, 0.05), (512.0, 0.95, 0.2), (1024.0, 0.9, 0.2)])
+def test_slow_links_against_the_runtime(answer: float, share: float, close: float) -> None:
     """Both sides' load within 3 %, TPOT within 5 %; the wait within 5 % of short answers, 20 % of long ones.
 
-    The runtime begins with the long answers that run on average, so that it need not fill first.
+    The runtime begins with the long answers that run on average, so that it need not fill first. Thousands of 512
+    tokens run in one instance: where they began at random places they would wait three to five times as long.
     """
-    plan = search(_on_slow_planes(small_question(lengths=(1024.0, answer)), 10), beside=False).best
+    question = small_question(lengths=(1024.0, answer), ttft_seconds=2.0)
+    plan = search(_on_slow_planes(question, 10), beside=False).best
     assert isinstance(plan, DisaggregatedPlan)
-    assert plan.handed_over == (answer < 1000)
-    manifest, rate = assemble(plan, {}), 0.9 * plan.requests_per_second
+    assert plan.handed_over == (answer < 500)
+    manifest, rate = assemble(plan, {}), share * plan.requests_per_second
     told = expect(manifest, workload_of(manifest.workload), rate).prediction
     if plan.handed_over:
         stream = open_loop(manifest.workload, rate, 40_000)
     else:
-        stream = with_running(open_loop(manifest.workload, rate, 10_000), round(rate * plan.tpot.mean * answer))
+        stream = with_running(open_loop(manifest.workload, rate, 30_000), round(rate * plan.tpot.mean * answer))
     found = simulate(manifest, stream, SimulationOptions())
     assert told.mean_transfer_wait_seconds == pytest.approx(found.mean_transfer_wait_seconds, rel=close)
     assert told.link_utilisation == pytest.approx(found.link_utilisation, rel=0.03)
