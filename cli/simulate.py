@@ -177,7 +177,10 @@ def show_policies(screen: Screen, compared: PoliciesResult) -> None:
         "within the limits": (_percent, ["slo_attainment"]),
         "goodput": (format_rate, ["goodput_requests_per_second"]),
         "output tokens": (format_rate, ["output_tokens_per_second"]),
+        "offline output tokens": (format_rate, ["offline", "output_tokens_per_second"]),
     }
+    if not any(result.offline for result in results.values()):
+        del measures["offline output tokens"]
     told = [result.to_dict() for result in results.values()]
     rows = [[name, *(_cell(data, path, form) for data in told)] for name, (form, path) in measures.items()]
     screen.table(["", *results], rows, title="the same requests under each policy", right=list(results))

@@ -190,6 +190,11 @@ class Question:
         """Requests in decode for each online one, itself included."""
         return 1.0 + (self.offline.per_request if self.offline else 0.0)
 
+    def beside_times(self, times: float) -> "Question":
+        """Return the question with so many times as many offline requests for each online one."""
+        own = self.offline
+        return self if own is None else replace(self, offline=replace(own, per_request=own.per_request * times))
+
     def pin(self, role: Role) -> Pin:
         """Return the pinned fields of a role; redundancy and shared ranks default to those given for all roles."""
         own = dict(self.pins).get(role, FREE)

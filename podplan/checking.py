@@ -298,6 +298,8 @@ def read_entry(entry: Entry) -> AskedCheck:
         if entry.get("objective") is not None:
             raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
         searched = settled(asked_of(entry))
+        if searched.day and searched.question.offline is not None:
+            raise BadInput("--rate-profile: a check beside --offline knows one rate; give --rate instead")
         return AskedCheck(name=entry.name, searched=searched, confidence=confidence, where=entry.where)
 
 

@@ -409,9 +409,10 @@ def read_offline(flags: QuestionFlags, asked: AskedTraffic, model: ModelSpec) ->
     """Return the offline requests beside the online ones; BadInput naming the flag."""
     if flags.offline is None:
         return None
-    for name in ("growth", "rate_profile", "job"):
-        flags.check_apart(("offline", name), "say what is to be done when")
-    if flags.rate is None and flags.trace is None:
+    flags.check_apart(("offline", "job"), "say what is to be done when")
+    if not all(window.rate_per_second for window in asked.day):
+        raise BadInput("--rate-profile: beside --offline something arrives in every window; give rates above zero")
+    if asked.rate_per_second is None:
         raise BadInput("--offline: is planned beside a stream; add for example --rate 100/s, or --trace FILE")
     if flags.prefix_routing is not None:
         raise BadInput("--offline: beside it no trace is played, which --prefix-routing needs; leave one of them out")

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from planner.instances.space import Role
 from planner.plans.plan import Plan
 from planner.plans.servers import needed_instances
+from planner.question import Question
 
 
 class Window(NamedTuple):
@@ -42,24 +43,25 @@ def over_the_day(plan: Plan, day: Sequence[Window]) -> list[Seen]:
     """Return a plan that was sized for the peak as it is in every window.
 
     Each window is solved as stationary: queues settle within seconds to minutes, windows last longer. A backlog is not
-    carried into the next window; there is none where the plan keeps its limits.
+    carried into the next window; there is none where the plan keeps its limits. Offline requests keep their rate.
     """
-    at = plan.under(plan.question)
+    rates, peak = {window.rate_per_second for window in day}, peak_rate(day)
+    asked = {rate: plan.question.beside_times(peak / rate) for rate in rates if rate}
     plans: dict[float, Plan | None] = {0.0: None, plan.requests_per_second: plan}
-    plans |= {rate: at(rate) for rate in {window.rate_per_second for window in day} - plans.keys()}
-    needed = {rate: _needed(plan, rate) for rate in plans}
+    plans |= {rate: plan.under(asked[rate])(rate) for rate in rates - plans.keys()}
+    needed = {rate: _needed(plan, asked.get(rate, plan.question), rate) for rate in plans}
     return [
         Seen(window=window, plan=plans[window.rate_per_second], needed=needed[window.rate_per_second]) for window in day
     ]
 
 
-def _needed(plan: Plan, rate_per_second: float) -> dict[Role, int]:
-    """Return the fewest instances of each pool for a rate; 0 where nothing arrives."""
+def _needed(plan: Plan, question: Question, rate_per_second: float) -> dict[Role, int]:
+    """Return the fewest instances of each pool under a question for a rate; 0 where nothing arrives."""
     if not rate_per_second:
         return {role: 0 for role, _ in plan.pools()}
     lost = plan.lost(plan.question.survive)
     return {
-        role: min(needed_instances(plan, pool, rate_per_second) + lost[role], pool.instances)
+        role: min(needed_instances(plan, pool, question, rate_per_second) + lost[role], pool.instances)
         for role, pool in plan.pools()
     }
 

@@ -36,13 +36,16 @@ def spare_instances(plan: Plan, pool: PlannedPool) -> int:
     Fewer instances carry no more each, as arrivals dealt to fewer are less even. So the proportional number of spares
     is an upper bound, and the queue of the remaining instances decides.
     """
-    return pool.instances - needed_instances(plan, pool, plan.requests_per_second)
+    return pool.instances - needed_instances(plan, pool, plan.question, plan.requests_per_second)
 
 
-def needed_instances(plan: Plan, pool: PlannedPool, rate_per_second: float) -> int:
-    """Return the fewest of a pool's instances that carry a rate within the limits."""
+def needed_instances(plan: Plan, pool: PlannedPool, question: Question, rate_per_second: float) -> int:
+    """Return the fewest of a pool's instances that carry a rate within the limits.
+
+    Args: ``question``: the plan's, or one with more offline requests for each online one.
+    """
     least = math.ceil(rate_per_second / (pool.capacity_per_second / pool.instances) * (1 - 1e-9))
-    server = server_of(plan, pool, plan.question)
+    server = server_of(plan, pool, question)
     for count in range(max(least, 1), pool.instances):
         if server.pool_carries(count, rate_per_second):
             return count

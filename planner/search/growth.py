@@ -33,13 +33,12 @@ def by_month(
     """Return the smallest plan of each month and the nodes that it adds.
 
     ``best`` is the plan at the largest rate; it also serves a month whose rate has no plan. ``each`` maps over the
-    searches, perhaps in several processes.
+    searches, perhaps in several processes. Offline requests keep their rate.
     """
-    asked = as_planned(question, best)
+    asked, most = as_planned(question, best), max(rates)
     distinct = [rate for rate in dict.fromkeys(rates) if rate != best.requests_per_second]
-    found = dict(
-        zip(distinct, each(_smallest, [replace(asked, rate_per_second=rate) for rate in distinct]), strict=True)
-    )
+    questions = [replace(asked.beside_times(most / rate), rate_per_second=rate) for rate in distinct]
+    found = dict(zip(distinct, each(_smallest, questions), strict=True))
     plans = [found.get(rate) or best for rate in rates]
     machines = {each.budget: each for each, _ in best.occupied}
     held = list(accumulate(({each.budget: count for each, count in plan.occupied} for plan in plans), _more))

@@ -124,7 +124,10 @@ def test_policies_are_compared_on_the_same_requests(planned: str, capsys: pytest
     means = [data["policies"][name]["ttft_seconds"]["mean"] for name in ("least_load", "round_robin")]
     assert spread["mean"] == pytest.approx(means[0] - means[1], abs=max(spread["half_width"], 1e-4))
     assert main(run) == 0
-    assert "least_load less round_robin (95 %)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "least_load less round_robin (95 %)" in shown and "offline" not in shown
+    assert main([*run[:-1], "slo,priority", "--offline", "50"]) == 0
+    assert "offline output tokens" in capsys.readouterr().out
 
 
 def test_faults_bursts_offline_work_and_loads_are_played(planned: str, capsys: pytest.CaptureFixture[str]) -> None:

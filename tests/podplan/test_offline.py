@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 import podplan
+from planner.plans.day import over_the_day
 from planner.workload import Lengths, Offline, Workload, reserved_kv_tokens, running_kv_tokens
+from podplan.day import read_rate_profile
 from tests.shell import refused
 
 SMALL: dict[str, Any] = {
@@ -61,8 +63,24 @@ def test_the_nearest_rate_carries_offline_work_as_typed(capsys: pytest.CaptureFi
         refused(capsys, "--offline", *LINE, "--rate", "60/s", "--offline", text)
     for others in (["--shape", "aggregated"], ["--objective", "latency"], ["--queueing", "mixserve"]):
         refused(capsys, "--offline", *LINE, "--rate", "60/s", *others, "--offline", "3/s")
-    for others in ([], ["--growth", "1/s..2/s:3"]):
+    for others in ([], ["--job", "1M requests in 6h"]):
         refused(capsys, "--offline", *LINE, *others, "--offline", "3/s")
+    refused(capsys, "--rate-profile", *LINE, "--rate-profile", "0:00=20/s,8:00=0", "--offline", "3/s")
+    refused(capsys, "--rate-profile", "check", *LINE, "--rate-profile", "0:00=20/s,8:00=9/s", "--offline", "3/s")
+
+
+def test_offline_requests_keep_their_rate_over_a_day_and_over_months() -> None:
+    """At a third of the online peak they are as many: pools are loaded by both, and a month's plan is of its rate."""
+    best = planned(rate_profile="0:00=20/s,8:00=60/s", offline="30/s").best
+    whole, months = planned(rate="60/s", offline="30/s").best, planned(growth="20/s..60/s:2", offline="30/s").months
+    night, peak = over_the_day(best, read_rate_profile("0:00=20/s,8:00=60/s"))
+    assert peak.plan is best and best.devices == whole.devices == months[1].plan.devices
+    assert night.plan.offline_per_second == months[0].plan.offline_per_second == pytest.approx(30)
+    for role, pool in best.pools():
+        seen = dict(night.plan.pools())[role]
+        assert seen.utilisation == pytest.approx(pool.utilisation * (20 + 30) / (60 + 30), rel=0.03)
+        assert pool.instances / 3 < night.needed[role] <= pool.instances
+    assert months[0].plan.devices == planned(rate="20/s", offline="30/s").best.devices
 
 
 def test_a_trace_tells_online_requests_beside_offline_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
