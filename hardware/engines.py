@@ -266,7 +266,7 @@ def _rows() -> dict[tuple[str, str], dict[str, dict[str, str]]]:
 
 
 def _overlaid(hardware: HardwareSpec, rows: dict[str, dict[str, str]]) -> HardwareSpec:
-    kernels: dict[str, Any] = {name: dict(getattr(hardware.kernels, name)) for name in PRODUCTS}
+    kernels: dict[str, Any] = {name: dict(getattr(hardware.kernels, name)) for name in (*PRODUCTS, "attention_by_head")}
     # An engine's kernel for prompts of grouped queries is not its kernel for MLA's.
     kernels["mla_prefill"] = hardware.kernels.mla_prefill or hardware.kernels.prefill_attention
     collectives = []
@@ -288,6 +288,8 @@ def _overlaid(hardware: HardwareSpec, rows: dict[str, dict[str, str]]) -> Hardwa
         told |= _parameters(row)
         if name in PRODUCTS:
             kernels[name][key] = MatmulFit(**told, quantises=key != "bf16")
+        elif key:
+            kernels["attention_by_head"][family] = AttentionFit(**told)
         else:
             kernels[name] = KINDS.get(name, AttentionFit)(**told)
     return replace(

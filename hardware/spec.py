@@ -76,12 +76,13 @@ class AttentionFit(Fitted):
     compute seconds = FLOP / (bf16 peak · peak_fraction) · (1 + half_length/L) · (1 + half_head/d)
     with L the mean number of keys per query and d the elements of a head: the exponential of a pair of query and key
     takes as long however narrow the head (arXiv 2407.08608, section 3.1). Memory, serial fraction and floor as for
-    matrix products.
+    matrix products. A kernel of windows can handle a share ``beyond_fraction`` of the keys outside them for nothing.
     """
 
     peak_fraction: Fraction
     half_length: NotNegative = 0
     half_head: NotNegative = 0
+    beyond_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     memory_fraction: Fraction
     serial_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     floor_seconds: NotNegative
@@ -147,6 +148,11 @@ class Kernels(Stated):
     gqa_decode_fp8: AttentionFit | None = described("keys and values kept in FP8; none: gqa_decode", default=None)
     prefill_attention_fp8: AttentionFit | None = described(
         "the same of prompts, a share of the FP8 peak; none: prefill_attention", default=None
+    )
+    attention_by_head: dict[str, AttentionFit] = described(
+        "attention of heads of one size, and of layers that see a window: name of the kernel and elements, as in "
+        "'window_gqa_decode_fp8 64'; none: the kernel of all heads",
+        default_factory=dict,
     )
     mla_prefill: AttentionFit | None = described("prompts of MLA, unabsorbed; none: prefill_attention", default=None)
     vector: VectorFit

@@ -24,9 +24,10 @@ from scipy.optimize import least_squares
 
 from hardware.fits import Product, attention_seconds, matmul_seconds
 from hardware.loader import hardware_names, load_hardware
-from hardware.spec import Device, Dtype, HardwareSpec, MatmulFit, Number
+from hardware.spec import AttentionFit, Device, Dtype, HardwareSpec, MatmulFit, Number
+from planner.costs.attention_operators import WIDEST_WINDOW
 from scripts.fit_linear import linear
-from scripts.fitting import Array, Bounds, Row, fitted, read
+from scripts.fitting import Array, Bounds, Row, columns, fitted, read, within, work
 from scripts.served import BLACKWELL, COLD, POINTS, as_served, fewer_hit, spreads, uncached_microseconds
 
 OUT = Path(__file__).parents[1] / "hardware" / "operators"
@@ -90,6 +91,15 @@ ATTENTION: Bounds = {
     "floor_seconds": (0.0, 1e-3, 1e-5, 1e-5),
 }
 HEAD: Bounds = {"half_head": (0.0, 1000.0, 20.0, 30.0)}
+ATTENDED: tuple[tuple[str, str, bool, tuple[int, ...]], ...] = (
+    ("generation", "gqa_decode", False, (64, 128)),
+    ("context", "prefill_attention", False, (64, 128, 256)),
+    ("generation", "gqa_decode", False, (256,)),
+    *(("generation", "window_gqa_decode", True, (size,)) for size in (64, 128, 256)),
+    *(("context", "window_prefill_attention", True, (size,)) for size in (64, 128, 256)),
+)
+"""Kinds of attention that are fitted: table, family, whether layers see a window, and elements of a head."""
+BEYOND: Bounds = {"beyond_fraction": (0.0, 1.0, 0.02, 0.05)}
 MICRO_IN_MS = 1e-3
 FEWEST = 8
 """Heads of latent attention that a device has at least: models have 64 or 128, and TP is 8 or less."""
@@ -288,14 +298,15 @@ def attention(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
 
     Heads that each have keys and values of their own are left out: TensorRT-LLM on Hopper has another kernel for them.
     Of several kernels the one that most shapes with heads of 128 ran counts. How much slower narrow heads are is fitted
-    for prompts; running requests are bound by memory, and wider heads there are another kernel's.
+    for prompts; running requests are bound by memory, and wider heads there are another kernel's. Layers that see a
+    window, whose tiles have two edges, have fits of their own for each size of head, where the kernel is that of full
+    attention: SGLang on Hopper and TensorRT-LLM on Blackwell run another one for Gemma 4 alone.
     """
     peaks = hw.device.peak_flops_per_second
-    for kind, family in (("generation", "gqa_decode"), ("context", "prefill_attention")):
+    for kind, family, windowed, sizes in ATTENDED:
         for path in folder.glob(f"attention/{engine}/*/{kind}_attention_perf.parquet"):
             table = read(path).filter(
-                (polars.col("window_size") == 0)
-                & polars.col("head_dim").is_in([64, 128] if kind == "generation" else [64, 128, 256])
+                polars.col("head_dim").is_in(sizes)
                 & (polars.col("num_heads") <= 16 * polars.col("num_key_value_heads").clip(lower_bound=1))
                 & (polars.col("step" if kind == "generation" else "isl") >= 127)
             )
@@ -306,17 +317,24 @@ def attention(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
                 if kind == "generation":
                     own = own.filter(polars.col("num_heads") > polars.col("num_key_value_heads"))
                     own = own.filter(polars.col("num_key_value_heads") > 0)
-                usual = own.filter(polars.col("head_dim") == 128)["kernel_source"].mode().sort()
+                full = own.filter(polars.col("window_size") == 0)
+                usual = full.filter(polars.col("head_dim") == sizes[len(sizes) // 2])["kernel_source"].mode().sort()
+                own = own.filter(polars.col("window_size").is_between(1, WIDEST_WINDOW)) if windowed else full
                 own = own.filter(polars.col("kernel_source").is_in(usual[:1]))
                 if len(own) < 200 or (suffix and "fp8" not in peaks):
                     continue
                 heads, kept, size = columns(own, "num_heads", "num_key_value_heads", "head_dim")
-                queries, pairs, cached = work(own, kind)
-                moved = cached * kept * 2 * size * (1 if suffix else 2) + queries * heads * size * 4
+                queries, all_pairs, all_cached = work(own, kind)
+                pairs, cached = within(own, kind) if windowed else (all_pairs, all_cached)
+                per_key = kept * 2 * size * (1 if suffix else 2)
                 share = peaks["bf16"].value / peaks["fp8"].value if suffix and kind == "context" else 1.0
-                shape = pairs * 4 * heads * size * share, moved, pairs / queries, size
+                per_pair = 4 * heads * size * share
+                shape = pairs * per_pair, cached * per_key + queries * heads * size * 4, pairs / queries, size
                 bounds = ATTENTION | HEAD if kind == "context" and len(np.unique(size)) > 1 else ATTENTION
-                yield from attended(family + suffix, path, hw, own, shape, bounds)
+                bounds = bounds | BEYOND if windowed else bounds
+                beyond = (all_pairs - pairs) * per_pair, (all_cached - cached) * per_key
+                name = family + suffix + (f" {sizes[0]}" if len(sizes) == 1 else "")
+                yield from attended(name, path, hw, own, shape, bounds, beyond)
 
 
 def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
@@ -354,41 +372,24 @@ def attended(
     table: polars.DataFrame,
     shape: tuple[Array, Array, Array, Array],
     bounds: Bounds = ATTENTION,
+    beyond: tuple[Array, Array] | None = None,
 ) -> Iterator[Row]:
     """Yield the fit of an attention kernel, if its times can be; ``shape``: FLOP, bytes, mean keys per query, elements
-    of a head.
+    of a head; ``beyond``: FLOP and bytes of keys outside a window.
     """
     time = table["latency"].to_numpy().astype(float) / 1e3
     # What a prompt's attention reads was written just before it
     kept = as_served(hw, shape[1], shape[1], time) if "decode" in family else np.ones(len(time), dtype=bool)
     flops, moved, keys, head = (each[kept] for each in shape)
+    outside = tuple(each[kept] for each in beyond or (np.zeros_like(time), np.zeros_like(time)))
     if np.mean(moved / time[kept] > hw.device.memory_bandwidth_bytes_per_second.value) > COLD:
         return  # TensorRT-LLM 1.0's on A100 reads 1.6 times what the memory gives
-    yield fitted(
-        family,
-        " ".join(path.parts[-3:-1]),
-        hw.kernels.gqa_decode,
-        bounds,
-        lambda fit: attention_seconds(hw.device, fit, flops, moved, keys, head),
-        time[kept],
-    )
 
+    def seconds(fit: AttentionFit) -> Number:
+        more, read_too = (fit.beyond_fraction * each for each in outside)
+        return attention_seconds(hw.device, fit, flops + more, moved + read_too, keys * (1.0 + more / flops), head)
 
-def work(table: polars.DataFrame, kind: str) -> tuple[Array, Array, Array]:
-    """Queries, query-key pairs and cached tokens read of each row."""
-    batch, new, before = columns(table, "batch_size", "isl", "step")
-    if kind == "generation":
-        return batch, batch * (before + 1), batch * (before + 1)
-    return batch * new, batch * (new * before + new * (new + 1) / 2), batch * (before + new)
-
-
-def columns(table: polars.DataFrame, *names: str) -> list[Array]:
-    """Columns as arrays of floats; keys and values of as many heads as queries are stated as 0."""
-    found = [table[name].to_numpy().astype(float) for name in names]
-    if "num_key_value_heads" in names:
-        place = names.index("num_key_value_heads")
-        found[place] = np.where(found[place] > 0, found[place], table["num_heads"].to_numpy())
-    return found
+    yield fitted(family, " ".join(path.parts[-3:-1]), hw.kernels.gqa_decode, bounds, seconds, time[kept])
 
 
 def all_reduce(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:

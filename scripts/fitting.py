@@ -42,3 +42,31 @@ def fitted(family: str, version: str, fit: object, bounds: Bounds, seconds: Seco
     return {"family": family, "version": version, "rows": len(measured), "median_residual": f"{residual:.3f}"} | {
         "parameters": told
     }
+
+
+def within(table: polars.DataFrame, kind: str) -> tuple[Array, Array]:
+    """Query-key pairs and cached tokens read of each row whose queries see a window."""
+    batch, new, before, window = columns(table, "batch_size", "isl", "step", "window_size")
+    if kind == "generation":
+        near = batch * np.minimum(before + 1, window)
+        return near, near
+    full = np.clip(window - before, 0, new)  # queries that see everything before them
+    pairs = full * before + full * (full + 1) / 2 + (new - full) * window
+    return batch * pairs, batch * (np.minimum(before, window) + new)
+
+
+def work(table: polars.DataFrame, kind: str) -> tuple[Array, Array, Array]:
+    """Queries, query-key pairs and cached tokens read of each row."""
+    batch, new, before = columns(table, "batch_size", "isl", "step")
+    if kind == "generation":
+        return batch, batch * (before + 1), batch * (before + 1)
+    return batch * new, batch * (new * before + new * (new + 1) / 2), batch * (before + new)
+
+
+def columns(table: polars.DataFrame, *names: str) -> list[Array]:
+    """Columns as arrays of floats; keys and values of as many heads as queries are stated as 0."""
+    found = [table[name].to_numpy().astype(float) for name in names]
+    if "num_key_value_heads" in names:
+        place = names.index("num_key_value_heads")
+        found[place] = np.where(found[place] > 0, found[place], table["num_heads"].to_numpy())
+    return found

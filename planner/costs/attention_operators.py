@@ -17,6 +17,11 @@ from planner.costs.roofline import TOKENS, Roofline, combine, grouped, in_some_l
 from planner.costs.sparse_attention import indexer_terms, linear_attention_terms, sparse_decode, sparse_prefill
 from planner.manifest.terms import ComputeTerm, Form, Number, Term
 
+WIDEST_WINDOW = 1024
+"""Keys of the widest window with kernels fitted for windows; wider ones take as long as all keys within them."""
+LIKE_HEADS = 1.5
+"""Ratio of the sizes of two heads up to which the kernel measured for one stands for the other: MiMo's 160 and 128."""
+
 
 def attention_terms(deployment: Deployment) -> list[Term]:
     """Norm, projections, attention proper, output projection and its all-reduce."""
@@ -278,31 +283,55 @@ def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: floa
 
     2·heads·(d + d_v) FLOP per pair of query and key; keys that are parameters are seen by every query and read once.
     """
-    roofline, kernels, tp = Roofline.of(deployment), deployment.hardware.kernels, deployment.strategy.attention_tp
-    decoding, prompting = kernels.gqa_decode, kernels.prefill_attention
-    multiplied: Dtype = "bf16"
-    if deployment.kv_dtype == "fp8":
-        decoding = kernels.gqa_decode_fp8 or decoding
-        if kernels.prefill_attention_fp8 is not None:
-            prompting, multiplied = kernels.prefill_attention_fp8, "fp8"
+    roofline, tp = Roofline.of(deployment), deployment.strategy.attention_tp
+    narrow, head = within and deployment.model.reach_tokens <= WIDEST_WINDOW, (gqa.head_dim + gqa.value_dim) / 2
+    decoding, _ = gqa_fit(deployment, "gqa_decode", head, narrow)
+    prompting, multiplied = gqa_fit(deployment, "prefill_attention", head, narrow)
     heads = gqa.heads / tp
     cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]
-    head = (gqa.head_dim + gqa.value_dim) / 2
     per_pair = 4.0 * heads * head
     moved, sinks = heads * (gqa.head_dim + gqa.value_dim) * 2.0, float(gqa.sink_tokens)
-    prefix, suffix = ("window_", "_within") if within else ("", "")
+    prefix = "window_" if within else ""
+
+    def reached(keys: str, fit: AttentionFit) -> Form:
+        if not within:
+            return {keys: 1.0}
+        beyond: Form = {keys: fit.beyond_fraction} if fit.beyond_fraction else {}
+        return {f"{keys}_within": 1.0 - fit.beyond_fraction, **beyond}
+
     parameters = {"one": sinks * cached} if sinks else {}
     terms: list[ComputeTerm] = []
     if deployment.phase != "prefill":
-        pairs: Form = {f"kv{suffix}": 1.0 * deployment.queries} | ({"decode": sinks} if sinks else {})
-        read = {f"kv{suffix}": cached, "decode": moved} | parameters
+        kv = reached("kv", decoding)
+        pairs: Form = scale(kv, 1.0 * deployment.queries) | ({"decode": sinks} if sinks else {})
+        read = scale(kv, cached) | {"decode": moved} | parameters
         terms.append(roofline.attention(f"{prefix}attention", decoding, pairs, per_pair, {"decode": 1.0}, read, head))
     if deployment.phase != "decode":
-        pairs = {f"pairs{suffix}": 1.0} | ({"chunk": sinks} if sinks else {})
-        read = {f"context{suffix}": cached, "chunk": cached + moved} | parameters
+        pairs = {**reached("pairs", prompting), **({"chunk": sinks} if sinks else {})}
+        read = scale(reached("context", prompting), cached) | {"chunk": cached + moved} | parameters
         name = f"prefill_{prefix}attention"
         terms.append(roofline.attention(name, prompting, pairs, per_pair, {"chunk": 1.0}, read, head, multiplied))
     return terms if share == 1.0 else in_some_layers(terms, share)
+
+
+def gqa_fit(deployment: Deployment, name: str, head: float, narrow: bool) -> tuple[AttentionFit, Dtype]:
+    """The kernel of that name for the type of the cache, narrow windows and a head's size, as far as measured.
+
+    Returns the type of its products as well.
+    """
+    kernels, fp8 = deployment.hardware.kernels, deployment.kv_dtype == "fp8"
+    sizes = sorted({float(key.split()[1]) for key in kernels.attention_by_head}, key=lambda size: abs(size - head))
+    for suffix in ("_fp8", "") if fp8 else ("",):
+        dtype: Dtype = "fp8" if suffix else "bf16"
+        prefix = "window_" if narrow else ""
+        for size in sizes:
+            own = kernels.attention_by_head.get(f"{prefix}{name}{suffix} {size:.0f}")
+            if own is not None and max(size, head) <= LIKE_HEADS * min(size, head):
+                return own, dtype
+        fit: AttentionFit | None = getattr(kernels, name + suffix)
+        if fit is not None:
+            return fit, dtype
+    raise AssertionError(f"every machine has {name}")
 
 
 def attention_weight_bytes(deployment: Deployment) -> Number:

@@ -170,6 +170,40 @@ def test_short_contexts_know_no_window() -> None:
     assert together == pytest.approx(48 * 3000 * 4 * 40 * 128)
 
 
+@pytest.mark.parametrize(
+    ("machine", "engine", "phase", "measured"),
+    [
+        ("b200", "trtllm", "prefill", 221e-6),
+        ("b200", "sglang", "prefill", 122e-6),
+        ("b200", "vllm", "prefill", 146e-6),
+        ("h200", "trtllm", "prefill", 345e-6),
+        ("h200", "vllm", "prefill", 185e-6),
+        ("h200", "sglang", "decode", 20.8e-6),
+        ("l40s", "sglang", "prefill", 3414e-6),
+        ("rtx-pro-6000", "vllm", "prefill", 337e-6),
+    ],
+)
+def test_windows_have_kernels_of_their_own(machine: str, engine: str, phase: Phase, measured: float) -> None:
+    """A layer of gpt-oss with a window of 128: a prompt of 8,192, or 64 requests of 4,096 (aiconfigurator-core 0.12.0).
+
+    SGLang's kernel on L40S multiplies keys outside the window as well.
+    """
+    deployment = instance("gpt-oss-120b", machine, phase, "mxfp4", engine=engine)
+    deployment = replace(deployment, hardware=with_engine(deployment.hardware, engine))
+    load = decode(64.0, 4096.0) if phase == "decode" else prompt(8192.0)
+    (row,) = (row for row in broken_down(even_cost(deployment), load, 1) if "window" in row.name)
+    assert row.seconds / row.count == pytest.approx(measured, rel=0.2)
+
+
+def test_wide_windows_run_the_kernels_of_full_attention() -> None:
+    """Llama 4's 8,192 keys are no tiles' edges: the kernel, and its rate, is that of its full layers."""
+    deployment = instance("llama-4-scout", "b200", "prefill", "bf16", engine="vllm")
+    deployment = replace(deployment, hardware=with_engine(deployment.hardware, "vllm"))
+    terms = {term.name: term for term in attention_terms(deployment) if isinstance(term, ComputeTerm)}
+    wide, full = terms["prefill_window_attention"], terms["prefill_attention"]
+    assert wide.flops_per_second == full.flops_per_second
+
+
 def test_windows_bound_the_memory() -> None:
     """Three requests of 100,000 tokens: 12 layers keep all of them, 36 the last 8,192 of each."""
     cache = device_cache(instance("llama-4-scout", "h200", "decode", "bf16"))
