@@ -10,6 +10,7 @@ from ground.errors import BadInput, Infeasible, file_names, naming
 from ground.files import read_yaml
 from ground.traces import Trace, requests_per_second, scale_rate
 from ground.units import DAY_SECONDS, HOUR_SECONDS, format_count, number_of, parse_duration
+from ground.workers import spread
 from planner.changeover.policy import Joint, LateStart, Policy, Robust, Space, late_starts, one_plan, policy, space_of
 from planner.changeover.robust import Layout, Scenario, solved_scenario, stood
 from planner.manifest.document import dump_manifest
@@ -73,7 +74,11 @@ class ScenariosResult(Result):
         if self.policy is None:
             return told
         peak, saved = self.policy.peak_chip_hours, ""
-        if self.policy.peak is not None:
+        pairs = zip(self.space.windows, self.policy.layouts, strict=True)
+        unserved = [window.name for window, joint in pairs if joint is None]
+        if unserved:
+            saved = f", without {' and '.join(unserved)}, which no layout serves"
+        elif self.policy.peak is not None:
             saved = f", {1 - self.policy.chip_hours / peak:.0%} fewer than one plan for the peak"
         return (
             f"{told}; moving between windows takes {format_count(self.policy.chip_hours)} chip-hours, "
@@ -228,7 +233,7 @@ def solved_scenarios(base: Mapping[str, str], path: Path) -> ScenariosResult:
         raise BadInput(f"{path}: {unknown[0][:40]} is not a known key; accepted are scenarios, share and growth")
     share = read_fraction(str(data.get("share", 1)), f"{path}: share", 1.0)
     growth = _positive(str(data.get("growth", 1)), f"{path}: growth")
-    pairs = [_scenario(base, where, row, number, growth) for number, (where, row) in enumerate(rows, start=1)]
+    pairs = list(spread(lambda at: _scenario(base, *rows[at], at + 1, growth), range(len(rows))))
     made = [each for each, _ in pairs]
     _check_together(made, path)
     space = space_of(made)

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -256,8 +257,9 @@ def served_nearest(question: Question, rows: TraceRows | None) -> tuple[Answer, 
 
     With a trace the plan is played on it; limits that it misses are relaxed to the values reached.
     """
-    found = None if rows is None else search_on_trace(question, rows, search, search)
-    answer, on_trace = (search(question), None) if found is None else (found.answer, found.on_trace)
+    proven = partial(search, beside=False, proof=True)  # of what stands beside, a scenario takes the bound alone
+    found = None if rows is None else search_on_trace(question, rows, proven, proven)
+    answer, on_trace = (proven(question), None) if found is None else (found.answer, found.on_trace)
     if answer.best is None:
         for ttft in (True, False):
             change = limit_change(question, ttft, alike())

@@ -69,6 +69,7 @@ def search(
     question: Question,
     *,
     beside: bool = True,
+    proof: bool = False,
     aside: Aside = at_need,
     worth: Callable[[Plan], bool] | None = None,
     refuse: Refuse | None = None,
@@ -82,6 +83,7 @@ def search(
         question: the question.
         beside: whether to add runners-up, certificate, published deployments and the plan of the reference engine; the
             best plan does not depend on it.
+        proof: whether the bound is proven without them, too.
         aside: runs the search of published deployments, of the reference engine and of half of the engines.
         worth: whether a plan is worth these additions; None for every plan.
         refuse: gives the reason where there is no plan, as ``refusal.answered`` does; None for the limit alone.
@@ -89,10 +91,11 @@ def search(
     Raises BadInput where the asked expert layout fits no strategy.
     """
     if is_plain(question):
-        return _search(_fewest(question), beside=beside, aside=aside, worth=worth, refuse=refuse)
+        return _search(_fewest(question), beside=beside, proof=proof, aside=aside, worth=worth, refuse=refuse)
 
     def solve(asked: Sequence[Question]) -> Answer:
-        return _search(_fewest(asked[0]), beside=beside, worth=lambda plan: holds(plan, question, asked[0]))
+        worth = partial(holds, question=question, asked=asked[0])
+        return _search(_fewest(asked[0]), beside=beside, proof=proof, worth=worth)
 
     return in_own_terms(surely([question], solve), question)
 
@@ -106,6 +109,7 @@ def _search(
     question: Question,
     *,
     beside: bool,
+    proof: bool = False,
     aside: Aside = at_need,
     worth: Callable[[Plan], bool] | None = None,
     refuse: Refuse | None = None,
@@ -127,7 +131,8 @@ def _search(
         if unfit and (worth is not None or here == len(asked)):
             besides, beside = None, False
         table = not most_alone or place is None  # else those below the largest rate have no result
-        answer = _answer(question, found, place, besides, beside=beside, table=table, explain=refuse is not None)
+        explain = refuse is not None
+        answer = _answer(question, found, place, besides, beside=beside, proof=proof, table=table, explain=explain)
     if answer is not None:
         return answer
     assert refuse is not None, "only a refusal explains"
@@ -155,6 +160,7 @@ def _answer(
     besides: Callable[[], Besides] | None,
     *,
     beside: bool,
+    proof: bool,
     table: bool,
     explain: bool,
 ) -> Answer | None:
@@ -174,7 +180,8 @@ def _answer(
     beside = beside and plan is not None
     if besides and chosen >= len(found):
         answer = besides().answer
-    answer = answer or answer_of(found[chosen], beside=beside)
+    answer = answer or answer_of(found[chosen], beside=beside, proof=proof)
+    proof = proof or beside
     if beside:
         told = told or next(_besides((), answer.question, chosen=bool(question.engines)))
         answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
@@ -185,7 +192,7 @@ def _answer(
         return answer
     own = tuple(each for each in tried if each.engine == answer.question.engine)
     pareto = front_of(answer.best, [*answer.pareto, *filter(None, plans)]) if answer.best else ()
-    bounds = [each.bound() if each.plans and beside and at != chosen else None for at, each in enumerate(found)]
+    bounds = [each.bound() if each.plans and proof and at != chosen else None for at, each in enumerate(found)]
     bounds += further.bounds
     bounds[chosen] = answer.bound
     evaluated = answer.candidates_evaluated if chosen < len(found) else found[0].separate.count.evaluated
@@ -277,8 +284,8 @@ def tried_of(found: Found) -> Tried:
     )
 
 
-def answer_of(found: Found, *, beside: bool) -> Answer:
-    """Return a result as an answer; with ``beside``, with its bound and runners-up."""
+def answer_of(found: Found, *, beside: bool, proof: bool = False) -> Answer:
+    """Return a result as an answer; with ``proof`` with its bound, with ``beside`` with its runners-up, too."""
     best, choice = found.best, found.choice
     if best is None or choice is None:
         return replace(without_plan(found.separate, limit_of(found.separate)), cut=found.cut)
@@ -293,12 +300,14 @@ def answer_of(found: Found, *, beside: bool) -> Answer:
         explanation=best.explanation,
         cut=found.cut,
     )
-    if beside:
+    if beside or proof:
         bound, given = found.bound(), answer.question.given
         if bound is not None and given:
             named = ", ".join(f"--{flag.replace('_', '-')} {text}" for flag, text in given.items())
             bound = bound._replace(covers=f"{bound.covers}, with {named}")
-        answer = replace(answer, pareto=tuple(front_of(best, others_of(choice))), bound=bound)
+        answer = replace(answer, bound=bound)
+    if beside:
+        answer = replace(answer, pareto=tuple(front_of(best, others_of(choice))))
     return replace(answer, candidates_evaluated=choice.gathered.count.evaluated)
 
 

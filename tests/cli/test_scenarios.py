@@ -75,3 +75,12 @@ def test_a_window_that_nothing_serves_is_planned_for_the_nearest(tmp_path, capsy
     assert hard["relaxed"].startswith("TTFT ")
     assert "instead of 5 ms" in hard["relaxed"]
     assert hard["chips_alone"] >= 1
+
+
+def test_a_window_that_no_limit_helps_is_named(tmp_path, capsys):
+    """A rate beyond the devices under any limits: the policy does not count it among what it saves."""
+    day = "scenarios:\n- {name: calm, rate: 5/s, lasts: 8h}\n- {name: crowd, rate: 100000/s, lasts: 16h}\n"
+    assert main([*ASKED, "--scenarios", written(tmp_path, day)]) == 3
+    told = " ".join(capsys.readouterr().out.split())
+    assert "without crowd, which no layout serves" in told
+    assert "fewer than one plan for the peak" not in told
