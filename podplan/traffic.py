@@ -416,8 +416,8 @@ def read_offline(flags: QuestionFlags, asked: AskedTraffic, model: ModelSpec) ->
         raise BadInput("--offline: is planned beside a stream; add for example --rate 100/s, or --trace FILE")
     if flags.prefix_routing is not None:
         raise BadInput("--offline: beside it no trace is played, which --prefix-routing needs; leave one of them out")
-    if asked.workload.pictures is not None or asked.workload.sessions is not None:
-        raise BadInput("--offline: is planned beside prompts of text alone; leave pictures and sessions out")
+    if asked.workload.pictures is not None:
+        raise BadInput("--offline: is planned beside prompts of text alone; leave pictures out")
     rate, _, lengths = flags.offline.partition(",")
     usual = asked.workload.input_tokens.mean, asked.workload.output_tokens.mean
     prompt, answer = read_both_lengths(lengths, "--offline", model.max_position) if lengths else usual

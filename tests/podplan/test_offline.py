@@ -38,6 +38,18 @@ def test_work_that_is_planned_is_done_and_online_requests_stay_in_time(text: str
     assert offline["output_tokens_per_second"] >= 0.97 * share * best.offline_output_tokens_per_second
 
 
+def test_sessions_have_offline_requests_beside_them(capsys: pytest.CaptureFixture[str]) -> None:
+    """Turns that follow answers stay within both limits, more chips carry both, and all that is planned is answered."""
+    asked = {"rate": "20/s", "isl": 512, "osl": 128, "sessions": "turns=3,think=5s"}
+    found, alone = planned(**asked, offline="20/s,1155+211"), planned(**asked)
+    run = found.simulate(requests=2000)
+    assert found.best.devices > alone.best.devices
+    assert run.measured.offline["completed"] == run.measured.offline["requests"] > 1000
+    assert run.measured.slo_attainment >= 0.99
+    refused(capsys, "--offline", "qwen2.5-vl-7b-instruct", "--hw", "h800", "--rate", "4/s", "--images", "2@1280x720",
+            "--offline", "1/s")  # fmt: skip
+
+
 def test_offline_requests_take_what_the_others_leave() -> None:
     """Between the plan without them and that of a stream of both; hardly any take hardly anything."""
     alone, few, some, both = (
