@@ -22,12 +22,12 @@ SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1
 FILE = """
 model: qwen3-8b
 hw: h800
-nodes: 1
+devices: 2
 engine: reference
 shape: disaggregated
 questions:
   - {name: little, rate: 1/s}
-  - {name: much, rate: 5000/s}
+  - {name: much, rate: 200/s}
 """
 
 
@@ -53,7 +53,7 @@ def test_a_file_asks_several(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["check", str(path), "--junit", str(report), "--force"]) == ExitCode.INFEASIBLE
     assert report.read_bytes() == written  # no times: two runs give the same bytes
     shown = capsys.readouterr().out
-    assert "much: no (devices): 8 devices carry" in shown
+    assert "much: no (devices): 2 devices carry" in shown
     root = ElementTree.parse(report).getroot()
     assert root.attrib["failures"] == "1"
     cases = {case.attrib["name"]: case for case in root.iter("testcase")}
@@ -130,15 +130,14 @@ def test_a_trace_is_weighed_on_its_own_requests(planned, tmp_path, capsys):
     stamps = (f"2023-11-16 18:17:{second:02d}.97996{part}" for second in range(59) for part in "19")
     rows = (f"{stamp},{300 + 20 * number},44\n" for number, stamp in enumerate(stamps))
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows))
-    data = answered(capsys, "check", *SMALL, "--trace", str(path))
-    assert data["questions"][0]["basis"] == "the requests of the trace themselves, played at the rate"
-    assert main(["check", *SMALL, "--trace", str(path)]) == ExitCode.DONE
-    assert "figures are of the requests of the trace themselves" in capsys.readouterr().out
-    mixed = answered(capsys, "check", *SMALL[:-1], "aggregated", "--trace", str(path))
-    assert mixed["questions"][0]["basis"] == data["questions"][0]["basis"]
-    fixed = answered(capsys, "check", "--manifest", planned, "--trace", str(path))
-    assert fixed["questions"][0]["basis"] == data["questions"][0]["basis"]
-    assert answered(capsys, "check", *SMALL, "--rate", "2/s")["questions"][0]["basis"] == "stationary queues"
+    pair = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "2", "--shape"]
+    for asked in ([*pair, "disaggregated"], [*pair, "aggregated"], ["--manifest", planned]):
+        (one,) = answered(capsys, "check", *asked, "--trace", str(path))["questions"]
+        assert one["basis"] == "the requests of the trace themselves, played at the rate"
+    assert main(["check", "--manifest", planned, "--trace", str(path)]) == ExitCode.DONE
+    assert "figures are of the requests of the trace themselves" in " ".join(capsys.readouterr().out.split())
+    (one,) = answered(capsys, "check", *pair, "disaggregated", "--rate", "2/s")["questions"]
+    assert one["basis"] == "stationary queues"
 
 
 def test_spares_are_of_stationary_queues() -> None:
@@ -160,7 +159,7 @@ def test_github_is_told_what_fails(tmp_path, monkeypatch, capsys):
     assert main(["check", str(path), "--json"]) == ExitCode.INFEASIBLE
     shown = capsys.readouterr()
     (told,) = shown.err.splitlines()
-    assert told.startswith(f"::error title=plan check%3A much%2C 100%25,file={path}::devices: 8 devices carry")
+    assert told.startswith(f"::error title=plan check%3A much%2C 100%25,file={path}::devices: 2 devices carry")
     assert json.loads(shown.out)["feasible"] is False
     assert "| little | yes |" in summary.read_text() and r"| much, 100% | no |" in summary.read_text()
     monkeypatch.delenv("GITHUB_STEP_SUMMARY")

@@ -55,7 +55,7 @@ def test_every_model_has_a_plan_on_the_shared_devices(tmp_path: Path, capsys: py
 
 def test_a_model_of_a_fleet_has_encode_instances(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both ways to encode stand in one proven programme, and a manifest of the answer is played with its pictures."""
-    text = FILE.replace("hw: h100", "hw: h800")
+    text = FILE.replace("hw: h100", "hw: h800").replace("  - {name: large", "# {name: large")
     asked = "isl: 512, osl: 128, images: 1@640x640, encode: WAY, name: seen"
     text += f"  - {{model: qwen2.5-vl-7b-instruct, rate: 4/s, {asked}}}\n"
     found = {}

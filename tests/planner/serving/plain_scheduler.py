@@ -1,8 +1,8 @@
 """A plain scheduler, request by request and token by token: slow, clear, and independent of the compiled loops.
 
-Durations are linear: a step takes ``step`` seconds, ``token`` more for each prompt token and ``request`` more for each
-request in decode of its slowest rank. With pipeline stages a batch takes this in all, the seconds of the head included,
-which are on the last stage.
+Durations are linear: a step takes ``step`` seconds, ``token`` more for each prompt token, ``request`` more for each
+request in decode of its slowest rank and ``kv`` more for each token that those have cached. With pipeline stages a
+batch takes this in all, the seconds of the head included, which are on the last stage.
 """
 
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ class PlainScheduler:
     def __init__(
         self, rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity: int, cost, stages=((1.0,), 0)
     ):
-        """Begin empty; ``cost`` is (step, token, request) seconds, ``stages`` shares of layers and seconds of heads.
+        """Begin empty; ``cost`` is (step, token, request, kv) seconds, ``stages`` shares of layers, seconds of heads.
 
         The budget is of one batch.
         """
@@ -100,16 +100,17 @@ class PlainScheduler:
         while True:
             self.arrive(now, at_it=True)
             step = self.form(launched)
+            takes = self.seconds(step) if step else 0.0  # with the KV of those who end meanwhile
             if self.overlapped:
                 begin, before = max(now, ends), launched
                 if before is not None:
                     now = ends
                     self.end(before, now)
-                launched, ends = step, begin + self.seconds(step) if step else now
+                launched, ends = step, begin + takes if step else now
                 if step or before:
                     continue
             elif step:
-                now += self.seconds(step)
+                now += takes
                 self.end(step, now)
                 launched = step
                 continue
@@ -170,9 +171,12 @@ class PlainScheduler:
 
     def seconds(self, step: list[Part]) -> float:
         """The slowest rank's."""
-        fixed, token, request = self.cost
+        fixed, token, request, kv = self.cost
         return max(
-            fixed + token * sum(new for _, new, _, _ in part.prompts) + request * len(part.decode) for part in step
+            fixed
+            + token * sum(new for _, new, _, _ in part.prompts)
+            + sum(request + kv * (q.kv - 1) for q, _ in part.decode)
+            for part in step
         )
 
     def form(self, last: list[Part] | None) -> list[Part] | None:

@@ -18,7 +18,7 @@ from planner.serving.tables import Loads, step_table
 from tests.planner.serving.costs import linear_cost, stream_of
 from tests.planner.serving.plain_scheduler import PlainScheduler, Request
 
-SECONDS = (5e-3, 20e-6, 1e-4)
+SECONDS = (5e-3, 20e-6, 1e-4, 0.0)
 SGLANG = Estimate(initial_share=0.7, least_share=0.098, falling_steps=600, retract_tokens=20, clip_tokens=4096)
 HASTY = Estimate(initial_share=0.05, least_share=0.02, falling_steps=30, retract_tokens=2, clip_tokens=16)
 RULES = {
@@ -59,12 +59,12 @@ HEAD_SECONDS = 1.5e-3
 small_streams = st.lists(st.tuples(st.floats(0, 0.2), st.integers(1, 400), st.integers(1, 40)), min_size=1, max_size=25)
 
 
-def pool_of(rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity: int, **fields) -> AggregatedPool:
+def pool_of(rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity: int, cost=SECONDS, **fields):
     """Return an instance with linear seconds."""
     loads = Loads(
         ranks=ranks, budget_tokens=budget, longest_prompt=4000, most_running=slots * ranks, kv_tokens_per_request=300
     )
-    times = step_table(linear_cost(*SECONDS), loads)
+    times = step_table(linear_cost(*cost[:3], per_kv=cost[3]), loads)
     return AggregatedPool(
         times=times, ranks=ranks, budget_tokens=budget, slots=slots, capacity_tokens=capacity, rule=rule, **fields
     )
@@ -108,11 +108,13 @@ def test_a_plain_scheduler_serves_every_request_alike(name, seed):
     both_serve_alike(plain, pool_of(rule, ranks, budget, slots, capacity), random_stream(seed, 100, 0.06 / ranks))
 
 
-def staged_pool(rule: SchedulingRule, stages: int, ranks: int, budget: int, slots: int, capacity: int, layers: int):
+def staged_pool(
+    rule: SchedulingRule, stages: int, ranks: int, budget: int, slots: int, capacity: int, layers: int, cost=SECONDS
+):
     """Return an instance with so many layers over its stages; a batch has the budget, and takes linear seconds."""
-    fixed, token, request = SECONDS
-    part = (fixed - HEAD_SECONDS) / layers, token / layers, request / layers
-    cost = linear_cost(*part)
+    fixed, *others = cost
+    part = [(fixed - HEAD_SECONDS) / layers, *(each / layers for each in others)]
+    cost = linear_cost(*part[:3], per_kv=part[3])
     head = linear_cost(HEAD_SECONDS, 0.0).terms[0]
     cost = replace(
         cost, dense_layers=layers, pipeline_stages=stages, head_terms=(head._replace(stage="head", name="head"),)

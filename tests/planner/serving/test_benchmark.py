@@ -33,6 +33,21 @@ def test_a_lone_request_by_hand():
     assert float(seen.decode_load.decode_sequences) == 1
 
 
+def test_loads_of_two_requests_by_hand():
+    """Both prompts of 100 share a step, ten iterations follow; a running request has 100 + 11 / 2 tokens on average."""
+    seen = measure(linear_cost(5e-3, 20e-6, 1e-4), run_of(2, 100, 11))
+    assert seen.prompt_steps == pytest.approx(1 / 11)
+    assert [float(each) for each in seen.decode_load[:7]] == pytest.approx([2, 211, 0, 0, 0, 0, 2])
+    assert [float(each) for each in seen.mixed_load[:7]] == pytest.approx([0, 0, 200, 0, 200 * 50.5, 2, 200])
+    half = measure(linear_cost(5e-3, 20e-6, 1e-4), replace(run_of(2, 100, 11), reuse=0.5))
+    assert [float(each) for each in half.mixed_load[:7]] == pytest.approx([0, 0, 100, 100, 100 * 75.5, 2, 100])
+    apart = measure(linear_cost(5e-3, 20e-6, 1e-4, ranks=2), replace(run_of(2, 100, 11), ranks=2))
+    assert [float(each) for each in apart.decode_load[:7]] == pytest.approx([1, 105.5, 0, 0, 0, 0, 1])
+    assert [float(each) for each in apart.mixed_load[:7]] == pytest.approx([0, 0, 100, 0, 100 * 50.5, 1, 100])
+    cut = measure(linear_cost(5e-3, 20e-6, 1e-4), run_of(1, 100, 1, 50))
+    assert [float(each) for each in cut.mixed_load[:7]] == pytest.approx([0, 0, 50, 25, 50 * 50.5, 0.5, 50])
+
+
 def test_the_first_wave_waits_for_all_prompts():
     """Sixteen prompts, each nearly a whole budget: a tenth of the requests wait 8.5 passes, the others about one."""
     seen, alone = measure(COST, run_of(16, 8000, 400, 8192)), measure(COST, run_of(1, 8000, 400, 8192))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from planner.serving.aggregated_run import DrivenInstance
-from planner.serving.rules import SchedulingRule
+from planner.serving.rules import Estimate, SchedulingRule
 from tests.planner.serving.test_aggregated import pool_of
 
 PROMPT, ALONE = 5e-3 + 100 * 20e-6, 5.1e-3
@@ -60,7 +60,20 @@ def test_iterations_are_cut_short_and_put_off() -> None:
     ]
     assert driven.take_out(record) and driven.ranks["running"].tolist() == [0]
     assert [each.tolist() for each in driven.held_tokens()] == [[0], [0]]
-    assert not driven.take_out(driven.add(2.0, (10, 0, 5), 4, 15))
+    assert driven.add(2.0, (10, 0, 5), 4, 15) == record and not driven.take_out(record)
+
+
+def test_long_answers_are_expected_to_take_no_more_than_the_clip() -> None:
+    """Of 200 tokens 16: then three are let in by an estimate of memory that holds two whole answers."""
+    clipped = SchedulingRule(order="prompts_first", admission="estimate", estimate=Estimate(clip_tokens=16))
+    held = []
+    for rule in (clipped, clipped._replace(estimate=Estimate())):
+        driven = DrivenInstance(pool_of(rule, 1, 1000, 4, 500))
+        for _ in range(3):
+            driven.add(0.0, (100, 0, 200), 199)
+        driven.proceed(0.0, schedule=True)
+        held.append(driven.held_tokens()[1].tolist())
+    assert held == [[3], [1]]
 
 
 def test_many_requests_make_room_for_their_records() -> None:
