@@ -187,10 +187,17 @@ class AggregatedKind:
             if timely:
                 yield from self._near(self._beside(timely[0], each), instances, each)
 
+        late = list[AggregatedServer]()
         for server in servers():
             for own in self._on_many(server, instances, each):
                 carries = own.pool_reaches if self.asked_per_second is None else own.pool_carries
                 if carries(instances, rate_per_second):
+                    return own
+            late.append(server)
+        for server in late if self.asked_per_second is not None else ():
+            if server.candidate.batch == self._held[server.candidate.batched_tokens]:  # few saw no need for fewer slots
+                own = self._slotted(server, instances, each, MANY)
+                if own is not server and own.pool_carries(instances, rate_per_second):
                     return own
         return None
 

@@ -27,6 +27,7 @@ from planner.serving.aggregated import play_aggregated
 from planner.serving.capacity import Limits
 from planner.serving.played import FEW
 from planner.workload import reserved_kv_tokens
+from podplan.planning import plan as planned
 from tests.questions import small_question
 
 DENSE: dict[str, Any] = {"model": "qwen3-8b", "devices": 2, "lengths": (512.0, 64.0), "shape": "auto"}
@@ -338,3 +339,13 @@ def test_what_is_told_to_bind_is_reached(ttft: float, percentile: float, limit: 
     plan = answer(**limits, devices=1, shape="aggregated").best
     assert isinstance(plan, AggregatedPlan) and plan.binding_limit == f"devices, {limit}"
     assert (plan.mixed.utilisation == pytest.approx(plan.question.most_utilisation)) == (limit == "utilisation")
+
+
+@pytest.mark.usefixtures("long_streams")
+def test_a_rate_just_below_the_largest_has_a_size() -> None:
+    """Few requests show no need for fewer slots there, many do: 170 of 189 keep TPOT, as the largest rate takes."""
+    asked = {"hw": "l40s", "devices": 1, "engine": "sglang", "shape": "aggregated"}
+    most = planned("llama-3.2-1b", **asked).best
+    assert most is not None and most.mixed.candidate.batch == 170
+    sized = planned("llama-3.2-1b", **asked, rate=0.999 * most.requests_per_second).best
+    assert sized is not None and sized.mixed.candidate.batch < 189
