@@ -63,6 +63,7 @@ class Roles:
         prompt = max(shared.manifest.workload.input_tokens, 1.0)
         self._token_seconds = {unit.name: unit.prefill.token_seconds(prompt) for unit in self._units}
         self._work, self._since = 0.0, 0.0
+        self._crowded = -math.inf  # when a prompt last had to wait for long
         self.flips = 0
 
     def _delays(self, request: Request, takes_prefill: bool) -> list[tuple[float, Unit]]:
@@ -92,6 +93,9 @@ class Roles:
         self._note(request)
         due = self._delays(request, takes_prefill=True)
         limit = _GUARD * self._ttft
+        alone = min((unit.prefill.prompt_seconds(request.prompt) for _, unit in due), default=0.0)
+        if _least(due) - alone > _WAITING_GUARD * self._ttft:
+            self._crowded = self._since
         if not due or _least(due) > limit:
             due += self._delays(request, takes_prefill=False)
             if due and _least(due) > limit and (flipped := self.to_prefill()) is not None:
@@ -112,10 +116,12 @@ class Roles:
         self._since = now
 
     def _carries(self, units: list[Unit]) -> bool:
-        """Whether units can prefill what came lately, and what waits in time."""
+        """Whether units can prefill what came lately, and what waits in time; not if a prompt waited long lately."""
         rate = sum(1 / self._token_seconds[unit.name] for unit in units)
         known = -math.expm1(-max(self._since, MONITOR_SECONDS) / _MEMORY_SECONDS)
         lately = self._work / (_MEMORY_SECONDS * known)
+        if self._since - self._crowded < _MEMORY_SECONDS:
+            return False
         waiting = sum(unit.prefill.queued_tokens for unit in self._units)
         return lately <= _GUARD * rate and waiting <= _WAITING_GUARD * self._ttft * rate
 

@@ -106,6 +106,16 @@ def test_instances_turn_to_decode_when_requests_wait_for_it() -> None:
     assert dynamic.role_flips >= 1
 
 
+def test_no_instance_turns_to_decode_soon_after_prompts_waited() -> None:
+    """Long prompts among short ones: what has turned to prefill stays for ten seconds after a wait, and helps."""
+    made = manifest(prefill=4, decode=3, workload={"input_tokens": 3000, "output_tokens": 100, "input_cv2": 3.0})
+    made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.5, tpot_seconds=0.004)})
+    offered = open_loop(made.workload, 40.0, 1500, 2)  # of 37 seconds
+    fixed, dynamic = (simulate(with_policies(made, ["least_load", name]), offered) for name in ("fixed", "dynamic"))
+    assert dynamic.slo_attainment > fixed.slo_attainment + 0.25
+    assert 0 < dynamic.role_flips < 20
+
+
 @pytest.mark.parametrize("worse", ["decode=round_robin", "least_requests"])
 def test_decode_placement_by_kv_balances_ranks(worse: str) -> None:
     """Prompts of very different lengths: iterations follow the fullest rank, so least KV first has the least TPOT."""
