@@ -240,8 +240,7 @@ def _role(
     assert accelerator is not None, "broken_accelerator lets no unknown device pass"
     per_rank = setup.strategy.attention_tp * setup.strategy.pp
     decodes = pool.role == "decode"
-    prefill_drafts = {"one": min(drafts, 1), "same": drafts, "none": 0}[profile.drafting.prefill.value]
-    own_drafts = setup.drafts if pool.role != "prefill" else prefill_drafts
+    own_drafts = setup.drafts if pool.role != "prefill" else profile.drafting.in_prefill(drafts)
     _check_draft_layer(manifest, pool, own_drafts, lengths[0])
     sequences = pool.limits.requests_per_dp_rank
     if profile.engine == "vllm-ascend" and pool.role == "prefill":
@@ -299,9 +298,9 @@ def aligned(tokens: int) -> int:
 def _check_draft_layer(manifest: Manifest, pool: Pool, drafts: int, longest: int) -> None:
     """Raise Infeasible where a prefill pool that must draft with decode has no room for the layer that does.
 
-    The plan counts no draft layer in prefill; it is taken for as large as the model's layers are on average.
+    Plans for the engine count it (``mtp.loaded``); beside others it is as large as the layers are on average.
     """
-    if drafts <= pool.mtp.drafts:
+    if drafts <= max(pool.mtp.drafts, pool.mtp.loaded):
         return
     memory, model = pool.memory_bytes_per_device, manifest.model.spec
     layer = memory.weights * model.mtp_layers / model.layers

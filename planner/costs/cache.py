@@ -59,13 +59,13 @@ class Cache(NamedTuple):
 
 
 def device_cache(deployment: Deployment) -> Cache:
-    """Cache of one device: layers of its stage, MTP's draft layer (full attention) included.
+    """Cache of one device: layers of its stage, MTP's draft layers (full attention) where they are loaded.
 
     Latents and index keys are whole on every TP device; KV heads and recurrent heads are split, and KV heads
     repeated beyond their number.
     """
     strategy = deployment.strategy
-    return _cache(deployment, strategy.attention_tp, strategy.pp, deployment.draft_layers)
+    return _cache(deployment, strategy.attention_tp, strategy.pp, deployment.held_draft_layers)
 
 
 def model_cache(deployment: Deployment) -> Cache:

@@ -21,7 +21,7 @@ from models.spec import ModelSpec, MoE
 from planner.engines.loader import accelerator_of, engine_names, generation_of, load_engine
 from planner.engines.memory import A2_GATHERING
 from planner.engines.spec import EngineProfile
-from planner.manifest.terms import Number, smaller
+from planner.manifest.terms import Number, larger, smaller
 from planner.strategy import Strategy
 
 Phase = Literal["prefill", "decode", "mixed"]
@@ -96,6 +96,8 @@ class Deployment:
     redundant: Number = 0
     shared_ranks: Number = 0
     drafts: Number = 0
+    decode_drafts: int = 0
+    """Of a prefill instance: the most that decode drafts, whose layers engines load in prefill, too."""
     beams: int = 1
     """Beams of a request, which read its prompt's KV together."""
     seen: Seen | None = None
@@ -122,6 +124,17 @@ class Deployment:
     def draft_layers(self) -> Number:
         """Layers that draft: those that the model ships, of which the last drafts whatever lies beyond."""
         return smaller(self.drafts, max(self.model.mtp_layers, 1))
+
+    @property
+    def loaded_drafts(self) -> int:
+        """Drafts that the engine starts this prefill instance with because decode drafts; 0 without an engine."""
+        profile = self.profile if self.decode_drafts else None
+        return profile.drafting.in_prefill(self.decode_drafts) if profile else 0
+
+    @property
+    def held_draft_layers(self) -> Number:
+        """Draft layers whose weights and cache are in memory: those that draft, and those that prefill only loads."""
+        return smaller(larger(self.drafts, self.loaded_drafts), max(self.model.mtp_layers, 1))
 
     @property
     def attention_weights(self) -> Dtype:

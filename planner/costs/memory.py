@@ -161,7 +161,7 @@ def _weight_bytes(deployment: Deployment) -> Number:
     tables += table * (model.beside_vocabulary / model.hidden_size)
     draft_layer = moe_layer if model.moe_layers and not model.dense_drafts else dense_layer
     projection = 2.0 * model.hidden_size**2 * ELEMENT_BYTES[deployment.attention_weights]
-    return layers + tables + deployment.draft_layers * (draft_layer + projection) + tower_weight_bytes(deployment)
+    return layers + tables + deployment.held_draft_layers * (draft_layer + projection) + tower_weight_bytes(deployment)
 
 
 def tower_weight_bytes(deployment: Deployment) -> float:

@@ -131,6 +131,10 @@ class Drafting(NamedTuple):
     architectures: Fact[list[str]] | None = None
     """``model_type`` whose MTP layers it runs; None: all."""
 
+    def in_prefill(self, drafts: int) -> int:
+        """Return the drafts of a prefill instance beside decode with so many."""
+        return {"one": min(drafts, 1), "same": drafts, "none": 0}[self.prefill.value]
+
 
 class BatchScopes(NamedTuple):
     """What the engine's batch limits count: one attention DP rank or the whole instance."""

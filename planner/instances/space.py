@@ -262,6 +262,7 @@ def groups(question: Question, role: Role, rows: Iterable[Row], drafts: int) -> 
         weights=machines.weights,
         kv_dtype=question.kv_dtype,
         drafts=drafts,
+        decode_drafts=max(question.drafts) if role == "prefill" else 0,
         beams=1 if role == "prefill" else question.workload.beams,
         seen=question.workload.seen,
         host=question.driven,
@@ -350,8 +351,8 @@ def built(question: Question, role: Role, rows: list[Row]) -> tuple[Built, ...]:
     machines, depths = machines_of(question, role), (0,) if role == "prefill" else question.drafts
     key = (
         (Same(rows), Same(question.model), Same(machines.hardware), role, machines.weights, question.kv_dtype),
-        (question.engine, depths, question.balance, question.workload.beams, question.workload.seen, question.driven),
-        question.prefix_pool,
+        (question.engine, question.drafts, question.balance, question.driven),
+        (question.workload.beams, question.workload.seen, question.prefix_pool),
     )
 
     def make() -> Iterator[Built]:

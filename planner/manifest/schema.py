@@ -84,6 +84,7 @@ class Drafts(Strict):
         default=0.7, description="of each draft, or of the first, the second, ...; the last holds beyond"
     )
     beams: int = Field(strict=True, default=1, ge=1, le=1024, description="of a request, each with a token a step")
+    loaded: int = Field(strict=True, default=0, ge=0, le=16, description="drafts whose layers prefill holds for decode")
 
 
 class MemoryBytes(Strict):

@@ -98,7 +98,9 @@ def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], see
         expert_map=None if tower else expert_map(deployment, seed, pool.question.balance.distribution),
         limits=_limits(pool, capacity),
         microbatches=2 if candidate.microbatches == 2 else 1,
-        mtp=Drafts(drafts=pool.drafts, acceptance=question.acceptance, beams=pool.candidate.deployment.beams),
+        mtp=Drafts(
+            drafts=pool.drafts, acceptance=question.acceptance, beams=deployment.beams, loaded=deployment.loaded_drafts
+        ),
         weights_dtype="bf16" if tower else machines.weights,
         kv_dtype=question.kv_dtype,
         memory_bytes_per_device=MemoryBytes(

@@ -395,6 +395,10 @@ def test_prefill_has_room_for_the_draft_layer_that_it_must_load() -> None:
     )
     with pytest.raises(Infeasible, match="must load the draft layer that decode uses"):
         files_of(tight, "sglang")
+    counted = prefill.mtp.model_copy(update={"loaded": 1})
+    pools = [tight.pools[0].model_copy(update={"mtp": counted}), manifest.pools[1]]
+    with pytest.raises(Infeasible, match=r"^SGLang leaves 0 B"):  # the engine's own room, not the layer's again
+        files_of(manifest.model_copy(update={"pools": pools}), "sglang")
 
 
 def test_motor_s_reader_finds_every_key_it_asks_for() -> None:

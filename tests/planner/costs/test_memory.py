@@ -1,5 +1,7 @@
 """Bytes per device against parameter counts and published buffer sizes."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -50,6 +52,20 @@ def test_draft_layer_adds_its_layer_and_projection():
     layer = 187_105_280 + R1_KV_UP + R1_EXPERT + 2 * R1_GATE
     assert weight_bytes(drafting) - weight_bytes(plain) == pytest.approx(layer + 2 * 7168**2)
     assert device_cache(drafting).token_bytes - device_cache(plain).token_bytes == 576 * 2
+
+
+@pytest.mark.parametrize(("engine", "layers"), [("trtllm", 1), ("sglang", 1), (None, 0), ("reference", 0)])
+def test_prefill_holds_the_layer_that_drafts_in_decode(engine: str | None, layers: int):
+    """Engines load the draft layer in prefill as well, with 64 experts a device, and cache its keys; none runs it."""
+    held = {"attention_dp": 4, "moe_ep": 4, "engine": engine}
+    plain, beside = (
+        instance("deepseek-r1", "b200", "prefill", "fp8", decode_drafts=drafts, **held) for drafts in (0, 2)
+    )
+    drafting = replace(plain, drafts=1)
+    assert weight_bytes(drafting) > weight_bytes(plain) + 64 * R1_EXPERT
+    assert weight_bytes(beside) == weight_bytes(drafting if layers else plain)
+    assert device_cache(beside).token_bytes - device_cache(plain).token_bytes == layers * 576 * 2
+    assert beside.queries == plain.queries == 1
 
 
 def test_expert_parallel_weights_sum_to_the_parameters():
