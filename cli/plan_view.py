@@ -342,6 +342,8 @@ def proof_text(answer: Answer, seconds: float, *, verbose: bool, growth: str = "
         return f"{costed}."
     unit = growth if growth and bound.goal.maximised else bound.goal.unit
     told = f"Bound: {bound.value:.4g} {unit}, gap {bound.gap:.2%}"
+    if bound.ended:
+        told += ", as the search was long and ended early"
     if verbose:
         return f"{told}, over {bound.covers}. {costed} in {format_duration(seconds)}."
     return f"{told}; {costed} (-v tells over what it is proven)."

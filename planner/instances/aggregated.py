@@ -1,5 +1,6 @@
 """Aggregated instances, played: latencies at a rate, and the largest rate within the limits."""
 
+import math
 import pickle
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -13,7 +14,7 @@ from ground.arrays import Floats, Ints
 from ground.identity import Kept
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
-from planner.instances.candidates import BUDGETS, MOST_BATCH, AggregatedCandidate
+from planner.instances.candidates import BUDGETS, MOST_BATCH, AggregatedCandidate, Count
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import tokens_per_iteration
 from planner.manifest.stacks import stacked
@@ -79,13 +80,18 @@ class PlayedAggregated(Player):
     pool: AggregatedPool
     most_open: int
     """Most open requests of one instance."""
+    count: Count = field(default_factory=Count)
     _states: dict[tuple[float, int, int], AggregatedState] = field(default_factory=dict, repr=False)
 
     def stream(self, requests: int, instances: int = 1) -> Stream:
         """Return a stream of mean rate 1, as one of ``instances`` gets it, long enough for an instance to fill."""
+        if requests < FEW:
+            return super().stream(requests, instances)
         refills = _REFILLS if requests == FEW else 2 * _REFILLS
-        least, requests = min(refills * self.most_open, _LONGEST), min(requests, self._most_requests)
-        while FEW <= requests < least:
+        # A short stream is shorter, too, where a long one is, but less so: it has to tell candidates apart.
+        short = int(FEW * math.sqrt(self._most_requests / _REQUESTS))
+        requests = short if requests == FEW else min(requests, self._most_requests)
+        while requests < min(refills * self.most_open, _LONGEST):
             requests *= 2
         return super().stream(requests, instances)
 
@@ -108,6 +114,7 @@ class PlayedAggregated(Player):
         longest = min(max(filled, _REQUESTS), _LONGEST)
         while True:
             played = play_aggregated(self.pool, replace(stream, arrival_seconds=np.zeros(len(stream))))
+            self.count.turns += played.turns
             left, count = np.sort(played.left_seconds), len(stream)
             first, last = _pauses(left)
             open_ = np.sum(played.first_token_seconds <= left[first]) - np.sum(left < left[first])
@@ -155,10 +162,14 @@ def _pauses(left_seconds: Floats) -> tuple[int, int]:
     return marks[0] + int(first[0]), marks[1] + int(last[-1])
 
 
-def aggregated_outcome(pool: AggregatedPool, stream: Stream, until: Until | None = None) -> Outcome:
-    """Return the latencies of a stream's requests, played until enough is known."""
+def aggregated_outcome(
+    pool: AggregatedPool, stream: Stream, until: Until | None = None, count: Count | None = None
+) -> Outcome:
+    """Return the latencies of a stream's requests, played until enough is known; the play is added to a ``count``."""
     enough = (lambda first, left: until(_outcome(first, left, stream))) if until else None
     played = play_aggregated(pool, stream, enough)
+    if count is not None:
+        count.turns += played.turns
     found = _outcome(played.first_token_seconds, played.left_seconds, stream)
     return replace(found, ended=played.ended, prompt_steps=played.prompt_steps / max(played.steps, 1))
 
@@ -198,22 +209,29 @@ def aggregated_times(
 
 
 def player_of(
-    pool: AggregatedPool, workload: Workload, limits: Limits, context_tokens: int, most_open: int | None = None
+    pool: AggregatedPool,
+    workload: Workload,
+    limits: Limits,
+    context_tokens: int,
+    most_open: int | None = None,
+    count: Count | None = None,
 ) -> PlayedAggregated:
     """Return the player of one of several instances.
 
     Args: ``context_tokens``: context length of the model, at which requests end; ``most_open``: most open requests
-        within the limits, where fewer than the slots.
+        within the limits, where fewer than the slots; ``count``: plays are added to it.
     """
+    count = count or Count()
     pool, most = replace(pool, instances=1), pool.ranks * pool.slots
     return PlayedAggregated(
-        play=partial(aggregated_outcome, pool),
-        together=lambda instances: partial(aggregated_outcome, replace(pool, instances=instances)),
+        play=partial(aggregated_outcome, pool, count=count),
+        together=lambda instances: partial(aggregated_outcome, replace(pool, instances=instances), count=count),
         workload=workload,
         limits=limits,
         most_tokens=context_tokens,
         pool=pool,
         most_open=min(most_open or most, most),
+        count=count,
     )
 
 
@@ -225,6 +243,8 @@ class AggregatedServer:
     candidate: AggregatedCandidate
     like: "AggregatedServer | None" = None
     """An equal instance with another budget, whose step table is shared."""
+    count: Count | None = None
+    """Plays are added to it."""
 
     @property
     def independent(self) -> bool:
@@ -260,8 +280,8 @@ class AggregatedServer:
     def player(self) -> PlayedAggregated:
         """The player of one of several such instances."""
         question = self.question
-        limits = Limits.of(question)
-        return player_of(self.pool, question.workload, limits, question.model.max_position, self.candidate.most_open)
+        limits, context = Limits.of(question), question.model.max_position
+        return player_of(self.pool, question.workload, limits, context, self.candidate.most_open, self.count)
 
     def alone_seconds(self, tokens: float) -> float:
         """TTFT of a prompt with so many tokens that meets nobody: what shares an instance with others has no less."""

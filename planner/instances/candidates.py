@@ -90,9 +90,14 @@ class IterationTime:
 
 @dataclass(slots=True)
 class Count:
-    """Number of candidates costed so far."""
+    """What a search has done so far."""
 
     evaluated: int = 0
+    """Candidates costed."""
+    turns: int = 0
+    """Turns of batches that were played, and what else took as long."""
+    ended: bool = False
+    """Whether a search ended before its choice was proven to be the best."""
 
 
 def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, microbatches: int) -> Number:

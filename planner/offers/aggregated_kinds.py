@@ -11,7 +11,7 @@ run in shorter steps: TTFT rises and TPOT falls. So fewer slots are played where
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -23,6 +23,7 @@ from planner.instances.aggregated_bounds import means_of
 from planner.instances.candidates import (
     BUDGETS,
     AggregatedCandidate,
+    Count,
     aggregated_room,
     budgets_of,
     most_held,
@@ -33,13 +34,11 @@ from planner.objective import LEAST_PART
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.serving.capacity import on_grid
-from planner.serving.played import EVENLY, FEW, MANY, SURE
+from planner.serving.played import EVENLY, FEW, MANY
 from planner.workload import reserved_kv_tokens
 
 _MORE = 0.003
 """Relative difference below which capacities count as equal."""
-_SLOWER = (1.0, 0.9, 0.8)
-"""Shares of a rate at which a late row is played again, to bound other rows by it (``offers.slower``)."""
 _BEHIND = (0.97, 1.0)
 """Shares of the leader's rate, as few requests tell it, at which rows are raced. It carries a little less on many, and
 a row that is late at less need not be played again there.
@@ -69,6 +68,8 @@ class AggregatedKind:
     """Step seconds by listed budget."""
     slower: Slower = field(repr=False)
     """Late instances of all played rows."""
+    count: Count = field(repr=False)
+    """Plays are added to it."""
     asked_per_second: float | None = None
     """The rate asked of the pool, beyond which no capacity is sought; None for the largest."""
     _servers: dict[tuple[int, int], AggregatedServer] = field(default_factory=dict)
@@ -79,6 +80,8 @@ class AggregatedKind:
     """By instances: the capacity of the pool, and the server that has it."""
     _tried: dict[int, float] = field(default_factory=dict)
     """By instances: a rate of one instance at which budgets were compared."""
+    _in_time: dict[int, tuple[float, AggregatedServer]] = field(default_factory=dict)
+    """By instances: a rate of one instance and a server that is in time at it on few requests."""
     _likely: dict[int, tuple[float, Iterable[AggregatedServer]]] = field(default_factory=dict)
     """By instances: the capacity of one on few requests, and the servers that have nearly that, the best first."""
 
@@ -111,7 +114,7 @@ class AggregatedKind:
                 most_open=self._most_open,
             )
             like = next(iter(self._servers.values()), None)
-            self._servers[budget, slots] = AggregatedServer(self.question, candidate, like)
+            self._servers[budget, slots] = AggregatedServer(self.question, candidate, like, self.count)
         return self._servers[budget, slots]
 
     def _slotted(self, server: AggregatedServer, instances: int, rate: float, requests: int = FEW) -> AggregatedServer:
@@ -224,13 +227,8 @@ class AggregatedKind:
         if able and able[0].player.surely_late(rate, instances, FEWEST):
             timely = list(self._not_late(able, instances, rate, FEWEST))
         if able and not timely:
-            self._remember(able, instances, rate)
+            self._note_late_alone()
         return sorted(timely, key=lambda server: server.player.verdict(rate, instances).excess)
-
-    @property
-    def _compared(self) -> bool:
-        """Whether late rows bound others: not on a trace, which is played whole and fills instances."""
-        return self.question.workload.trace is None
 
     def _listed(self, server: AggregatedServer) -> int:
         """Return the index of a server's budget in the list; -1 where it is not listed."""
@@ -242,11 +240,10 @@ class AggregatedKind:
         """Whether a long prompt is known to be late with each budget although it meets nobody."""
         return bool(self.slower.late(self.steps, 1, 0.0)[self.bound_per_second > 0].all())
 
-    def _remember(self, late: Sequence[AggregatedServer], instances: int, rate: float) -> None:
-        """Record servers that are late at a rate, and perhaps below it, to prune rows that are a little quicker.
+    def _note_late_alone(self) -> None:
+        """Record the budgets with which a long prompt is late although it meets nobody, whatever the rate.
 
-        Bounds take full steps, which keep all batches of a pipeline in flight; a prompt alone does not, and may be
-        late at any rate.
+        Bounds take full steps, which keep all batches of a pipeline in flight; a prompt alone does not.
         """
         question, alone = self.question, np.zeros(self.steps.budgets)
         longest = means_of(question.workload, question.percentile, question.model.max_position).timely
@@ -254,23 +251,6 @@ class AggregatedKind:
             alone[self._listed(server)] = server.alone_seconds(longest) / question.ttft_seconds
         if alone.max() > 1:
             self.slower.add(self.steps, EVENLY, 0.0, lambda: alone)
-        if self._late_alone or not self._compared:
-            return
-
-        def excess(at: float) -> Floats:
-            found = np.zeros(self.steps.budgets)
-            for server in late:
-                least = server.player.trial(at, instances, FEWEST).ttft_interval(SURE)[0] / self.question.ttft_seconds
-                if least <= 1:  # fewer slots shorten TPOT, and lengthen TTFT
-                    own = self._slotted(server, instances, at, FEWEST).player
-                    surely = own.surely_late(at, instances, FEWEST)
-                    least = own.trial(at, instances, FEWEST).interval(SURE)[0] if surely else 0.0
-                if self._listed(server) >= 0:
-                    found[self._listed(server)] = least
-            return found
-
-        for part in _SLOWER:
-            self.slower.add(self.steps, instances, part * rate, partial(excess, part * rate))
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of a pool of so many instances within the limits with any budget; 0 where there is none.
@@ -284,10 +264,15 @@ class AggregatedKind:
 
         Without a least one the lower one counts, where late instances are soon known to be late.
         """
-        least = least_per_second or lower_per_second * self._compared
+        whole = self.question.workload.trace is not None  # a trace fills instances, so it is played in full
+        least = least_per_second or (0.0 if whole else lower_per_second)
         for part in _BEHIND if least else ():
-            if not list(self._near(self.servers, instances, part * least / instances)):
+            each = part * least / instances
+            near = self._near(self.servers, instances, each)
+            found = next((server for server in near if server.player.verdict(each, instances).excess <= 1), None)
+            if found is None:
                 return 0.0 if self._late_alone else part * (1 - _MORE) * least
+            self._in_time[instances] = each, found
         return instances * self._on_few(instances)[0]
 
     def at(self, instances: int, rate_per_second: float | None = None) -> AggregatedServer:
@@ -317,13 +302,29 @@ class AggregatedKind:
             best: tuple[float, AggregatedServer | None] = (0.0, None)
             likely, servers = self._on_few(instances)
             for server in list(servers):
-                wanted = on_grid((1 + _MORE) * best[0] / instances) or likely
-                for own in self._on_many(server, instances, wanted):
-                    more = on_grid((1 + _MORE) * best[0] / instances) * instances
-                    if not best[0] or own.pool_carries(instances, more):
-                        best = max(best, (own.pool_capacity(instances), own), key=lambda found: found[0])
+                best = self._climbed(server, instances, best, likely)
             self._best[instances] = best
         return self._best[instances]
+
+    def _climbed(
+        self, server: AggregatedServer, instances: int, best: tuple[float, AggregatedServer | None], likely: float
+    ) -> tuple[float, AggregatedServer | None]:
+        """Return the best capacity of a pool and its server, once many requests were played with a server's budget.
+
+        The slots that are best at a rate carry more than that rate, where other slots are best. So slots and capacity
+        are found in turn until no slots carry more.
+        """
+        sought = not best[0] or server.candidate.batch < self._held[server.candidate.batched_tokens]
+        while True:
+            more = on_grid((1 + _MORE) * best[0] / instances) or likely
+            if sought:  # else few requests saw no need for fewer slots
+                server = self._slotted(server, instances, more, MANY)
+            if best[0] and not server.pool_carries(instances, more * instances):
+                return best
+            carried = server.pool_capacity(instances)
+            if carried <= best[0]:
+                return best
+            best, sought = (carried, server), True
 
     def _on_few(self, instances: int) -> tuple[float, Iterable[AggregatedServer]]:
         if instances not in self._likely:
@@ -339,6 +340,9 @@ class AggregatedKind:
         for server in self._quickest_first(servers, instances, start):
             if best is None or rate == 0.0:
                 rate, best = server.pool_capacity(instances, FEW) / instances, server
+        least, in_time = self._in_time.get(instances, (0.0, best))
+        if in_time is not None and least > rate:
+            rate, best = max(in_time.pool_capacity(instances, FEW) / instances, least), in_time
         if best is None or not rate:
             least = on_grid(LEAST_PART * max((server.most_per_second for server in servers), default=0.0))
             return least, self._near(servers, instances, least)

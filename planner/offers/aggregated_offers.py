@@ -104,7 +104,7 @@ def _group_offers(
     question: Question, own: Built, room: Floats, solved: tuple[Count, float | None, Slower], needed: Needed
 ) -> Offers:
     """Return the offers of a group; the bound of the largest budget holds for all budgets."""
-    count, asked, slower = solved
+    count, asked, _ = solved
     least = needed(own.group.sizes.astype(np.int64)) * (1 - 1e-9)
     left, most = np.flatnonzero(np.isfinite(least)), np.zeros((1, 0))
     splits = own.cost.rule == "attention_experts" and max(row_microbatches(question, own.group.rows[0])) > 1
@@ -127,7 +127,7 @@ def _group_offers(
         bound_per_second=most.max(axis=0),
         guess_per_second=most.max(axis=0) if asked is None else guess,  # where rows race, all that may lead take part
         layers=group.layers,
-        build=partial(_kind, question, group, (most, guess, steps, rooms), (asked, slower)),
+        build=partial(_kind, question, group, (most, guess, steps, rooms), solved),
         least=aggregated_least(bounds, float(room[left].max())) if question.objective == "latency" else None,
     )
 
@@ -161,7 +161,7 @@ def _kind(
     question: Question,
     group: Group,
     costed: tuple[Floats, Floats, Callable[[], Floats], Callable[[], Floats]],
-    known: tuple[float | None, Slower],
+    known: tuple[Count, float | None, Slower],
     number: int,
 ) -> AggregatedKind:
     """Return the kind of a row.
@@ -169,7 +169,7 @@ def _kind(
     Args: ``costed``: bounds [budgets, rows], guesses [rows], steps of several sorts [3, sorts, 1 + budgets, rows], and
         requests that a rank holds [budgets, rows].
     """
-    row, (most, guess, sorts, rooms), (asked, slower) = group.rows[number], costed, known
+    row, (most, guess, sorts, rooms), (count, asked, slower) = group.rows[number], costed, known
     stages = int(row.strategy.pp)
     steps = np.concatenate(sorts()[1:, :, :, number]) if stages > 1 else sorts()[0, :, :, number]
     deployment = replace(row_deployment(group.deployment, row), drafts=int(group.drafts[number]))
@@ -188,5 +188,6 @@ def _kind(
         guess_per_second=float(guess[number]),
         steps=Passes(alike, steps[:, 0], steps[:, 1:], 1 if alike[0] else ranks, ample),
         slower=slower,
+        count=count,
         asked_per_second=asked,
     )

@@ -151,7 +151,7 @@ class Side:
         self.exact[column], self.guess[column], self._tried[offer] = True, self.rate[column], True
         return True
 
-    def estimate(self, column: int, most_room: float) -> bool:
+    def estimate(self, column: int, most_room: float, known: float = 0.0) -> bool:
         """Guess the rates of a column's offer from few played requests, once; return whether guesses have changed.
 
         A rate below that of an offer which is guessed so, and fits ``most_room``, is not told exactly. Until there is
@@ -161,7 +161,7 @@ class Side:
         if self.exact[column] or self._estimated[offer]:
             return False
         rivals = self._estimated[self.offer] & (self.room <= most_room)
-        led = float(self.guess[rivals].max(initial=0.0)) * self.unit
+        led = float(self.guess[rivals].max(initial=known)) * self.unit
         guess = float(self.guess[column])
         lower = _LOWER * guess * self.unit if guess > _LOWEST * float(self.rate[column]) else 0.0
         likely = self.server(offer).likely_capacity(left, led, lower)

@@ -13,7 +13,7 @@ lower bounds of their times.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
@@ -21,10 +21,13 @@ import numpy as np
 
 from ground.arrays import Floats, Ints, distinct
 from ground.errors import BadInput
+from planner.instances.candidates import Count
 from planner.objective import LEAST_PART, Aim, Incumbent
 from planner.programme.columns import BELOW, RELATIVE, Pick, Picks, Rates, Side, Way
 from planner.programme.routes import Routes
 
+MOST_TURNS = 1_500_000_000
+"""Turns of batches, of about 20 ns, that a search plays before it ends with the best choice so far."""
 MOST_ROUTES = 2_000_000
 """Most routes that are compared; more would take too long."""
 
@@ -39,6 +42,8 @@ class Programme:
     """Whether no two models may share a node, so that each takes whole nodes."""
     shares: tuple[float, ...] = (1.0,)
     """Share of all requests, by model: its weight in the mean time."""
+    count: Count = field(default_factory=Count)
+    """Plays of its queues, by which a long search ends."""
 
     def __post_init__(self) -> None:
         """Raise BadInput for more than ``MOST_ROUTES`` routes."""
@@ -178,7 +183,7 @@ class Programme:
         """Return the number of steps of a pool, and the devices of one step."""
         return self.aim.devices[pool] // self.steps[pool], self.steps[pool]
 
-    def likely(self) -> Picks | None:
+    def likely(self, known: float = 0.0) -> Picks | None:
         """Return the best choice by guesses, with solved queues; None where nothing fits. Good, not proven.
 
         Offers with a solved column come first: their other columns are well estimated, and a good incumbent prunes
@@ -186,43 +191,49 @@ class Programme:
         """
         if self.aim.goal.timed:
             return self.settle()
-        known = 0.0
         while True:
             choice = self.best(known, "tried") if self.aim.goal.maximised else None
             if choice is None or not opened(self.picked(choice)):
                 choice = self.best(0.0, "guess")
-            if choice is not None and self.aim.goal.maximised and self._estimated(choice):
+            if choice is not None and self.aim.goal.maximised and self._estimated(choice, known):
                 continue
             if choice is None or solve_open(self.picked(choice), self.aim.rate or known):
                 return choice
             # A choice that carries no more than the incumbent need not be solved in full.
             known = self._exactly(known)
 
-    def _estimated(self, picks: Picks) -> bool:
+    def _estimated(self, picks: Picks, known: float) -> bool:
         """Guess the rates of chosen columns from few played requests; return whether guesses have changed."""
         most = self.aim.devices
-        return any([side.estimate(column, most[side.machines.budget]) for side, column in self.picked(picks)])
+        return any([side.estimate(column, most[side.machines.budget], known) for side, column in self.picked(picks)])
 
     def settle(self, least_rate: float = 0.0) -> Picks | None:
         """Return the best choice of all, with solved queues; None where nothing fits.
 
         A queue is solved only if the best choice at current bounds needs it, and only until it is known whether that
         choice beats the incumbent. The first incumbent is the likely best choice, or ``least_rate`` where something
-        else carries that.
+        else carries that. Where the rate is maximised, the best solved choice counts after ``MOST_TURNS``.
         """
         if self.aim.goal.timed:
             while (choice := self.best()) is not None and not time_open(self.picked(choice)):
                 pass
             return choice
+        end = self.count.turns + MOST_TURNS
         found = self.likely() if not least_rate else None
         known = self.carried(found) if found is not None and self.aim.goal.maximised else least_rate
         while True:
             choice = self.best(known * (1 - BELOW), "bound")
             if choice is None:
                 return None
+            if self.count.turns > end and self.aim.goal.maximised and (solved := self.best(known, "exact")):
+                self.count.ended = self.count.ended or bool(opened(self.picked(choice)))
+                return solved
             wanted = self.aim.rate if self.aim.rate is not None else known * (1 - BELOW)
-            if not self._short(choice, wanted) and solve_open(self.picked(choice), wanted):
-                return choice
+            if not self._short(choice, wanted):
+                if self.aim.goal.maximised and found is None and opened(self.picked(choice)):
+                    found = self.likely(known)
+                elif solve_open(self.picked(choice), wanted):
+                    return choice
             known = self._exactly(known)
 
     def _short(self, choice: Picks, wanted: float) -> bool:

@@ -36,6 +36,8 @@ from planner.search.ways import gather_fleet
 FEWER_DEVICES = (0.75, 0.5)
 TIGHTER_TPOT = (0.6,)
 LEADING_OFFERS = 24
+MANY_TURNS = 500_000_000
+"""Turns of batches (``Count``) after which a search has taken so long that few runners-up are sought."""
 
 
 class Besides(NamedTuple):
@@ -324,15 +326,15 @@ def published_plan(question: Question, published: Published) -> Beside:
 
 
 def others_of(choice: Choice) -> list[Plan]:
-    """Return runners-up: plans with fewer devices, a lower TPOT, or the other shape."""
+    """Return runners-up: plans with fewer devices, a lower TPOT, or the other shape; the last alone after long."""
     (option, columns), aim = choice.chosen[0], choice.programme.aim
-    timed = aim.goal.timed
-    tighter = [] if timed else [_tighter(choice, part) for part in TIGHTER_TPOT]
+    timed, long = aim.goal.timed, choice.gathered.count.turns > MANY_TURNS
+    tighter = [] if timed or long else [_tighter(choice, part) for part in TIGHTER_TPOT]
     found: list[Plan | None] = []
     if choice.ways.separate is not None and option.aggregated:
         found += [_plan(own, its, aim) for own, its in chosen_of(choice.gathered, choice.ways.separate)]
     own = choice.gathered.options[0] if timed else (_only(option, columns[-1]),)
-    for part in FEWER_DEVICES if aim.goal.maximised or timed else ():
+    for part in FEWER_DEVICES if (aim.goal.maximised or timed) and not long else ():
         fewer = replace(aim, devices={budget: int(count * part) for budget, count in aim.devices.items()})
         found.append(_likely(own, fewer))
     found += [_likely((each,), aim) for each in tighter]

@@ -68,7 +68,8 @@ class Gathered:
         chosen = range(len(self.options)) if members is None else members
         ways = tuple(tuple(option.sides for option in self.options[number]) for number in chosen)
         weights = shares(self.fleet)
-        return Programme(ways, aim, not self.fleet.share_nodes, tuple(weights[number] for number in chosen))
+        weighted = tuple(weights[number] for number in chosen)
+        return Programme(ways, aim, not self.fleet.share_nodes, weighted, self.count)
 
 
 class Ways(NamedTuple):

@@ -31,6 +31,8 @@ _FRESH = Kept[NDArray[np.uint8]](most=16)
 """Records of streams that are played at many rates. They are kept as bytes, which copy several times as quickly."""
 _ROUNDING = 1e-9
 _AMPLE = 1 << 50
+_PLAY_TURNS, _PROMPT_TURNS = 50_000, 20
+"""Turns of about 20 ns that take as long as the start and end of a play, and as a step with prompts."""
 _LOOK = 400
 """Fewest requests between two calls of ``enough``: one call takes as long as playing them, 0.2 ms."""
 
@@ -93,6 +95,11 @@ class Played:
     ended: bool = False
     """Whether the play ended early. Times of tokens that were not out by then are lower bounds."""
 
+    @property
+    def turns(self) -> int:
+        """Turns of a batch, with steps that carry prompts and the start of a play as the turns that take as long."""
+        return _PLAY_TURNS + self.steps + _PROMPT_TURNS * self.prompt_steps
+
 
 def play_aggregated(pool: AggregatedPool, stream: Stream, enough: Enough | None = None) -> Played:
     """Return when every request of a stream has its first and its last token; arrivals must be sorted.
@@ -124,7 +131,7 @@ def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | Non
     instances = instances_of(pool, rule, first, len(stream))
     policy = loop.IN_TURN if pool.policy == "round_robin" else loop.LEAST_LOAD
     first_tokens, left, ended = np.empty(len(stream)), np.empty(len(stream)), False
-    for begin, end in parts_of(first, _LOOK) if enough else ():
+    for begin, end in parts_of(first, _LOOK // pool.times.layers.size) if enough else ():
         until = stream.arrival_seconds[min(end, first - 1)]
         loop.play(requests, instances, policy, rule, pool.times, (begin, end), until)
         loop.so_far(requests, until, first_tokens[:end], left[:end])

@@ -13,6 +13,7 @@ from planner.offers.decode_offers import decode_offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.programme.columns import Side
 from planner.programme.programme import Programme
+from planner.programme.proof import proven
 from tests.planner.programme.offers import offers_of
 from tests.questions import machines, small_question
 
@@ -71,6 +72,35 @@ def test_offers_race_on_few_requests_before_one_is_solved():
     assert own.offer[likely[0].columns[0]] == 1
     assert [bool(queue.solved) for queue in queues] == [False, True, False]
     assert programme.carried(programme.settle()) == pytest.approx(57.0)
+
+
+def test_offers_race_once_one_carries_more_than_the_incumbent():
+    """Bounds are in the wrong order; of three that carry more than the incumbent only the best is solved in full."""
+    queues = [Queue(few * 0.95, 0.0, few=few) for few in (8.0, 9.0, 10.0)]
+    kinds = zip((12.0, 11.9, 11.8), queues, strict=True)
+    own = Side("mixed", POOL, offers_of(*((1, bound, lambda queue=queue: queue) for bound, queue in kinds)))
+    programme = Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="throughput"))
+
+    assert programme.carried(programme.settle(0.5)) == pytest.approx(57.0)
+    solved = [column for column in np.flatnonzero(own.exact) if own.instances[column] == 6]
+    assert own.offer[solved].tolist() == [2]
+
+
+@pytest.mark.parametrize("most_turns", [-1, 1])
+def test_a_long_search_ends_with_the_best_so_far_and_says_so(monkeypatch: pytest.MonkeyPatch, most_turns: int) -> None:
+    """The offer with the high bound carries little; what its bound leaves open is the gap of a search that ended."""
+    monkeypatch.setattr("planner.programme.programme.MOST_TURNS", most_turns)
+    queues = [Queue(each, 0.0, few=few) for each, few in ((2.0, 2.0), (9.0, 9.0))]
+    kinds = zip((12.0, 9.5), queues, strict=True)
+    own = Side("mixed", POOL, offers_of(*((1, bound, lambda queue=queue: queue) for bound, queue in kinds)))
+    aim = Aim(devices={POOL.budget: 6}, objective="throughput")
+    programme = Programme((((own,),),), aim, count=Count())
+
+    picks = programme.settle()
+    bound = proven(programme, picks, [""], ())
+
+    assert programme.carried(picks) == pytest.approx(54.0)
+    assert bound.ended == (most_turns < 0) and (bound.value > 60) == bound.ended
 
 
 @pytest.mark.parametrize(
