@@ -184,7 +184,7 @@ class Programme:
         return self.aim.devices[pool] // self.steps[pool], self.steps[pool]
 
     def likely(self, known: float = 0.0) -> Picks | None:
-        """Return the best choice by guesses, with solved queues; None where nothing fits. Good, not proven.
+        """Return the best choice by guesses, with solved queues; None where none carries ``known``. Good, not proven.
 
         Offers with a solved column come first: their other columns are well estimated, and a good incumbent prunes
         more. Where the rate is maximised, offers race on few requests before the queue of the first is solved.
@@ -194,7 +194,7 @@ class Programme:
         while True:
             choice = self.best(known, "tried") if self.aim.goal.maximised else None
             if choice is None or not opened(self.picked(choice)):
-                choice = self.best(0.0, "guess")
+                choice = self.best(known, "guess")
             if choice is not None and self.aim.goal.maximised and self._estimated(choice, known):
                 continue
             if choice is None or solve_open(self.picked(choice), self.aim.rate or known):
@@ -221,6 +221,7 @@ class Programme:
         end = self.count.turns + MOST_TURNS
         found = self.likely() if not least_rate else None
         known = self.carried(found) if found is not None and self.aim.goal.maximised else least_rate
+        raced = not least_rate or not self.aim.goal.maximised
         while True:
             choice = self.best(known * (1 - BELOW), "bound")
             if choice is None:
@@ -230,8 +231,9 @@ class Programme:
                 return solved
             wanted = self.aim.rate if self.aim.rate is not None else known * (1 - BELOW)
             if not self._short(choice, wanted):
-                if self.aim.goal.maximised and found is None and opened(self.picked(choice)):
-                    found = self.likely(known)
+                if not raced and opened(self.picked(choice)):
+                    self.likely(known)
+                    raced = True
                 elif solve_open(self.picked(choice), wanted):
                     return choice
             known = self._exactly(known)

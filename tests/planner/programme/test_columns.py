@@ -86,6 +86,18 @@ def test_offers_race_once_one_carries_more_than_the_incumbent():
     assert own.offer[solved].tolist() == [2]
 
 
+@pytest.mark.parametrize("each", [7.0, 9.0])
+def test_offers_that_are_thought_to_carry_less_than_the_incumbent_are_still_proven(each: float) -> None:
+    """Few requests show 6 each, the incumbent carries 8: the search ends, and finds the offer where it carries more."""
+    own = Side("mixed", POOL, offers_of((1, 12.0, lambda: queue)))
+    queue = Queue(each, 0.0, few=6.0)
+    programme = Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="throughput"))
+
+    picks = programme.settle(48.0)
+
+    assert (picks is not None) == (each > 8) and (picks is None or programme.carried(picks) == pytest.approx(54.0))
+
+
 @pytest.mark.parametrize("most_turns", [-1, 1])
 def test_a_long_search_ends_with_the_best_so_far_and_says_so(monkeypatch: pytest.MonkeyPatch, most_turns: int) -> None:
     """The offer with the high bound carries little; what its bound leaves open is the gap of a search that ended."""
