@@ -56,6 +56,7 @@ WORDS = {
     "pipeline-drafts": "MTP over pipeline stages",
     "power-of-two": "degrees that are no power of two",
     "rank-in-node": "TP over nodes",
+    "redundancy-blocks": "replicas of block-scaled FP8 experts",
     "redundancy-divides": "uneven replicas",
     "redundancy-model": "replicas of this model's experts",
     "redundancy-mode": "replicas of experts with TP",
