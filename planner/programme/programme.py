@@ -212,7 +212,7 @@ class Programme:
 
         A queue is solved only if the best choice at current bounds needs it, and only until it is known whether that
         choice beats the incumbent. The first incumbent is the likely best choice, or ``least_rate`` where something
-        else carries that. Where the rate is maximised, the best solved choice counts after ``MOST_TURNS``.
+        else carries that. Where the rate is maximised, the best solved choice is returned after ``MOST_TURNS``.
         """
         if self.aim.goal.timed:
             while (choice := self.best()) is not None and not time_open(self.picked(choice)):

@@ -326,7 +326,10 @@ def published_plan(question: Question, published: Published) -> Beside:
 
 
 def others_of(choice: Choice) -> list[Plan]:
-    """Return runners-up: plans with fewer devices, a lower TPOT, or the other shape; the last alone after long."""
+    """Return runners-up: plans with fewer devices, a lower TPOT, or the other shape.
+
+    After a search of ``MANY_TURNS`` only that of the other shape, which is known.
+    """
     (option, columns), aim = choice.chosen[0], choice.programme.aim
     timed, long = aim.goal.timed, choice.gathered.count.turns > MANY_TURNS
     tighter = [] if timed or long else [_tighter(choice, part) for part in TIGHTER_TPOT]
