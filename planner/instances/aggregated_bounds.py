@@ -46,7 +46,7 @@ from ground.arrays import Floats, percentiles
 from planner.instances.candidates import Count
 from planner.instances.least import BATCHES, Least
 from planner.manifest.stacks import taken
-from planner.manifest.stepcost import evaluate_each, stage_layers
+from planner.manifest.stepcost import evaluate_each
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.serving.streams import stationary
 from planner.workload import Workload
@@ -69,8 +69,6 @@ _TRIED = 5
 """Rounds of trial rates in ``single_bound``; in the last, rates differ by the eighth root of ``_RANGE``."""
 _SAMPLE = 4000
 """Requests of the stream over which means are taken."""
-_RUNNING = (0.0, 1.0, 8.0, 64.0, 512.0)
-"""Running requests of a rank at which the steps of instances are compared."""
 
 
 class Means(NamedTuple):
@@ -333,26 +331,6 @@ class Bounds:
         load = self._load(np.zeros_like(chunk), chunk, chunk / self.ranks)._replace(prefill_pairs=pairs)
         return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
 
-    def sorts(self, budgets: Sequence[int]) -> Floats:
-        """Seconds of several sorts of steps, without prompts and full to each budget, [3, sorts, 1 + budgets, rows].
-
-        Sorts differ in running requests, in chunks (of mean prompts or of the longest), and in whether the other ranks
-        have as many prompt tokens or none.
-        The first axis has the whole step, its layers, and its last pipeline stage.
-        """
-        rows = self.ranks.size
-        running, longest, even, chunk = (
-            np.broadcast_to(axis.reshape(-1, 1), (axis.size, rows))
-            for axis in np.meshgrid(_RUNNING, (0.0, 1.0), (0.0, 1.0), (0.0, *budgets), indexing="ij")
-        )
-        load = self._load(running, chunk, chunk * np.maximum(even, 1 / self.ranks))
-        context = longest * np.maximum(self.means.longest - chunk, 0.0) * (chunk > 0)
-        pairs = np.where(longest > 0, chunk * (context + chunk / 2), load.prefill_pairs)
-        load = load._replace(prefill_context_tokens=load.prefill_context_tokens + context, prefill_pairs=pairs)
-        step, head = self._parts(load, chunk.shape)
-        last = (step - head) * stage_layers(self.cost)[1] + head
-        return np.stack([step, step - head, last]).reshape(3, -1, 1 + len(budgets), rows)
-
     def bare(self, running: Floats) -> Floats:
         """Seconds of steps without prompts, given running requests per rank, [..., rows]."""
         none = np.zeros_like(running)
@@ -393,18 +371,10 @@ class Bounds:
 
     def _seconds(self, load: StepLoad, shape: tuple[int, ...]) -> Floats:
         """Seconds with the quicker number of microbatches, [..., rows]."""
-        return self._parts(load, shape)[0]
-
-    def _parts(self, load: StepLoad, shape: tuple[int, ...]) -> tuple[Floats, Floats]:
-        """Return the seconds, and the part that the last pipeline stage takes beyond its layers."""
         found = evaluate_each(self.cost, load, self.microbatches, least=self.least)
         self.count.evaluated += len(found) * int(np.prod(shape))
-        seconds, heads = (
-            np.stack([np.broadcast_to(np.asarray(part, dtype=np.float64), shape) for part in parts])
-            for parts in ([each.seconds for each in found], [each.head_seconds for each in found])
-        )
-        quicker = np.argmin(seconds, axis=0)[None]
-        return np.take_along_axis(seconds, quicker, axis=0)[0], np.take_along_axis(heads, quicker, axis=0)[0]
+        seconds = [np.broadcast_to(np.asarray(each.seconds, dtype=np.float64), shape) for each in found]
+        return np.asarray(np.min(seconds, axis=0))
 
 
 def _most(running: Floats, least: Floats, slowest: Floats) -> Floats:

@@ -96,8 +96,6 @@ class Count:
     """Candidates costed."""
     turns: int = 0
     """Turns of batches that were played, and what else took as long."""
-    ended: bool = False
-    """Whether a search ended before its choice was proven to be the best."""
 
 
 def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, microbatches: int) -> Number:

@@ -32,8 +32,8 @@ from planner.workload import Workload
 
 MOST_LINK_UTILISATION = 0.8
 """Highest utilisation of a side's links in a plan: the wait there is two transfers, and soon much more."""
-_PLAYED, _PLAYED_BUSY = 3_000, 10_000
-"""Prompts that are played, and where links carry KV a fifth of the time; the last two thirds count."""
+_PLAYED, _PLAYED_BUSY, _BUSY = 3_000, 10_000, 0.2
+"""Prompts that are played, and where links carry KV more than a fifth of the time; the last two thirds count."""
 
 
 class LinkSide(NamedTuple):
@@ -124,21 +124,32 @@ def link_state(
 
     Args: ``wait_seconds`` returns the mean wait; it is asked where links are crossed and not saturated.
     """
-    prompts = prompts_of(workload)
-    mean = float(links.held_seconds(prompts.tokens) @ prompts.weights) if workload.decodes else 0.0
-    servers = {role: links.servers(side) for role, side in links.sides}
-    loads = {role: rate_per_second * mean / count for role, count in servers.items()}
+    mean = _mean_held(links, workload)
+    loads = _loads(links, rate_per_second, mean)
     if max(loads.values()) >= 1:
         return None
     return LinkState(
         transfer_seconds=mean + links.latency_seconds if mean else 0.0,
         wait_seconds=wait_seconds() if mean else 0.0,
         utilisation=loads,
-        most_per_second={role: MOST_LINK_UTILISATION * count / mean for role, count in servers.items() if mean},
+        most_per_second={
+            role: MOST_LINK_UTILISATION * links.servers(side) / mean for role, side in links.sides if mean
+        },
         sent_bytes=mean * links.width * links.link_bytes_per_second,
         width=links.width,
         link_bytes_per_second=links.link_bytes_per_second,
     )
+
+
+def _mean_held(links: KvLinks, workload: Workload) -> float:
+    """Return the mean seconds for which a prompt's KV holds the links; 0 where nothing is decoded."""
+    prompts = prompts_of(workload)
+    return float(links.held_seconds(prompts.tokens) @ prompts.weights) if workload.decodes else 0.0
+
+
+def _loads(links: KvLinks, rate_per_second: float, held_seconds: float) -> dict[Role, float]:
+    """Return the utilisation of the links of each side at a rate of requests."""
+    return {role: rate_per_second * held_seconds / links.servers(side) for role, side in links.sides}
 
 
 def mean_wait(links: KvLinks, rate_per_second: float, workload: Workload, source: Source, sink: Sink) -> float:
@@ -146,9 +157,8 @@ def mean_wait(links: KvLinks, rate_per_second: float, workload: Workload, source
 
     Short answers are played with their passes and iterations instead (``instances.handover``).
     """
-    prompts, servers = prompts_of(workload), min(links.servers(side) for _, side in links.sides)
-    busy = rate_per_second * float(links.held_seconds(prompts.tokens) @ prompts.weights) / servers
-    stream = stationary(workload, _PLAYED_BUSY if busy > 0.2 else _PLAYED).at_rate(rate_per_second)
+    busy = max(_loads(links, rate_per_second, _mean_held(links, workload)).values()) > _BUSY
+    stream = stationary(workload, _PLAYED_BUSY if busy else _PLAYED).at_rate(rate_per_second)
     ready, group = _ended(stream.arrival_seconds, stream.prompt_tokens, source, links.prefill.groups)
     order = np.argsort(ready, kind="stable")
     tokens = stream.answer_tokens[order]

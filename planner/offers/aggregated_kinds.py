@@ -31,10 +31,9 @@ from planner.instances.candidates import (
 )
 from planner.instances.space import Row
 from planner.objective import LEAST_PART
-from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.serving.capacity import on_grid
-from planner.serving.played import EVENLY, FEW, MANY
+from planner.serving.played import FEW, MANY
 from planner.workload import reserved_kv_tokens
 
 _MORE = 0.003
@@ -64,10 +63,6 @@ class AggregatedKind:
     """Upper bound on the rate of an instance, by listed budget."""
     guess_per_second: float
     """Guess of the capacity of an instance, at which budgets are compared first."""
-    steps: Passes = field(repr=False)
-    """Step seconds by listed budget."""
-    slower: Slower = field(repr=False)
-    """Late instances of all played rows."""
     count: Count = field(repr=False)
     """Plays are added to it."""
     asked_per_second: float | None = None
@@ -221,13 +216,10 @@ class AggregatedKind:
         One that is a little late may still have a neighbour, between the listed budgets, that is in time.
         Where the first is not late on fewest requests, none is played on so few: most would not be late either.
         """
-        known = set(np.flatnonzero(self.slower.late(self.steps, instances, rate)).tolist())
-        able = [server for server in servers if self._bound(server) >= rate and self._listed(server) not in known]
-        timely = able
+        able = [server for server in servers if self._bound(server) >= rate]
+        able = timely = [server for server in able if server.candidate.batched_tokens not in self._late_alone]
         if able and able[0].player.surely_late(rate, instances, FEWEST):
             timely = list(self._not_late(able, instances, rate, FEWEST))
-        if able and not timely:
-            self._note_late_alone()
         return sorted(timely, key=lambda server: server.player.verdict(rate, instances).excess)
 
     def _listed(self, server: AggregatedServer) -> int:
@@ -235,22 +227,21 @@ class AggregatedKind:
         budgets, own = budgets_of(self.question), server.candidate.batched_tokens
         return budgets.index(own) if own in budgets else -1
 
-    @property
-    def _late_alone(self) -> bool:
-        """Whether a long prompt is known to be late with each budget although it meets nobody."""
-        return bool(self.slower.late(self.steps, 1, 0.0)[self.bound_per_second > 0].all())
-
-    def _note_late_alone(self) -> None:
-        """Record the budgets with which a long prompt is late although it meets nobody, whatever the rate.
+    @cached_property
+    def _late_alone(self) -> frozenset[int]:
+        """Listed budgets with which a long prompt is late although it meets nobody, whatever the rate.
 
         Bounds take full steps, which keep all batches of a pipeline in flight; a prompt alone does not.
         """
-        question, alone = self.question, np.zeros(self.steps.budgets)
+        question = self.question
         longest = means_of(question.workload, question.percentile, question.model.max_position).timely
-        for server in self.servers:
-            alone[self._listed(server)] = server.alone_seconds(longest) / question.ttft_seconds
-        if alone.max() > 1:
-            self.slower.add(self.steps, EVENLY, 0.0, lambda: alone)
+        late = (server for server in self.servers if server.alone_seconds(longest) > question.ttft_seconds)
+        return frozenset(server.candidate.batched_tokens for server in late)
+
+    @property
+    def _none_alone(self) -> bool:
+        """Whether a long prompt is late so with each budget."""
+        return len(self._late_alone) == len(self.servers)
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of a pool of so many instances within the limits with any budget; 0 where there is none.
@@ -271,7 +262,7 @@ class AggregatedKind:
             near = self._near(self.servers, instances, each)
             found = next((server for server in near if server.player.verdict(each, instances).excess <= 1), None)
             if found is None:
-                return 0.0 if self._late_alone else part * (1 - _MORE) * least
+                return 0.0 if self._none_alone else part * (1 - _MORE) * least
             self._in_time[instances] = each, found
         return instances * self._on_few(instances)[0]
 
@@ -332,7 +323,7 @@ class AggregatedKind:
         return self._likely[instances]
 
     def _compared_on_few(self, instances: int) -> tuple[float, Iterable[AggregatedServer]]:
-        if self._late_alone:
+        if self._none_alone:
             return 0.0, []
         servers = list(self.servers)
         rate, best = 0.0, None

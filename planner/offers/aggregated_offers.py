@@ -12,7 +12,6 @@ import numpy as np
 
 from ground.arrays import Floats, Ints
 from planner.costs.latency import accepted_tokens
-from planner.instances.aggregated import FEWEST
 from planner.instances.aggregated_bounds import Bounds, aggregated_least, means_of
 from planner.instances.candidates import (
     MOST_BATCH,
@@ -27,7 +26,6 @@ from planner.instances.space import Built, Group, Row, built, row_deployment
 from planner.manifest.terms import Number
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.offer import Offers
-from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.serving.rules import engine_rule
 from planner.workload import reserved_kv_tokens
@@ -44,13 +42,13 @@ def aggregated_offers(
     The number of the others that hold a request is returned, too. No capacity beyond ``asked_per_second`` is sought.
     """
     offers: list[Offers] = []
-    slow, slower = 0, Slower()
+    slow = 0
     for whole in built(question, "mixed", rows):
         room = largest_room(question, whole.group)
         held = np.flatnonzero(room > 0)
         if not held.size:
             continue
-        found = _group_offers(question, whole.select(held), room[held], (count, asked_per_second, slower), needed)
+        found = _group_offers(question, whole.select(held), room[held], (count, asked_per_second), needed)
         slow += held.size - len(found)
         offers += [found] if found else []
     return Offers.joined(offers), slow
@@ -101,10 +99,10 @@ def step_limit(question: Question, accepted: Number) -> Number:
 
 
 def _group_offers(
-    question: Question, own: Built, room: Floats, solved: tuple[Count, float | None, Slower], needed: Needed
+    question: Question, own: Built, room: Floats, solved: tuple[Count, float | None], needed: Needed
 ) -> Offers:
     """Return the offers of a group; the bound of the largest budget holds for all budgets."""
-    count, asked, _ = solved
+    count, asked = solved
     least = needed(own.group.sizes.astype(np.int64)) * (1 - 1e-9)
     left, most = np.flatnonzero(np.isfinite(least)), np.zeros((1, 0))
     splits = own.cost.rule == "attention_experts" and max(row_microbatches(question, own.group.rows[0])) > 1
@@ -118,8 +116,7 @@ def _group_offers(
     if not left.size:
         return Offers.none()
     group, bounds = own.group.select(left), bounds_of(question, own.select(left), count)
-    # Most groups have no row that is played.
-    steps, rooms = cache(lambda: bounds.sorts(budgets_of(question))), cache(lambda: _rooms(question, group))
+    rooms = cache(lambda: _rooms(question, group))  # most groups have no row that is played
     alone = bounds.with_budgets(budgets_of(question)).longest_alone().reshape(most.shape)
     guess = (most * np.maximum(1 - alone / question.ttft_seconds, 0.0)).max(axis=0)  # the rest is left to wait
     return Offers(
@@ -127,7 +124,7 @@ def _group_offers(
         bound_per_second=most.max(axis=0),
         guess_per_second=most.max(axis=0) if asked is None else guess,  # where rows race, all that may lead take part
         layers=group.layers,
-        build=partial(_kind, question, group, (most, guess, steps, rooms), solved),
+        build=partial(_kind, question, group, (most, guess, rooms), solved),
         least=aggregated_least(bounds, float(room[left].max())) if question.objective == "latency" else None,
     )
 
@@ -160,24 +157,17 @@ def _with_each(question: Question, own: Built, bounds: Bounds, known: tuple[Floa
 def _kind(
     question: Question,
     group: Group,
-    costed: tuple[Floats, Floats, Callable[[], Floats], Callable[[], Floats]],
-    known: tuple[Count, float | None, Slower],
+    costed: tuple[Floats, Floats, Callable[[], Floats]],
+    known: tuple[Count, float | None],
     number: int,
 ) -> AggregatedKind:
     """Return the kind of a row.
 
-    Args: ``costed``: bounds [budgets, rows], guesses [rows], steps of several sorts [3, sorts, 1 + budgets, rows], and
-        requests that a rank holds [budgets, rows].
+    Args: ``costed``: bounds [budgets, rows], guesses [rows], and requests that a rank holds [budgets, rows].
     """
-    row, (most, guess, sorts, rooms), (count, asked, slower) = group.rows[number], costed, known
-    stages = int(row.strategy.pp)
-    steps = np.concatenate(sorts()[1:, :, :, number]) if stages > 1 else sorts()[0, :, :, number]
+    row, (most, guess, rooms), (count, asked) = group.rows[number], costed, known
     deployment = replace(row_deployment(group.deployment, row), drafts=int(group.drafts[number]))
     room = rooms()[:, number]
-    ranks = int(deployment.strategy.attention_groups)
-    ample = np.where(ranks * room < 2 * FEWEST, room, np.inf)  # more than so few requests ever need
-    dealt = 0 if engine_rule(question.engine).dealing == "round_robin" else ranks
-    alike = (dealt, int(group.drafts[number]), stages)
     return AggregatedKind(
         question=question,
         row=row,
@@ -186,8 +176,6 @@ def _kind(
         room=room,
         bound_per_second=most[:, number],
         guess_per_second=float(guess[number]),
-        steps=Passes(alike, steps[:, 0], steps[:, 1:], 1 if alike[0] else ranks, ample),
-        slower=slower,
         count=count,
         asked_per_second=asked,
     )

@@ -44,6 +44,8 @@ class Programme:
     """Share of all requests, by model: its weight in the mean time."""
     count: Count = field(default_factory=Count)
     """Plays of its queues, by which a long search ends."""
+    unproven: list[Picks] = field(default_factory=list)
+    """Choices with which a search ended before they were proven to be the best."""
 
     def __post_init__(self) -> None:
         """Raise BadInput for more than ``MOST_ROUTES`` routes."""
@@ -227,7 +229,8 @@ class Programme:
             if choice is None:
                 return None
             if self.count.turns > end and self.aim.goal.maximised and (solved := self.best(known, "exact")):
-                self.count.ended = self.count.ended or bool(opened(self.picked(choice)))
+                if opened(self.picked(choice)):
+                    self.unproven.append(solved)
                 return solved
             wanted = self.aim.rate if self.aim.rate is not None else known * (1 - BELOW)
             if not self._short(choice, wanted):

@@ -31,22 +31,3 @@ def test_other_ranks_and_a_single_quicker_pass_tell_nothing() -> None:
     slower.add(ONE, 4, 10.0, lambda: np.array([1.5, 1.2, 0.0]))
     assert not slower.late(_scaled(3.0, ranks=8), 4, 20.0).any()
     assert not slower.late(Passes((4, 1), np.array([0.0, 0.01, 0.2]), ONE.full), 4, 10.0).any()
-
-
-def test_steps_of_every_sort_count() -> None:
-    """A budget is late where full steps of all sorts take as long, beside many requests as beside none."""
-    slower, one = Slower(), Passes((4,), ONE.few, np.array([[0.3, 0.5], [0.4, 0.9]]))
-    slower.add(one, 4, 10.0, lambda: np.array([1.5, 1.5]))
-    assert slower.late(Passes((4,), ONE.few, np.array([[0.3, 0.6], [0.4, 0.9]])), 4, 10.0).tolist() == [True, True]
-    assert slower.late(Passes((4,), ONE.few, np.array([[0.3, 0.6], [0.4, 0.5]])), 4, 10.0).tolist() == [True, False]
-
-
-def test_more_ranks_are_as_late_at_the_same_rate_of_each() -> None:
-    """Where each has its own requests, no more room, and no more ranks are in all: requests come no more evenly."""
-    slower, one = Slower(), ONE._replace(alike=(0,), ranks=4, room=np.array([8.0, 9.0, np.inf]))
-    slower.add(one, 4, 10.0, lambda: np.array([1.5, 1.2, 0.0]))
-    more = one._replace(ranks=8)
-    assert slower.late(more, 2, 20.0).tolist() == [True, True, False]
-    assert not slower.late(more, 3, 20.0).any() and not slower.late(more, 2, 19.9).any()
-    assert not slower.late(one._replace(ranks=2), 4, 10.0).any()
-    assert slower.late(more._replace(room=np.array([8.0, 10.0, 9.0])), 2, 20.0).tolist() == [True, False, False]
