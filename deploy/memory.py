@@ -20,7 +20,7 @@ from planner.engines.memory import (
 )
 from planner.engines.spec import EngineProfile
 
-THOUSANDTHS = 1000
+SCALES = (10**3, 10**4, 10**5, 10**6)  # of the digits of a share of memory
 ROUNDING = 0.01  # of the cache, lost in rounding the share and no news
 SYMMETRIC_ROOM_GIBIBYTES = 1  # NVSHMEM's own, beside DeepEP's buffer
 
@@ -93,12 +93,13 @@ def memory_of(profile: EngineProfile, role: RolePlan) -> Memory:
     kept = kept_bytes(profile, held, weights=weights, activations=activations, reserve=reserve, capacity=capacity)
     share = profile.deployment.memory.value if profile.deployment else 1.0
     if engine == "trtllm":  # a share of what loading and a first pass leave
-        return _fitting(profile, role, _floor(share), capacity - reserve - weights - activations - float(kept))
+        return _fitting(profile, role, share, capacity - reserve - weights - activations - float(kept))
     beside = activations + max(float(kept), plan.buffers)
     outside, inside = (reserve + beside, 0.0) if engine in ("sglang", "xllm") else (reserve, beside)
     planned = (weights + inside + plan.kv_cache) / capacity
     taken = taken_share(held)
-    fraction = _floor(min(1 - outside / capacity, max(share, planned)) / taken)
+    most = min(1 - outside / capacity, max(share, planned)) / taken
+    fraction = _floor(most, ROUNDING * plan.kv_cache / (taken * capacity))
     return _fitting(profile, role, fraction, fraction * taken * capacity - weights - inside)
 
 
@@ -119,6 +120,7 @@ def _fitting(profile: EngineProfile, role: RolePlan, fraction: float, cache: flo
     )
 
 
-def _floor(share: float) -> float:
-    """Round a share of memory down to three digits, so that it never asks for more than was planned."""
-    return math.floor(max(share, 0.0) * THOUSANDTHS) / THOUSANDTHS
+def _floor(share: float, lost: float) -> float:
+    """Round a share of memory down, so that it never asks for more than was planned, to digits that lose no more."""
+    found = [math.floor(max(share, 0.0) * scale) / scale for scale in SCALES]
+    return next((each for each in found if share - each <= lost), found[-1])

@@ -201,6 +201,7 @@ def _check_machines(target: Target) -> None:
                 f"of a rank (DeepEP: csrc/kernels/internode_ll.cu), and {role.sequences} requests bring {tokens}; plan "
                 f"with --batch {MOST_DISPATCHED // role.draft_window} or fewer"
             )
+        target.memory(role)  # which MindIE's files do not tell, but without room for a request no engine serves
 
 
 def _check_pools(target: Target) -> None:

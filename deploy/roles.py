@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ground.errors import BadInput, Infeasible
-from ground.units import format_bytes
 from hardware.spec import Dtype, HardwareSpec
 from models.spec import MLA, ModelSpec
 from planner.engines.loader import (
@@ -241,7 +240,6 @@ def _role(
     per_rank = setup.strategy.attention_tp * setup.strategy.pp
     decodes = pool.role == "decode"
     own_drafts = setup.drafts if pool.role != "prefill" else profile.drafting.in_prefill(drafts)
-    _check_draft_layer(manifest, pool, own_drafts, lengths[0])
     sequences = pool.limits.requests_per_dp_rank
     if profile.engine == "vllm-ascend" and pool.role == "prefill":
         workload = manifest.workload
@@ -269,7 +267,7 @@ def _role(
         tokens=tokens,
         longest=lengths[0],
         longest_prompt=lengths[1],
-        memory=pool.memory_bytes_per_device,
+        memory=_memory(manifest, pool, own_drafts),
         longest_cache_bytes=float(pool.kv.bytes_per_token_per_device * pool.kv.charged(lengths[0])),
         weights_dtype=pool.weights_dtype,
         prefix_caching=manifest.workload.prefix_reuse > 0,
@@ -295,20 +293,12 @@ def aligned(tokens: int) -> int:
     return -(-tokens // ALIGNED_TOKENS) * ALIGNED_TOKENS
 
 
-def _check_draft_layer(manifest: Manifest, pool: Pool, drafts: int, longest: int) -> None:
-    """Raise Infeasible where a prefill pool that must draft with decode has no room for the layer that does.
+def _memory(manifest: Manifest, pool: Pool, drafts: int) -> MemoryBytes:
+    """Return a pool's memory, with the draft layer that engines load in prefill beside decode that drafts.
 
-    Plans for the engine count it (``mtp.loaded``); beside others it is as large as the layers are on average.
+    Plans for the engine count it (``mtp.loaded``); for others it is taken for as large as the layers are on average.
     """
-    if drafts <= max(pool.mtp.drafts, pool.mtp.loaded):
-        return
     memory, model = pool.memory_bytes_per_device, manifest.model.spec
-    layer = memory.weights * model.mtp_layers / model.layers
-    free = memory.capacity - memory.reserve - memory.buffers - memory.activations - memory.weights - layer
-    needed = pool.kv.bytes_per_token_per_device * longest
-    if free < needed:
-        raise Infeasible(
-            f"the {pool.role} pool must load the draft layer that decode uses ({format_bytes(layer)} per device), "
-            f"which leaves {format_bytes(max(free, 0.0))} for a request that caches {format_bytes(needed)}; "
-            "plan with --mtp 0 or more prefill devices"
-        )
+    if drafts <= max(pool.mtp.drafts, pool.mtp.loaded):
+        return memory
+    return memory.model_copy(update={"weights": memory.weights * (1 + model.mtp_layers / model.layers)})
