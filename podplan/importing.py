@@ -276,7 +276,7 @@ def told_by_files(
         found.append(Finding(role.name, what, change, blocking))
 
     for name in role.unknown:
-        tell(f"{profile.title} {profile.versions.pinned} does not know {name}", f"drop {name}")
+        tell(f"{profile.title} {role.release} does not know {name}", f"drop {name}")
     if counted.devices > counted.ranks:
         idle = counted.devices - counted.ranks
         what = f"{idle} of {counted.devices} devices of an instance have no rank"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.reading.engines import ascend_replicas
-from deploy.reading.flags import Flags, table_key, unknown_flags, unknown_options
+from deploy.reading.flags import Flags, release_of, table_key, unknown_flags, unknown_options
 from deploy.reading.found import DEFAULTS, DEGREES, OPTIONS, SHARE, STATED, Found, family_of
 from deploy.reading.lines import COMMANDS, canonical, commands
 from deploy.reading.mindie import CONFIG, is_settings, of_settings, server
@@ -69,7 +69,9 @@ def _paired(found: list[Found]) -> list[Found]:
     roles = {role.role for role in found}
     if roles == {"prefill", "mixed"}:
         return [replace(role, role="decode") if role.role == "mixed" else role for role in found]
-    return [replace(role, role="mixed") for role in found] if roles == {"decode"} and len(found) == 1 else found
+    if roles == {"decode"} and len(found) == 1:
+        return [replace(role, role="mixed", assumed=(*role.assumed, "prompts, too: no prefill")) for role in found]
+    return found
 
 
 def _merged(found: Sequence[Found]) -> list[Found]:
@@ -255,11 +257,11 @@ def _found(
     if model is None:
         return None
     role, unknown = _role(name, given, settings or {}), list[str]()
+    key = table_key(engine, "dynamo" if words[0].startswith("dynamo") else "bare", words)
     if engine == "trtllm":
         given, unknown = _options(given, settings or {}, role)
     else:
-        kind = "dynamo" if words[0].startswith("dynamo") else "bare"
-        unknown = unknown_flags(table_key(engine, kind, words), given)
+        unknown = unknown_flags(key, given)
     total = _total(family, given)
     granted = next((int(value) for key, value in held.items() if DEVICES.match(key)), None)
     nodes = nodes or int(given.get("--nnodes") or 1)
@@ -282,6 +284,7 @@ def _found(
         capabilities=tuple(((container.get("securityContext") or {}).get("capabilities") or {}).get("add") or ()),
         assumed=tuple(f"{key} {value}" for key, value in defaults.items()),
         unknown=tuple(unknown),
+        release=release_of(key),
         kubernetes=bool(container),
         replicas=ascend_replicas(_map(given), texts),
     )

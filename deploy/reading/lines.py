@@ -31,6 +31,9 @@ SHORT |= {
 }
 SCALED, SCALES = re.compile(r"(\d+(?:\.\d+)?)([kKmM])"), {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}
 """Of vLLM's human_readable_int."""
+BEFORE = re.compile(r"\s*(?:(?:export|env|exec)\s+)*")
+ASSIGNED = re.compile(r"""([A-Za-z_]\w*)=((?:"[^"]*"|'[^']*'|[^\s"';])*)(?:\s*;\s*(?:export\s+)?|\s+|$)""")
+"""A variable before others or a command; what a command's output would be, ``$(…)``, is known to its shell alone."""
 ENDS = ("&", "|", "||", "&&", ";")
 QUOTED = re.compile(r"""'[^']*(?:'|\Z)|"(?:[^"\\]|\\.)*(?:"|\\?\Z)|[^'"]+""", re.DOTALL)
 NAME = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::-((?:[^${}]|\$\{[^${}]*\})*))?\}|([A-Za-z_]\w*)|\(([A-Za-z_]\w*)\))")
@@ -45,10 +48,9 @@ def commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], d
     scope, own = dict(given), dict[str, str]()
     lines = iter(joined.splitlines())
     for line in lines:
-        assigned = re.match(r"\s*(?:export\s+)?([A-Za-z_]\w*)=(\S*)\s*$", line)
-        if assigned:
-            own[assigned[1]] = filled(assigned[2].strip("\"'"), scope)
-            scope.setdefault(assigned[1], own[assigned[1]])
+        for name, value in _assigned(line):
+            own[name] = filled(value.strip("\"'"), scope)
+            scope.setdefault(name, own[name])
         found = MARK.search(line) or IMAGE.search(line)
         if found is None or line.lstrip().startswith("#"):
             continue
@@ -56,6 +58,17 @@ def commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], d
         words = _split(line[found.end() :], lines, scope)
         end = next((n for n, word in enumerate(words) if word in ENDS or word.startswith((">", "2>"))), len(words))
         yield [mark, *words[:end]], dict(own)
+
+
+def _assigned(line: str) -> Iterator[tuple[str, str]]:
+    """Yield the variables that a line begins with: alone, several behind ``export``, or before a command."""
+    start = BEFORE.match(line)
+    position = start.end() if start else 0
+    while found := ASSIGNED.match(line, position):
+        if re.search(r"`|\$\((?!\()", found[2]):
+            return
+        yield found[1], found[2]
+        position = found.end()
 
 
 def _split(line: str, further: Iterator[str], scope: Mapping[str, str]) -> list[str]:

@@ -255,6 +255,21 @@ def test_the_forms_in_which_upstream_writes_its_graphs_are_read(tmp_path: Path) 
     assert read_source(str(path))[1].flags["max_batch_size"] == "7"
 
 
+def test_variables_before_a_command_are_its_own() -> None:
+    """Several behind export, with a remark, or before the command itself; what a shell computes stays unknown."""
+    script = """export IP=$(hostname -I | awk '{print $1}') HCCL_BUFFSIZE=9
+export HCCL_BUFFSIZE=600 TASK_QUEUE_ENABLE=1  # of decode
+export A="--max-num-seqs 7"; export TP=4
+DP=2 B=3 vllm serve deepseek-r1 -tp $TP -dp $DP $A --host $IP"""
+    (role,) = read_source(script)
+    assert role.environment == {"HCCL_BUFFSIZE": "600", "TASK_QUEUE_ENABLE": "1", "A": "--max-num-seqs 7"} | {
+        "TP": "4",
+        "DP": "2",
+        "B": "3",
+    }
+    assert (role.devices, role.flags["--max-num-seqs"], role.flags["--host"]) == (8, "7", None)
+
+
 def test_roles_that_say_nothing_are_what_they_stand_beside(tmp_path: Path) -> None:
     """What is beside prefill decodes; decode alone, whose caches are offloaded, is aggregated."""
     path = tmp_path / "services.yaml"
@@ -263,7 +278,8 @@ def test_roles_that_say_nothing_are_what_they_stand_beside(tmp_path: Path) -> No
     held = yaml.safe_load(GRAPH)
     del held["spec"]["services"]["VllmPrefillWorker"]
     path.write_text(yaml.safe_dump(held), encoding="utf-8")
-    assert [role.role for role in read_source(str(path))] == ["mixed"]
+    (alone,) = read_source(str(path))
+    assert (alone.role, alone.assumed[-1], alone.release) == ("mixed", "prompts, too: no prefill", "0.31.0")
     with pytest.raises(BadInput, match="which is not here"):
         read_source("trtllm-serve Qwen/Qwen3-8B --extra_llm_api_options nowhere.yml")
 
