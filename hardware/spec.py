@@ -77,12 +77,15 @@ class AttentionFit(Fitted):
     with L the mean number of keys per query and d the elements of a head: the exponential of a pair of query and key
     takes as long however narrow the head (arXiv 2407.08608, section 3.1). Memory, serial fraction and floor as for
     matrix products. A kernel of windows can handle a share ``beyond_fraction`` of the keys outside them for nothing.
+    Latents are read once for all heads, but for 17 to 32 in two tiles of heads, of which the second reads a share
+    ``again_fraction`` of them from memory again.
     """
 
     peak_fraction: Fraction
     half_length: NotNegative = 0
     half_head: NotNegative = 0
     beyond_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
+    again_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     memory_fraction: Fraction
     serial_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     floor_seconds: NotNegative

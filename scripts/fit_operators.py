@@ -25,7 +25,7 @@ from scipy.optimize import least_squares
 from hardware.fits import Product, attention_seconds, matmul_seconds
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import AttentionFit, Device, Dtype, HardwareSpec, MatmulFit, Number
-from planner.costs.attention_operators import WIDEST_WINDOW
+from planner.costs.attention_operators import WIDEST_WINDOW, in_two
 from scripts.fit_linear import linear
 from scripts.fitting import Array, Bounds, Row, columns, fitted, read, within, work
 from scripts.served import BLACKWELL, COLD, POINTS, as_served, fewer_hit, spreads, uncached_microseconds
@@ -100,6 +100,7 @@ ATTENDED: tuple[tuple[str, str, bool, tuple[int, ...]], ...] = (
 )
 """Kinds of attention that are fitted: table, family, whether layers see a window, and elements of a head."""
 BEYOND: Bounds = {"beyond_fraction": (0.0, 1.0, 0.02, 0.05)}
+AGAIN: Bounds = {"again_fraction": (0.0, 1.0, 0.3, 0.3)}
 MICRO_IN_MS = 1e-3
 FEWEST = 8
 """Heads of latent attention that a device has at least: models have 64 or 128, and TP is 8 or less."""
@@ -352,7 +353,9 @@ def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
             share = peaks["bf16"].value / peaks["fp8"].value if suffix else 1.0
             flops = pairs * 2 * heads * (LATENT + VALUE) * share
             shape = flops, moved, pairs / queries, np.full_like(flops, np.inf)
-            yield from attended(f"mla_decode{suffix}", path, hw, own, shape)
+            again = np.zeros_like(flops), in_two(heads) * cached * LATENT * (1 if suffix else 2)
+            bounds = ATTENTION | AGAIN if hw.name in BLACKWELL else ATTENTION
+            yield from attended(f"mla_decode{suffix}", path, hw, own, shape, bounds, again)
     for path in folder.glob(f"mla/{engine}/*/context_mla_perf.parquet"):
         own = read(path).filter((polars.col("kv_cache_dtype") == "bfloat16") & (polars.col("isl") >= 127))
         own = own.filter(polars.col("num_heads") >= FEWEST)
@@ -375,7 +378,7 @@ def attended(
     beyond: tuple[Array, Array] | None = None,
 ) -> Iterator[Row]:
     """Yield the fit of an attention kernel, if its times can be; ``shape``: FLOP, bytes, mean keys per query, elements
-    of a head; ``beyond``: FLOP and bytes of keys outside a window.
+    of a head; ``beyond``: FLOP and bytes of keys outside a window, or of latents that a second tile of heads reads.
     """
     time = table["latency"].to_numpy().astype(float) / 1e3
     # What a prompt's attention reads was written just before it
@@ -386,7 +389,7 @@ def attended(
         return  # TensorRT-LLM 1.0's on A100 reads 1.6 times what the memory gives
 
     def seconds(fit: AttentionFit) -> Number:
-        more, read_too = (fit.beyond_fraction * each for each in outside)
+        more, read_too = ((fit.beyond_fraction + fit.again_fraction) * each for each in outside)
         return attention_seconds(hw.device, fit, flops + more, moved + read_too, keys * (1.0 + more / flops), head)
 
     yield fitted(family, " ".join(path.parts[-3:-1]), hw.kernels.gqa_decode, bounds, seconds, time[kept])

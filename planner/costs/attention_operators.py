@@ -19,6 +19,9 @@ from planner.manifest.terms import ComputeTerm, Form, Number, Term
 
 WIDEST_WINDOW = 1024
 """Keys of the widest window with kernels fitted for windows; wider ones take as long as all keys within them."""
+TWO_TILES = 16, 32
+"""Heads of a device up to which one tile of them, and up to which two, read latents: beyond, tiles have 64. 64 requests
+of 16,384 tokens take TensorRT-LLM 236, 333 and 236 us on B200 with 16, 32 and 64 heads (aiconfigurator-core 0.12.0)."""
 LIKE_HEADS = 1.5
 """Ratio of the sizes of two heads up to which the kernel measured for one stands for the other: MiMo's 160 and 128."""
 
@@ -53,7 +56,8 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     roofline, strategy, model = Roofline.of(deployment), deployment.strategy, deployment.model
     hidden, dtype = float(model.hidden_size), deployment.attention_weights
     heads = mla.heads / strategy.attention_tp
-    query, latent = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.kv_elements_per_token
+    rotated, latent = mla.qk_rope_head_dim, mla.kv_elements_per_token
+    query = mla.qk_nope_head_dim + rotated
     own = scale(TOKENS, 1.0 / strategy.attention_tp) if strategy.staged else TOKENS
     down = latent + (mla.q_lora_rank or 0)
     cached = scale(TOKENS, latent * ELEMENT_BYTES[deployment.kv_dtype])
@@ -61,7 +65,7 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
         roofline.vector("attention_norm", "attention", scale(own, hidden * (3 * 2.0 + 1.0))),
         *roofline.quantise("attention_quantise", "attention", scale(own, hidden), dtype),
         roofline.matmul("q_kv_down", "attention", own, down, hidden, dtype),
-        roofline.vector("latent_norm_rope", "attention", combine(TOKENS, (down + heads * query) * 4.0, cached, 1.0)),
+        roofline.vector("latent_norm_rope", "attention", combine(TOKENS, (down + heads * rotated) * 4.0, cached, 1.0)),
         *roofline.quantise("latent_quantise", "attention", scale(TOKENS, float(mla.q_lora_rank or hidden)), dtype),
         roofline.matmul("q_up", "attention", TOKENS, heads * query, float(mla.q_lora_rank or hidden), dtype),
     ]
@@ -147,11 +151,12 @@ def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term
     queries = 1.0 * deployment.queries
     latent = float(mla.kv_lora_rank)
     per_pair = 2.0 * heads * (mla.kv_elements_per_token + latent)
+    fit, multiplied = latent_fit(deployment)
+    cached = mla.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype]
     read = {
-        "kv": mla.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype],
+        "kv": cached * (1.0 + fit.again_fraction * in_two(heads)),
         "decode": heads * (mla.kv_elements_per_token + latent) * 2.0,
     }
-    fit, multiplied = latent_fit(deployment)
     return [
         roofline.attention(
             "attention", fit, {"kv": queries}, per_pair, {"decode": 1.0}, read, latent, dtype=multiplied
@@ -170,6 +175,13 @@ def latent_fit(deployment: Deployment) -> tuple[AttentionFit, Dtype]:
     if deployment.kv_dtype == "fp8" and kernels.mla_decode_fp8 is not None:
         return kernels.mla_decode_fp8, "fp8"
     return kernels.mla_decode, "bf16"
+
+
+def in_two(heads: Number) -> Number:
+    """1 where two tiles of heads read the latents (``TWO_TILES``), else 0."""
+    least, most = TWO_TILES
+    split: Number = np.where(np.greater(heads, least) & np.less_equal(heads, most), 1.0, 0.0)
+    return split
 
 
 def absorbed_rows(mla: MLA, heads: Number) -> Form:

@@ -298,6 +298,38 @@ def test_a_layer_with_an_indexer_takes_what_the_engine_takes(
 
 
 @pytest.mark.parametrize(
+    ("machine", "engine", "tp", "measured"),
+    [
+        ("b200", "trtllm", 8, 236e-6),
+        ("b200", "trtllm", 4, 333e-6),
+        ("b200", "trtllm", 2, 236e-6),
+        ("b200", "vllm", 8, 225e-6),
+        ("b200", "vllm", 4, 302e-6),
+        ("h200", "sglang", 4, 299e-6),
+        ("h200", "vllm", 4, 302e-6),
+    ],
+)
+def test_latents_are_read_again_for_a_second_tile_of_heads(machine: str, engine: str, tp: int, measured: float) -> None:
+    """64 requests of 16,384 cached tokens of DeepSeek-V3 with 128/TP heads: 32 take longer than 16 and 64 on Blackwell
+    (generation_mla; of vLLM's modules what they take beyond those of 128 tokens; aiconfigurator-core 0.12.0).
+    """
+    own = instance("deepseek-v3", machine, "decode", "bf16", attention_tp=tp, moe_tp=tp, engine=engine)
+    own = replace(own, hardware=with_engine(own.hardware, engine))
+    values = variables(even_cost(own), decode(64.0, 16384.0), 1)
+    (term,) = (term for term in attention_terms(own) if isinstance(term, ComputeTerm) and term.name == "attention")
+    assert timing(term, values).seconds() == pytest.approx(measured, rel=0.1)
+
+
+def test_rotation_moves_the_rotary_elements_alone() -> None:
+    """TensorRT-LLM 1.3.0rc20 on B200, a prompt of 4,096 tokens over two devices: its module takes 618 us beyond
+    attention, of which the products take 554 (aiconfigurator-core 0.12.0).
+    """
+    own = instance("deepseek-v3", "b200", "prefill", "bf16", attention_tp=2, moe_tp=2)
+    rows = {row.name: row.seconds / row.count for row in broken_down(even_cost(own), prompt(4096.0), 1)}
+    assert rows["latent_norm_rope"] + rows["key_join"] == pytest.approx(64e-6, rel=0.25)
+
+
+@pytest.mark.parametrize(
     ("machine", "engine", "phase", "kernel", "measured"),
     [
         ("h200", "vllm", "decode", "recurrent_state", 267e-6),
