@@ -76,6 +76,8 @@ class DeployedPool:
     """Relative standard deviation of the predicted step times."""
     room_prompts: float = math.inf
     """Prompts whose KV a prefill instance holds."""
+    alone: Callable[[float, int], Standing] | None = None
+    """As ``at``, of instances that do not help each other out: so the search sizes decode that it does not play."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +90,25 @@ class Deployed:
     """Evaluations that take acceptable time; None where an evaluation is quick."""
 
 
-def standing(deployed: Deployed, rate_per_second: float, confidence: float = 0.5, lost: Lost | None = None) -> Standing:
+def standing(
+    deployed: Deployed,
+    rate_per_second: float,
+    confidence: float = 0.5,
+    lost: Lost | None = None,
+    *,
+    sized: bool = False,
+) -> Standing:
     """Return the standing at a rate whose latencies are not exceeded with a confidence.
 
-    Confidence 0.5 takes service times as predicted.
+    Confidence 0.5 takes service times as predicted. ``sized``: as the search sizes pools, see ``alone``.
     """
     found, room = Standing(), math.inf
     encodes: list[Latency | None] = []
     for pool in deployed.pools:
         slow = times_with(confidence, pool.deviation)
         left = pool.instances - (lost.counts.get(pool.role, 0) if lost else 0)
-        own = pool.at(slow * rate_per_second / left, left) if left > 0 else Standing()
+        at = (pool.alone if sized else None) or pool.at
+        own = at(slow * rate_per_second / left, left) if left > 0 else Standing()
         if pool.role == "encode":
             encodes.append(own.ttft and own.ttft.scaled(slow))
             continue
@@ -165,7 +175,13 @@ def _language(plan: Plan) -> Deployed:
                 deviation=deviation_of(prefill),
                 room_prompts=prefill.room_prompts,
             ),
-            DeployedPool(role="decode", instances=decode.instances, at=decode_at, deviation=deviation_of(decode)),
+            DeployedPool(
+                role="decode",
+                instances=decode.instances,
+                at=decode_at,
+                deviation=deviation_of(decode),
+                alone=None if decoder.handover else lambda rate, _: decode_at(rate, 1),
+            ),
         ),
         losses=losses,
     )
@@ -214,7 +230,7 @@ def played(deployed: Deployed, left: Left, trace: TraceRows) -> Deployed:
         def at(rate_per_second: float, count: int) -> Standing:
             return _standing(recorded(rate_per_second * count, whole | {pool.role: count}), pool.role)
 
-        return replace(pool, at=at)
+        return replace(pool, at=at, alone=None)
 
     return replace(
         deployed,

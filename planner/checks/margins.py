@@ -91,6 +91,7 @@ def held_confidence(
     """Return the confidence up to which each latency limit holds, to about 1 %; 0 or 1 beyond 3 deviations.
 
     With a ``loss`` the limits have to hold after the worst one. The confidence that is ``asked`` for is tried itself.
+    Decode instances count alone, as where the search sizes them: with this confidence it would take no more.
 
     Each limit counts on its own. With this confidence p, both hold with a probability between 2 p - 1 and p. None where
     the computation would take too long.
@@ -101,8 +102,9 @@ def held_confidence(
     def holds(score: float) -> bool:
         level = NormalDist().cdf(score)
         if loss is not None:
-            return worst_loss(deployed, limits, rate_per_second, loss, level).holds
-        return all(margin.holds for margin in margins_of(limits, standing(deployed, rate_per_second, level)))
+            return worst_loss(deployed, limits, rate_per_second, loss, level, sized=True).holds
+        found = standing(deployed, rate_per_second, level, sized=True)
+        return all(margin.holds for margin in margins_of(limits, found))
 
     low, high = -_MOST_SCORE, _MOST_SCORE
     if holds(high):
@@ -117,12 +119,18 @@ def held_confidence(
 
 
 def worst_loss(
-    deployed: Deployed, limits: Limits, rate_per_second: float, loss: Loss, confidence: float = PREDICTED
+    deployed: Deployed,
+    limits: Limits,
+    rate_per_second: float,
+    loss: Loss,
+    confidence: float = PREDICTED,
+    *,
+    sized: bool = False,
 ) -> AfterLoss:
-    """Return the margins after the loss that leaves the least room."""
+    """Return the margins after the loss that leaves the least room; ``sized`` as in ``standing``."""
     found = []
     for lost in deployed.losses[loss]:
-        margins = margins_of(limits, standing(deployed, rate_per_second, confidence, lost))
+        margins = margins_of(limits, standing(deployed, rate_per_second, confidence, lost, sized=sized))
         found.append(AfterLoss(loss=loss, lost=lost, margins=margins))
     return min(found, key=lambda after: min((room_of(margin) for margin in after.margins), default=0.0))
 

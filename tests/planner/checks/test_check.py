@@ -16,7 +16,7 @@ from planner.instances.operating import PrefillServer
 from planner.plans.assemble import assemble
 from planner.plans.expectation import workload_of
 from planner.plans.plan import DisaggregatedPlan
-from planner.question import Question
+from planner.question import Pin, Question
 from planner.search.search import search
 from planner.search.sure import rate_with
 from planner.serving.capacity import Limits
@@ -114,14 +114,19 @@ def test_a_question_holds_up_to_what_the_devices_carry() -> None:
     assert check_question(_asked(prefill=larger, decode=larger, rate_per_second=1.03 * most)).holds
 
 
-def test_the_rate_with_a_confidence_is_where_that_is_held() -> None:
+@pytest.mark.parametrize("decodes", [1, 3])
+def test_the_rate_with_a_confidence_is_where_that_is_held(decodes: int) -> None:
     """What pools carry with 0.9, and the confidence with which limits hold at that rate, are one statement.
 
-    Of one decode instance: capacities of several are those of one alone, so that they keep their limit the better.
+    Several decode instances with few slots would help each other out, which neither counts on.
     """
-    plan = small_plan(devices=16)
-    rate = rate_with(plan, 0.9)
-    assert held_confidence(from_plan(plan), Limits.of(plan.question), rate) == pytest.approx(0.9, abs=0.02)
+    pins = (("prefill", Pin(instances=8)), ("decode", Pin(instances=decodes, batch=24)))
+    asked = small_question(devices=8 + decodes, lengths=(1024.0, 1024.0), tpot_seconds=0.01, pins=pins)
+    plan = search(asked, beside=False).best
+    manifest = assemble(plan, {})
+    for deployed in (from_plan(plan), from_manifest(manifest, workload_of(manifest.workload))):
+        held = held_confidence(deployed, Limits.of(asked), rate_with(plan, 0.9))
+        assert held == pytest.approx(0.9, abs=0.02)
 
 
 def test_confidence_costs_rate() -> None:
