@@ -178,8 +178,8 @@ def _per_hour(plan: Plan) -> list[str]:
 def _per_million(plan: Plan) -> list[str]:
     """Return what a million output tokens cost and take, where the machines state it."""
     cost, joules = plan.cost_per_million_tokens, plan.joules_per_million_tokens
-    told = [] if cost is None else [f"{cost:.3g} USD"]
-    told += [] if joules is None else [f"{joules / JOULES_PER_KWH:.3g} kWh"]
+    told = [] if cost is None else [f"{format_count(cost)} USD"]
+    told += [] if joules is None else [f"{format_count(joules / JOULES_PER_KWH)} kWh"]
     return [f"{' and '.join(told)} per million"] if told else []
 
 
@@ -279,12 +279,11 @@ def _show_latencies(screen: Screen, plan: Plan) -> None:
     levels = sorted({50.0, 99.0, percentile})
     e2e = map(short_duration, [plan.e2e_mean_seconds, *map(plan.e2e.at, levels)])
     ttft, tpot = (map(short_duration, [each.mean, *map(each.at, levels)]) for each in (plan.ttft, plan.tpot))
-    rows = [
-        ["TTFT, with waiting", *ttft, f"{format_duration(question.ttft_seconds)} at p{percentile:g}"],
-        *([_transfer_row(plan.links, len(levels))] if isinstance(plan, DisaggregatedPlan) else []),
-        ["TPOT", *tpot, f"{format_duration(question.tpot_seconds)} at p{percentile:g}"],
-        ["end to end", *e2e, ""],
-    ]
+    rows = [["TTFT, with waiting", *ttft, f"{format_duration(question.ttft_seconds)} at p{percentile:g}"]]
+    if question.workload.decodes:
+        rows += [_transfer_row(plan.links, len(levels))] if isinstance(plan, DisaggregatedPlan) else []
+        rows += [["TPOT", *tpot, f"{format_duration(question.tpot_seconds)} at p{percentile:g}"]]
+    rows += [["end to end", *e2e, ""]]
     names = [f"p{level:g}" for level in levels]
     screen.table(["latency", "mean", *names, "limit"], rows, right=["mean", *names])
 
@@ -310,7 +309,7 @@ def interval_text(plan: Plan) -> str:
         f"{name} {format_duration(x * own.low)} to {format_duration(x * own.high)}" for name, own, x in known
     )
     played = f" {played_text(plan.played, plan.question)}" if plan.played else ""
-    return f"{told} ({known[0][1].level:.0%} interval of service times).{played}"
+    return f"{told[:1].upper()}{told[1:]} ({known[0][1].level:.0%} interval of service times).{played}"
 
 
 def _of_load(plan: Plan, pool: PlannedPool) -> float:

@@ -53,11 +53,9 @@ class AggregatedPlan(Plan):
         return self.mixed.state.e2e
 
     @property
-    def binding_limit(self) -> str:
-        """The latency limit with least room and the devices, or the asked rate."""
+    def reached_limit(self) -> str:
+        """The latency limit with least room, and the devices."""
         question = self.question
-        if question.sized_for is not None:
-            return "rate"
         if self.encode and self.encode.capacity_per_second <= self.mixed.capacity_per_second:
             return f"devices, encode {self.encode.limit}"
         return f"{'devices' if question.pin('mixed').instances is None else 'instances'}, {limit_of(self)}"

@@ -75,9 +75,16 @@ class Plan(ABC):
         return self.tpot.at(self.question.percentile) / self.question.tpot_seconds
 
     @property
-    @abstractmethod
     def binding_limit(self) -> str:
-        """The limit that keeps the plan from a higher rate."""
+        """The asked rate; else the devices and what keeps them from a higher rate, or from being quicker."""
+        if self.question.sized_for is None:
+            return self.reached_limit
+        return "devices" if self.question.goal.timed else "rate"
+
+    @property
+    @abstractmethod
+    def reached_limit(self) -> str:
+        """The devices, or given instances, and the limit that they reach."""
 
     @property
     def encode_text(self) -> str:
@@ -280,11 +287,9 @@ class DisaggregatedPlan(Plan):
         return self.decoder(self.question).handover is not None
 
     @property
-    def binding_limit(self) -> str:
-        """The limit of the tighter pool and the devices, or the asked rate."""
+    def reached_limit(self) -> str:
+        """The limit of the tighter pool, and the devices."""
         question, prefill, decode = self.question, self.prefill, self.decode
-        if question.sized_for is not None:
-            return "rate"
         pools: list[PlannedDecode | PlannedPrefill] = [decode, prefill, *([self.encode] if self.encode else [])]
         tighter = min(pools, key=lambda pool: pool.capacity_per_second)
         held = "devices" if question.pin(tighter.role).instances is None else "instances"

@@ -164,6 +164,20 @@ def test_no_limit_is_told_that_does_not_apply(capsys: pytest.CaptureFixture[str]
     assert "5 requests/s within TTFT 2 s at p99" in does
 
 
+def test_an_idle_plan_of_answers_of_one_token_reads_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    """Large figures have suffixes, answers of one token have neither TPOT nor KV transfers, a sentence begins large."""
+    assert main.main([*SMALL, "--osl", "1", "--rate", "0.001/s", "--objective", "latency"]) == ExitCode.DONE
+    text = capsys.readouterr().out
+    assert "USD" in text and "e+0" not in text
+    assert "\nTPOT " not in text and "KV transfer" not in text
+    assert "confidence 0.9. A step at the plan's load" in " ".join(text.split())
+
+
+def test_what_binds_the_quickest_plan_are_its_devices() -> None:
+    """The headline, JSON and the printed line agree: no rate but the devices keep it from being quicker."""
+    assert small_answer(rate_per_second=1.0, objective="latency").binding_limit == "devices"
+
+
 def test_text_says_what_the_plan_does(capsys: pytest.CaptureFixture[str]) -> None:
     """One screen: pools, latencies against limits, what binds, what is assumed, the bound."""
     assert main.main(SMALL) == ExitCode.DONE

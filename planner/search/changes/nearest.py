@@ -96,7 +96,9 @@ def size_change(question: Question, most_per_second: float | None, feasible: Try
     largest = min(most, max(MOST_TRIED, 2.0 * question.devices)) / question.devices
     rate = question.rate_per_second
     if rate is not None and most_per_second and rate / most_per_second > FAR * largest:
-        return _none("chips", "--devices", f"the asked rate is {rate / most_per_second:.3g} times what they carry")
+        return _none(
+            "chips", "--devices", f"the asked rate is {format_count(rate / most_per_second)} times what they carry"
+        )
     tried: dict[tuple[int, int], bool] = {}
 
     def at(factor: float) -> Question:
