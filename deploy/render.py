@@ -175,7 +175,7 @@ def _check_nodes(target: Target) -> None:
 
 
 def _check_machines(target: Target) -> None:
-    """Raise Infeasible for devices whose images and labels are not known, and for DeepEP without NVLink."""
+    """Raise Infeasible for devices whose images and labels are not known, and for more tokens than DeepEP carries."""
     for role in target.roles:
         title = role.hardware.device.title
         if role.accelerator != "nvidia" and generation_of(role.hardware) in (None, "a5"):
@@ -184,16 +184,6 @@ def _check_machines(target: Target) -> None:
                 f"not for {title} (machine); plan, execute and simulate take it, deploy does not"
             )
         deepep = target.profile.engine in ("vllm", "sglang") and exchanges(role)
-        if deepep and role.hardware.scopes[0].plane == "pcie":
-            raise Infeasible(
-                f"--engine: the {role.name} pool exchanges experts by DeepEP, whose kernels take NVLink inside a node "
-                f"(DeepEP README: Requirements), and {title} is on PCIe (machine); plan its experts with EP 1"
-            )
-        if target.profile.engine == "xllm" and role.disaggregated and role.prefix_caching:
-            raise Infeasible(
-                "--engine: xLLM caches no prefixes where prefill and decode are apart (xLLM: features/disagg_pd); "
-                "plan with --prefix-reuse 0 or --shape aggregated"
-            )
         tokens = dispatched(target.profile.engine, role) if deepep and role.role != "prefill" else 0
         if tokens > MOST_DISPATCHED:
             raise Infeasible(

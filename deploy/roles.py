@@ -13,8 +13,10 @@ from planner.engines.loader import (
     broken_accelerator,
     broken_encoder,
     broken_model,
+    broken_prefixes,
     generation_of,
     is_blackwell,
+    on_pcie,
 )
 from planner.engines.memory import prefill_prompts
 from planner.engines.rules import (
@@ -35,6 +37,7 @@ from planner.strategy import Strategy
 ROOM_TOKENS = 256  # BOS and the chat template of a prompt, and SGLang's own last tokens
 BLOCK_TOKENS = 128
 ALIGNED_TOKENS = 4  # deep_ep.cpp of DeepEP asserts that as many of all ranks go into a low-latency buffer
+WHOLE = ("accelerator", "model", "encode-pools", "pair-prefixes")  # rules that every layout breaks
 SPREAD = 3.0  # standard deviations above the mean that the longest request is taken for, where none is given
 
 
@@ -134,6 +137,7 @@ def read_roles(
             (broken_encoder(profile, shape, setup.architecture, setup.accelerator) if pool.role == "encode" else None)
             or broken_accelerator(profile, manifest.clusters[pool.hardware].spec)
             or broken_model(profile, setup.architecture)
+            or broken_prefixes(profile, setup.role, manifest.workload.prefix_reuse > 0)
             or broken_rule(profile, setup)
         )
         if broken is not None:
@@ -173,6 +177,7 @@ def _setup(manifest: Manifest, pool: Pool) -> Setup:
         accelerator=accelerator_of(manifest.clusters[pool.hardware].spec),
         device=manifest.clusters[pool.hardware].spec.device.title,
         blackwell=is_blackwell(manifest.clusters[pool.hardware].spec),
+        pcie=on_pcie(manifest.clusters[pool.hardware].spec),
         architecture=model.architecture,
         scaled_columns=model.scaled_columns(pool.weights_dtype),
         latent=isinstance(model.attention, MLA),
@@ -188,7 +193,7 @@ def _setup(manifest: Manifest, pool: Pool) -> Setup:
 
 def _refusal(profile: EngineProfile, pool: Pool, setup: Setup, broken: Broken) -> str:
     """Return a sentence with the broken rule and a layout that the engine can run instead."""
-    near = nearest_reachable(profile, setup) if broken.rule not in ("accelerator", "model", "encode-pools") else None
+    near = nearest_reachable(profile, setup) if broken.rule not in WHOLE else None
     rather = f"; the nearest that it runs on {setup.strategy.devices} devices is {describe(near)}" if near else ""
     return (
         f"{profile.title} cannot run the {pool.role} pool {pool.strategy!r} ({broken.rule}): {broken.sentence}{rather}"

@@ -18,7 +18,7 @@ from hardware.formats import (
 from hardware.spec import Dtype, HardwareSpec
 from models.parameters import Seen
 from models.spec import ModelSpec, MoE
-from planner.engines.loader import accelerator_of, engine_names, generation_of, load_engine
+from planner.engines.loader import accelerator_of, engine_names, generation_of, load_engine, on_pcie
 from planner.engines.memory import A2_GATHERING
 from planner.engines.spec import EngineProfile
 from planner.manifest.terms import Number, larger, smaller
@@ -202,7 +202,7 @@ class Deployment:
         profile, cut = self.profile, several(self.strategy.moe_tp)
         if profile is None or self.model.moe is None or not self.expert_parallel or self.replicated_tokens:
             return False
-        asked = self.phase, self.model.architecture, accelerator_of(self.hardware)
+        asked = self.phase, self.model.architecture, accelerator_of(self.hardware), on_pcie(self.hardware)
         held = (mode for mode in profile.parallelism.experts if mode.serves(*asked))
         first = next((mode for mode in held if mode.ep == "divisor" or (mode.ep == "stage" and not cut)), None)
         return first is not None and first.exchange == "all_gather"

@@ -17,7 +17,7 @@ from planner.costs.attention_operators import attention_weight_bytes
 from planner.costs.cache import device_cache
 from planner.costs.deployment import Deployment, shared_split
 from planner.costs.roofline import exchange_fit, message_bytes
-from planner.engines.loader import accelerator_of
+from planner.engines.loader import accelerator_of, on_pcie
 from planner.engines.memory import Holding, kept_bytes, prefill_prompts
 from planner.engines.spec import EngineProfile
 from planner.manifest.terms import Number
@@ -82,9 +82,9 @@ def memory(deployment: Deployment, *, kv_tokens: Number, sequences: Number, toke
 def _holding(deployment: Deployment, profile: EngineProfile, sequences: Number, tokens: Number) -> Holding:
     """Return an instance as the engines' rules of memory read it: those of deployment files."""
     strategy, moe, model = deployment.strategy, deployment.model.moe, deployment.model
-    accelerator = accelerator_of(deployment.hardware)
+    accelerator, pcie = accelerator_of(deployment.hardware), on_pcie(deployment.hardware)
     spread = moe is not None and any(
-        mode.exchange == "all_to_all" and mode.serves(deployment.phase, model.architecture, accelerator)
+        mode.exchange == "all_to_all" and mode.serves(deployment.phase, model.architecture, accelerator, pcie)
         for mode in profile.parallelism.experts
     )
     whole = np.equal(strategy.moe_tp, 1) & np.greater(strategy.moe_ep, 1)

@@ -28,7 +28,7 @@ from planner.costs.interval import Interval, interval, loop_interval, scaled
 from planner.costs.latency import balanced_cost, decode_load, prefill_passes
 from planner.costs.memory import Memory, expert_device_memory, kv_capacity_tokens, memory
 from planner.engines.behaviour import HostCosts
-from planner.engines.loader import accelerator_of, engine_names, load_engine
+from planner.engines.loader import accelerator_of, engine_names, load_engine, on_pcie
 from planner.engines.rules import OVERLAP_CHECKS, Setup, broken_rule
 from planner.manifest.drafts import Acceptance, tokens_per_iteration
 from planner.manifest.stepcost import StepSeconds, evaluate, evaluate_best
@@ -207,6 +207,7 @@ def overlaps(asked: Configuration) -> bool:
         devices_per_node=int(asked.hardware.devices_per_node.value),
         experts=moe.experts if moe else 0,
         accelerator=accelerator_of(asked.hardware),
+        pcie=on_pcie(asked.hardware),
         architecture=asked.model.architecture,
         microbatches=2,
     )

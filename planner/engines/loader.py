@@ -11,7 +11,7 @@ from ground.records import from_dict
 from hardware.spec import HardwareSpec
 from planner.engines.memory import Generation
 from planner.engines.rules import Broken, broken_drafts
-from planner.engines.spec import ACCELERATORS, Accelerator, EngineProfile, Orchestrator, ShapeName
+from planner.engines.spec import ACCELERATORS, Accelerator, EngineProfile, Orchestrator, RoleName, ShapeName
 
 CATALOGUE = Path(__file__).parent / "catalog"
 ORCHESTRATORS = Path(__file__).parent / "orchestrators"
@@ -97,6 +97,11 @@ def is_blackwell(hardware: HardwareSpec) -> bool:
     return accelerator_of(hardware) == "nvidia" and "nvfp4" in hardware.device.peak_flops_per_second
 
 
+def on_pcie(hardware: HardwareSpec) -> bool:
+    """Whether PCIe alone joins the devices of a node."""
+    return hardware.scopes[0].plane == "pcie"
+
+
 def generation_of(hardware: HardwareSpec) -> Generation | None:
     """Return the generation of a machine's Ascend or AMD devices by the words of its title, None of others.
 
@@ -155,6 +160,15 @@ def broken_encoder(
         able = shapes[0]
         sentence = f"{profile.title} has encode instances before {able} ones alone; use --shape {able}"
     return Broken("encode-pools", sentence, fact.source)
+
+
+def broken_prefixes(profile: EngineProfile, role: RoleName, reused: bool) -> Broken | None:
+    """Return the rule that reused prefixes break in prefill and decode apart, None where the engine caches them."""
+    fact = profile.prefill_decode.prefixes
+    if not reused or role not in ("prefill", "decode") or fact is None or fact.value:
+        return None
+    sentence = f"{profile.title} caches no prefixes where prefill and decode are apart; use --shape aggregated"
+    return Broken("pair-prefixes", sentence, fact.source)
 
 
 def broken_model(profile: EngineProfile, architecture: str) -> Broken | None:

@@ -21,7 +21,8 @@ class Setup:
     ``accelerator`` is the kind of its devices, None for any that the engine runs on; ``experts`` the number of routed
     experts per layer, 0 for a dense model; ``redundant`` the slots beyond one per expert, in all; ``dedicated`` the EP
     ranks that hold only the shared expert; ``drafts`` the tokens drafted per iteration; ``device`` the title of its
-    devices, empty where pairs are of one kind; ``blackwell`` says whether they are of NVIDIA's Blackwell generation;
+    devices, empty where pairs are of one kind; ``blackwell`` says whether they are of NVIDIA's Blackwell generation,
+    ``pcie`` whether PCIe alone joins them in a node;
     ``scaled_columns`` is the width of an expert whose weights have a scale per block, 0 of others.
     """
 
@@ -32,6 +33,7 @@ class Setup:
     accelerator: Accelerator | None = None
     device: str = ""
     blackwell: bool = False
+    pcie: bool = False
     architecture: str = ""
     scaled_columns: int = 0
     latent: bool = False
@@ -84,7 +86,7 @@ def _grid_modes(profile: EngineProfile, setup: Setup) -> list[ExpertMode]:
         mode
         for mode in profile.parallelism.experts
         if (mode.ep == "divisor" or ep == (stage if mode.ep == "stage" else 1))
-        and mode.serves(setup.role, setup.architecture, setup.accelerator)
+        and mode.serves(setup.role, setup.architecture, setup.accelerator, setup.pcie)
     ]
 
 

@@ -60,10 +60,14 @@ class ExpertMode(NamedTuple):
     """Roles of instances that have the feature; None: all."""
     accelerators: list[Accelerator] | None = None
     """Kinds of devices that it runs on; None: all of the engine's."""
+    pcie: bool | None = None
+    """Whether it is of nodes whose devices PCIe alone joins, or of all others; None: of both."""
     note: str | None = None
 
-    def serves(self, role: RoleName, architecture: str, accelerator: Accelerator | None) -> bool:
-        """Whether instances of a role have it for a model on a kind of devices, None for any."""
+    def serves(self, role: RoleName, architecture: str, accelerator: Accelerator | None, pcie: bool) -> bool:
+        """Whether instances of a role have it for a model on a kind of devices, None for any, in such nodes."""
+        if self.pcie is not None and self.pcie != pcie:
+            return False
         named = self.architectures is None or architecture in self.architectures
         known = accelerator is None or self.accelerators is None or accelerator in self.accelerators
         return named and known and (self.roles is None or role in self.roles)
@@ -159,6 +163,8 @@ class PrefillDecode(NamedTuple):
     same: Fact[list[Literal["kv_dtype", "drafts_method", "device"]]]
     pipeline: Fact[bool]
     """Whether the instances may have pipeline stages."""
+    prefixes: Fact[bool] | None = None
+    """Whether prefill caches prefixes; None: it does."""
     most_instances: Fact[int] | None = None
 
 

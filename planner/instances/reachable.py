@@ -8,7 +8,7 @@ from typing import Any
 
 from ground.identity import Kept
 from models.spec import MLA
-from planner.engines.loader import accelerator_of, is_blackwell, load_engine
+from planner.engines.loader import accelerator_of, broken_prefixes, is_blackwell, load_engine, on_pcie
 from planner.engines.rules import (
     LAYOUT_CHECKS,
     ROLE_CHECKS,
@@ -42,6 +42,8 @@ class Reach:
         """Return the rule that every layout of a strategy breaks; None where some may run."""
         if self.question.engine == REFERENCE:
             return None
+        if self.apart:
+            return self.apart
         if strategy.pp > 1:  # drafts matter beside pipeline stages alone
             return self._unpaired or self._broken(strategy, (0, 0, 1), STRATEGY_CHECKS, self._drafts)
         if strategy not in self._known:
@@ -49,6 +51,11 @@ class Reach:
         if self._profile.parallelism.exchange_ranks is None:  # what alone depends on the role
             return self._known[strategy]
         return self._known[strategy] or self._broken(strategy, (0, 0, 1), ROLE_CHECKS, (0,))
+
+    @cached_property
+    def apart(self) -> Broken | None:
+        """The rule that every layout of a role of a prefill and decode pair breaks."""
+        return broken_prefixes(self._profile, self.role, self.question.workload.prefix_reuse > 0)
 
     @cached_property
     def _unpaired(self) -> Broken | None:
@@ -115,6 +122,7 @@ class Reach:
             "experts": model.moe.experts if model.moe else 0,
             "accelerator": accelerator_of(machines.hardware),
             "blackwell": is_blackwell(machines.hardware),
+            "pcie": on_pcie(machines.hardware),
             "architecture": model.architecture,
             "scaled_columns": model.scaled_columns(machines.weights),
             "latent": isinstance(model.attention, MLA),

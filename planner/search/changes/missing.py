@@ -18,6 +18,7 @@ from planner.instances.candidates import (
     prefill_fits,
 )
 from planner.instances.encoding import encode_seconds
+from planner.instances.reachable import Reach
 from planner.instances.space import ROLES, Role, built, groups, machines_of, role_rows
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
@@ -104,6 +105,8 @@ def memory_sentence(question: Question, role: Role) -> str:
         if group.rows
     ]
     held = counted(machines.devices, "device")
+    if not needs and (refused := Reach(question, role).apart):
+        return refused.sentence
     if not needs:
         most = question.max_instance_devices
         bound = f" with at most {counted(most, 'device')} an instance (--max-instance-devices)" if most else ""

@@ -43,6 +43,11 @@ def test_the_hybrid_runs_without_an_all_to_all() -> None:
     for engine, kind in (("sglang", "nvidia"), ("sglang", "ascend"), ("vllm", "nvidia")):
         mode = expert_mode(load_engine(engine), deepseek("DP=64, EP=64", accelerator=kind))
         assert mode.exchange == "all_to_all"
+    for engine in ("vllm", "sglang", "trtllm"):
+        cards = expert_mode(
+            load_engine(engine), deepseek("DP=8, EP=8", accelerator="nvidia", pcie=True, role="prefill")
+        )
+        assert cards.exchange == "all_gather"
     other = expert_mode(load_engine("sglang"), deepseek("DP=64, EP=64", architecture="gpt_oss"))
     assert other.exchange == "all_gather"
 

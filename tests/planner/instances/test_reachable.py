@@ -9,6 +9,7 @@ from planner.engines.rules import Setup, broken_pair, broken_rule
 from planner.instances.reachable import REFERENCE, pairs
 from planner.instances.space import ROLES, engine_cut, role_rows, role_space, structure
 from planner.plans.assemble import assemble
+from planner.search.changes.missing import memory_sentence
 from planner.strategy import Strategy
 from tests.questions import small_answer, small_question
 
@@ -53,6 +54,14 @@ def test_the_reference_engine_cuts_nothing() -> None:
     rows = role_rows(question, "decode")
     assert {row.microbatches for row in rows} == {2}
     assert engine_cut(question, "decode") == f"{len(rows)} layouts kept"
+
+
+def test_no_prefill_apart_caches_prefixes_under_xllm() -> None:
+    """Neither role has a layout, which is why there is no plan; aggregated instances, which cache them, have some."""
+    asked = small_question(hardware="910b", devices=8, engine="xllm@0.9.0")
+    asked = replace(asked, workload=replace(asked.workload, prefix_reuse=0.3))
+    assert [bool(role_rows(asked, role)) for role in ("prefill", "decode", "mixed")] == [False, False, True]
+    assert memory_sentence(asked, "prefill").startswith("xLLM caches no prefixes where prefill and decode are apart")
 
 
 def test_the_cut_is_told_by_rule() -> None:
