@@ -22,7 +22,6 @@ from planner.engines.loader import generation_of, load_orchestrator
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
 
-MOTOR_NODES = {"prefill": 8, "decode": 20}
 MOST_DISPATCHED = 1024  # by the counters of DeepEP's kernels, FINISHED_SUM_TAG
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 NO_ENCODERS: dict[PlatformKind, str] = {
@@ -150,15 +149,7 @@ def check_kind(target: Target) -> None:
 
 
 def _check_nodes(target: Target) -> None:
-    """Raise Infeasible over several nodes where nothing makes xLLM's rank tables or starts TensorRT-LLM's ranks, and
-    past the nodes of an instance that Motor's deployer takes.
-    """
-    for role in target.roles if target.kind == "motor" else ():
-        if role.nodes > MOTOR_NODES.get(role.role, role.nodes):
-            raise Infeasible(
-                f"--kind: MindIE Motor takes {MOTOR_NODES[role.role]} nodes of a {role.role} instance (MindIE-Motor: "
-                f"utils/validate_config.py), and this plan's has {role.nodes}; plan with --max-instance-devices"
-            )
+    """Raise Infeasible over several nodes where nothing makes xLLM's rank tables or starts TensorRT-LLM's ranks."""
     wide = [role.name for role in target.roles if role.nodes > 1]
     if target.profile.engine == "trtllm" and wide and target.kind not in ("dynamo", "slurm"):
         raise Infeasible(

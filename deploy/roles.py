@@ -19,14 +19,13 @@ from planner.engines.loader import (
     on_pcie,
 )
 from planner.engines.memory import prefill_prompts
+from planner.engines.nearest import describe, nearest_reachable
 from planner.engines.rules import (
     Broken,
     Setup,
     broken_pair,
     broken_rule,
-    describe,
     expert_mode,
-    nearest_reachable,
 )
 from planner.engines.spec import Accelerator, EngineProfile, ExpertMode, ShapeName
 from planner.manifest.layout import ExpertMap, Instance

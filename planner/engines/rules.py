@@ -3,15 +3,12 @@
 Rules read a profile and plain degrees, no model and no cost. Their names are stable: searches count by them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from planner.engines.spec import ACCELERATORS, Accelerator, EngineProfile, ExpertMode, RoleName
-from planner.strategy import Strategy, format_strategy
-
-_LARGEST_TENSOR = 64
-"""TP that is tried but for the whole stage."""
+from planner.strategy import Strategy
 
 
 @dataclass(slots=True, kw_only=True)  # frozen ones take three times as long to make, and a search makes thousands
@@ -120,6 +117,15 @@ def _dedicated(profile: EngineProfile, setup: Setup) -> Broken | None:
         sentence = f"{profile.title} keeps the shared expert on every rank; use shared experts local"
         return Broken("dedicated-shared-experts", sentence, fact.source)
     return None
+
+
+def _most_nodes(profile: EngineProfile, setup: Setup) -> Broken | None:
+    fact = profile.prefill_decode.most_nodes
+    nodes, most = -(-setup.strategy.devices // setup.devices_per_node), fact.value.get(setup.role) if fact else None
+    if fact is None or most is None or nodes <= most:
+        return None
+    sentence = f"{profile.title} takes {most} nodes of a {setup.role} instance, not {nodes}; use fewer devices"
+    return Broken("most-nodes", sentence, fact.source)
 
 
 def _tensor_scope(profile: EngineProfile, setup: Setup) -> Broken | None:
@@ -338,6 +344,7 @@ CHECKS: tuple[Check, ...] = (
     _dedicated,
     _attention,
     _nodes,
+    _most_nodes,
     _tensor_scope,
     _powers,
     _experts,
@@ -352,7 +359,7 @@ LAYOUT_CHECKS: tuple[Check, ...] = (_dedicated, _redundancy, _microbatches, _dra
 STRATEGY_CHECKS = tuple(check for check in CHECKS if check not in LAYOUT_CHECKS)
 """Checks that read the degrees alone, so that they cut a strategy with every expert layout."""
 OVERLAP_CHECKS: tuple[Check, ...] = (_microbatches,)
-ROLE_CHECKS: tuple[Check, ...] = (_kernels,)
+ROLE_CHECKS: tuple[Check, ...] = (_kernels, _most_nodes)
 SHARED_CHECKS = tuple(check for check in STRATEGY_CHECKS if check not in ROLE_CHECKS)
 """Strategy checks with the same result for every role, without pipeline stages."""
 
@@ -381,68 +388,3 @@ def broken_pair(profile: EngineProfile, prefill: Setup, decode: Setup) -> Broken
             sentence = f"{setup.instances} {role} instances are more than {most.value}, the most of one deployment"
             return Broken("pair-instances", sentence, most.source)
     return None
-
-
-def nearest_reachable(profile: EngineProfile, setup: Setup) -> Setup | None:
-    """Return the reachable setup on as many devices that differs least from ``setup``; None where there is none.
-
-    Attention TP counts most, then expert TP, pipeline stages, redundancy and microbatches: distances are
-    factors of two, so that TP 4 is as far from 8 as from 2.
-    """
-    if broken_rule(profile, setup) is None:
-        return setup
-    reachable = [other for other in _neighbours(setup) if broken_rule(profile, other) is None]
-    return min(reachable, key=lambda other: _distance(setup, other), default=None)
-
-
-def _neighbours(setup: Setup) -> Iterator[Setup]:
-    """Yield setups on the same devices, without what only some engines have."""
-    devices, experts = setup.strategy.devices, setup.experts
-    for pp in sorted({1, setup.strategy.pp}):
-        stage = devices // pp
-        degrees = [n for n in range(1, stage + 1) if stage % n == 0 and (n <= _LARGEST_TENSOR or n == stage)]
-        for tp in degrees:
-            for moe_tp in degrees if experts else (tp,):
-                strategy = Strategy(
-                    attention_tp=tp, attention_dp=stage // tp, moe_tp=moe_tp, moe_ep=stage // moe_tp, pp=pp
-                )
-                yield from _layouts(setup, strategy)
-
-
-def _layouts(setup: Setup, strategy: Strategy) -> Iterator[Setup]:
-    """Yield the layouts of one strategy: redundancy as asked, least or least and one per rank; fewer extras."""
-    least = -setup.experts % strategy.moe_ep if setup.experts else 0
-    for redundant in sorted({setup.redundant, least, least + strategy.moe_ep} if setup.experts else {0}):
-        for drafts in range(setup.drafts, -1, -1):
-            for microbatches in {setup.microbatches, 1}:
-                yield replace(
-                    setup,
-                    strategy=strategy,
-                    redundant=redundant,
-                    dedicated=0,
-                    drafts=drafts,
-                    microbatches=microbatches,
-                )
-
-
-def _distance(one: Setup, other: Setup) -> tuple[float, ...]:
-    """Weighted factors of two between two setups; ties go to the smaller degrees, so the answer is one."""
-    a, b = one.strategy, other.strategy
-    far = 4 * _octaves(a.attention_tp, b.attention_tp) + 2 * _octaves(a.moe_tp, b.moe_tp) + 3 * _octaves(a.pp, b.pp)
-    far += abs(one.redundant - other.redundant) / max(one.experts, 1) + (one.microbatches != other.microbatches)
-    far += 2 * (one.drafts - other.drafts)
-    return (far, b.attention_tp, b.moe_tp, b.pp, other.redundant)
-
-
-def _octaves(one: int, other: int) -> float:
-    larger, smaller = max(one, other), min(one, other)
-    return (larger / smaller - 1) if larger < 2 * smaller else float((larger // smaller).bit_length() - 1)
-
-
-def describe(setup: Setup) -> str:
-    """Print a setup as a planner would ask for it: strategy, redundancy, microbatches."""
-    text = format_strategy(setup.strategy, moe=setup.experts > 0)
-    parts = [f"{setup.redundant} redundant experts"] if setup.experts else []
-    parts += [f"{setup.microbatches} microbatches"] if setup.microbatches > 1 else []
-    parts += [f"{setup.drafts} drafts"] if setup.drafts else []
-    return f"{text!r}" + (f" with {', '.join(parts)}" if parts else "")

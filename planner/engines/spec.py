@@ -166,6 +166,8 @@ class PrefillDecode(NamedTuple):
     prefixes: Fact[bool] | None = None
     """Whether prefill caches prefixes; None: it does."""
     most_instances: Fact[int] | None = None
+    most_nodes: Fact[dict[RoleName, int]] | None = None
+    """Of an instance, by role; None: any number."""
 
 
 class Kind(NamedTuple):

@@ -48,8 +48,6 @@ class Reach:
             return self._unpaired or self._broken(strategy, (0, 0, 1), STRATEGY_CHECKS, self._drafts)
         if strategy not in self._known:
             self._known[strategy] = self._broken(strategy, (0, 0, 1), SHARED_CHECKS, (0,))
-        if self._profile.parallelism.exchange_ranks is None:  # what alone depends on the role
-            return self._known[strategy]
         return self._known[strategy] or self._broken(strategy, (0, 0, 1), ROLE_CHECKS, (0,))
 
     @cached_property

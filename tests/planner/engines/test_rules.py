@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.engines.loader import engine_names, load_engine
-from planner.engines.rules import Setup, broken_pair, broken_rule, describe, expert_mode, nearest_reachable
+from planner.engines.nearest import describe, nearest_reachable
+from planner.engines.rules import Setup, broken_pair, broken_rule, expert_mode
 from planner.strategy import Strategy, parse_strategy
 
 HYBRID = "TP=2 + DP=32, TP=2 + EP=32"
@@ -138,6 +139,9 @@ def test_what_only_the_reference_runs(engine: str, strategy: str, fields: dict[s
         ("xllm", "DP=64, EP=64", {"microbatches": 2}, "microbatches"),
         ("mindie", "DP=64, EP=64", {"microbatches": 2, "role": "prefill"}, None),
         ("mindie", "DP=64, EP=64", {"drafts": 3}, "drafts"),
+        ("mindie", "DP=320, EP=320", {"redundant": 64, "devices_per_node": 16}, None),
+        ("mindie", "DP=384, EP=384", {"redundant": 128, "devices_per_node": 16}, "most-nodes"),
+        ("mindie", "DP=256, EP=256", {"role": "prefill"}, "most-nodes"),
         ("mindie", "DP=8, EP=8", {"architecture": "qwen3_moe", "experts": 128}, "expert-model"),
     ],
 )
