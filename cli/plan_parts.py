@@ -170,7 +170,8 @@ def show_growth(screen: Screen, months: Sequence[Month]) -> None:
     cost = total_cost(months)
     paid = "" if cost is None else f" All {len(months)} months cost {format_count(cost)} USD."
     start = f"Buy {counted(first[1], 'node')} for the first month; then {told}."
-    screen.text(f"{start}{paid} Each month has the smallest plan for its rate; nodes that are there stay.")
+    each = "cheapest" if months[0].plan.question.goal.priced else "smallest"
+    screen.text(f"{start}{paid} Each month has the {each} plan for its rate; nodes that are there stay.")
 
 
 def monthly_text(usd_per_hour: float) -> str:

@@ -144,7 +144,7 @@ class QuestionFlags(Flags):
     ttft: Text = flag("DURATION", "Limit of the time to the first token [2s].", unit="s")
     tpot: Text = flag("DURATION", "Limit of the time per further token [50ms].", unit="s")
     percentile: Text = flag("P", "Percentile of requests that keep each limit [99].")
-    objective: Text = flag("WORD", "throughput, chips, cost or latency [throughput; with a rate chips].")
+    objective: Text = flag("WORD", "throughput, chips, cost or latency [throughput; with --rate chips, --growth cost].")
     queueing: Text = flag("MODEL", "bulk, or mixserve for the M/M/1 of that paper [bulk].")
     confidence: Text = flag(
         "C", "Probability that every limit holds, over the interval of predicted times: 0.9 [0.5, as predicted]."

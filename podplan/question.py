@@ -358,10 +358,14 @@ def check_shape(question: Question) -> None:
 
 
 def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machines, Machines]) -> ObjectiveName:
-    """Return the objective: chips where a rate was given or measured, else throughput."""
+    """Return the objective: chips where a rate was given or measured, cost where it grows, else throughput.
+
+    What grows is bought by the node, so its months have the cheapest nodes, where chips can be weighed by price.
+    """
     rated = asked.rate_per_second is not None
     if flags.objective is None:
-        return "chips" if rated else "throughput"
+        buys = asked.growth and not _unpriced(machines)
+        return "cost" if buys else "chips" if rated else "throughput"
     objective: ObjectiveName = readers.read_choice(flags.objective, "--objective", get_args(ObjectiveName))
     if OBJECTIVES[objective].maximised:
         given = next(
@@ -382,11 +386,15 @@ def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machin
 
 def check_prices(machines: Iterable[Machines], flag: str, mend: str) -> None:
     """Raise BadInput where kinds of chips are to be weighed against each other and one of them has no price."""
+    for name in _unpriced(machines):
+        needs = f"cost needs price_usd_per_chip_hour, which hardware {name} does not state"
+        raise BadInput(f"{flag}: {needs}; {mend}, or use {flag} chips")
+
+
+def _unpriced(machines: Iterable[Machines]) -> list[str]:
+    """Return the kinds of chips without a price, where there are several kinds."""
     specs = {spec.name: spec for spec in (each.hardware for each in machines)}
-    for name, spec in specs.items() if len(specs) > 1 else ():
-        if spec.price_usd_per_chip_hour is None:
-            needs = f"cost needs price_usd_per_chip_hour, which hardware {name} does not state"
-            raise BadInput(f"{flag}: {needs}; {mend}, or use {flag} chips")
+    return [name for name, spec in specs.items() if len(specs) > 1 and spec.price_usd_per_chip_hour is None]
 
 
 def _drafts(text: str | None, model: ModelSpec) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ def held_confidence(
     """Return the confidence up to which each latency limit holds, to about 1 %; 0 or 1 beyond 3 deviations.
 
     With a ``loss`` the limits have to hold after the worst one. The confidence that is ``asked`` for is tried itself.
-    Decode instances count alone, as where the search sizes them: with this confidence it would take no more.
+    With more than that, instances count as the search sizes them, which then takes no more of them.
 
     Each limit counts on its own. With this confidence p, both hold with a probability between 2 p - 1 and p. None where
     the computation would take too long.
@@ -99,19 +99,20 @@ def held_confidence(
     if deployed.asked_at_most is not None and deployed.asked_at_most < 2 * (_ROUNDS + 2):
         return None
 
+    low, high = -_MOST_SCORE, _MOST_SCORE
+    first = middle = min(max(NormalDist().inv_cdf(asked or PREDICTED), low), high)
+
     def holds(score: float) -> bool:
-        level = NormalDist().cdf(score)
+        level, sized = NormalDist().cdf(score), score > first
         if loss is not None:
-            return worst_loss(deployed, limits, rate_per_second, loss, level, sized=True).holds
-        found = standing(deployed, rate_per_second, level, sized=True)
+            return worst_loss(deployed, limits, rate_per_second, loss, level, sized=sized).holds
+        found = standing(deployed, rate_per_second, level, sized=sized)
         return all(margin.holds for margin in margins_of(limits, found))
 
-    low, high = -_MOST_SCORE, _MOST_SCORE
     if holds(high):
         return 1.0
     if not holds(low):
         return 0.0
-    middle = min(max(NormalDist().inv_cdf(asked or PREDICTED), low), high)
     for _ in range(_ROUNDS):
         low, high = (middle, high) if holds(middle) else (low, middle)
         middle = (low + high) / 2

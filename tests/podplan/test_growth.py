@@ -31,6 +31,17 @@ def test_every_month_has_the_smallest_plan_and_keeps_what_is_there() -> None:
     assert data["cost_usd"] == pytest.approx(sum(month["nodes"] * 8 * 1.3 * 730 for month in months))
 
 
+def test_what_survives_a_loss_is_bought_by_the_node() -> None:
+    """Spares are dear where each takes a node more: months have the nodes that the objective cost has."""
+    flags = SMALL | {"nodes": 6, "survive": "node"}
+    months = podplan.plan("qwen3-8b", **flags, growth="25/s..200/s:2").months
+    for month in months:
+        cheapest = podplan.plan("qwen3-8b", **flags, rate=month.requests_per_second, objective="cost").best
+        fewest = podplan.plan("qwen3-8b", **flags, rate=month.requests_per_second).best
+        assert sum(month.nodes.values()) == cheapest.nodes <= fewest.nodes
+    assert months[-1].plan.nodes < fewest.nodes
+
+
 def test_the_table_of_months_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """A row for each, and one sentence of when to buy."""
     assert main.main([*LINE, "--growth", GROWTH]) == ExitCode.DONE
