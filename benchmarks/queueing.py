@@ -21,8 +21,9 @@ from scipy.stats import t as student
 import podplan
 from ground.traces import read_trace, requests_per_second, window
 from planner.manifest.schema import Manifest
-from planner.plans.expectation import pool_links, pool_pair, workload_of
+from planner.plans.expectation import pool_links, pool_pair
 from planner.plans.servers import server_of
+from planner.serving.deployed import workload_of
 
 VARIED = {"isl": 1200, "isl_cv": 1, "osl": 256, "osl_cv": 0.8}
 LONG = {"isl": 2048, "isl_cv": 1, "osl": 512, "osl_cv": 0.5}

@@ -343,7 +343,8 @@ def _read_manifest_question(values: Mapping[str, str]) -> ManifestQuestion:
     """Return the question about a manifest; its own traffic and limits hold where none are given."""
     # The schema of manifests takes a tenth of a second, which other questions are spared.
     from planner.manifest.document import read_manifest
-    from planner.plans.expectation import planned_rate, workload_of
+    from planner.plans.expectation import planned_rate
+    from planner.serving.deployed import workload_of
 
     for key in values:
         if key not in (*_OF_A_MANIFEST, *_LIMITS, *CHECK_KEYS, *CHECKED):

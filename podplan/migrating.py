@@ -14,7 +14,8 @@ from planner.changeover.moving import Terms
 from planner.changeover.order import Order
 from planner.manifest.document import dump_manifest, parse_manifest, read_manifest
 from planner.manifest.schema import Manifest
-from planner.plans.expectation import planned_rate, workload_of
+from planner.plans.expectation import planned_rate
+from planner.serving.deployed import workload_of
 from podplan.options import Flags, Text, argument, flag, flags_of
 from podplan.planning import solved
 from podplan.question_files import asked_of, read_questions

@@ -27,8 +27,9 @@ from ground.traces import (
 from ground.units import MEBI, counted, format_duration, number_of, parse_count, parse_duration, parse_rate
 from models.spec import ModelSpec
 from planner.manifest.schema import Manifest
-from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate, workload_of
+from planner.plans.expectation import Expectation, expect, mixed_pool, planned_rate
 from planner.plans.recorded import expect_alone, expect_recorded
+from planner.serving.deployed import workload_of
 from planner.serving.sessions import session_trace
 from planner.workload import TraceRows, Traffic
 from podplan.options import SimulateFlags
@@ -53,6 +54,13 @@ MOST_SEED = 2**32
 WARM_RESIDENCES, COLD_RESIDENCES, UNSTABLE_RESIDENCES = 1.0, 5.0, 1.5
 MEASURED_RESIDENCES, TAIL_RESIDENCES = 0.75, 1.2
 FEWEST_MEASURED, MOST_MEASURED = 2_000, 50_000
+LONG_MEASURED = 200_000
+"""Of aggregated instances in the compiled loops, where they take a second or two. Close to saturation a fuller batch
+serves hardly more, so it fills and empties over tens of residences, and its longest waits are met as seldom."""
+_SLOWER = (
+    *("policies", "offline", "fail", "migration", "autoscale", "expert_loads", "rebalance"),
+    *("each_iteration", "requests_csv", "timeseries", "timeline"),
+)
 MOST_SIMULATED = 10_000_000
 MOST_AT_ONCE = 300_000
 """Requests of a stream that are drawn at once; longer ones come in parts, so that memory stays flat."""
@@ -142,6 +150,12 @@ class _Asked:
                 f"sessions of {shape.turns} turns that begin in an empty system"
             ),
         )
+
+    @property
+    def _long(self) -> bool:
+        """Whether a long run of aggregated instances takes no time: nothing keeps it from the compiled loops."""
+        slower = self.manifest.workload.offline is not None or any(getattr(self.flags, name) for name in _SLOWER)
+        return not slower and [pool.role for pool in self.manifest.pools] == ["mixed"]
 
     def _measured(self, running: float) -> int:
         """Return how many requests are measured: as asked, else those of most of a residence."""
@@ -271,7 +285,7 @@ class _Asked:
         asked = workload_of(self.manifest.workload)
         expectation = expect(self.manifest, asked, rate)
         residence = _residence_seconds(self.manifest, expectation)
-        measured = self._measured(residence * rate)
+        measured = self.count or (LONG_MEASURED if self._long else self._measured(residence * rate))
         if self.warmup == 0:
             told = self._from_warmup(measured, "of the stream")
             made = self._drawn(rate, measured)

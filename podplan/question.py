@@ -27,6 +27,7 @@ from planner.plans.quantised import alternatives, check_some, combinations
 from planner.question import Encode, Machines, Pin, Question, Queueing, Role, Shape
 from planner.search.gather import not_aggregated
 from planner.search.jobs import Job
+from planner.serving.tables import LARGEST_BATCH
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan import readers
 from podplan.job import UTILISATION, read_job
@@ -60,7 +61,6 @@ HAVE: dict[str, tuple[Role, ...]] = {
 }
 """Roles that have what a flag fixes, where not all do."""
 MOST_INSTANCES = 16_384
-MOST_BATCH = 4096
 MOST_PARTS = 1000
 """Passes of one prompt."""
 
@@ -101,7 +101,7 @@ def _read(name: str, role: Role, text: str, model: ModelSpec, *, named: bool) ->
         return read_shared(text, model)
     if name == "tokens":
         return read_tokens(text, flag, 0)
-    count, most = parse_count(text, flag), MOST_INSTANCES if name == "instances" else MOST_BATCH
+    count, most = parse_count(text, flag), MOST_INSTANCES if name == "instances" else LARGEST_BATCH
     if count > most:
         raise BadInput(f"{flag}: {text[:20]} are more than are planned for; use at most {most}")
     return count

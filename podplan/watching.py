@@ -29,10 +29,11 @@ from planner.changeover.observed import (
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
-from planner.plans.expectation import planned_rate, workload_of
+from planner.plans.expectation import planned_rate
 from planner.plans.plan import Plan
 from planner.search.search import search
 from planner.search.sure import ROLES, restated, stressed
+from planner.serving.deployed import workload_of
 from planner.workload import Traffic
 from podplan.changing import measured_balance
 from podplan.options import Flags, Text, flag, flags_of

@@ -12,9 +12,10 @@ from planner.checks.deployed import DeployedPool
 from planner.checks.manifests import from_manifest
 from planner.instances.encoding import LATE, SHARES
 from planner.manifest.schema import Manifest, Role
-from planner.plans.expectation import encode_instances, workload_of
+from planner.plans.expectation import encode_instances
 from planner.plans.servers import PREDICTED, times_with
 from planner.serving.capacity import Limits, largest_rate
+from planner.serving.deployed import workload_of
 from planner.workload import Workload
 
 _LEAST = 0.000_001

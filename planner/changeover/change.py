@@ -11,9 +11,10 @@ from planner.changeover.stages import Lot, Sides, Signature, kinds_of, lots_of, 
 from planner.manifest.loading import slowest_plane
 from planner.manifest.migration import Migration, Promise
 from planner.manifest.schema import Cluster, Manifest, Pool
-from planner.plans.expectation import planned_rate, workload_of
+from planner.plans.expectation import planned_rate
 from planner.plans.servers import PREDICTED
 from planner.serving.capacity import Limits
+from planner.serving.deployed import workload_of
 from planner.workload import Workload
 
 

@@ -12,9 +12,10 @@ from planner.checks.manifests import from_manifest
 from planner.engines.loader import all_engines, load_orchestrator
 from planner.engines.spec import Metrics
 from planner.manifest.schema import Manifest
-from planner.plans.expectation import expect, workload_of
+from planner.plans.expectation import expect
 from planner.question import Machines, Question
 from planner.serving.capacity import Limits
+from planner.serving.deployed import workload_of
 from planner.workload import Lengths, Workload
 
 SCORE, STEP_SCORE = 1.96, 1.2816

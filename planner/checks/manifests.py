@@ -35,12 +35,12 @@ def manifest_on(manifest: Manifest, workload: Workload, trace: TraceRows | None)
     Raises BadInput as ``from_manifest``.
     """
     deployed = from_manifest(manifest, workload)
-    if trace is None or isinstance(pools_on(manifest, workload), str):
+    if trace is None or isinstance(pools_on(manifest), str):
         return deployed
 
     def left(counts: Mapping[Role, int]) -> SeparatePools | AggregatedPool:
         kept = [pool.model_copy(update={"instances": pool.instances[: counts[pool.role]]}) for pool in manifest.pools]
-        pools = pools_on(manifest.model_copy(update={"pools": kept}), workload)
+        pools = pools_on(manifest.model_copy(update={"pools": kept}))
         assert not isinstance(pools, str), "fewer instances follow the same rules"
         return pools
 

@@ -1,24 +1,19 @@
 """Aggregated instances, played: latencies at a rate, and the largest rate within the limits."""
 
 import math
-import pickle
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from hashlib import blake2b
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from ground.identity import Kept
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
-from planner.instances.candidates import BUDGETS, MOST_BATCH, AggregatedCandidate, Count
+from planner.instances.candidates import AggregatedCandidate, Count
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import tokens_per_iteration
-from planner.manifest.stacks import stacked
-from planner.manifest.terms import StepCost
 from planner.question import Question
 from planner.serving.aggregated import AggregatedPool, play_aggregated
 from planner.serving.capacity import Capacity, Limits, Outcome, Until
@@ -26,9 +21,9 @@ from planner.serving.latency import Latency
 from planner.serving.played import FEW, MANY, Player
 from planner.serving.played import Played as Sample
 from planner.serving.rules import engine_rule
-from planner.serving.streams import Stream, longest_prompt
-from planner.serving.tables import Loads, step_table
-from planner.workload import Workload, running_kv_tokens
+from planner.serving.streams import Stream
+from planner.serving.tables import aggregated_times
+from planner.workload import Workload
 
 _LIKELY = 0.8
 """Share of saturation at which the search for a capacity begins."""
@@ -184,28 +179,6 @@ def _outcome(first_seconds: Floats, left_seconds: Floats, stream: Stream) -> Out
         ttft_seconds=first_seconds - stream.arrival_seconds[:come],
         tpot_seconds=found,
     )
-
-
-_TABLES = Kept[TableArrays](most=256)
-"""Step tables by the content of the step cost and by the largest loads."""
-
-
-def aggregated_times(
-    cost: StepCost, workload: Workload, budget_tokens: int, context_tokens: int, microbatches: int
-) -> TableArrays:
-    """Return the step table for all slots and every budget up to the larger of this one and the largest listed."""
-    ranks, stages = int(cost.attention_groups), int(cost.pipeline_stages)
-    loads = Loads(
-        ranks=ranks,
-        budget_tokens=float(max(budget_tokens, BUDGETS[-1])) / stages,
-        longest_prompt=min(longest_prompt(workload), float(context_tokens)),
-        most_running=ranks * MOST_BATCH,
-        kv_tokens_per_request=running_kv_tokens(workload).mean_tokens,
-        microbatches=microbatches,
-        stages=stages,
-    )
-    # A refusal tries the same rows on many sizes; a digest of the cost takes a twentieth of its table's time.
-    return _TABLES.of((blake2b(pickle.dumps(cost)).digest(), loads), lambda: step_table(stacked(cost), loads))
 
 
 def player_of(

@@ -23,13 +23,14 @@ from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, balanced_cost
 from planner.instances.brackets import largest
-from planner.instances.candidates import MOST_BATCH, Count, iteration
+from planner.instances.candidates import Count, iteration
 from planner.instances.grid import LARGEST_TENSOR, smallest_redundancy
 from planner.instances.space import COLUMNS, Row, groups, layouts, pool_counts, table_deployment
 from planner.manifest.stacks import stacked, stage_timings
 from planner.manifest.stepcost import draft_seconds, passage, stage_sum
 from planner.manifest.terms import Number, StepCost, StepLoad, larger, variables
 from planner.question import Question
+from planner.serving.tables import LARGEST_BATCH
 from planner.strategy import Strategy, model_conflicts
 from planner.workload import running_kv_tokens, total_kv_tokens
 
@@ -223,7 +224,7 @@ class _Bounds:
             spread = 0.0 if attention else expected_maximum_normal(_groups(table))
             return least_seconds(cost, self._load(cost, table, running, spread), attention, not attention)
 
-        least, most = np.ones(len(table)), np.full(len(table), float(MOST_BATCH * LARGEST_TENSOR))
+        least, most = np.ones(len(table)), np.full(len(table), float(LARGEST_BATCH * LARGEST_TENSOR))
         found = largest(seconds, self._limit(table), least, most)
         return np.asarray(found + 1.0)  # integers are tried, but the requests that an instance must run are no integer
 

@@ -21,6 +21,7 @@ from planner.manifest.stacks import taken
 from planner.manifest.stepcost import evaluate, evaluate_each
 from planner.manifest.terms import Number, StepCost, StepLoad, larger
 from planner.question import Question
+from planner.serving.tables import LARGEST_BATCH, LARGEST_BUDGET
 from planner.workload import KvLoad, Workload, running_kv_tokens, total_kv_tokens
 
 
@@ -48,7 +49,6 @@ def row_microbatches(question: Question, row: Row) -> Sequence[int]:
 
 # Standard deviations by which memory must hold the KV of a full batch: one rank in 740 overflows.
 MEMORY_DEVIATIONS = 3.0
-MOST_BATCH = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +121,7 @@ def largest_room(group: Group, microbatches: int, kv: KvLoad) -> NDArray[np.floa
     def used(batch: Number) -> Number:
         return decode_memory_used(deployment, batch, kv)
 
-    return largest(used, capacity, least, np.full(least.shape, float(MOST_BATCH)))
+    return largest(used, capacity, least, np.full(least.shape, float(LARGEST_BATCH)))
 
 
 def least_batch(group: Group, microbatches: int) -> NDArray[np.float64]:
@@ -231,7 +231,7 @@ def prefill_fits(deployment: Deployment, workload: Workload, prompts: Number, ch
 
 # Tokens of a step on one DP rank. Sarathi-Serve (arXiv 2403.02310, section 5) runs 512 to 2,048; the defaults of vLLM
 # and SGLang are 2,048 to 16,384.
-BUDGETS = (256, 512, 1024, 2048, 4096, 8192, 16384)
+BUDGETS = (256, 512, 1024, 2048, 4096, 8192, LARGEST_BUDGET)
 
 
 def budgets_of(question: Question) -> tuple[int, ...]:
@@ -291,4 +291,4 @@ def most_held(budget_tokens: NDArray[np.float64], drafts: NDArray[np.int64], sta
     With pipeline ``stages`` the engine's budget is one stage's part of a step. vLLM requires that it holds a token of
     every request (``SchedulerConfig``: max_num_batched_tokens at least max_num_seqs).
     """
-    return np.minimum(budget_tokens // ((1 + drafts) * stages), float(MOST_BATCH))
+    return np.minimum(budget_tokens // ((1 + drafts) * stages), float(LARGEST_BATCH))

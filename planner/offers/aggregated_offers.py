@@ -14,7 +14,6 @@ from ground.arrays import Floats, Ints
 from planner.costs.latency import accepted_tokens
 from planner.instances.aggregated_bounds import Bounds, aggregated_least, means_of
 from planner.instances.candidates import (
-    MOST_BATCH,
     Count,
     aggregated_room,
     budgets_of,
@@ -28,6 +27,7 @@ from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.offer import Offers
 from planner.question import Question
 from planner.serving.rules import engine_rule
+from planner.serving.tables import LARGEST_BATCH
 from planner.workload import reserved_kv_tokens
 
 Needed = Callable[[Ints], Floats]
@@ -61,7 +61,7 @@ def holding(question: Question, group: Group) -> Ints:
 
 def largest_room(question: Question, group: Group) -> Floats:
     """Return the requests that a rank holds, [rows], with the smallest budget, which leaves most room."""
-    budget, most = (np.full(len(group.rows), float(each)) for each in (budgets_of(question)[0], MOST_BATCH))
+    budget, most = (np.full(len(group.rows), float(each)) for each in (budgets_of(question)[0], LARGEST_BATCH))
     room = aggregated_room(group.deployment, budget, reserved_kv_tokens(question.workload), most)
     return with_given_batch(question, room)
 

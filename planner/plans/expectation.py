@@ -16,28 +16,26 @@ from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
 from planner.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
 from planner.costs.cache import Cache
-from planner.instances.aggregated import AggregatedState, aggregated_times, player_of
+from planner.instances.aggregated import AggregatedState, player_of
 from planner.instances.dealing import Dealing, has_closed_form, mean_passes, pass_times
 from planner.instances.handover import Handover
 from planner.instances.kv_links import KvLinks, LinkSide, LinkState, Sink, Source, link_state, mean_wait
 from planner.instances.operating import Decoding
 from planner.manifest.schema import (
     Manifest,
-    ManifestWorkload,
     Pool,
     Prediction,
     Role,
     ServiceLevels,
-    SessionShape,
     Statistics,
 )
 from planner.plans.plan import end_to_end
 from planner.serving.capacity import Limits
-from planner.serving.deployed import aggregated_pool, group_budget, separate_pools
+from planner.serving.deployed import aggregated_pool, group_budget, separate_pools, workload_of
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.workload import Lengths, Sessions, Workload, running_kv_tokens
+from planner.workload import Lengths, Workload
 
 QUEUED = "the queues of this traffic with the manifest's step costs"
 
@@ -131,31 +129,6 @@ def aggregated_prediction(
     )
 
 
-def workload_of(planned: ManifestWorkload) -> Workload:
-    """Return the workload stated in a manifest."""
-    prompts, answers, shape = planned.prompt_kinds, planned.answer_kinds, planned.sessions
-    return Workload(
-        input_tokens=Lengths(mean=planned.input_tokens, squared_cv=planned.input_cv2),
-        output_tokens=Lengths(mean=planned.output_tokens, squared_cv=planned.output_cv2),
-        prefix_reuse=planned.prefix_reuse,
-        sessions=None if shape is None else sessions_of(shape),
-        arrival_squared_cv=planned.arrival_cv2,
-        prompts=None if prompts is None else tuple(zip(prompts.tokens, prompts.reused, prompts.weights, strict=True)),
-        answers=None if answers is None else tuple(zip(answers.tokens, answers.weights, strict=True)),
-    )
-
-
-def sessions_of(shape: SessionShape) -> Sessions:
-    """Return the sessions stated in a manifest."""
-    return Sessions(
-        turns=shape.turns,
-        new_tokens=Lengths(mean=shape.new_tokens, squared_cv=shape.new_cv2),
-        think_seconds=shape.think_seconds,
-        branches=shape.branches,
-        keeps_answers=shape.keeps_answers,
-    )
-
-
 def mixed_pool(manifest: Manifest) -> Pool | None:
     """Return the pool of aggregated instances; None where there are pools other than it and an encode pool."""
     pools = language_pools(manifest)
@@ -204,9 +177,8 @@ def pool_mixed(
 ) -> AggregatedState | None:
     """State of one of so many aggregated instances, at its rate; None beyond saturation."""
     every = instances if manifest.routing.prefill == "round_robin" else 1
-    context, cost = manifest.model.spec.max_position, pool.step_costs["mixed"].to_step_cost()
-    times = aggregated_times(cost, workload, group_budget(pool), context, pool.microbatches)
-    player = player_of(aggregated_pool(manifest, pool, times=times), workload, Limits(percentile=99.0), context)
+    context, played = manifest.model.spec.max_position, aggregated_pool(manifest, pool, workload=workload)
+    player = player_of(played, workload, Limits(percentile=99.0), context)
     return player.state(rate_per_second, every)
 
 
@@ -361,8 +333,8 @@ def decode_behind(
     """
     (prefill, decode), links = pools, _links_of(manifest, pools)
     queue, passes = decoding_of(decode, workload).queue(0.0), pool_passes(prefill, workload)
-    tokens, context = running_kv_tokens(workload).mean_tokens, float(manifest.model.spec.max_position)
-    played = partial(separate_pools, manifest, pools, kv_tokens_per_request=tokens)
+    context = float(manifest.model.spec.max_position)
+    played = partial(separate_pools, manifest, pools, workload=workload)
     handover = Handover.of(played, workload, passes, queue, context)
     source, sink = Source(passes, len(prefill.instances)), Sink(queue, len(decode.instances))
 

@@ -15,7 +15,7 @@ from planner.serving.aggregated import AggregatedPool, play_closed
 from planner.serving.decode import SeparatePools, Served, play_separate, within
 from planner.serving.deployed import aggregated_pool, aggregated_served, play, separate_pools
 from planner.serving.streams import stationary
-from planner.workload import TraceRows, Traffic, Workload, running_kv_tokens
+from planner.workload import TraceRows, Traffic, Workload
 
 _ALONE = 2_500
 """Played requests of a closed loop of one; their lengths and accepted drafts are stratified."""
@@ -34,8 +34,8 @@ def expect_recorded(manifest: Manifest, trace: TraceRows, warmup_seconds: float 
     Raises:
         BadInput: a trace that ``Traffic.from_trace`` refuses, or a warm-up that leaves nothing of it.
     """
-    workload = Traffic.from_trace(trace).workload
-    pools = pools_on(manifest, workload)
+    Traffic.from_trace(trace)
+    pools = pools_on(manifest)
     if isinstance(pools, str):
         return Expectation(prediction=None, basis=pools)
     arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
@@ -85,15 +85,13 @@ def _end_to_end(found: Served) -> Served:
     return replace(found, end_seconds=end, busy=shares(found.busy), link_utilisation=shares(links) if links else None)
 
 
-def pools_on(manifest: Manifest, workload: Workload) -> SeparatePools | AggregatedPool | str:
+def pools_on(manifest: Manifest) -> SeparatePools | AggregatedPool | str:
     """Return the pools of a manifest in the form that is played, or the reason why they cannot be played."""
     aggregated = mixed_pool(manifest)
     if aggregated is not None:
-        kv = running_kv_tokens(workload).mean_tokens
-        return unlike_steps(manifest) or aggregated_pool(manifest, aggregated, kv_tokens_per_request=kv)
+        return unlike_steps(manifest) or aggregated_pool(manifest, aggregated)
     pools = pool_pair(manifest)
-    kv = running_kv_tokens(workload).mean_tokens
-    return pools if isinstance(pools, str) else separate_pools(manifest, pools, kv_tokens_per_request=kv)
+    return pools if isinstance(pools, str) else separate_pools(manifest, pools)
 
 
 def unlike_steps(manifest: Manifest) -> str | None:

@@ -235,11 +235,18 @@ def prefill_pool(
     budget_tokens: int,
     longest_prompt: float,
     microbatches: int,
+    context_tokens: float = 0.0,
     instances: int = 1,
     policy: Policy = "round_robin",
 ) -> PrefillPool:
-    """Return prefill instances by what a step costs, ready to be played with prompts of so many tokens at most."""
-    loads = Loads(ranks=ranks, budget_tokens=budget_tokens, longest_prompt=longest_prompt, microbatches=microbatches)
+    """Return prefill instances by what a step costs, ready to be played with prompts as ``Loads`` bounds them."""
+    loads = Loads(
+        ranks=ranks,
+        budget_tokens=budget_tokens,
+        longest_prompt=longest_prompt,
+        context_tokens=context_tokens,
+        microbatches=microbatches,
+    )
     times = step_table(cost, loads)
     return PrefillPool(times=times, ranks=ranks, budget_tokens=budget_tokens, instances=instances, policy=policy)
 

@@ -23,19 +23,19 @@ from planner.serving.decode import (
 )
 from planner.serving.prefill import PrefillPool
 from planner.serving.rules import manifest_rule
-from planner.serving.streams import Stream
-from planner.serving.tables import Loads, step_table
-from planner.workload import TraceRows
+from planner.serving.streams import Stream, longest_prompt
+from planner.serving.tables import aggregated_times
+from planner.workload import Lengths, Sessions, TraceRows, Workload, running_kv_tokens
 
 if TYPE_CHECKING:
-    from planner.manifest.schema import Manifest, PhaseName, Pool
+    from planner.manifest.schema import Manifest, ManifestWorkload, PhaseName, Pool, SessionShape
 
 
 def separate_pools(
     manifest: "Manifest",
     pools: "tuple[Pool, Pool]",
     costs: Mapping[str, StepCost] | None = None,
-    kv_tokens_per_request: float | None = None,
+    workload: Workload | None = None,
 ) -> SeparatePools:
     """Return a prefill and a decode pool with the links between them.
 
@@ -43,12 +43,13 @@ def separate_pools(
         manifest: a manifest with a KV transfer.
         pools: its prefill pool and its decode pool.
         costs: step costs by role; None: those of the pools.
-        kv_tokens_per_request: mean cached tokens of a running request, near which iteration times are most accurate;
-            None: that of the manifest's workload.
+        workload: near which step times are most accurate; None: the manifest's, so that a plan and its simulation
+            have the same.
     """
     prefill, decode = pools
     transfer = manifest.kv_transfer
     assert transfer is not None, "a manifest with prefill and decode pools has links"
+    workload = workload or workload_of(manifest.workload)
     costs = costs or {pool.role: pool.step_costs[pool.phase].to_step_cost() for pool in pools}
     widths = [pool.degrees.attention_tp * pool.degrees.pp for pool in pools]
     links, ranks = min(widths), decode.degrees.attention_groups
@@ -59,9 +60,9 @@ def separate_pools(
         return np.asarray(transfer.charged(prompts) * seconds, dtype=np.float64)
 
     return SeparatePools(
-        prefill=_prefill(manifest, prefill, costs["prefill"]),
+        prefill=_prefill(manifest, prefill, costs["prefill"], workload),
         decode=DecodePool(
-            times=_iterations(manifest, decode, costs["decode"], ranks, kv_tokens_per_request),
+            times=_iterations(decode, costs["decode"], ranks, workload),
             ranks=ranks,
             slots=decode.limits.requests_per_dp_rank,
             capacity_tokens=float(decode.kv.capacity_tokens_per_rank),
@@ -84,14 +85,35 @@ def step_times(manifest: "Manifest", pool: "Pool", phase: "PhaseName", cost: Ste
     """Return the step times of an instance in a phase; ``cost`` may have fewer ranks than the pool."""
     if phase == "mixed":
         return aggregated_pool(manifest, pool, cost).times
+    workload = workload_of(manifest.workload)
     if phase == "prefill":
-        return _prefill(manifest, pool, cost).times
-    return _iterations(manifest, pool, cost, int(cost.attention_groups))
+        return _prefill(manifest, pool, cost, workload).times
+    return _iterations(pool, cost, int(cost.attention_groups), workload)
 
 
-def _usual_kv(manifest: "Manifest") -> float:
-    """Mean cached tokens of a running request of the manifest's workload."""
-    return manifest.workload.input_tokens + manifest.workload.output_tokens / 2
+def workload_of(planned: "ManifestWorkload") -> Workload:
+    """Return the workload stated in a manifest."""
+    prompts, answers, shape = planned.prompt_kinds, planned.answer_kinds, planned.sessions
+    return Workload(
+        input_tokens=Lengths(mean=planned.input_tokens, squared_cv=planned.input_cv2),
+        output_tokens=Lengths(mean=planned.output_tokens, squared_cv=planned.output_cv2),
+        prefix_reuse=planned.prefix_reuse,
+        sessions=None if shape is None else sessions_of(shape),
+        arrival_squared_cv=planned.arrival_cv2,
+        prompts=None if prompts is None else tuple(zip(prompts.tokens, prompts.reused, prompts.weights, strict=True)),
+        answers=None if answers is None else tuple(zip(answers.tokens, answers.weights, strict=True)),
+    )
+
+
+def sessions_of(shape: "SessionShape") -> Sessions:
+    """Return the sessions stated in a manifest."""
+    return Sessions(
+        turns=shape.turns,
+        new_tokens=Lengths(mean=shape.new_tokens, squared_cv=shape.new_cv2),
+        think_seconds=shape.think_seconds,
+        branches=shape.branches,
+        keeps_answers=shape.keeps_answers,
+    )
 
 
 def group_budget(pool: "Pool") -> int:
@@ -109,27 +131,20 @@ def aggregated_pool(
     manifest: "Manifest",
     pool: "Pool",
     cost: StepCost | None = None,
-    kv_tokens_per_request: float | None = None,
+    workload: Workload | None = None,
     times: TableArrays | None = None,
 ) -> AggregatedPool:
-    """Return a pool of aggregated instances; ``kv_tokens_per_request`` as in ``separate_pools``.
+    """Return a pool of aggregated instances; ``workload`` as in ``separate_pools``.
 
     Args: ``cost`` of a step, None: the pool's; ``times`` of its steps, where they are known already.
     """
-    ranks, drafts, stages = pool.degrees.attention_groups, pool.mtp, pool.degrees.pp
-    budget = group_budget(pool)
-    loads = Loads(
-        ranks=ranks,
-        budget_tokens=budget / stages,
-        longest_prompt=float(manifest.model.spec.max_position),
-        most_running=ranks * pool.limits.requests_per_dp_rank,
-        kv_tokens_per_request=kv_tokens_per_request or _usual_kv(manifest),
-        microbatches=pool.microbatches,
-        stages=stages,
-    )
+    budget, drafts, context = group_budget(pool), pool.mtp, manifest.model.spec.max_position
+    if times is None:
+        cost, workload = cost or pool.step_costs["mixed"].to_step_cost(), workload or workload_of(manifest.workload)
+        times = aggregated_times(cost, workload, budget, context, pool.microbatches, longer=True)
     return AggregatedPool(
-        times=times or step_table(stacked(cost or pool.step_costs["mixed"].to_step_cost()), loads),
-        ranks=ranks,
+        times=times,
+        ranks=pool.degrees.attention_groups,
         budget_tokens=budget,
         slots=pool.limits.requests_per_dp_rank,
         capacity_tokens=float(pool.kv.capacity_tokens_per_rank),
@@ -163,26 +178,26 @@ def aggregated_served(pool: AggregatedPool, played: Played, stream: Stream) -> S
     return served(sent, played.first_token_seconds, played.left_seconds, {"mixed": (busy, pool.instances)})
 
 
-def _prefill(manifest: "Manifest", pool: "Pool", cost: StepCost) -> PrefillPool:
+def _prefill(manifest: "Manifest", pool: "Pool", cost: StepCost, workload: Workload) -> PrefillPool:
     """Return the prefill instances; a shared queue counts as dealing to the least load."""
+    context = float(manifest.model.spec.max_position)
     return prefill_pool(
         stacked(cost),
         ranks=pool.degrees.attention_dp,
         budget_tokens=group_budget(pool),
-        longest_prompt=float(manifest.model.spec.max_position),
+        longest_prompt=min(longest_prompt(workload), context),
+        context_tokens=context,
         microbatches=pool.microbatches,
         instances=len(pool.instances),
         policy="round_robin" if manifest.routing.prefill == "round_robin" else "least_load",
     )
 
 
-def _iterations(
-    manifest: "Manifest", pool: "Pool", cost: StepCost, ranks: int, kv_tokens_per_request: float | None = None
-) -> TableArrays:
+def _iterations(pool: "Pool", cost: StepCost, ranks: int, workload: Workload) -> TableArrays:
     return iteration_times(
         stacked(cost),
         ranks=ranks,
         slots=pool.limits.requests_per_dp_rank,
-        kv_tokens_per_request=kv_tokens_per_request or _usual_kv(manifest),
+        kv_tokens_per_request=running_kv_tokens(workload).mean_tokens,
         microbatches=pool.microbatches,
     )

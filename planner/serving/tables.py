@@ -6,16 +6,24 @@ Evaluating a step cost takes tens of microseconds for one load, and a fraction o
 (kernels take the longer of compute and memory traffic), so few knots suffice; a linear cost is met exactly.
 """
 
+import pickle
+from hashlib import blake2b
 from typing import NamedTuple
 
 import numpy as np
 
 from ground.arrays import Floats, distinct
+from ground.identity import Kept
 from planner.loops.arrays import TableArrays
+from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate, evaluate_each, layers_per_stage
 from planner.manifest.terms import StepCost, StepLoad
+from planner.serving.streams import longest_prompt
+from planner.workload import Workload, running_kv_tokens
 
-_SHARES, _LENGTHS, _PREFIXES = 4, 5, (0.0, 1.0, 2.0, 4.0, 16.0)
+LARGEST_BATCH, LARGEST_BUDGET = 4096, 16_384
+"""Batch slots and prompt tokens a step of a DP rank: the most that are tried."""
+_SHARES, _LENGTHS, _LONGER, _PREFIXES = 4, 5, 4, (0.0, 1.0, 2.0, 4.0, 16.0)
 _TOKENS, _TOKENS_OF_SEVERAL = 32, 20
 """Knots along the tokens of a rank; fewer in steps of several ranks, whose table has the most axes."""
 _LEVELS_PER_OCTAVE = 0.5
@@ -32,6 +40,8 @@ class Loads(NamedTuple):
     budget_tokens: float
     """Most prompt tokens of a rank in a step, with pipeline stages in one of the batches in flight."""
     longest_prompt: float
+    context_tokens: float = 0.0
+    """Longest prompt of other traffic, where it is longer: more knots beyond, which change nothing before."""
     most_running: int = 0
     """Most running requests of all ranks together; 0 in prefill."""
     kv_tokens_per_request: float = 0.0
@@ -55,7 +65,7 @@ def step_table(cost: StepCost, loads: Loads) -> TableArrays:
         "levels": _levels(most if loads.budget_tokens else 0),
         "shares": np.geomspace(1 / ranks, 1.0, _SHARES) if ranks > 1 else np.ones(1),
         "tokens": distinct(np.round(np.geomspace(1.0, budget, tokens if loads.budget_tokens else 2))),
-        "lengths": np.geomspace(1.0, max(loads.longest_prompt, 2.0), _LENGTHS),
+        "lengths": _lengths(max(loads.longest_prompt, 2.0), loads.context_tokens),
         "prefixes": np.array(_PREFIXES),
     }
     running = _counts(most)
@@ -83,6 +93,11 @@ def step_table(cost: StepCost, loads: Loads) -> TableArrays:
     )
 
 
+def _lengths(longest: float, context: float) -> Floats:
+    usual = np.geomspace(1.0, longest, _LENGTHS)
+    return usual if context <= longest else np.append(usual, np.geomspace(longest, context, _LONGER)[1:])
+
+
 def _levels(most: int) -> Floats:
     """Numbers of running requests beside which loads with prompts are evaluated."""
     if not most:
@@ -98,6 +113,40 @@ def _counts(most: int) -> Floats:
         return few
     count = 2 + round(_COUNTS_PER_OCTAVE * np.log2(most / _EXACT_COUNTS))
     return distinct(np.append(few, np.round(np.geomspace(_EXACT_COUNTS, most, count))))
+
+
+_TABLES = Kept[TableArrays](most=256)
+"""Step tables by the content of the step cost and by the largest loads."""
+
+
+def aggregated_times(
+    cost: StepCost,
+    workload: Workload,
+    budget_tokens: int,
+    context_tokens: int,
+    microbatches: int,
+    *,
+    longer: bool = False,
+) -> TableArrays:
+    """Return the step table of an aggregated instance, one for all slots and all budgets up to the largest.
+
+    A plan and its simulation interpolate in the same cells: close to saturation 0.2 % of a step is a third of TTFT.
+
+    Args: ``longer``: whether prompts longer than the workload's may come, as of a trace.
+    """
+    ranks, stages = int(cost.attention_groups), int(cost.pipeline_stages)
+    loads = Loads(
+        ranks=ranks,
+        budget_tokens=float(max(budget_tokens, LARGEST_BUDGET)) / stages,
+        longest_prompt=min(longest_prompt(workload), float(context_tokens)),
+        context_tokens=float(context_tokens) if longer else 0.0,
+        most_running=ranks * LARGEST_BATCH,
+        kv_tokens_per_request=running_kv_tokens(workload).mean_tokens,
+        microbatches=microbatches,
+        stages=stages,
+    )
+    # A refusal tries the same rows on many sizes; a digest of the cost takes a twentieth of its table's time.
+    return _TABLES.of((blake2b(pickle.dumps(cost)).digest(), loads), lambda: step_table(stacked(cost), loads))
 
 
 class _Seconds(NamedTuple):

@@ -11,8 +11,9 @@ from ground.errors import BadInput
 from models.loader import load_model
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import ManifestWorkload, PromptKinds
-from planner.plans.expectation import expect, workload_of
+from planner.plans.expectation import expect
 from planner.search.changes.nearest import scaled_prompts
+from planner.serving.deployed import workload_of
 from planner.serving.prompts import prompts_of
 from planner.workload import Workload
 from podplan.offered import read_offered

@@ -14,12 +14,12 @@ from planner.checks.on_trace import held_at
 from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer
 from planner.plans.assemble import assemble
-from planner.plans.expectation import workload_of
 from planner.plans.plan import DisaggregatedPlan
 from planner.question import Pin, Question
 from planner.search.search import search
 from planner.search.sure import rate_with
 from planner.serving.capacity import Limits
+from planner.serving.deployed import workload_of
 from planner.serving.latency import Latency
 from planner.workload import TraceRows
 from tests.plans import small_manifest, small_plan

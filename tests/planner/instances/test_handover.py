@@ -7,9 +7,10 @@ import pytest
 
 from planner.instances.handover import short_answers
 from planner.plans.assemble import assemble
-from planner.plans.expectation import expect, workload_of
+from planner.plans.expectation import expect
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
+from planner.serving.deployed import workload_of
 from podplan.options import QuestionFlags, flags_of
 from podplan.question import read_question
 from runtime.simulate.options import SimulationOptions

@@ -10,11 +10,12 @@ from planner.closed_forms.bulk_lattice import Passes
 from planner.costs.cache import Cache
 from planner.instances.kv_links import MOST_LINK_UTILISATION, KvLinks, LinkSide, Sink, Source, link_state, mean_wait
 from planner.plans.assemble import assemble
-from planner.plans.expectation import expect, workload_of
+from planner.plans.expectation import expect
 from planner.plans.plan import DisaggregatedPlan
 from planner.plans.worked import worked_plan
 from planner.question import Machines, Question
 from planner.search.search import search
+from planner.serving.deployed import workload_of
 from planner.workload import Lengths, Workload
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate

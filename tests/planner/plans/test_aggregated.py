@@ -19,14 +19,16 @@ from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.aggregated_offers import aggregated_offers, bounds_of, largest_room, step_limit
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble import assemble
-from planner.plans.expectation import expect, workload_of
+from planner.plans.expectation import expect
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.changes.refusal import answered
 from planner.search.search import search
 from planner.serving.aggregated import play_aggregated
 from planner.serving.capacity import Limits
+from planner.serving.deployed import step_times, workload_of
 from planner.serving.played import FEW
 from planner.workload import reserved_kv_tokens
+from podplan.offered import LONG_MEASURED
 from podplan.planning import plan as planned
 from tests.questions import small_question
 
@@ -291,6 +293,30 @@ def test_the_manifest_expects_what_the_plan_says() -> None:
     # Where requests wait for slots, rounding decides who gets one.
     assert found.ttft_seconds.mean == pytest.approx(plan.ttft.mean, rel=2e-3)
     assert found.tpot_seconds.p99 == pytest.approx(plan.tpot.p99, rel=1e-4)
+
+
+def test_a_simulation_reads_step_times_off_the_plans_cells() -> None:
+    """Knots of its table differ beyond the workload's longest prompt only."""
+    plan = search(small_question(**{**DENSE, "devices": 1})).best
+    manifest, own = assemble(plan, {"model": "small"}), AggregatedServer(plan.question, plan.mixed.candidate).times
+    found = step_times(manifest, manifest.pools[0], "mixed", manifest.pools[0].step_costs["mixed"].to_step_cost())
+    assert found.lengths[own.lengths.size - 1] == own.lengths[-1] == 512
+    assert found.lengths[-1] == manifest.model.spec.max_position
+    for name, mine in own._asdict().items():
+        theirs = getattr(found, name)
+        if name in ("lengths", "loaded"):
+            theirs = theirs[: mine.size] if name == "lengths" else theirs[..., : own.lengths.size, :]
+        assert np.asarray(theirs) == pytest.approx(np.asarray(mine), rel=1e-9), name
+
+
+@pytest.mark.usefixtures("long_streams")
+def test_a_simulation_is_long_enough_for_what_the_plan_says() -> None:
+    """Close to saturation a batch fills and empties over tens of residences."""
+    found = planned("qwen3-8b", hw="h100", devices=1, isl=512, osl=64, ttft="2s", tpot="50ms", shape="aggregated")
+    run = found.simulate()
+    assert run.measured.requests == LONG_MEASURED
+    assert run.measured.tpot_seconds.mean == pytest.approx(found.manifest().predicted.tpot_seconds.mean, rel=0.01)
+    assert found.simulate(policies=None, each_iteration=True, requests=100).measured.requests == 100
 
 
 def test_rows_of_aggregated_instances() -> None:

@@ -11,11 +11,11 @@ from planner.costs.predict import Configuration, Prediction, predict
 from planner.manifest.document import dump_manifest, parse_manifest, read_manifest
 from planner.manifest.schema import Manifest, Pool
 from planner.plans.assemble import assemble, expert_map
-from planner.plans.expectation import expect, workload_of
+from planner.plans.expectation import expect
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPrefill
 from planner.plans.recorded import expect_alone
-from planner.serving.deployed import separate_pools
+from planner.serving.deployed import separate_pools, workload_of
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import closed_loop, open_loop, with_running

@@ -10,10 +10,11 @@ from planner.checks.deployed import Lost, from_plan, standing
 from planner.checks.manifests import from_manifest
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.plans.assemble import assemble
-from planner.plans.expectation import expect, queued, workload_of
+from planner.plans.expectation import expect, queued
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.question import Encode, Shape
 from planner.search.search import search
+from planner.serving.deployed import workload_of
 from tests.planner.instances.test_encoding import question
 
 

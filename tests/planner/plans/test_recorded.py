@@ -13,7 +13,7 @@ from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble import assemble
 from planner.plans.recorded import expect_recorded, pools_on
 from planner.serving.deployed import play
-from planner.workload import TraceRows, Traffic
+from planner.workload import TraceRows
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
@@ -127,7 +127,7 @@ def test_reuse_takes_no_room_in_steps() -> None:
     manifest, pools = _made(), {}
     for reuse in (False, True):
         trace = _wild(40.0, reuse=reuse)
-        found = pools_on(manifest, Traffic.from_trace(trace).workload)
+        found = pools_on(manifest)
         assert not isinstance(found, str)
         pools[reuse] = play(found, trace)
         assert (pools[reuse].ttft_seconds > 0).all() and pools[reuse].link_utilisation is None
@@ -158,8 +158,7 @@ def test_a_plan_plays_a_trace_as_its_manifest_does() -> None:
     plan = small_answer(model="qwen3-8b", devices=2, lengths=(512.0, 64.0), shape="aggregated").best
     assert isinstance(plan, AggregatedPlan)
     manifest, trace = assemble(plan, {}), _wild(plan.requests_per_second, answer=64.0)
-    traffic = Traffic.from_trace(trace)
-    pools = pools_on(manifest, traffic.workload)
+    pools = pools_on(manifest)
     assert not isinstance(pools, str)
     mine, manifests = play(pools_of(plan), trace), play(pools, trace)
     assert mine.ttft_seconds.mean() == pytest.approx(manifests.ttft_seconds.mean(), rel=0.02)

@@ -18,11 +18,12 @@ from planner.manifest.document import dump_manifest, parse_manifest
 from planner.manifest.schema import Manifest
 from planner.offers.decode_offers import decode_offers
 from planner.plans.assemble import assemble
-from planner.plans.expectation import expect, workload_of
+from planner.plans.expectation import expect
 from planner.plans.plan import Plan
 from planner.plans.recorded import expect_alone
 from planner.question import Question
 from planner.search.search import search
+from planner.serving.deployed import workload_of
 from planner.strategy import check_strategy, format_strategy, parse_strategy
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 from runtime.simulate.run import simulate

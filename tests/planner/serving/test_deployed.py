@@ -8,7 +8,16 @@ import pytest
 from planner.manifest.layout import Degrees
 from planner.serving.aggregated import play_aggregated
 from planner.serving.decode import hand_over, play_separate, within
-from planner.serving.deployed import aggregated_pool, aggregated_served, in_blocks, play, separate_pools, step_times
+from planner.serving.deployed import (
+    aggregated_pool,
+    aggregated_served,
+    in_blocks,
+    play,
+    separate_pools,
+    step_times,
+    workload_of,
+)
+from planner.serving.tables import LARGEST_BATCH, LARGEST_BUDGET
 from planner.workload import TraceRows
 from tests.manifests import cost, manifest
 from tests.planner.serving.costs import stream_of
@@ -51,12 +60,14 @@ def test_whole_answers_are_set_aside_in_blocks() -> None:
     assert POOLS.reserved_tokens(np.array([33.0])).tolist() == [48]
 
 
-@pytest.mark.parametrize(("stated", "tokens"), [(None, 512 + 64 / 2), (3000.0, 3000.0)])
+@pytest.mark.parametrize(("stated", "tokens"), [(None, 512 + 64 / 2), (2968, 2968 + 64 / 2)])
 def test_iterations_are_known_best_at_the_usual_length(stated: float | None, tokens: float) -> None:
-    """That of the workload, half of the answer out, or the one stated."""
-    times = separate_pools(PARTED, (PREFILL, DECODE), kv_tokens_per_request=stated).decode.times
+    """That of the manifest's workload, half of the answer out, or of the one stated."""
+    own = workload_of(PARTED.workload)
+    other = replace(own, input_tokens=replace(own.input_tokens, mean=stated)) if stated else None
+    times = separate_pools(PARTED, (PREFILL, DECODE), workload=other).decode.times
     assert times.usual_kv[1] == pytest.approx(tokens / 8)
-    mine = aggregated_pool(PARTED, DECODE, cost(DECODE.degrees, 2.0), stated)
+    mine = aggregated_pool(PARTED, DECODE, cost(DECODE.degrees, 2.0), other)
     assert mine.times.usual_kv[1] == pytest.approx(tokens / 8)
 
 
@@ -65,7 +76,7 @@ def test_aggregated_limits() -> None:
     found = aggregated_pool(PARTED, DECODE, cost(DECODE.degrees, 2.0))
     assert (found.ranks, found.budget_tokens, found.slots, found.capacity_tokens) == (8, 2048, 8, 100_000)
     assert (found.queries, found.acceptance, found.instances, found.policy) == (2, 0.7, 3, "least_load")
-    assert found.times.tokens[-1] == 2048 and found.times.running[-1] == 64
+    assert found.times.tokens[-1] == LARGEST_BUDGET and found.times.running[-1] == 8 * LARGEST_BATCH
     assert found.times.lengths[-1] == PARTED.model.spec.max_position == 4096
     assert found.charged is not None and found.charged(np.array([17.0])).tolist() == [32]
     assert aggregated_pool(PARTED, DECODE, times=found.times).times is found.times
@@ -80,7 +91,7 @@ def test_step_times_are_those_of_each_phase() -> None:
     assert {phase: (each.tokens[-1], each.running[-1]) for phase, each in tables.items()} == {
         "prefill": (2048, 1),
         "decode": (2, 64),
-        "mixed": (2048, 64),
+        "mixed": (LARGEST_BUDGET, 8 * LARGEST_BATCH),
     }
 
 
