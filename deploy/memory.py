@@ -79,7 +79,7 @@ def dispatched(engine: str, role: RolePlan) -> int:
 
 def symmetric_gibibytes(engine: str, role: RolePlan) -> int:
     """Return NVSHMEM's symmetric heap in GiB that DeepEP's buffer needs, 0 where it has none."""
-    low = 0.0 if role.accelerator == "ascend" else low_latency_bytes(holding(engine, role))
+    low = low_latency_bytes(holding(engine, role))
     return math.ceil(low / GIBI) + SYMMETRIC_ROOM_GIBIBYTES if low else 0
 
 

@@ -12,17 +12,17 @@ from deploy.guide import guide
 from deploy.hosts import host_files
 from deploy.inventory import Inventory, read_inventory
 from deploy.kubernetes.files import sheets, written
-from deploy.memory import dispatched, exchanges
+from deploy.memory import holding
 from deploy.proof import Load, benchmark, load_of, smoke
 from deploy.reading.check import check_round_trip
 from deploy.roles import RolePlan, read_roles
 from deploy.site import Site
 from ground.errors import BadInput, Fault, Infeasible
 from planner.engines.loader import generation_of, load_orchestrator
+from planner.engines.memory import MOST_DISPATCHED, most_carried
 from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.schema import Manifest
 
-MOST_DISPATCHED = 1024  # by the counters of DeepEP's kernels, FINISHED_SUM_TAG
 SAFE_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}")
 NO_ENCODERS: dict[PlatformKind, str] = {
     "dynamo": "Dynamo's encode worker encodes each request by itself on one device (ai-dynamo 1.6.1: "
@@ -174,13 +174,11 @@ def _check_machines(target: Target) -> None:
                 f"--engine: images, resources, labels and rank tables are known here for {KNOWN[role.accelerator]}, "
                 f"not for {title} (machine); plan, execute and simulate take it, deploy does not"
             )
-        deepep = target.profile.engine in ("vllm", "sglang") and exchanges(role)
-        tokens = dispatched(target.profile.engine, role) if deepep and role.role != "prefill" else 0
-        if tokens > MOST_DISPATCHED:
+        if role.sequences > (most := most_carried(holding(target.profile.engine, role))):
             raise Infeasible(
                 f"--engine: the low-latency exchange of the {role.name} pool carries at most {MOST_DISPATCHED} tokens "
-                f"of a rank (DeepEP: csrc/kernels/internode_ll.cu), and {role.sequences} requests bring {tokens}; plan "
-                f"with --batch {MOST_DISPATCHED // role.draft_window} or fewer"
+                f"of a rank (DeepEP: csrc/kernels/internode_ll.cu), and {role.sequences} requests bring "
+                f"{role.sequences * role.draft_window}; plan with --batch {most:g} or fewer"
             )
         target.memory(role)  # which MindIE's files do not tell, but without room for a request no engine serves
 

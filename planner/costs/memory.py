@@ -18,7 +18,7 @@ from planner.costs.cache import device_cache
 from planner.costs.deployment import Deployment, shared_split
 from planner.costs.roofline import exchange_fit, message_bytes
 from planner.engines.loader import accelerator_of, on_pcie
-from planner.engines.memory import Holding, kept_bytes, prefill_prompts
+from planner.engines.memory import Holding, kept_bytes, most_carried, prefill_prompts
 from planner.engines.spec import EngineProfile
 from planner.manifest.terms import Number
 
@@ -108,6 +108,12 @@ def _holding(deployment: Deployment, profile: EngineProfile, sequences: Number, 
         window=deployment.queries,
         tokens=tokens * strategy.pp,
     )
+
+
+def carried_requests(deployment: Deployment) -> Number:
+    """Return the most requests of a DP rank that the engine's exchange of experts carries, infinite without a bound."""
+    profile = deployment.profile
+    return np.inf if profile is None else most_carried(_holding(deployment, profile, 1.0, 1.0))
 
 
 def expert_device_memory(deployment: Deployment, tokens: Number) -> Memory | None:

@@ -43,6 +43,7 @@ A2_GATHERING = ("vllm-ascend", "mindie")  # MindIE: mindie_llm/runtime/layers/fu
 A2_LEAST_EP, A2_MOST_EXPERTS_PER_DEVICE = 16, 24  # vLLM-Ascend: of MC2 on A2
 A2_MOST_TOKENS = 256  # of a device: CANN's ops-transformer at bfbbec83, moe_distribute_dispatch_v2_tiling.cpp
 HCCL_DEFAULT_MEBIBYTES = 200
+MOST_DISPATCHED = 1024  # DeepEP's low-latency kernels, of a rank, by their counters: csrc/kernels/internode_ll.cu
 VLLM_DEEPEP_BYTES = GIBI  # VLLM_DEEPEP_BUFFER_SIZE_MB, of NVLink and of RDMA
 TRTLLM_EXCHANGE_BYTES = 2 * GIBI  # its workspace of one-sided NVLink
 DEFAULT_DISPATCH_TOKENS = 128  # SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK
@@ -207,11 +208,20 @@ def hccl_mebibytes(held: Holding) -> Number:
     return needed * held.exchanges + HCCL_DEFAULT_MEBIBYTES * np.logical_not(held.exchanges)
 
 
+def low_latency(held: Holding) -> Number:
+    """Whether DeepEP's low-latency kernels exchange a role's experts, as on GPUs where prompts are not alone."""
+    able = held.role != "prefill" and held.engine in ("vllm", "sglang") and held.accelerator != "ascend"
+    return np.multiply(held.exchanges, able)
+
+
+def most_carried(held: Holding) -> Number:
+    """Return the most requests of a DP rank whose tokens the exchange carries; infinite where it has no bound."""
+    return np.where(low_latency(held), MOST_DISPATCHED // held.window, np.inf)
+
+
 def low_latency_bytes(held: Holding) -> Number:
     """Return DeepEP's low-latency buffer of a role on GPUs, 0 where it uses none."""
-    if held.role == "prefill" or held.engine not in ("vllm", "sglang"):
-        return 0.0
-    return deepep_low_latency_bytes(dispatch_tokens(held), held.hidden, held.slots) * held.exchanges
+    return deepep_low_latency_bytes(dispatch_tokens(held), held.hidden, held.slots) * low_latency(held)
 
 
 def exchange_bytes(held: Holding) -> Number:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, causal_pairs, decode_load
-from planner.costs.memory import Memory, expert_device_memory, memory
+from planner.costs.memory import Memory, carried_requests, expert_device_memory, memory
 from planner.instances.brackets import largest
 from planner.instances.space import Group, Row
 from planner.manifest.stacks import taken
@@ -113,7 +113,9 @@ def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, mic
 
 
 def largest_room(group: Group, microbatches: int, kv: KvLoad) -> NDArray[np.float64]:
-    """Return the largest batch that memory holds, [rows]; below the least batch where memory does not hold that."""
+    """Return the largest batch that memory and the exchange of experts hold, [rows]; below the least where they do not
+    hold that.
+    """
     deployment = group.deployment
     least = least_batch(group, microbatches)
     capacity = deployment.hardware.device.memory_bytes.value
@@ -121,7 +123,8 @@ def largest_room(group: Group, microbatches: int, kv: KvLoad) -> NDArray[np.floa
     def used(batch: Number) -> Number:
         return decode_memory_used(deployment, batch, kv)
 
-    return largest(used, capacity, least, np.full(least.shape, float(LARGEST_BATCH)))
+    most = np.minimum(float(LARGEST_BATCH), carried_requests(deployment))
+    return largest(used, capacity, least, np.broadcast_to(most, least.shape))
 
 
 def least_batch(group: Group, microbatches: int) -> NDArray[np.float64]:
@@ -282,7 +285,7 @@ def aggregated_room(
         held, tokens = total_kv_tokens(kv, batch, MEMORY_DEVIATIONS), budget_tokens / deployment.strategy.pp
         return memory(deployment, kv_tokens=held, sequences=batch, tokens=tokens).used
 
-    return largest(used, capacity, np.ones_like(most), most)
+    return largest(used, capacity, np.ones_like(most), np.minimum(most, carried_requests(deployment)))
 
 
 def most_held(budget_tokens: NDArray[np.float64], drafts: NDArray[np.int64], stages: Number) -> NDArray[np.float64]:

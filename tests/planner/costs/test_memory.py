@@ -12,6 +12,7 @@ from planner.costs.memory import (
     NORMAL_EXCHANGE_BUFFER_BYTES,
     activation_bytes,
     buffer_bytes,
+    carried_requests,
     memory,
     weight_bytes,
 )
@@ -66,6 +67,19 @@ def test_prefill_holds_the_layer_that_drafts_in_decode(engine: str | None, layer
     assert weight_bytes(beside) == weight_bytes(drafting if layers else plain)
     assert device_cache(beside).token_bytes - device_cache(plain).token_bytes == layers * 576 * 2
     assert beside.queries == plain.queries == 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "reference"])
+@pytest.mark.parametrize("drafts", [0, 1])
+def test_deepep_carries_a_thousand_tokens_of_a_rank(engine: str, drafts: int):
+    """internode_ll.cu counts up to 1,024: with a draft 512 requests; prompts, one rank and other engines are free."""
+    shape = {"attention_dp": 8, "moe_ep": 8, "drafts": drafts, "engine": engine}
+    bound = 1024 / (1 + drafts) if engine in ("vllm", "sglang") else np.inf
+    assert carried_requests(instance("deepseek-r1", "h200", "decode", "fp8", **shape)) == bound
+    mixed = instance("deepseek-r1", "h200", "mixed", "fp8", **shape)
+    assert carried_requests(mixed) == (bound if engine == "sglang" else np.inf)  # vLLM gathers there
+    alone = instance("deepseek-r1", "h200", "decode", "fp8", **shape | {"attention_dp": 1, "attention_tp": 8})
+    assert carried_requests(alone) == np.inf
 
 
 def test_expert_parallel_weights_sum_to_the_parameters():
