@@ -22,7 +22,7 @@ from planner.serving.prefill import PrefillRun
 from planner.serving.streams import Stream
 from runtime.simulate.engine import NEVER, generator
 from runtime.simulate.ledger import Ledger, Measured, Outcomes
-from runtime.simulate.metrics import Ran, SimulationResult, result_of
+from runtime.simulate.metrics import Ran, SimulationResult, Spent, result_of
 from runtime.simulate.observe import Observer, Occupancy
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.placement import TOO_LONG
@@ -95,9 +95,9 @@ class _Direct:
         drawn = generator(options.seed, "drafts")
         self._iterations = IterationCounts(self._answering.mtp, options.mtp == "expected", drawn)
         self._alive = Alive()
-        self._busy: list[dict[str, float]] = []
-        self._occupancy = Occupancy()
-        self._waited = self._sent = self._last = 0.0
+        self._marks: list[Spent] = []
+        self._occupancy = Occupancy(ledger.window)
+        self._waited = self._sent = 0.0
         self._transfers = 0
         self._begin(manifest)
 
@@ -114,23 +114,23 @@ class _Direct:
             self._ledger.arrive_all(self._alive.rows(numbers)["arrival"])
             self._play(part, numbers, until)
             if until in marks:
-                self._busy.append(self._busy_seconds(until))
-        self._busy += [self._busy_seconds(np.inf)] * (1 + len(marks) - len(self._busy))
+                self._marks.append(self._spent(until))
+        self._marks += [self._spent(np.inf)] * (1 + len(marks) - len(self._marks))
         wall = time.perf_counter() - started
         window = Measured(options.warmup_seconds, min(options.measured_until_seconds, self._ledger.last_seconds))
         instances: dict[str, int] = {pool.role: len(pool.instances) for pool in self._pools}
-        return result_of(self._ledger, self._ran(), instances, self._busy, window, wall)
+        devices: dict[str, int] = {pool.role: len(pool.instances) * pool.devices_per_instance for pool in self._pools}
+        links = devices if self._sent else {}
+        return result_of(self._ledger, self._ran(), instances, links, self._marks, window, wall)
+
+    def _spent(self, until: float) -> Spent:
+        return Spent(self._busy_seconds(until), self._sent, self._waited, self._transfers)
 
     def _ran(self) -> Ran:
-        devices = {pool.role: len(pool.instances) * pool.devices_per_instance for pool in self._pools}
-        links = devices if self._sent else {}
         return Ran(
             steps=self._steps(),
             occupancy=self._occupancy.means(),
             expert_imbalance={role: float(cost.balance) for role, cost in self._costs.items() if cost.experts},
-            transfer_wait_seconds=self._waited,
-            mean_transfer_wait_seconds=self._waited / self._transfers if self._transfers else 0.0,
-            link_utilisation={role: self._sent / (count * self._last) for role, count in links.items() if self._last},
             events=sum(self._steps().values()),
         )
 
@@ -212,7 +212,6 @@ class _Separate(_Direct):
         self._waited += float(gone.link_wait_seconds[crossed].sum())
         self._sent += float(self._held(rows["inputs"][crossed]).sum()) * self._width
         self._transfers += int(crossed.sum())
-        self._last = max(self._last, float(gone.there_seconds.max(initial=0.0)))
         self._leave(gone.number, gone.left_seconds)
         self._sample(min(until, self._ledger.last_seconds), *self._decode.reserved())
 

@@ -43,7 +43,7 @@ class Ledger:
     """Counts and latencies of a run. In the window: requests = completed + failed + running."""
 
     def __init__(self, limits: ServiceLevels, window: Measured) -> None:
-        self._limits, self._window = limits, window
+        self._limits, self.window = limits, window
         self.arrived = self.completed = self.failed = 0
         self.offered = self.offered_completed = self.offered_failed = 0
         self.offline_offered = self.offline_completed = 0
@@ -73,12 +73,12 @@ class Ledger:
             self.offline_offered += 1
             return
         self.online += 1
-        if self._window.start_seconds <= request.arrival <= self._window.end_seconds:
+        if self.window.start_seconds <= request.arrival <= self.window.end_seconds:
             self.offered += 1
 
     def arrive_all(self, arrivals: Floats) -> None:
         """Note requests that enter the system, by their arrivals."""
-        start, end = self._window
+        start, end = self.window
         self.arrived += arrivals.size
         self.offered += int(((arrivals >= start) & (arrivals <= end)).sum())
 
@@ -129,7 +129,7 @@ class Ledger:
         if len(self._rows) >= _AT_ONCE:
             self.flush()
         if request.offline:
-            counted = completed and self._window.start_seconds <= seconds <= self._window.end_seconds
+            counted = completed and self.window.start_seconds <= seconds <= self.window.end_seconds
             self.offline_tokens += request.outputs if counted else 0
         else:
             self.online -= 1
@@ -149,7 +149,7 @@ class Ledger:
             self.on_outcomes(outcomes)
 
     def _count(self, done: Outcomes) -> None:
-        start, end = self._window
+        start, end = self.window
         online = ~done.offline
         offered = (done.arrival >= start) & (done.arrival <= end)
         finished = done.completed & (done.end >= start) & (done.end <= end)

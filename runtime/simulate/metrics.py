@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 from planner.manifest.schema import Statistics
 from runtime.simulate.decode import DecodeInstance
@@ -12,20 +13,28 @@ from runtime.simulate.quantiles import BatchMeans, interval
 from runtime.simulate.system import System
 
 
+class Spent(NamedTuple):
+    """Seconds of a run up to a time; KV that crosses links counts when it is sent."""
+
+    busy_seconds: dict[str, float]
+    """Of steps, by role, summed over instances."""
+    link_seconds: float = 0.0
+    """Carrying KV, summed over links."""
+    waited_seconds: float = 0.0
+    """Of KV for its links, summed over transfers."""
+    transfers: float = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
     """What a run tells beside its requests, however it was made; by role where it is a mapping.
 
-    Waits for KV links and their ``link_utilisation``, the share of all links of a role's devices that carry KV, are of
-    the whole run. ``occupancy`` is over time: KV and slots set aside in decode over all there are, and the fullest
-    rank's KV over the mean one.
+    ``occupancy`` is over time: KV and slots set aside in decode over all there are, and the fullest rank's KV over the
+    mean one.
     """
 
     occupancy: dict[str, float] | None
     expert_imbalance: dict[str, float]
-    transfer_wait_seconds: float
-    mean_transfer_wait_seconds: float
-    link_utilisation: dict[str, float]
     steps: dict[str, int]
     events: int
     ssd_hit_share: float = 0.0
@@ -60,6 +69,10 @@ class SimulationResult(Ran):
     slo_attainment: float
     goodput_requests_per_second: float
     utilisation: dict[str, float]
+    transfer_wait_seconds: float
+    mean_transfer_wait_seconds: float
+    link_utilisation: dict[str, float]
+    """Share of all links of a role's devices that carry KV."""
     confidence: dict[str, float]
     prefix_hit_share: float
     failures: dict[str, int]
@@ -78,14 +91,11 @@ class SimulationResult(Ran):
 
 def ran_of(system: System, watcher: Watcher, *, faults: Mapping[str, int], changes: dict[str, float]) -> Ran:
     """Return what a run of the event engine tells beside its requests."""
-    cache, links = system.shared.cache, system.links
+    cache = system.shared.cache
     return Ran(
         steps={role: sum(part.steps for part in parts) for role, parts in watcher.groups().items()},
         occupancy=watcher.occupancy.means(),
         expert_imbalance=_expert_imbalance(system),
-        transfer_wait_seconds=links.waited_seconds if links else 0.0,
-        mean_transfer_wait_seconds=links.waited_seconds / links.transfers if links and links.transfers else 0.0,
-        link_utilisation=_link_utilisation(system),
         events=system.shared.engine.events,
         ssd_hit_share=cache.ssd_hit_tokens / cache.asked_tokens if cache.asked_tokens else 0.0,
         faults=dict(sorted(faults.items())),
@@ -98,7 +108,8 @@ def result_of(
     ledger: Ledger,
     ran: Ran,
     instances: Mapping[str, int],
-    busy: list[dict[str, float]],
+    link_devices: Mapping[str, int],
+    marks: Sequence[Spent],
     window: Measured,
     wall_seconds: float,
 ) -> SimulationResult:
@@ -107,11 +118,12 @@ def result_of(
     A rate counts completions whenever their requests arrived: while a system fills up or falls behind it differs
     from the arrivals.
 
-    Args: ``busy`` seconds of the ``instances`` of each role at the ends of warm-up, window and run.
+    Args: ``marks`` at the ends of warm-up, window and run; devices with KV links, by role.
     """
     latencies = ledger.latencies
     seconds = max(window.end_seconds - window.start_seconds, 0.0)
     per_second = 1.0 / seconds if seconds > 0 else 0.0
+    spent = _spent_within(marks, window.start_seconds > 0)
     offered, done, failed = ledger.offered, ledger.offered_completed, ledger.offered_failed
     return SimulationResult(
         **{each.name: getattr(ran, each.name) for each in fields(Ran)},
@@ -128,7 +140,10 @@ def result_of(
         queueing_seconds=latencies["queueing"].statistics(),
         slo_attainment=ledger.attained / offered if offered else 0.0,
         goodput_requests_per_second=ledger.good * per_second,
-        utilisation=_utilisation(instances, busy, window.start_seconds > 0, seconds),
+        utilisation={role: spent.busy_seconds[role] / count * per_second for role, count in instances.items()},
+        transfer_wait_seconds=spent.waited_seconds,
+        mean_transfer_wait_seconds=spent.waited_seconds / spent.transfers if spent.transfers else 0.0,
+        link_utilisation={role: spent.link_seconds / count * per_second for role, count in link_devices.items()},
         confidence={
             name: found[1]
             for name in ledger.batches.names
@@ -143,27 +158,27 @@ def result_of(
     )
 
 
-def _utilisation(
-    instances: Mapping[str, int], busy: list[dict[str, float]], warm: bool, seconds: float
-) -> dict[str, float]:
-    """Return busy time over time in the window, mean over the instances of a role."""
-    end = busy[1] if len(busy) > 2 else busy[-1]
-    start = busy[0] if len(busy) > 1 and warm else dict.fromkeys(end, 0.0)
-    if len(busy) == 2 and not warm:
-        end = busy[0]
-    return {
-        role: (end[role] - start[role]) / (count * seconds) if seconds > 0 else 0.0 for role, count in instances.items()
-    }
+def _spent_within(marks: Sequence[Spent], warm: bool) -> Spent:
+    """Return what was spent in the window."""
+    end = marks[1] if len(marks) > 2 else marks[-1]
+    if len(marks) == 2 and not warm:
+        end = marks[0]
+    if len(marks) == 1 or not warm:
+        return end
+    busy, *sums = marks[0]
+    return Spent(
+        {role: seconds - busy.get(role, 0.0) for role, seconds in end.busy_seconds.items()},
+        *(last - first for last, first in zip(end[1:], sums, strict=True)),
+    )
 
 
-def _link_utilisation(system: System) -> dict[str, float]:
-    """Return the share of time up to the last transfer in which a role's links carry KV, mean over its devices."""
+def link_devices(system: System) -> dict[str, int]:
+    """Return the devices of each role with KV links; none where no KV has crossed."""
     if system.links is None or not system.links.transfers:
         return {}
-    seconds = system.links.last_seconds
     parts: dict[str, Sequence[PrefillInstance | DecodeInstance]] = {"prefill": system.prefill, "decode": system.decode}
     devices = {role: sum(part.ranks * part.rank_devices for part in own) for role, own in parts.items()}
-    return {role: system.links.link_seconds / (count * seconds) for role, count in devices.items() if count}
+    return {role: count for role, count in devices.items() if count}
 
 
 def _expert_imbalance(system: System) -> dict[str, float]:

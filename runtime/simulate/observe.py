@@ -8,7 +8,7 @@ import numpy as np
 
 from ground.errors import BadInput
 from ground.units import MICRO
-from runtime.simulate.ledger import Outcomes, latencies
+from runtime.simulate.ledger import Measured, Outcomes, latencies
 from runtime.simulate.system import Part, System
 
 MOST_SPANS = 2_000_000
@@ -129,20 +129,22 @@ def _cell(value: float) -> str:
 
 
 class Occupancy:
-    """Averages over time of how full the ranks that answer are, and the most KV."""
+    """Averages over the measured time of how full the ranks that answer are, and the most KV."""
 
-    def __init__(self) -> None:
-        self._sums, self._last, self._peak_kv = np.zeros(4), 0.0, 0.0
+    def __init__(self, window: Measured) -> None:
+        self._window, self._sums, self._last, self._peak_kv = window, np.zeros(4), 0.0, 0.0
 
     def add(self, now: float, kv: float, slots: float, imbalance: float) -> float:
         """Take shares of KV and slots and the fullest rank over the mean as those since the last sample.
 
         Returns the seconds since then.
         """
-        seconds, self._last = now - self._last, now
-        self._sums += seconds * np.array([1.0, kv, slots, imbalance])
-        self._peak_kv = max(self._peak_kv, kv)
-        return seconds
+        (start, end), before, self._last = self._window, self._last, now
+        seconds = min(now, end) - max(before, start)
+        if seconds > 0:
+            self._sums += seconds * np.array([1.0, kv, slots, imbalance])
+            self._peak_kv = max(self._peak_kv, kv)
+        return now - before
 
     def means(self) -> dict[str, float] | None:
         """Return the averages by name; None where a run was too short for a sample."""
@@ -161,7 +163,7 @@ class Watcher:
         self._fixed = observer.series_seconds if observer is not None and observer.wants_series else None
         self._period = 0.05 if self._fixed is None else self._fixed
         self._samples = 0
-        self.occupancy = Occupancy()
+        self.occupancy = Occupancy(system.shared.ledger.window)
         self._busy: dict[str, float] = {}
 
     def begin(self) -> None:

@@ -18,7 +18,7 @@ from runtime.simulate.direct import Blocked, plain, run_direct
 from runtime.simulate.engine import ARRIVAL, COMPLETION, NEVER, EventEngine
 from runtime.simulate.faults import Faults
 from runtime.simulate.ledger import Ledger, Measured
-from runtime.simulate.metrics import SimulationResult, ran_of, result_of
+from runtime.simulate.metrics import SimulationResult, Spent, link_devices, ran_of, result_of
 from runtime.simulate.observe import Observer, Watcher
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.placement import RankSlots
@@ -94,7 +94,7 @@ class _Run:
         self._migration = None if migrating is None else MigrationRun(migrating, self._standby, engine)
         self._scaler = None if rule is None else Autoscaler(rule, self._system, self._standby)
         ledger.on_leave = self._feed.left
-        self._idle: tuple[float, dict[str, float], int] | None = None
+        self._idle: tuple[float, Spent, int] | None = None
         if options.offline is not None and options.measured_until_seconds == NEVER:
             ledger.on_idle = self._mark
         if observer is not None:
@@ -110,10 +110,10 @@ class _Run:
     def result(self) -> SimulationResult:
         """Run to the end and summarise."""
         options, engine, ledger = self._options, self._shared.engine, self._shared.ledger
-        marks: list[dict[str, float]] = []
+        marks: list[Spent] = []
         for seconds in (options.warmup_seconds, options.measured_until_seconds):
             if 0 < seconds < NEVER:
-                engine.at(seconds, COMPLETION, lambda _: marks.append(self._watcher.busy_seconds()))
+                engine.at(seconds, COMPLETION, lambda _: marks.append(self._spent()))
         started = time.perf_counter()
         collecting = gc.isenabled()
         gc.disable()  # nothing here is cyclic, and scanning tens of thousands of requests again and again is slow
@@ -131,20 +131,25 @@ class _Run:
         last = options.until_seconds if options.until_seconds < NEVER else ended
         end = min(options.measured_until_seconds, last)
         if self._idle is not None and not ledger.online:
-            end, busy, ledger.offline_tokens = self._idle
-            marks.append(busy)
+            end, spent, ledger.offline_tokens = self._idle
+            marks.append(spent)
         else:
-            marks.append(self._watcher.busy_seconds())
+            marks.append(self._spent())
         if self._observer is not None:
             self._observer.close()
         faults, changes = self._faults.begun, self._changes(end)
         ran = ran_of(self._system, self._watcher, faults=faults, changes=changes)
         instances = {role: len({each.name for each in parts}) for role, parts in self._watcher.groups().items()}
-        return result_of(ledger, ran, instances, marks, Measured(options.warmup_seconds, end), wall)
+        window, links = Measured(options.warmup_seconds, end), link_devices(self._system)
+        return result_of(ledger, ran, instances, links, marks, window, wall)
+
+    def _spent(self) -> Spent:
+        busy, links = self._watcher.busy_seconds(), self._system.links
+        return Spent(busy, links.link_seconds, links.waited_seconds, links.transfers) if links else Spent(busy)
 
     def _mark(self) -> None:
         """Note what offline requests came to by now: what is measured ends with the last online request."""
-        self._idle = self._shared.engine.now_seconds, self._watcher.busy_seconds(), self._shared.ledger.offline_tokens
+        self._idle = self._shared.engine.now_seconds, self._spent(), self._shared.ledger.offline_tokens
 
     def _changes(self, end: float) -> dict[str, float]:
         """Return what came of a migration or an autoscaler; nothing without one."""

@@ -23,7 +23,6 @@ class LinkQueues:
         self._blocked: dict[str, float] = {}
         self.link_seconds = 0.0
         self.transfers = 0
-        self.last_seconds = 0.0
         self.waited_seconds = 0.0
 
     def block(self, name: str, until_seconds: float) -> None:
@@ -61,5 +60,4 @@ class LinkQueues:
         self.link_seconds += seconds * links
         self.transfers += 1
         self.waited_seconds += start - now
-        self.last_seconds = max(self.last_seconds, start + seconds)
         return start + seconds + self._latency_seconds

@@ -85,7 +85,9 @@ def test_sessions_are_planned_and_simulated_alike() -> None:
     manifest = podplan.plan("qwen3-8b", cache="ub=10TB", **asked).manifest()
     assert manifest.workload.prompt_kinds is not None and manifest.workload.sessions is not None
     assert manifest.workload.prefix_reuse == pytest.approx((1152 + 2304 + 3584) / 11200, abs=1e-3)
-    played = podplan.simulate(manifest, requests=2000).to_dict()
+    played = podplan.simulate(manifest, requests=4000).to_dict()
+    for role, share in played["predicted"]["link_utilisation"].items():  # of the window: the ramp before it is as long
+        assert played["link_utilisation"][role] == pytest.approx(share, rel=0.08)
     assert played["prefix_hit_share"] == pytest.approx(manifest.workload.prefix_reuse, abs=0.03)
     assert played["ttft_seconds"]["mean"] == pytest.approx(played["predicted"]["ttft_seconds"]["mean"], rel=0.25)
 

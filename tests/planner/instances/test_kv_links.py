@@ -171,7 +171,7 @@ def test_slow_links_against_the_runtime(answer: float, share: float, close: floa
         stream = open_loop(manifest.workload, rate, 40_000)
     else:
         stream = with_running(open_loop(manifest.workload, rate, 30_000), round(rate * plan.tpot.mean * answer))
-    found = simulate(manifest, stream, SimulationOptions())
+    found = simulate(manifest, stream, SimulationOptions(measured_until_seconds=float(stream.arrival_seconds[-1])))
     assert told.mean_transfer_wait_seconds == pytest.approx(found.mean_transfer_wait_seconds, rel=close)
     assert told.link_utilisation == pytest.approx(found.link_utilisation, rel=0.03)
     assert told.tpot_seconds.mean == pytest.approx(found.tpot_seconds.mean, rel=0.05)

@@ -45,6 +45,22 @@ def test_latencies_are_those_of_the_event_engine(prefill: str, decode: str, monk
         assert direct["utilisation"][role] == pytest.approx(share, abs=0.02)  # type: ignore[index]
 
 
+def test_links_and_room_are_measured_in_the_window_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten idle minutes before the first request change nothing, in the compiled loops and in the event engine."""
+    made = manifest(prefill=2, decode=2)
+    requests = open_loop(made.workload, 60.0, COUNT)
+    later = replace(requests, arrival_seconds=requests.arrival_seconds + 600)
+    plain = event_engine.plain
+    for chosen in (plain, lambda *_: False):
+        monkeypatch.setattr(event_engine, "plain", chosen)
+        now = event_engine.simulate(made, requests, SimulationOptions())
+        then = event_engine.simulate(made, later, SimulationOptions(warmup_seconds=600.0))
+        assert then.link_utilisation == pytest.approx(now.link_utilisation, rel=1e-6)
+        assert now.occupancy is not None and then.occupancy is not None
+        assert then.occupancy["slots"] == pytest.approx(now.occupancy["slots"], rel=0.2)  # of few samples
+        assert then.mean_transfer_wait_seconds == pytest.approx(now.mean_transfer_wait_seconds, rel=0.01)
+
+
 @pytest.mark.parametrize("engine", ["reference", "vllm", "sglang"])
 @pytest.mark.parametrize(
     ("prefill", "chunks", "ranks", "capacity"),
