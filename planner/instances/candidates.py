@@ -88,6 +88,10 @@ class IterationTime:
         return replace(self, cost=taken(self.cost, rows), deviations=spread)
 
 
+MOST_TURNS = 800_000_000
+"""Turns of batches, of about 25 ns, that the searches of a question play before they end."""
+
+
 @dataclass(slots=True)
 class Count:
     """What a search has done so far."""
@@ -96,6 +100,17 @@ class Count:
     """Candidates costed."""
     turns: int = 0
     """Turns of batches that were played, and what else took as long."""
+    end: int = MOST_TURNS
+    """Turns after which the search ends with the best choice so far."""
+
+    @property
+    def long(self) -> bool:
+        """Whether the search has taken so long that it ends."""
+        return self.turns > self.end
+
+    def allow(self, begun: int, searches: int) -> None:
+        """Allow the next of so many searches its share of what is left of ``MOST_TURNS``, counted from ``begun``."""
+        self.end = self.turns + max(begun + MOST_TURNS - self.turns, 0) // searches
 
 
 def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, microbatches: int) -> Number:

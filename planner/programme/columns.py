@@ -173,6 +173,15 @@ class Side:
         self._stairs.clear()
         return True
 
+    def forgo(self, column: int) -> bool:
+        """Guess that a column's offer carries nothing if no requests were played for it; return whether it was so."""
+        offer = int(self.offer[column])
+        if self.exact[column] or self._estimated[offer] or not self.guess[column]:
+            return False
+        self.guess[(self.offer == offer) & ~self.exact] = 0.0
+        self._stairs.clear()
+        return True
+
     def carries(self, column: int, wanted: float) -> bool:
         """Return whether a column carries ``wanted``; if not, bound it below."""
         offer, left = int(self.offer[column]), int(self.left[column])

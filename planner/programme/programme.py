@@ -26,8 +26,6 @@ from planner.objective import LEAST_PART, Aim, Incumbent
 from planner.programme.columns import BELOW, RELATIVE, Pick, Picks, Rates, Side, Way
 from planner.programme.routes import Routes
 
-MOST_TURNS = 1_500_000_000
-"""Turns of batches, of about 20 ns, that a search plays before it ends with the best choice so far."""
 MOST_ROUTES = 2_000_000
 """Most routes that are compared; more would take too long."""
 
@@ -205,7 +203,12 @@ class Programme:
             known = self._exactly(known)
 
     def _estimated(self, picks: Picks, known: float) -> bool:
-        """Guess the rates of chosen columns from few played requests; return whether guesses have changed."""
+        """Guess the rates of chosen columns from few played requests; return whether guesses have changed.
+
+        In a long search, what was not played is not chosen any more.
+        """
+        if self.count.long:
+            return any([side.forgo(column) for side, column in self.picked(picks)])
         most = self.aim.devices
         return any([side.estimate(column, most[side.machines.budget], known) for side, column in self.picked(picks)])
 
@@ -214,13 +217,12 @@ class Programme:
 
         A queue is solved only if the best choice at current bounds needs it, and only until it is known whether that
         choice beats the incumbent. The first incumbent is the likely best choice, or ``least_rate`` where something
-        else carries that. Where the rate is maximised, the best solved choice is returned after ``MOST_TURNS``.
+        else carries that. A long search (``Count``) ends with the best solved choice, where there is one.
         """
         if self.aim.goal.timed:
             while (choice := self.best()) is not None and not time_open(self.picked(choice)):
                 pass
             return choice
-        end = self.count.turns + MOST_TURNS
         found = self.likely() if not least_rate else None
         known = self.carried(found) if found is not None and self.aim.goal.maximised else least_rate
         raced = not least_rate or not self.aim.goal.maximised
@@ -228,7 +230,7 @@ class Programme:
             choice = self.best(known * (1 - BELOW), "bound")
             if choice is None:
                 return None
-            if self.count.turns > end and self.aim.goal.maximised and (solved := self.best(known, "exact")):
+            if self.count.long and (solved := self.best(known, "exact")):
                 if opened(self.picked(choice)):
                     self.unproven.append(solved)
                 return solved

@@ -253,6 +253,11 @@ class Bound(NamedTuple):
         """The objective that is bounded."""
         return OBJECTIVES[self.objective]
 
+    @property
+    def reached(self) -> float:
+        """The plan's own value."""
+        return self.value / (1 + self.gap if self.goal.maximised else 1 - self.gap)
+
     def of_plan(self, value: float) -> "Bound":
         """Return the bound beside a plan's own value; a value better than the bound becomes the bound."""
         best = self.goal.best_bound([self.value, value])
@@ -295,7 +300,7 @@ def proven(programme: Programme, picks: Picks, models: Sequence[str], left_out: 
 
 
 def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -> Bound | None:
-    """Return the bound of the best of several engines or number formats that were each proven.
+    """Return the bound of the best of several engines or number formats, each with a bound of its own.
 
     They share columns and solved queues; pruned alternatives of the others are not listed.
     """
@@ -303,7 +308,9 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
         return best
     covered = f"each of {len(parts)} engines and number formats: of the chosen one {best.covers}"
     value = best.goal.best_bound([part.value for part in parts])
-    return best._replace(value=value, covers=covered, queues_solved=queues_solved).of_plan(best.value)
+    ended = any(part.ended for part in parts)
+    whole = best._replace(value=value, covers=covered, queues_solved=queues_solved, ended=ended)
+    return whole.of_plan(best.reached)
 
 
 def covers(programme: Programme, models: Sequence[str]) -> str:

@@ -36,8 +36,6 @@ from planner.search.ways import gather_fleet
 FEWER_DEVICES = (0.75, 0.5)
 TIGHTER_TPOT = (0.6,)
 LEADING_OFFERS = 24
-MANY_TURNS = 500_000_000
-"""Turns of batches (``Count``) after which a search has taken so long that few runners-up are sought."""
 
 
 class Besides(NamedTuple):
@@ -132,14 +130,14 @@ def _search(
         unfit = place is None or (worth is not None and not worth(found[place].plans[0]))
         if unfit and (worth is not None or here == len(asked)):
             besides, beside = None, False
-        table = not most_alone or place is None  # else those below the largest rate have no result
-        explain = refuse is not None
-        answer = _answer(question, found, place, besides, beside=beside, proof=proof, table=table, explain=explain)
-    if answer is not None:
-        return answer
-    assert refuse is not None, "only a refusal explains"
-    found += _found(asked[here:])
-    engines = _of_engines([*map(tried_of, found)], question) if question.engines else ()
+        told = besides() if besides and place is None else None
+        tried = told.tried if told else ()
+        if refuse is None or place is not None or any(each.plan for each in tried):
+            table = not most_alone or place is None  # else those below the largest rate have no result
+            return _answer(question, found, place, besides, told, beside=beside, proof=proof, table=table)
+    engines = _of_engines([*map(tried_of, found), *tried], question) if question.engines else ()
+    costing = Costing()
+    found += [Found(separate=gather_fleet(Fleet.of(each), costing=costing), choice=None) for each in asked[here:]]
     return replace(refuse(found, question), engines=engines)  # a long search, with nothing beside it
 
 
@@ -160,32 +158,31 @@ def _answer(
     found: Sequence[Found],
     place: int | None,
     besides: Callable[[], Besides] | None,
+    told: Besides | None,
     *,
     beside: bool,
     proof: bool,
     table: bool,
-    explain: bool,
-) -> Answer | None:
+) -> Answer:
     """Return the best answer of the results ``found`` here, the best at ``place``, and of those of the ``besides``.
 
-    The best of those here is told while the others are searched, and so is the best of those. With ``table`` the
-    result of each engine is told. None where there is no plan and a refusal is to ``explain`` that.
+    The best of those here is told while the others are searched, unless these are ``told`` already, and so is the best
+    of those. With ``table`` the result of each engine is told.
     """
     answer = answer_of(found[place], beside=beside) if besides and place is not None else None
-    told = besides() if besides else None
+    told = told or (besides() if besides else None)
     further = told or Besides()
     plans = [*(each.best for each in found), *(each.plan for each in further.tried)]
     place = preferred(plans, question.goal)
-    if place is None and explain:
-        return None
     chosen, plan = place or 0, plans[place or 0]
     beside = beside and plan is not None
-    if besides and chosen >= len(found):
-        answer = besides().answer
+    if besides:
+        further = further if not (beside or chosen >= len(found)) else besides()
+        answer = besides().answer if chosen >= len(found) else answer
     answer = answer or answer_of(found[chosen], beside=beside, proof=proof)
     proof = proof or beside
     if beside:
-        told = told or next(_besides((), answer.question, chosen=bool(question.engines)))
+        told = further if besides else _comparisons(answer.question, Costing(), chosen=bool(question.engines))
         answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
     tried = (*map(tried_of, found), *further.tried) if table else ()
     if question.engines and table:
@@ -210,10 +207,11 @@ def _answer(
 def _found(asked: Sequence[Question], costing: Costing | None = None, *, most_alone: bool = False) -> list[Found]:
     """Return the result of every alternative; with ``most_alone`` lower rates than the largest so far are no plans."""
     costing, found, known = costing or Costing(), list[Found](), 0.0
-    for each in asked:
+    for number, each in enumerate(asked):
+        costing.count.allow(0, len(asked) - number)
         found.append(find(gather_fleet(Fleet.of(each), costing=costing), known=known))
         if most_alone:
-            known = max(known, found[-1].growth * (1 - found[-1].gap))
+            known = max(known, found[-1].growth / (1 + found[-1].gap))
     return found
 
 
@@ -238,32 +236,39 @@ def _of_engines(tried: Sequence[Tried], question: Question) -> tuple[Tried, ...]
     return tuple(sorted(every, key=lambda tried: question.goal.key(tried.plan) if tried.plan else (math.inf, 0.0)))
 
 
-def _besides(
-    engines: Sequence[Question], question: Question | None = None, *, chosen: bool = True
-) -> Iterator[Besides]:
-    """Yield the results of some engines, or of none; then those with the answer of the best, where one has a plan.
+def _besides(engines: Sequence[Question], question: Question | None = None) -> Iterator[Besides]:
+    """Yield the results of some engines, or of none; then with ``_comparisons``; then with the answer of the best.
 
-    Beside a ``question`` they come with bounds, with published deployments of its model and machine, in its formats,
-    and with the plan of the reference engine if an engine was ``chosen``.
+    Beside a ``question`` they come with bounds and comparisons for it. Results come first: a refusal needs no more.
     """
-    costing, told = Costing(), Besides()
-    if question is not None:
-        asked = replace(question, engine=REFERENCE)
-        published = tuple(published_plan(asked, each) for each in matching(asked))
-        unrestricted = find(gather_fleet(Fleet.of(asked), costing=costing)).best if chosen else None
-        costing, told = replace(costing, count=Count()), Besides(published, unrestricted)
-    beside, goal = question is not None, engines[0].goal if engines else None
+    costing, beside = Costing(), question is not None
+    goal = engines[0].goal if engines else None
     found = _found(engines, costing, most_alone=goal is not None and goal.maximised and not beside)
-    told = told._replace(
+    told = Besides(
         tried=tuple(map(tried_of, found)),
         bounds=tuple(each.bound() if each.plans and beside else None for each in found),
         queues_solved=_queues_solved(found),
         candidates_evaluated=costing.count.evaluated,
     )
     yield told
+    if question is not None:
+        compared = _comparisons(question, replace(costing, count=Count()), chosen=True)
+        told = told._replace(published=compared.published, unrestricted=compared.unrestricted)
+    yield told
     place = preferred([each.best for each in found], goal) if goal else None
     if place is not None:
         yield told._replace(answer=answer_of(found[place], beside=beside))
+
+
+def _comparisons(question: Question, costing: Costing, *, chosen: bool) -> Besides:
+    """Return published deployments of the model and machine of a question, in its formats.
+
+    The plan of the reference engine comes with them if an engine was ``chosen``.
+    """
+    asked = replace(question, engine=REFERENCE)
+    published = tuple(published_plan(asked, each) for each in matching(asked))
+    unrestricted = find(gather_fleet(Fleet.of(asked), costing=costing)).best if chosen else None
+    return Besides(published, unrestricted)
 
 
 def question_of(found: Found) -> Question:
@@ -328,10 +333,10 @@ def published_plan(question: Question, published: Published) -> Beside:
 def others_of(choice: Choice) -> list[Plan]:
     """Return runners-up: plans with fewer devices, a lower TPOT, or the other shape.
 
-    After a search of ``MANY_TURNS`` only that of the other shape, which is known.
+    After a search that ended early only that of the other shape, which is known.
     """
     (option, columns), aim = choice.chosen[0], choice.programme.aim
-    timed, long = aim.goal.timed, choice.gathered.count.turns > MANY_TURNS
+    timed, long = aim.goal.timed, choice.gathered.count.long
     tighter = [] if timed or long else [_tighter(choice, part) for part in TIGHTER_TPOT]
     found: list[Plan | None] = []
     if choice.ways.separate is not None and option.aggregated:

@@ -125,7 +125,7 @@ class Found:
     plans: tuple[Plan, ...] = ()
     growth: float = 0.0
     gap: float = 0.0
-    """Relative distance from the bound, where the rate was lowered because KV waits for links."""
+    """Distance from the bound as a part of the plan's value, where the rate was lowered because KV waits for links."""
 
     @property
     def best(self) -> Plan | None:
@@ -197,7 +197,7 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known
             return again
     if slower is None:
         return found if goal.maximised else _with_room(found)
-    return replace(found, plans=(slower,), gap=1 - slower.requests_per_second / plans[0].requests_per_second)
+    return replace(found, plans=(slower,), gap=plans[0].requests_per_second / slower.requests_per_second - 1)
 
 
 def _with_room(late: Found) -> Found:

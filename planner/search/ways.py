@@ -176,9 +176,9 @@ def every_way(separate: Gathered, aim: Aim, rows: Rows | None = None, known: flo
     return Ways(_with_aggregated(wide, aim, least, seconds, rows), picks, least)
 
 
-def unpruned(separate: Gathered, aim: Aim) -> Gathered:
-    """Return the options with every aggregated instance, without pruning by an incumbent."""
-    return _with_aggregated(separate, aim, 0.0, math.inf)
+def unpruned(separate: Gathered, aim: Aim, rows: Rows | None = None) -> Gathered:
+    """Return the options with every aggregated instance, or those of given rows, without pruning by an incumbent."""
+    return _with_aggregated(separate, aim, 0.0, math.inf, rows)
 
 
 def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:

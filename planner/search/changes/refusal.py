@@ -78,14 +78,17 @@ def _nearest_refused(found: Sequence[Found], question: Question) -> Answer:
         return False, fastest(asked, ttft=limit == "ttft") or math.inf
 
     known, carrying, idle = 0.0, None, []
-    for each in found:
+    for number, each in enumerate(found):
+        count = each.separate.count
+        count.allow(count.turns, len(found) - number)
         aim = Aim(devices=each.separate.fleet.devices, objective="throughput")
         chosen = choose(each.separate, aim, known=known)
         if isinstance(chosen, Choice):
             known, carrying = chosen.carried, (each, chosen)
         idle.append((each, chosen))
     best, chosen = carrying or (min(idle, key=lack) if len(idle) > 1 else idle[0])
-    return replace(refused(best.separate, question, chosen), cut=best.cut)
+    cut = (chosen.gathered if isinstance(chosen, Choice) else chosen).cut
+    return replace(refused(best.separate, question, chosen), cut=cut)
 
 
 def unheld(question: Question) -> tuple[str, str] | None:
@@ -156,7 +159,7 @@ def refused(separate: Gathered, asked: Question | None = None, most: Choice | Ga
         return _refused(separate, most)
     question = asked or separate.fleet.members[0].question
     carried = (carried_in_time(most) if isinstance(most, Choice) else 0.0) * (question.rate_per_second or 1.0)
-    feasible = alike()
+    feasible = alike(most)
     rated = nearest_rate(question, "devices", carried, feasible)
     wrong = unheld(question) if question.pins else None
     answer = _refused(separate, most, rated) if wrong is None else without_plan(separate, *wrong)

@@ -4,7 +4,7 @@ Rows far behind others of their size stay behind on a machine that is a tenth fa
 are solved over the leading rows only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from planner.offers.decode_kinds import DecodeKind
 from planner.offers.kinds import PrefillKind
 from planner.offers.offer import Offers
 from planner.plans.plan import Plan
-from planner.plans.quantised import alternatives
+from planner.plans.quantised import alternatives, own_formats
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing, needed_rates, not_aggregated, on_each_pool
@@ -30,6 +30,8 @@ LEADING = 10
 """Rows of each size of a role with the largest bounds, which are solved again."""
 ROUNDS = 3
 """Likely plans that are tried for a confidence, each with the factors that the one before it needs."""
+Known = list[tuple[Question, Rows]]
+"""Rows of plans of similar questions, each with a question in the plan's engine and formats."""
 NEAR = 0.8
 """Part of the best rate that the bound of an aggregated row must reach to be solved for again."""
 
@@ -49,7 +51,12 @@ def rows_that_matter(question: Question, known_per_second: float) -> Rows:
 
 def _leading_rows(offers: Offers) -> list[Row]:
     """Return the rows of each size with the largest bounds."""
-    kinds = (offers.build(number) for number in offers.leading_of_each_size(LEADING))
+    return _rows_behind(offers, offers.leading_of_each_size(LEADING))
+
+
+def _rows_behind(offers: Offers, numbers: Iterable[int]) -> list[Row]:
+    """Return the rows of some offers, each once."""
+    kinds = (offers.build(number) for number in numbers)
     return list(
         dict.fromkeys(kind.row for kind in kinds if isinstance(kind, (PrefillKind, DecodeKind, AggregatedKind)))
     )
@@ -81,37 +88,66 @@ def most_carried(question: Question, rows: Rows | None = None, known_per_second:
     return most
 
 
-def has_plan(question: Question, costing: Costing | None = None) -> bool:
+def has_plan(question: Question, costing: Costing | None = None, known: Known | None = None) -> bool:
     """Whether a question has any plan; likely choices are tried before all bounds are refuted.
 
-    ``costing`` keeps the costs of similar questions.
+    ``costing`` keeps the costs of similar questions, ``known`` the rows of their plans, which are tried first.
     """
     question = replace(question, objective="throughput" if question.rate_per_second is None else "chips")
-    costing = costing or Costing()
+    costing, known = costing or Costing(), [] if known is None else known
     if not is_plain(question):
         return _likely_holds(question, costing) or search(question, beside=False).feasible
-    return any(_has_plan(gather_fleet(Fleet.of(each), costing=costing)) for each in alternatives(question))
+    if question.rate_per_second is not None and _rows_carry(question, costing, known):
+        return True
+    return any(_has_plan(gather_fleet(Fleet.of(each), costing=costing), known) for each in alternatives(question))
 
 
-def alike() -> Callable[[Question], bool]:
-    """Return ``has_plan`` for similar questions, which share their costs."""
-    return partial(has_plan, costing=Costing())
+def alike(choice: Choice | Gathered | None = None) -> Callable[[Question], bool]:
+    """Return ``has_plan`` for similar questions, which share costs and rows; those of a known ``choice`` come first."""
+    known = [_rows_of(choice)] if isinstance(choice, Choice) else []
+    return partial(has_plan, costing=Costing(), known=known)
 
 
-def _has_plan(separate: Gathered) -> bool:
+def _rows_of(choice: Choice) -> tuple[Question, Rows]:
+    """Return the question of a single model's choice, in its engine and formats, and the rows of its columns."""
+    (option, columns), *_ = choice.chosen
+    rows: Rows = {role: [] for role in ROLES}
+    for side, column in zip(option.sides, columns, strict=True):
+        rows[side.role] = _rows_behind(side.offers, [int(side.offer[column])])
+    return option.question, {"mixed": [], **rows}
+
+
+def _rows_carry(question: Question, costing: Costing, known: Known) -> bool:
+    """Whether rows of known plans, the last of them first, have a plan for a question with a rate."""
+    for own, rows in reversed(known):
+        for each in alternatives(question):
+            if each.engine != own.engine or own_formats(each) != own_formats(own):
+                continue
+            gathered = gather_fleet(Fleet.of(each), rows=rows, costing=costing)
+            if _likely_plan(unpruned(gathered, aim_of(gathered.fleet), rows)) is not None:
+                return True
+    return False
+
+
+def _has_plan(separate: Gathered, known: Known) -> bool:
     aim = aim_of(separate.fleet)
     if aim.rate is None:
         if not separate.closed and separate.programme(aim).carries_any():
             return True
         every = unpruned(separate, aim)
         return not every.closed and every.programme(aim).carries_any()
-    return _likely_plan(separate) is not None or bool(find(separate).plans)
+    if _likely_plan(separate) is not None:
+        return True
+    found = find(separate)
+    if found.plans and found.choice is not None:
+        known.append(_rows_of(found.choice))
+    return bool(found.plans)
 
 
-def _likely_plan(separate: Gathered) -> Plan | None:
-    """Return the plan of the first separate pools found that carry the asked rate in time; None where none does."""
-    picks = None if separate.closed else separate.programme(aim_of(separate.fleet)).sufficient()
-    plan = None if picks is None else plan_of(*chosen_of(separate, picks)[0], 1.0)
+def _likely_plan(gathered: Gathered) -> Plan | None:
+    """Return the plan of the first choice found that carries the asked rate in time; None where none does."""
+    picks = None if gathered.closed else gathered.programme(aim_of(gathered.fleet)).sufficient()
+    plan = None if picks is None else plan_of(*chosen_of(gathered, picks)[0], 1.0)
     return plan if plan and plan.excess <= 1 else None
 
 

@@ -98,21 +98,33 @@ def test_offers_that_are_thought_to_carry_less_than_the_incumbent_are_still_prov
     assert (picks is not None) == (each > 8) and (picks is None or programme.carried(picks) == pytest.approx(54.0))
 
 
-@pytest.mark.parametrize("most_turns", [-1, 1])
-def test_a_long_search_ends_with_the_best_so_far_and_says_so(monkeypatch: pytest.MonkeyPatch, most_turns: int) -> None:
-    """The offer with the high bound carries little; what its bound leaves open is the gap of a search that ended."""
-    monkeypatch.setattr("planner.programme.programme.MOST_TURNS", most_turns)
-    queues = [Queue(each, 0.0, few=few) for each, few in ((2.0, 2.0), (9.0, 9.0))]
-    kinds = zip((12.0, 9.5), queues, strict=True)
+@dataclass
+class Counted(Queue):
+    """A server whose few requests take a turn."""
+
+    count: Count = field(default_factory=Count)
+
+    def likely_capacity(self, instances: int, least_per_second: float, lower_per_second: float = 0.0) -> float | None:
+        """What few requests show, but for what is less than the least."""
+        self.count.turns += 1
+        return super().likely_capacity(instances, least_per_second, lower_per_second)
+
+
+@pytest.mark.parametrize(("end", "carried", "solved"), [(0, 48.0, 1), (1, 54.0, 1), (9, 54.0, 2)])
+def test_a_long_search_ends_with_the_best_so_far_and_says_so(end: int, carried: float, solved: int) -> None:
+    """What the high bound of an offer leaves open is the gap of a search that ended: in the race, or after it."""
+    count = Count(end=end)
+    queues = [Counted(each, 0.0, few=each, count=count) for each in (8.0, 9.0)]
+    kinds = zip((12.0, 11.0), queues, strict=True)
     own = Side("mixed", POOL, offers_of(*((1, bound, lambda queue=queue: queue) for bound, queue in kinds)))
-    aim = Aim(devices={POOL.budget: 6}, objective="throughput")
-    programme = Programme((((own,),),), aim, count=Count())
+    programme = Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="throughput"), count=count)
 
     picks = programme.settle()
     bound = proven(programme, picks, [""], ())
 
-    assert programme.carried(picks) == pytest.approx(54.0)
-    assert bound.ended == (most_turns < 0) and (bound.value > 60) == bound.ended
+    assert programme.carried(picks) == pytest.approx(carried)
+    assert bound.reached == pytest.approx(carried) and sum(bool(queue.solved) for queue in queues) == solved
+    assert bound.ended == (end < 9) and (bound.value > 60) == bound.ended
 
 
 @pytest.mark.parametrize(
