@@ -34,6 +34,7 @@ from hardware.spec import (
     MatmulFit,
     Number,
     Protocol,
+    SparseFit,
     VectorFit,
 )
 
@@ -50,7 +51,9 @@ OVER_RANKS = ("oaitriton", " + ")
 rank has (67 us for one token of gpt-oss at EP 8 to 128, 39 where TP cuts as much), or runs another product over EP.
 TensorRT-LLM, which borrows them, takes as long with EP as with TP (35 runs of gpt-oss on H200, within 3 %)."""
 PRODUCTS = ("gemm", "gemm_static")
-KINDS: dict[str, type[VectorFit | ChunkFit]] = {
+KINDS: dict[str, type[VectorFit | ChunkFit | SparseFit]] = {
+    "sparse_prefill": SparseFit,
+    "sparse_prefill_fp8": SparseFit,
     "recurrence": VectorFit,
     "convolution": VectorFit,
     "chunkwise": ChunkFit,

@@ -92,6 +92,22 @@ class AttentionFit(Fitted):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SparseFit(AttentionFit):
+    """Attention of prompts over the keys that an indexer picked, and what a query takes to pick them.
+
+    The kernel multiplies ``tile_heads`` at least. A share ``padded_fraction`` of the keys that a query has fewer than
+    the indexer picks is multiplied all the same. ``memory_fraction`` may exceed 1, for neighbouring queries pick the
+    same keys, which the second finds in a cache. A query that has more keys than are picked takes ``choice_seconds``
+    beside the reading of its scores.
+    """
+
+    memory_fraction: Positive
+    tile_heads: Positive = 1
+    padded_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
+    choice_seconds: NotNegative = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VectorFit(Fitted):
     """Element-wise work (norms, rotary embedding, quantisation, activation): memory-bound plus a floor."""
 
@@ -140,7 +156,10 @@ class Kernels(Stated):
     sparse_decode: AttentionFit | None = described(
         "attention over keys that an indexer picked; none: mla_decode stands for it", default=None
     )
-    sparse_prefill: AttentionFit | None = None
+    sparse_prefill: SparseFit | None = None
+    sparse_prefill_fp8: SparseFit | None = described(
+        "the same with latents kept in FP8; none: sparse_prefill", default=None
+    )
     index_sort: SortFit | None = described(
         "an indexer's keys are sorted in full; none: chosen in two passes", default=None
     )

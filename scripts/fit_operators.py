@@ -27,7 +27,8 @@ from hardware.loader import hardware_names, load_hardware
 from hardware.spec import AttentionFit, Device, Dtype, HardwareSpec, MatmulFit, Number
 from planner.costs.attention_operators import WIDEST_WINDOW, in_two
 from scripts.fit_linear import linear
-from scripts.fitting import Array, Bounds, Row, columns, fitted, read, within, work
+from scripts.fit_sparse import sparse
+from scripts.fitting import FEWEST, LATENT, VALUE, Array, Bounds, Row, columns, fitted, read, within, work
 from scripts.served import BLACKWELL, COLD, POINTS, as_served, fewer_hit, spreads, uncached_microseconds
 
 OUT = Path(__file__).parents[1] / "hardware" / "operators"
@@ -70,8 +71,6 @@ GEMMS = {
 }
 UNUSED = {("vllm", "fp8_block"): "timed eagerly", ("trtllm", "nvfp4"): "not autotuned"}
 """Tables of products that are not what a server runs; ``hardware.engines.LENDERS`` says what stands in."""
-LATENT, VALUE = 576, 512
-"""Elements of a latent with its rotary key, and of what a head takes from it."""
 MATMUL: Bounds = {
     "peak_fraction": (0.01, 1.0, 0.7, 0.3),
     "half_rows": (0.0, 2000.0, 30.0, 50.0),
@@ -102,8 +101,6 @@ ATTENDED: tuple[tuple[str, str, bool, tuple[int, ...]], ...] = (
 BEYOND: Bounds = {"beyond_fraction": (0.0, 1.0, 0.02, 0.05)}
 AGAIN: Bounds = {"again_fraction": (0.0, 1.0, 0.3, 0.3)}
 MICRO_IN_MS = 1e-3
-FEWEST = 8
-"""Heads of latent attention that a device has at least: models have 64 or 128, and TP is 8 or less."""
 ENGINES = ("trtllm", "sglang", "vllm")
 FIT_COLUMNS = ["machine", "engine", "family", "version", "rows", "median_residual", "parameters"]
 PLACED = "power_law_1.01_eplb"
@@ -112,6 +109,7 @@ UNLIKE = ("nongated", "situ_as_silu")
 """Kernels of other activations than SwiGLU."""
 SHAPE = ["hidden_size", "inter_size", "topk", "num_experts"]
 DEGREES = ["moe_tp_size", "moe_ep_size"]
+Families = tuple[Callable[[Path, str, HardwareSpec], Iterator[Row]], ...]
 
 
 def users(machine: str, engine: str, dtype: str) -> list[str]:
@@ -139,12 +137,11 @@ def preference(kernel: str, dtype: str) -> tuple[bool, bool, bool]:
 def main(data: Path) -> None:
     """Write the curves of every machine, and the fits of all."""
     OUT.mkdir(exist_ok=True)
-    with (OUT / "fits.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, FIT_COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        for system, machine in MACHINES.items():
-            if machine in hardware_names():
-                writer.writerows(fits(data / system, load_hardware(machine)))
+    known = [(data / system, machine) for system, machine in MACHINES.items() if machine in hardware_names()]
+    alone = [row for folder, machine in known for row in fits(folder, load_hardware(machine), FAMILIES)]
+    write_fits(alone)
+    within = [row for folder, machine in known for row in fits(folder, load_hardware(machine), (sparse,))]
+    write_fits(alone + within)
     for system, machine in MACHINES.items():
         paths = sorted(data.glob(f"{system}/moe/*/*/moe_perf.parquet"))
         if machine not in BLACKWELL:
@@ -237,10 +234,19 @@ def curve(tokens: np.ndarray, microseconds: np.ndarray) -> tuple[np.ndarray, np.
     return np.exp(found), np.exp(design @ found) / microseconds - 1
 
 
-def fits(folder: Path, hw: HardwareSpec) -> Iterator[dict[str, object]]:
-    """Yield the fits of every engine's other kernels on one machine."""
+def write_fits(rows: list[Row]) -> None:
+    """Write the fits, those of a machine and engine together."""
+    places = list(MACHINES.values())
+    with (OUT / "fits.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, FIT_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=lambda row: (places.index(row["machine"]), ENGINES.index(row["engine"]))))
+
+
+def fits(folder: Path, hw: HardwareSpec, families: Families) -> Iterator[Row]:
+    """Yield the fits of every engine's kernels of some families on one machine."""
     for engine in ENGINES:
-        for family in FAMILIES:
+        for family in families:
             yield from (row | {"machine": hw.name, "engine": engine} for row in family(folder, engine, hw))
 
 
@@ -426,7 +432,8 @@ def off_lines(wire: Array, time: Array, size: Array, scaled: Array) -> Array:
     return np.min([latency + wire / rate for latency, rate in (scaled * size).reshape(-1, 2)], axis=0) / time - 1
 
 
-FAMILIES: tuple[Callable[[Path, str, HardwareSpec], Iterator[Row]], ...] = (gemm, attention, mla, all_reduce, linear)
+FAMILIES: Families = (gemm, attention, mla, all_reduce, linear)
+"""Kernels that were timed alone."""
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))

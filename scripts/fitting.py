@@ -17,6 +17,10 @@ Bounds = dict[str, tuple[float, float, float, float]]
 """Lowest, highest, start and size of a typical change of each parameter."""
 Seconds = Callable[..., Number]
 CONSTANT = {"window_size": 0, "kv_cache_dtype": "bfloat16", "attn_dtype": "bfloat16", "quant_dtype": "fp8", "step": 0}
+LATENT, VALUE = 576, 512
+"""Elements of a latent with its rotary key, and of what a head takes from it."""
+FEWEST = 8
+"""Heads of latent attention that a device has at least: models have 64 or 128, and TP is 8 or less."""
 
 
 def read(path: Path) -> polars.DataFrame:

@@ -14,7 +14,13 @@ from models.spec import GQA, MLA, GatedDeltaNet, Indexer
 from planner.costs.cache import gqa_cached_elements
 from planner.costs.deployment import Deployment, several
 from planner.costs.roofline import TOKENS, Roofline, combine, grouped, in_some_layers, scale
-from planner.costs.sparse_attention import indexer_terms, linear_attention_terms, sparse_decode, sparse_prefill
+from planner.costs.sparse_attention import (
+    dense_when_short,
+    indexer_terms,
+    linear_attention_terms,
+    sparse_decode,
+    sparse_prefill,
+)
 from planner.manifest.terms import ComputeTerm, Form, Number, Term
 
 WIDEST_WINDOW = 1024
@@ -77,6 +83,8 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
         terms = fused_prologue(deployment, terms)
     if mla.indexer is not None:
         terms += [*sparse_terms(deployment, mla, mla.indexer, heads), v_absorb(deployment, mla, heads)]
+        short = deployment.phase != "decode" and dense_when_short(deployment)
+        terms += unabsorbed_terms(deployment, mla, heads, "_short") if short else []
     else:
         terms += [] if deployment.phase == "prefill" else absorbed_terms(deployment, mla, heads)
         terms += [] if deployment.phase == "decode" else unabsorbed_terms(deployment, mla, heads)
@@ -184,20 +192,22 @@ def in_two(heads: Number) -> Number:
     return split
 
 
-def absorbed_rows(mla: MLA, heads: Number) -> Form:
+def absorbed_rows(deployment: Deployment, mla: MLA, heads: Number) -> Form:
     """Rows of the absorbing products: of running requests, and of prompts too where attention is sparse."""
-    return {"tokens" if mla.indexer else "decode": heads}
+    if mla.indexer is None or deployment.phase == "decode" or not dense_when_short(deployment):
+        return {"tokens" if mla.indexer else "decode": heads}
+    return {"decode": heads, "chunk_chosen": heads}
 
 
 def v_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
     """W_uv moved behind attention: kv_lora -> value per head."""
-    rows, roofline = absorbed_rows(mla, heads), Roofline.of(deployment)
+    rows, roofline = absorbed_rows(deployment, mla, heads), Roofline.of(deployment)
     return batched_matmul(roofline, "v_absorb", rows, float(mla.v_head_dim), float(mla.kv_lora_rank), heads)
 
 
 def k_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
     """W_uk moved to the query side: nope -> kv_lora per head."""
-    rows = absorbed_rows(mla, heads)
+    rows = absorbed_rows(deployment, mla, heads)
     return batched_matmul(
         Roofline.of(deployment), "k_absorb", rows, float(mla.kv_lora_rank), float(mla.qk_nope_head_dim), heads
     )
@@ -220,29 +230,31 @@ def batched_matmul(
     return roofline.matmul(name, "attention", rows, columns, depth, "bf16", groups={"one": batch})
 
 
-def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term]:
+def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: Number, prompts: str = "") -> list[Term]:
     """Prompts attend per head: 2·heads·(nope + rope + v) FLOP per pair; keys and values are expanded.
 
-    Later chunks, and a reused prefix, expand and read the cached latents again ("context").
+    Later chunks, and a reused prefix, expand and read the cached latents again ("context"). ``prompts``: the ending of
+    the variables of those that run so, if not all do.
     """
     roofline = Roofline.of(deployment)
     key, value = mla.qk_nope_head_dim + mla.qk_rope_head_dim, mla.v_head_dim
-    all_keys = {"chunk": 1.0, "context": 1.0}
+    chunk, context = f"chunk{prompts}", f"context{prompts}"
+    all_keys = {chunk: 1.0, context: 1.0}
     expand = heads * (mla.qk_nope_head_dim + value)
     dtype: Dtype = "bf16" if deployment.attention_weights == "int8" else deployment.attention_weights
-    latent_read = {"context": mla.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype]}
-    read = combine(all_keys, heads * (key + value) * 2.0, {"chunk": 1.0}, heads * (key + value) * 2.0)
+    latent_read = {context: mla.kv_elements_per_token * ELEMENT_BYTES[deployment.kv_dtype]}
+    read = combine(all_keys, heads * (key + value) * 2.0, {chunk: 1.0}, heads * (key + value) * 2.0)
     # The rotary key, one per token, is copied behind every head's expanded key.
     joined = scale(all_keys, heads * (mla.qk_nope_head_dim + key) * 2.0)
     return [
         roofline.matmul("kv_up", "attention", all_keys, expand, float(mla.kv_lora_rank), dtype),
         roofline.vector("key_join", "attention", joined),
         roofline.attention(
-            "prefill_attention",
+            f"prefill{prompts}_attention",
             deployment.hardware.kernels.mla_prefill or deployment.hardware.kernels.prefill_attention,
-            {"pairs": 1.0},
+            {f"pairs{prompts}": 1.0},
             2.0 * heads * (key + value),
-            {"chunk": 1.0},
+            {chunk: 1.0},
             combine(read, 1.0, latent_read, 1.0),
             (key + value) / 2,
         ),

@@ -14,10 +14,12 @@ Delta Networks (arXiv 2412.06464): S_t = α_t S_(t-1) (I - β_t k_t k_tᵀ) + β
 requests step the recurrence; prompts use its chunkwise form. Heads are split over TP.
 """
 
+from typing import NamedTuple
+
 from ground.records import Sourced
 from hardware.engines import measured_as
 from hardware.formats import ELEMENT_BYTES
-from hardware.spec import AttentionFit, Dtype, SortFit
+from hardware.spec import AttentionFit, Dtype, SortFit, SparseFit
 from models.spec import MLA, GatedDeltaNet, Indexer
 from planner.costs.cache import INDEX_SCALE_BYTES
 from planner.costs.deployment import Deployment
@@ -27,9 +29,6 @@ from planner.engines.loader import accelerator_of
 from planner.manifest.terms import ComputeTerm, Form, Number, Term, larger, smaller
 
 SCORE_BYTES = 4.0
-TILE_HEADS = 64.0
-"""Heads that NVIDIA's kernels of prompts multiply at least (FlashMLA, csrc/sm90/prefill/sparse, takes multiples of 64):
-16K tokens take a layer of GLM-5 12.1, 12.9, 17.9 and 30.5 ms at 1, 8, 64 and 128 heads (vLLM 0.24.0 on H200)."""
 SORTED, KEPT = 4.36, 3.32
 """Elements that a full sort handles of each score, and of each key that it keeps: CANN's guide of LightningIndexer
 (cann-recipes-infer, docs/models/deepseek_v3_2_exp) counts 4.36 S + 3.32 k for a query."""
@@ -74,14 +73,20 @@ def indexer_terms(deployment: Deployment, mla: MLA, indexer: Indexer) -> list[Co
         pairs: Form = {"kv": 1.0 * deployment.queries * each}
         scored.append(("index_scores", kernels.mla_decode, pairs, {"decode": 1.0}, {"kv": key_bytes}))
     if deployment.phase != "decode":
-        every = {"chunk": key_bytes, "context": key_bytes}
-        scored.append(("prefill_index_scores", kernels.prefill_attention, {"pairs": each}, {"chunk": 1.0}, every))
+        every, asked = {"chunk": key_bytes, "context": key_bytes}, prompts_with_choice(deployment)
+        prompts: Form = {asked.pairs: each}
+        scored.append(("prefill_index_scores", kernels.prefill_attention, prompts, {asked.queries: 1.0}, every))
     for name, fit, pairs, rows, read in scored:
         read = combine(read, 1.0, pairs, SCORE_BYTES)
         scores = roofline.attention(name, fit, pairs, per_pair, rows, read, key, dtype=score_dtype)
         selection = roofline.vector(name.replace("scores", "top_k"), "attention", scale(pairs, 2 * SCORE_BYTES))
-        sort = kernels.index_sort
-        terms += [scores, selection] if sort is None else sorted_in_full(scores, selection, sort, roofline.peak("bf16"))
+        chosen, sort = prompt_kernel(deployment), kernels.index_sort
+        if sort is not None:
+            terms += sorted_in_full(scores, selection, sort, roofline.peak("bf16"))
+        elif name.startswith("prefill") and blocks is None and chosen is not None:
+            terms += [scores, chosen_by_query(selection, chosen.choice_seconds)]
+        else:
+            terms += [scores, selection]
     share = deployment.model.index_share
     terms += index_start_up(deployment) if blocks is None else []
     return terms if share == 1.0 else in_some_layers(terms, share)
@@ -99,13 +104,46 @@ def index_start_up(deployment: Deployment) -> list[ComputeTerm]:
     always, beyond = stated.get(measured_as(deployment.hardware), stated.get("all")), own.index_choice_seconds
     parts: tuple[tuple[str, Form, Sourced | None], ...] = (
         ("index_start_up", {"decode": 1.0}, always),
-        ("index_choice", {"kv": 1.0, "kv_within": -1.0}, beyond),
+        ("index_choice", {"kv_beyond": 1.0}, beyond),
     )
     return [
         roofline.vector(name, "attention", work)._replace(floor_seconds=seconds.value)
         for name, work, seconds in parts
         if seconds is not None
     ]
+
+
+def prompt_kernel(deployment: Deployment) -> SparseFit | None:
+    """The kernel of prompts over chosen keys for the type of the cache."""
+    kernels = deployment.hardware.kernels
+    return (kernels.sparse_prefill_fp8 if deployment.kv_dtype == "fp8" else None) or kernels.sparse_prefill
+
+
+def chosen_by_query(selection: ComputeTerm, seconds: float) -> ComputeTerm:
+    """Return a selection that takes so long for a query besides reading scores, where there is something to choose."""
+    (moved,) = selection.bytes.values()
+    return selection._replace(idle_flops={"chunk_chosen": seconds}, bytes={"pairs_chosen": moved}, serial=1.0)
+
+
+class Prompts(NamedTuple):
+    """Variables of prompts that an engine attends to sparsely: pairs in all, those picked, and queries."""
+
+    pairs: str = "pairs"
+    picked: str = "pairs_within"
+    queries: str = "chunk"
+
+
+def prompts_with_choice(deployment: Deployment) -> Prompts:
+    """All prompts, or those that have more keys than are picked alone, where the engine runs others as dense ones."""
+    return Prompts("pairs_chosen", "picked", "chunk_chosen") if dense_when_short(deployment) else Prompts()
+
+
+def dense_when_short(deployment: Deployment) -> bool:
+    """Whether prompts that have no more keys than the indexer picks run as dense attention."""
+    own, attention = behaviour(deployment.engine), deployment.model.attention
+    sparse = isinstance(attention, MLA) and attention.indexer is not None and attention.compression is None
+    known = own is not None and own.short_prompts_dense and accelerator_of(deployment.hardware) == "nvidia"
+    return sparse and known
 
 
 def sorted_in_full(scores: ComputeTerm, selection: ComputeTerm, sort: SortFit, peak: float) -> list[ComputeTerm]:
@@ -135,9 +173,9 @@ def sparse_decode(deployment: Deployment, mla: MLA, heads: Number) -> Term:
 
 def sparse_prefill(deployment: Deployment, mla: MLA, heads: Number) -> Term:
     """Attention of prompts over the keys that were picked: each query gathers its own."""
-    return _sparse(
-        deployment, mla, heads, "prefill_attention", seen_keys(deployment, mla, "pairs", "chunk"), {"chunk": 1.0}
-    )
+    asked = prompts_with_choice(deployment)
+    pairs: Form = {asked.picked: 1.0} if mla.compression is None else seen_keys(deployment, mla, "pairs", "chunk")
+    return _sparse(deployment, mla, heads, "prefill_attention", pairs, {asked.queries: 1.0})
 
 
 def seen_keys(deployment: Deployment, mla: MLA, all_keys: str, queries: str) -> Form:
@@ -155,9 +193,11 @@ def seen_keys(deployment: Deployment, mla: MLA, all_keys: str, queries: str) -> 
 def _sparse(deployment: Deployment, mla: MLA, heads: Number, name: str, pairs: Form, rows: Form) -> Term:
     """2·heads·(key + value) FLOP per pair; a gathered latent is read once for all heads of a device."""
     kernels, latent = deployment.hardware.kernels, float(mla.kv_elements_per_token)
-    measured = kernels.sparse_prefill if name.startswith("prefill") else kernels.sparse_decode
-    if name.startswith("prefill") and accelerator_of(deployment.hardware) == "nvidia":
-        heads = larger(heads, TILE_HEADS)
+    measured: AttentionFit | None = kernels.sparse_decode
+    if name.startswith("prefill") and (measured := prompt_kernel(deployment)) is not None:
+        heads = larger(heads, measured.tile_heads)
+        if mla.compression is None and mla.indexer is not None:
+            pairs = combine(pairs, 1.0 - measured.padded_fraction, rows, measured.padded_fraction * mla.indexer.top_k)
     gathered = scale(pairs, latent * ELEMENT_BYTES[deployment.kv_dtype])
     read = combine(gathered, 1.0, rows, heads * (latent + mla.value_width) * 2.0)
     per_pair = 2.0 * heads * (latent + mla.value_width)

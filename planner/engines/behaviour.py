@@ -57,6 +57,7 @@ class Behaviour(Stated):
     routed experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
     ``indexer_start_up_seconds``: what a layer with an indexer takes in decode beyond the kernels of others, by machine
     or for ``all``; ``index_choice_seconds``: that and more where requests have more keys than the indexer picks.
+    ``short_prompts_dense``: prompts that have no more keys run without the indexer's choice, as dense attention.
     ``sources`` has an address for each choice that is no number.
     """
 
@@ -72,6 +73,7 @@ class Behaviour(Stated):
     expert_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)
     indexer_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)
     index_choice_seconds: Sourced | None = None
+    short_prompts_dense: bool = False
     sources: dict[str, str] = field(default_factory=dict)
 
 

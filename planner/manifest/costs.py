@@ -25,8 +25,15 @@ Variable = Literal[
     "kv_within",
     "context_within",
     "pairs_within",
+    "kv_beyond",
+    "chunk_chosen",
+    "pairs_chosen",
+    "picked",
+    "chunk_short",
+    "context_short",
+    "pairs_short",
 ]
-REACH_VARIABLES = frozenset({"kv_within", "context_within", "pairs_within"})
+REACH_VARIABLES = frozenset(get_args(Variable)[13:])
 EXPERT_VARIABLES = frozenset({"fair", "routed", "hit", "shared"})
 VARIABLES = frozenset(get_args(Variable))
 TERM_GROUPS = ("terms", "head_terms", "draft_terms")

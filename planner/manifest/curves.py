@@ -10,7 +10,7 @@ take numbers or arrays of one broadcast shape, so they serve one step and a mill
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,8 @@ import numpy as np
 from ground.arrays import Floats
 
 Number = float | Floats
+ROUNDING = 1e-9
+"""Share of the pairs by which those within reach may fall short of them though all are."""
 
 
 def curve_seconds(points: Sequence[float | Floats], load: float | Floats) -> float | Floats:
@@ -105,6 +107,23 @@ def context_within(tokens: Number, context: Number, pairs: Number, reach: int) -
     chunk = np.maximum((pairs / some - 0.5) / (context / some + 0.5), 1e-12)
     read: Number = np.minimum(context, reach * some / chunk)
     return read
+
+
+def choices(values: Mapping[str, Number]) -> dict[str, Number]:
+    """Return the variables of ``planner.manifest.terms`` that depend on whether keys of prompts are out of reach."""
+    pairs, within = values["pairs"], values["pairs_within"]
+    some: Number = np.multiply(pairs > within * (1.0 + ROUNDING), 1.0)
+    if np.ndim(some) == 0:
+        some = float(some)
+    return {
+        "kv_beyond": np.maximum(values["kv"] - values["kv_within"], 0.0),
+        "chunk_chosen": some * values["chunk"],
+        "pairs_chosen": some * pairs,
+        "picked": some * within,
+        "chunk_short": (1.0 - some) * values["chunk"],
+        "context_short": (1.0 - some) * values["context"],
+        "pairs_short": (1.0 - some) * pairs,
+    }
 
 
 def charged_tokens(

@@ -18,6 +18,12 @@ linear forms of the terms use (all per microbatch):
 and, where some layers reach only part of the context (``planner.manifest.curves``), what lies within reach:
 
     kv_within, context_within, pairs_within      of kv, context and pairs
+    kv_beyond                                    the rest of kv
+
+and of prompts, where an indexer has something to choose and where all keys are within reach:
+
+    chunk_chosen, pairs_chosen, picked           chunk, pairs and pairs_within if some key is out of reach, else 0
+    chunk_short, context_short, pairs_short      chunk, context and pairs if none is, else 0
 
 A compute term takes ``max(c, m) + serial·min(c, m) + floor`` seconds, with
 c = (flops + idle) / rate / cores, m = bytes / bandwidth, ``idle`` the FLOP-equivalent of unfilled
@@ -32,7 +38,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from ground.arrays import Floats
-from planner.manifest.curves import context_within, curve_seconds, kept_tokens, pairs_within
+from planner.manifest.curves import choices, context_within, curve_seconds, kept_tokens, pairs_within
 
 Number = float | Floats
 Form = Mapping[str, Number]
@@ -221,6 +227,7 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int, experts: bool =
             "context_within": _plain(context_within(*prompts, reach)),
             "pairs_within": _plain(pairs_within(*prompts, reach)),
         }
+        values |= choices(values)
     if cost.experts and experts:
         values |= of_experts(cost, mean * cost.attention_ranks)
     return values

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hardware.engines import with_engine
+from hardware.formats import KvDtype
 from models.loader import load_model
 from models.parameters import count_parameters
 from planner.costs.attention_operators import attention_terms
@@ -362,6 +363,45 @@ def test_one_rank_of_many_waits_for_the_chunks_of_a_prompt() -> None:
         (row,) = (row for row in rows if row.name == "chunkwise_state")
         seconds.append(row.seconds / row.count)
     assert seconds == pytest.approx([925e-6, 324e-6], rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("machine", "engine", "cache", "prompts", "tokens", "measured"),
+    [
+        ("h200", "trtllm", "bf16", 1, 8192, 13.552e-3),
+        ("h200", "trtllm", "bf16", 8, 1024, 12.027e-3),
+        ("b200", "trtllm", "fp8", 8, 1024, 1.271e-3),
+        ("h200", "sglang", "bf16", 1, 8192, 5.908e-3),
+        ("h200", "sglang", "fp8", 1, 8192, 8.055e-3),
+        ("b200", "sglang", "fp8", 1, 8192, 2.781e-3),
+    ],
+)
+def test_prompts_over_chosen_keys_take_what_the_engine_takes(
+    machine: str, engine: str, cache: KvDtype, prompts: int, tokens: int, measured: float
+) -> None:
+    """Attention of DeepSeek-V3.2 on one of eight ranks (dsa_context_module, aiconfigurator-core 0.12.0, without the
+    norm before): engines differ fivefold, and TensorRT-LLM's kernel on Hopper multiplies 2,048 keys of any prompt.
+    """
+    degrees = {"attention_tp": 8, "moe_tp": 8}
+    own = instance("deepseek-v3.2", machine, "prefill", "fp8", kv_dtype=cache, engine=engine, **degrees)
+    hardware = with_engine(own.hardware, engine)
+    own = replace(own, hardware=replace(hardware, device=replace(hardware.device, sustained_fraction=None)))
+    all_tokens = float(prompts * tokens)
+    load = StepLoad(prefill_tokens=all_tokens, prefill_pairs=all_tokens * (tokens + 1) / 2, mean_tokens=all_tokens)
+    values = variables(even_cost(own), load, 1)
+    terms = (term for term in attention_terms(own) if isinstance(term, ComputeTerm) and term.name != "attention_norm")
+    assert sum(timing(term, values).seconds() for term in terms) == pytest.approx(measured, rel=0.1)
+
+
+def test_sglang_runs_short_prompts_as_dense_attention() -> None:
+    """A prompt of 1,024 tokens has no more keys than the indexer picks: no scores, no absorbed products."""
+    own = instance("deepseek-v3.2", "b200", "prefill", "fp8", attention_tp=4, moe_tp=4, engine="sglang")
+    short, long = (
+        {row.name for row in broken_down(even_cost(own), prompt(tokens), 1) if row.seconds > 0}
+        for tokens in (1024.0, 8192.0)
+    )
+    assert {"kv_up", "prefill_short_attention"} <= short - long
+    assert {"prefill_index_scores", "prefill_index_top_k", "k_absorb", "prefill_attention"} <= long - short
 
 
 def test_sparse_attention_of_prompts_multiplies_64_heads_at_least() -> None:

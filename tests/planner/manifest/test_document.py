@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from ground.errors import BadInput
+from planner.costs.deployment import Phase
 from planner.manifest.checks import spec_hash
 from planner.manifest.costs import REACH_VARIABLES, VARIABLES, CommunicationTermModel, ComputeTermModel, StepCostModel
 from planner.manifest.document import dump_manifest, json_schema, parse_manifest, read_manifest
@@ -20,6 +21,7 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, StepCost, StepLoad, variables
 from tests.deploy.cases import SEEN
 from tests.deploy.plans import deployed
+from tests.instances import even_cost, instance
 from tests.manifests import cost, manifest, small_model
 
 Plain = dict[str, Any]
@@ -86,6 +88,15 @@ def test_step_cost_survives_the_round_trip() -> None:
     assert again == original
     load = StepLoad(decode_sequences=7.0, decode_kv_tokens=1234.0, mean_tokens=14.0)
     assert evaluate(again, load, 2).seconds == evaluate(original, load, 2).seconds
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("phase", ["prefill", "decode", "mixed"])
+def test_step_costs_of_sparse_attention_can_be_written(engine: str, phase: Phase) -> None:
+    """No form has a negative coefficient, which manifests refuse."""
+    even = even_cost(instance("deepseek-v3.2", "b200", phase, "fp8", attention_tp=8, moe_tp=8, engine=engine))
+    load = StepLoad(prefill_tokens=4096.0, prefill_pairs=4096 * 4097 / 2, mean_tokens=4096.0)
+    assert evaluate(StepCostModel.from_step_cost(even).to_step_cost(), load).seconds == evaluate(even, load).seconds
 
 
 def test_step_cost_mirror_has_every_field_and_variable() -> None:
