@@ -37,7 +37,7 @@ def small_plan(
         drafts=(drafts,),
         shape="disaggregated",
     )
-    best = search(question).best
+    best = search(question, beside=False).best
     assert best is not None
     return best
 

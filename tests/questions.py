@@ -11,6 +11,7 @@ from planner.question import Machines, Question
 from planner.search.answer import Answer
 from planner.search.changes.refusal import answered
 from planner.search.fleet import Fleet
+from planner.search.search import search
 from planner.search.solve import Choice, choose, plan_of
 from planner.search.ways import Rows, gather_fleet
 from planner.workload import Lengths, Workload
@@ -55,9 +56,15 @@ def small_answer(**asked: Any) -> Answer:
     return answered(small_question(**asked))
 
 
+@cache
+def best_of(**asked: Any) -> Plan | None:
+    """Return the best plan alone, without what stands beside it in an answer."""
+    return search(small_question(**asked), beside=False).best
+
+
 def rate_of(**asked: Any) -> float:
     """Requests per second of the best plan, 0 where there is none."""
-    best = small_answer(**asked).best
+    best = best_of(**asked)
     return best.requests_per_second if best else 0.0
 
 

@@ -12,7 +12,6 @@ from podplan.fleets import read_fleet
 from podplan.planning import solved
 from podplan.question_files import Entry, asked_of, read_questions
 
-pytestmark = pytest.mark.usefixtures("long_streams")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PUBLISHED = {path.stem: read_questions(path) for path in sorted((EXAMPLES / "published").glob("*.yaml"))}
 APART = [(name, entry) for name, own in PUBLISHED.items() for entry in own if "mixed" not in str(entry.get("strategy"))]

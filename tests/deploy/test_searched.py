@@ -12,7 +12,7 @@ from planner.engines.loader import load_engine
 from planner.engines.memory import kept_bytes
 from planner.plans.assemble import assemble
 from tests.deploy.cases import DIGEST
-from tests.questions import small_answer
+from tests.questions import best_of
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ from tests.questions import small_answer
 )
 def test_what_was_planned_for_an_engine_deploys(engine: str, hardware: str) -> None:
     """Search, assemble, render and read back; the buffers planned are those told, and every planned request fits."""
-    best = small_answer(hardware=hardware, devices=32, engine=engine).best
+    best = best_of(hardware=hardware, devices=32, engine=engine)
     assert best is not None
     manifest = assemble(best, {})
     profile = load_engine(engine)
@@ -52,7 +52,7 @@ def test_pods_spread_as_the_plan_survives_the_loss_of_a_node() -> None:
     """Kubernetes may put no more instances on a node than the plan does; a plan without losses lets it choose."""
     rules = {}
     for survive in (None, "node"):
-        best = small_answer(model="qwen3-8b", engine="vllm@0.33.0", survive=survive).best
+        best = best_of(model="qwen3-8b", engine="vllm@0.33.0", survive=survive)
         assert best is not None
         manifest = assemble(best, {"survive": survive})
         made = render(manifest, load_engine("vllm@0.33.0"), "lws", Site(), DIGEST)

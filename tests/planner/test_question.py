@@ -27,7 +27,7 @@ def test_spares_are_what_the_others_carry_without() -> None:
 def test_what_is_left_carries_the_rate(loss: str) -> None:
     """The surviving instances of each pool, at their own capacity, carry what is promised."""
     asked: Question = replace(small_plan(devices=96).question, survive=loss)  # type: ignore[arg-type]
-    best = search(asked).best
+    best = search(asked, beside=False).best
     for role, pool in best.pools():
         left = pool.capacity_per_second * (pool.instances - best.lost(asked.survive)[role]) / pool.instances
         assert left >= best.requests_per_second * (1 - 1e-9)
@@ -42,4 +42,4 @@ def test_too_few_devices_to_lose_any_are_told() -> None:
     assert answer.binding_limit == "survive"
     wanted = int(answer.explanation.split("--devices ")[1].split(",")[0])
     machines = replace(asked.prefill, devices=wanted)
-    assert search(replace(asked, prefill=machines, decode=machines)).best is not None
+    assert search(replace(asked, prefill=machines, decode=machines), beside=False).best is not None

@@ -17,7 +17,7 @@ from planner.engines.spec import PlatformKind
 from planner.manifest.document import read_manifest
 from podplan.importing import _text_of, import_deployment
 from tests.deploy.cases import made, pairs
-from tests.questions import small_answer
+from tests.questions import best_of
 
 LWS = """
 apiVersion: leaderworkerset.x-k8s.io/v1
@@ -364,7 +364,7 @@ def test_a_plan_that_was_deployed_carries_its_rate_again(tmp_path: Path) -> None
     from planner.engines.loader import load_engine
     from planner.plans.assemble import assemble
 
-    best = small_answer(hardware="h100", devices=32, engine="vllm@0.33.0").best
+    best = best_of(hardware="h100", devices=32, engine="vllm@0.33.0")
     manifest = assemble(best, {})
     files = render(manifest, load_engine("vllm"), "lws", Site(), "0" * 64).files
     for name, text in files.items():

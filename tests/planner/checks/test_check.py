@@ -146,7 +146,7 @@ def test_confidence_costs_rate() -> None:
 @pytest.mark.parametrize("confidence", [0.6, 0.8, 0.95])
 def test_a_plan_tells_no_less_confidence_than_was_asked_for(confidence: float) -> None:
     """Though the confidence is told to about 1 %; it is hardly more, for the rate is the largest that has it."""
-    plan = search(_asked(confidence=confidence)).best
+    plan = search(_asked(confidence=confidence), beside=False).best
     assert plan is not None
     held = sureness(plan).held
     assert held is not None and confidence <= held < confidence + 0.04
@@ -154,7 +154,7 @@ def test_a_plan_tells_no_less_confidence_than_was_asked_for(confidence: float) -
 
 def test_what_survives_a_loss_is_told_of_the_survivors() -> None:
     """Spares that the loss takes give neither confidence at the plan's rate nor a higher rate with 0.9."""
-    plan = search(_asked(survive="node")).best
+    plan = search(_asked(survive="node"), beside=False).best
     limits, rate = Limits.of(plan.question), plan.requests_per_second
 
     assert held_confidence(from_plan(plan), limits, rate) > 0.9
@@ -199,7 +199,7 @@ def test_prompts_of_many_lengths_are_played_on_the_manifests_own_pass_times() ->
     question = small_question(
         "qwen3-8b", "rtx-pro-6000", 6, lengths=(128.0, 16.0), squared_cv=1.0, ttft_seconds=0.3, tpot_seconds=0.3
     )
-    plan = search(question).best
+    plan = search(question, beside=False).best
     assert isinstance(plan, DisaggregatedPlan)
     manifest = assemble(plan, {"model": "qwen3-8b"})
     workload = workload_of(manifest.workload)

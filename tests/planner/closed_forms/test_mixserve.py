@@ -18,7 +18,7 @@ from planner.closed_forms.mixserve import (
 )
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.workload import Lengths
-from tests.questions import small_answer
+from tests.questions import best_of
 
 # Section IV-A. H20: NVLink 450 GB/s one way, shared by the 7 pairs of a server; InfiniBand 400 Gbit/s.
 H20 = Links(intra=mixserve.port_line(5e-6, 450e9, 8), inter=mixserve.line(10e-6, 50e9))
@@ -69,7 +69,7 @@ def test_the_throughput_of_a_stream_is_equation_11() -> None:
 
 def test_a_plan_made_with_it_keeps_its_limits() -> None:
     """Both pools by its equations, below saturation, and sized for what it serves it takes no more devices."""
-    best = small_answer(queueing="mixserve").best
+    best = best_of(queueing="mixserve")
     question, rate = best.question, best.requests_per_second
     assert best.ttft.at(99) <= question.ttft_seconds
     assert best.tpot.mean == pytest.approx(best.decode.candidate.iteration_seconds)
@@ -77,7 +77,7 @@ def test_a_plan_made_with_it_keeps_its_limits() -> None:
     assert server.ttft(rate / best.prefill.instances) == best.ttft
     decode = DecodeServer(question, best.decode.candidate, best.transfer_seconds)
     assert decode.pool_capacity(best.decode.instances) >= rate * (1 - 1e-9)
-    sized = small_answer(queueing="mixserve", objective="chips", rate_per_second=rate * 0.999).best
+    sized = best_of(queueing="mixserve", objective="chips", rate_per_second=rate * 0.999)
     assert sized.devices <= best.devices
 
 

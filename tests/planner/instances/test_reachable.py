@@ -11,7 +11,7 @@ from planner.instances.space import ROLES, engine_cut, role_rows, role_space, st
 from planner.plans.assemble import assemble
 from planner.search.changes.missing import memory_sentence
 from planner.strategy import Strategy
-from tests.questions import small_answer, small_question
+from tests.questions import best_of, small_question
 
 ENGINES = {"vllm@0.33.0": "h100", "sglang@0.5.23": "h100", "xllm@0.9.0": "cm384", "vllm-ascend@0.23.0": "cm384"}
 
@@ -81,7 +81,7 @@ def test_rows_that_overlap_are_costed_apart_from_those_that_do_not() -> None:
 @pytest.mark.parametrize("engine", ["vllm@0.33.0", "xllm@0.9.0"])
 def test_a_plan_names_its_engine_and_is_reachable(engine: str) -> None:
     """The manifest carries the profile's id and version."""
-    best = small_answer(hardware=ENGINES[engine], devices=32, engine=engine).best
+    best = best_of(hardware=ENGINES[engine], devices=32, engine=engine)
     assert best is not None
     manifest = assemble(best, {})
     assert f"{manifest.engine.id}@{manifest.engine.version}" == engine

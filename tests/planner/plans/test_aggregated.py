@@ -76,7 +76,7 @@ def test_nothing_is_carried_where_a_bare_step_is_late() -> None:
 def test_all_kinds_by_hand_are_no_better(ttft_seconds: float) -> None:
     """Brute force over every row and token budget on few devices reaches the search's rate and no more."""
     question = small_question(**{**DENSE, "shape": "aggregated", "ttft_seconds": ttft_seconds})
-    found = search(question).best
+    found = search(question, beside=False).best
     assert isinstance(found, AggregatedPlan)
     rate, reached = found.requests_per_second, False
     for group in groups(question, "mixed", role_rows(question, "mixed"), 0):
@@ -254,7 +254,7 @@ def test_reuse_of_nearly_all_is_served() -> None:
     """Prompts of which a few tokens are left to compute, on a model with experts."""
     question = small_question("qwen3-30b-a3b", "h100", 8, shape="aggregated")
     workload = replace(question.workload, prefix_reuse=0.95)
-    assert search(replace(question, workload=workload)).best is not None
+    assert search(replace(question, workload=workload), beside=False).best is not None
 
 
 @pytest.mark.usefixtures("long_streams")
@@ -282,7 +282,7 @@ def test_the_better_shape_wins() -> None:
 @pytest.mark.usefixtures("long_streams")
 def test_the_manifest_expects_what_the_plan_says() -> None:
     """A manifest of the plan is valid, and its queue gives the plan's latencies again."""
-    plan = search(small_question(**{**DENSE, "devices": 1})).best
+    plan = search(small_question(**{**DENSE, "devices": 1}), beside=False).best
     manifest = assemble(plan, {"model": "small"})
     check_manifest(manifest)
     pool = manifest.pools[0]

@@ -11,7 +11,7 @@ from planner.instances.kv_links import MOST_LINK_UTILISATION, transfer_seconds
 from planner.plans.assemble import predicted, stated_levels
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.workload import Lengths
-from tests.questions import small_answer
+from tests.questions import best_of
 
 ASKED = [
     {},
@@ -23,7 +23,7 @@ ASKED = [
 
 def plan_of(asked: dict) -> Plan:
     """Return the best plan of a question that has one."""
-    best = small_answer(**asked).best
+    best = best_of(**asked)
     assert best is not None
     return best
 

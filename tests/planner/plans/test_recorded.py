@@ -20,7 +20,7 @@ from runtime.simulate.run import simulate
 from runtime.simulate.workload import Requests
 from tests.manifests import build, pool
 from tests.plans import small_manifest
-from tests.questions import small_answer
+from tests.questions import best_of
 
 COUNT = 1200
 ALIKE = {"prefill": "round_robin", "decode": "round_robin"}
@@ -155,7 +155,7 @@ def test_steps_of_their_own_for_prompts_are_those_of_the_runtime() -> None:
 
 def test_a_plan_plays_a_trace_as_its_manifest_does() -> None:
     """Its pools are those of the manifest that is made of it, request by request."""
-    plan = small_answer(model="qwen3-8b", devices=2, lengths=(512.0, 64.0), shape="aggregated").best
+    plan = best_of(model="qwen3-8b", devices=2, lengths=(512.0, 64.0), shape="aggregated")
     assert isinstance(plan, AggregatedPlan)
     manifest, trace = assemble(plan, {}), _wild(plan.requests_per_second, answer=64.0)
     pools = pools_on(manifest)

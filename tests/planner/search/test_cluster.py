@@ -38,7 +38,7 @@ def fleet(devices: int = 8, objective: str = "chips", rates: tuple[float, float]
 def alone(question: Question, devices: int) -> int | None:
     """Return the fewest devices of one model alone."""
     machines = replace(question.prefill, devices=devices)
-    best = search(replace(question, prefill=machines, decode=machines)).best
+    best = search(replace(question, prefill=machines, decode=machines), beside=False).best
     return best.devices if best else None
 
 
@@ -78,7 +78,7 @@ def test_a_fleet_of_one_is_its_plan_in_both_shapes(rate: float, survive: str | N
     """A rate that one device carries is aggregated; whatever is chosen is what the search of the model finds."""
     own = member("alone", rate, shape="auto", survive=survive)
     (plan,) = plan_cluster(Fleet(members=(own,), devices={POOL: 8})).plans
-    best = search(own.question).best
+    best = search(own.question, beside=False).best
 
     assert [(role, pool.instances, pool.candidate.row) for role, pool in plan.pools()] == [
         (role, pool.instances, pool.candidate.row) for role, pool in best.pools()
@@ -91,7 +91,7 @@ def test_a_fleet_searches_decode_beyond_the_grid_as_a_plan_does() -> None:
     """A model with experts on a supernode: the same devices, and the rows that a bound leaves out are counted."""
     own = member("experts", 60.0, model="qwen3-30b-a3b", hardware="cm384", devices=48, shape="auto")
     answer = plan_cluster(Fleet(members=(own,), devices={"cm384 pool": 48}))
-    best = search(own.question).best
+    best = search(own.question, beside=False).best
 
     assert answer.plans[0].devices == best.devices
     assert any(each.what.startswith("experts: decode rows beyond the grid") for each in answer.bound.pruned)

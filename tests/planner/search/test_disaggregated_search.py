@@ -153,7 +153,7 @@ def test_a_search_takes_it_where_it_carries_most() -> None:
     Without domains the same search carries less.
     """
     question = small_question("kimi-k2", "cm384", 768, lengths=(1024.0, 1024.0), ttft_seconds=2.0, tpot_seconds=0.06)
-    best = search(question).best
+    best = search(question, beside=False).best
     assert best.decode.candidate.row.strategy.domains
     rows = {role: role_space(question, role).rows for role in ("prefill", "decode")}  # type: ignore[arg-type]
     rows["decode"] = [row for row in rows["decode"] if not row.strategy.domains]

@@ -21,7 +21,7 @@ from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.gather import Pools, gather
 from planner.search.gather import aggregated as aggregate
-from tests.questions import machines, small_answer, small_question
+from tests.questions import best_of, machines, small_answer, small_question
 
 SMALL: list[dict[str, Any]] = [
     {"model": "qwen3-8b", "devices": 3, "rate_per_second": 4.0, "ttft_seconds": 0.3},
@@ -128,10 +128,10 @@ def test_no_column_of_either_shape_is_quicker(asked: dict[str, Any]) -> None:
 def test_near_the_capacity_the_quickest_plan_is_no_slower_than_the_smallest(asked, share):
     """It exists up to the largest rate, whatever budgets and caps are late there."""
     asked = {"ttft_seconds": 5.0, "tpot_seconds": 0.015 if share == 0.97 else 0.05, "devices": 4} | asked
-    most = small_answer(**asked).best
+    most = best_of(**asked)
     rate = most.requests_per_second * share
     smallest, quickest = (
-        small_answer(**asked, rate_per_second=rate, objective=objective).best for objective in ("chips", "latency")
+        best_of(**asked, rate_per_second=rate, objective=objective) for objective in ("chips", "latency")
     )
     assert quickest.e2e.mean <= smallest.e2e.mean * 1.01
 
@@ -139,8 +139,8 @@ def test_near_the_capacity_the_quickest_plan_is_no_slower_than_the_smallest(aske
 def test_aggregated_alone_is_the_quickest_of_its_shape() -> None:
     """Where two pools do not fit, and where this shape alone is asked for."""
     asked = {"model": "qwen3-8b", "rate_per_second": 2.0, "ttft_seconds": 0.5, "objective": "latency"}
-    single = small_answer(**asked, devices=1, shape="auto").best
-    alone = small_answer(**asked, devices=3, shape="aggregated").best
+    single = best_of(**asked, devices=1, shape="auto")
+    alone = best_of(**asked, devices=3, shape="aggregated")
 
     assert [role for role, _ in single.pools()] == ["mixed"]
     assert alone.e2e.mean <= single.e2e.mean * (1 + 1e-6)

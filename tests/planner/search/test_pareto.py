@@ -1,21 +1,30 @@
 """A wide front: no plan reaches another in every figure, the best is among them, and each holds its own figures."""
 
+from typing import Any
+
 import pytest
 
-from planner.search.pareto import ALIKE, dominates, figures, wide_front
-from planner.search.search import search
-from tests.questions import small_question
+from planner.plans.plan import Plan
+from planner.search.pareto import ALIKE, Front, dominates, figures, wide_front
+from tests.questions import best_of, small_question
+
+
+def front_of(**asked: Any) -> tuple[Plan, Front]:
+    """Return the best plan of Qwen3-8B and the front around it."""
+    best = best_of(model="qwen3-8b", **asked)
+    assert best is not None
+    return best, wide_front(small_question(model="qwen3-8b", **asked), best, 2)
 
 
 @pytest.mark.parametrize("asked", [{}, {"objective": "chips", "rate_per_second": 20.0}], ids=["throughput", "chips"])
 def test_no_plan_of_a_front_is_reached_by_another(asked: dict[str, object]) -> None:
-    """Of both kinds of questions; more levels find no fewer trades, and limits and budgets of the question hold."""
+    """Of both kinds of questions; limits and budgets hold, and guesses do not pass what the search proves."""
     question = small_question(model="qwen3-8b", devices=8, **asked)
-    best = search(question).best
-    assert best is not None
-    front = wide_front(question, best, 2)
+    best, front = front_of(devices=8, **asked)
 
     assert best in front.plans and len(front.plans) > 2 and front.cells <= 8
+    if question.objective == "throughput":
+        assert max(plan.requests_per_second for plan in front.plans) <= best.requests_per_second * (1 + 1e-6)
     for plan in front.plans:
         assert plan.ttft.at(99) <= question.ttft_seconds * 1.001 and plan.tpot.at(99) <= question.tpot_seconds * 1.001
         assert plan.devices <= 8
@@ -28,16 +37,12 @@ def test_no_plan_of_a_front_is_reached_by_another(asked: dict[str, object]) -> N
 
 
 def test_aggregated_plans_stand_where_they_are_better() -> None:
-    """Beside separate pools: whatever these reach, the front of both shapes reaches, and some of it only aggregated."""
-    fronts = {}
-    for shape in ("disaggregated", "auto"):
-        question = small_question(model="qwen3-8b", devices=2, shape=shape)
-        best = search(question).best
-        assert best is not None
-        fronts[shape] = wide_front(question, best, 2).plans
+    """Whatever separate pools reach, the front of both shapes reaches, and some of it only aggregated instances."""
+    shapes = ("disaggregated", "auto", "aggregated")
+    fronts = {shape: front_of(devices=2, shape=shape)[1].plans for shape in shapes}
+    question = small_question(model="qwen3-8b", devices=2, shape="auto")
 
-    shapes = [[role for role, _ in plan.pools()] for plan in fronts["auto"]]
-    assert ["mixed"] in shapes
+    assert ["mixed"] in [[role for role, _ in plan.pools()] for plan in fronts["auto"]]
     for plan in fronts["auto"]:
         assert plan.ttft.at(99) <= question.ttft_seconds * 1.001 and plan.tpot.at(99) <= question.tpot_seconds * 1.001
     for plan in fronts["disaggregated"]:
@@ -45,20 +50,5 @@ def test_aggregated_plans_stand_where_they_are_better() -> None:
             all(a <= b * (1 + ALIKE) for a, b in zip(figures(other), figures(plan), strict=True))
             for other in fronts["auto"]
         )
-
-
-def test_aggregated_alone_have_a_front() -> None:
-    """Of this shape only, where it alone is asked for."""
-    question = small_question(model="qwen3-8b", devices=2, shape="aggregated")
-    best = search(question).best
-    assert best is not None
-    plans = wide_front(question, best, 2).plans
-    assert len(plans) > 1 and all([role for role, _ in plan.pools()] == ["mixed"] for plan in plans)
-
-
-def test_the_best_plan_is_not_beaten_on_the_whole_cluster() -> None:
-    """What the search proves, guesses of the front cannot pass."""
-    question = small_question(model="qwen3-8b", devices=8)
-    best = search(question).best
-    most = max(plan.requests_per_second for plan in wide_front(question, best, 2).plans)
-    assert most <= best.requests_per_second * (1 + 1e-6)
+    alone = [[role for role, _ in plan.pools()] for plan in fronts["aggregated"]]
+    assert len(alone) > 1 and alone == [["mixed"]] * len(alone)

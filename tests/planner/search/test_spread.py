@@ -49,7 +49,7 @@ def test_what_any_node_leaves_carries_the_rate(shape: str, devices: int) -> None
         objective="chips",
         rate_per_second=20.0,
     )
-    plan = search(question).best
+    plan = search(question, beside=False).best
     manifest = assemble(plan, {})
     lost = plan.lost("node")
     for node in range(manifest.clusters["h100"].nodes):

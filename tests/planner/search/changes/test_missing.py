@@ -14,7 +14,7 @@ from planner.search.search import search
 from tests.questions import small_question
 
 LIMITS: list[dict[str, Any]] = [
-    {"tpot_seconds": 0.0002, "model": "qwen3-8b"},
+    {"tpot_seconds": 0.0002, "model": "qwen3-8b", "devices": 4},
     {"ttft_seconds": 0.002},
     {"ttft_seconds": 0.002, "model": "qwen3-8b", "devices": 4, "squared_cv": 0.5},
     {"tpot_seconds": 0.005, "model": "qwen3-8b", "devices": 4, "lengths": (16_384.0, 8.0)},
@@ -119,7 +119,7 @@ def test_one_of_each_role_is_needed() -> None:
     answer = answered(question)
 
     assert (answer.best, answer.binding_limit) == (None, "devices")
-    assert search(with_devices(question, 2)).best is not None
+    assert search(with_devices(question, 2), beside=False).best is not None
 
 
 @pytest.mark.parametrize("objective", ["chips", "latency"])
@@ -133,8 +133,8 @@ def test_a_rate_beyond_the_devices_is_refused_with_one_that_they_carry(objective
     wanted = int(told(answer, r"--devices (\d+)"))
 
     assert nearest < 2_000.0
-    assert search(replace(question, rate_per_second=nearest)).best is not None
-    assert search(with_devices(question, round(wanted * 1.1))).best is not None
+    assert search(replace(question, rate_per_second=nearest), beside=False).best is not None
+    assert search(with_devices(question, round(wanted * 1.1)), beside=False).best is not None
 
 
 @pytest.mark.parametrize(

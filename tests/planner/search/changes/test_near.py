@@ -22,5 +22,5 @@ def test_the_next_smaller_size_misses_the_rate() -> None:
     if largest > 1:
         other = near["narrower instances"].plan
         assert other is None or max(pool.candidate.devices for _, pool in other.pools()) < largest
-    again = search(replace(question, rate_per_second=rate * (1 + headroom_of(plan)) * 0.999)).best
+    again = search(replace(question, rate_per_second=rate * (1 + headroom_of(plan)) * 0.999), beside=False).best
     assert again.devices == plan.devices
