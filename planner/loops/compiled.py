@@ -4,7 +4,9 @@ Modules whose names end in ``_loop`` import ``njit`` from here. They are importe
 for numba takes half a second to import, which questions with closed-form answers need not wait for.
 """
 
+import atexit
 import os
+import shutil
 import sys
 import tempfile
 import zlib
@@ -26,8 +28,15 @@ def _cache_folder() -> Path:
         folder = Path(home) / "podplan" / "compiled" / f"{sources:08x}"
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # a user without a home folder, as containers have
-        return Path(tempfile.mkdtemp(prefix="podplan-compiled-"))
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.mkdtemp(prefix="podplan-compiled-"))
+        return _temporary()
+    return folder if os.access(folder, os.W_OK) else _temporary()
+
+
+def _temporary() -> Path:
+    """Return a folder of this process and those that it starts, which goes when it ends."""
+    folder = tempfile.mkdtemp(prefix="podplan-compiled-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _tell_once(folder: str) -> None:
@@ -44,7 +53,8 @@ def _tell_once(folder: str) -> None:
 
 
 if "numba" not in sys.modules:
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(_cache_folder()))
+    if "NUMBA_CACHE_DIR" not in os.environ:  # else a process that has one started this one
+        os.environ["NUMBA_CACHE_DIR"] = str(_cache_folder())
     os.environ.setdefault("NUMBA_OPT", "1")  # loops run as fast as with 3, and compile in two thirds of the time
     if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and not any(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi")):
         _tell_once(os.environ["NUMBA_CACHE_DIR"])
