@@ -23,6 +23,7 @@ from planner.instances.space import ROLES, Role, built, groups, machines_of, rol
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.aggregated_offers import aggregated_offers, bounds_of, holding
+from planner.plans.quantised import alternatives
 from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.answer import Answer, Change
@@ -189,6 +190,19 @@ def fastest_alone(question: Question) -> tuple[float, float]:
             ttft = min(ttft, float(bounds.longest_alone().min()))
             tpot = min(tpot, float((bounds.bare(1 / bounds.ranks) / bounds.accepted).min()))
     return ttft, tpot
+
+
+def in_reach(question: Question) -> bool:
+    """Whether idle instances of either shape keep both limits, which every plan needs; quick to tell."""
+
+    def kept(ttft: float, tpot: float) -> bool:
+        return ttft <= question.ttft_seconds and (tpot <= question.tpot_seconds or not question.workload.decodes)
+
+    return any(
+        (each.shape != "aggregated" and kept(fastest_ttft(each), fastest_tpot(each)))
+        or (not_aggregated(each) is None and kept(*fastest_alone(each)))
+        for each in alternatives(question)
+    )
 
 
 def unsurvivable(question: Question) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
 from planner.plans.quantised import alternatives
 from planner.question import Question
 from planner.search.answer import Change
-from planner.search.changes.missing import asked_limit, fastest, most_devices, with_limit
+from planner.search.changes.missing import asked_limit, fastest, in_reach, most_devices, smallest_plan, with_limit
 from planner.search.changes.resources import Each
 from planner.search.changes.variations import alike, most_carried
 from planner.workload import Lengths, Workload
@@ -108,7 +108,7 @@ def size_change(question: Question, most_per_second: float | None, feasible: Try
         changed = at(factor)
         sizes = changed.prefill.devices, changed.decode.devices
         if sizes not in tried:
-            tried[sizes] = changed.devices <= most and feasible(changed)
+            tried[sizes] = changed.devices <= most and in_reach(changed) and feasible(changed)
         return tried[sizes]
 
     whole = at(1.0).devices > question.devices  # devices of a node in part: the rest of it is tried first
@@ -184,6 +184,26 @@ def limits_change(question: Question, ttft: bool, feasible: Try) -> Change | Non
         return None
     told = f"{second.flag} {second.value}, for {format_duration(other)} cannot be kept either"
     return replace(first, direction="both limits", value=f"{first.value} with {told}", question=second.question)
+
+
+def held_changes(question: Question, feasible: Try) -> list[Change]:
+    """Return smaller formats with a plan, and the devices that hold the model with the limits that they miss eased."""
+    found = [change for each in _quantised(question, feasible).values() if (change := each()).question is not None]
+    least = min(map(smallest_plan, alternatives(question)))
+    if not math.isfinite(least):
+        return found
+    enough = question.on_roles(lambda part: replace(part, devices=part.grown(max(least / part.devices, 1.0))))
+    idle = replace(enough, rate_per_second=None, objective="throughput")
+    alone = (limit_change(idle, ttft, feasible) for ttft in (False, True))
+    limit = next((each for each in alone if each.question), None) or limits_change(idle, True, feasible)
+    if limit is None or limit.question is None:
+        return found
+    kept = replace(question, ttft_seconds=limit.question.ttft_seconds, tpot_seconds=limit.question.tpot_seconds)
+    size = size_change(kept, None, feasible)
+    if size.question is not None:
+        told = f"{size.told} with {limit.flag} {limit.told}"
+        found.append(replace(size, value=f"{size.value} with {limit.flag} {limit.value}", told=told))
+    return found
 
 
 def scaled_prompts(workload: Workload, factor: float) -> tuple[tuple[float, float, float], ...] | None:

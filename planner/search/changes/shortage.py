@@ -9,7 +9,15 @@ from planner.programme.columns import Side
 from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.answer import Answer, Change
-from planner.search.changes.nearest import Try, eased, limit_change, limits_change, rate_change, size_change
+from planner.search.changes.nearest import (
+    Try,
+    eased,
+    held_changes,
+    limit_change,
+    limits_change,
+    rate_change,
+    size_change,
+)
 from planner.search.changes.variations import most_carried
 from planner.search.gather import Option
 
@@ -30,8 +38,8 @@ def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
     if not short:  # what one role leaves undone makes the other late
         return "devices", there
     told = " and ".join(
-        f"{side.machines.devices} devices of {side.machines.hardware.name} carry the {side.role} of "
-        f"{format_rate(rounded_down(alone[side.role]))}"
+        f"{counted(side.machines.devices, 'device')} of {side.machines.hardware.name} "
+        f"{_carry(side.machines.devices)} the {side.role} of {format_rate(rounded_down(alone[side.role]))}"
         for side in short
     )
     asked = format_rate(question.rate_per_second or 0.0)
@@ -83,7 +91,10 @@ def _changes(
         return [both or (found if found.question is not None else _with_rate(question, found))]
     unharmed = replace(question, survive=None)
     loss = [_without_loss(unharmed)] if limit == "survive" and feasible(unharmed) else []
-    return [*([rated] if rated else []), size_change(question, most_per_second, feasible), *loss]
+    size = size_change(question, most_per_second, feasible)
+    if limit == "memory" and size.question is None:
+        return held_changes(question, feasible) or [size]
+    return [*([rated] if rated else []), size, *loss]
 
 
 def _with_rate(question: Question, change: Change) -> Change:
@@ -110,7 +121,11 @@ def not_carried(question: Question, most_per_second: float) -> str:
     """Return a sentence with the rate that the devices carry instead of the asked one."""
     most, asked = format_rate(rounded_down(most_per_second)), format_rate(question.rate_per_second or 0.0)
     devices = question.devices
-    return f"{counted(devices, 'device')} {'carries' if devices == 1 else 'carry'} {most}, not the asked {asked}"
+    return f"{counted(devices, 'device')} {_carry(devices)} {most}, not the asked {asked}"
+
+
+def _carry(devices: int) -> str:
+    return "carries" if devices == 1 else "carry"
 
 
 def _alone(question: Question, side: Side) -> float:

@@ -51,6 +51,14 @@ def test_a_loss_that_binds_is_named() -> None:
     assert "after losing the worst instance" in answer.explanation and "or no --survive" in answer.explanation
 
 
+def test_more_devices_that_are_late_come_with_the_limit_that_they_keep() -> None:
+    """Memory lacks, and no number of devices keeps TPOT: told is a number that holds the model, and what it keeps."""
+    (change,) = answered(small_question(hardware="l40s", devices=1, tpot_seconds=0.004)).changes
+    assert change.value is not None and change.value.startswith("4 with --tpot ")
+    assert change.question is not None and has_plan(change.question)
+    assert change.question.devices == 4 and change.question.tpot_seconds < 0.01
+
+
 def test_the_short_pool_is_named() -> None:
     """Of a pool for each role, the one that carries less alone."""
     question = asked(200.0, devices=1, decode=("h100", 8))
@@ -58,7 +66,7 @@ def test_the_short_pool_is_named() -> None:
     answer = answered(question)
 
     assert answer.binding_limit == "devices of prefill"
-    assert "1 devices of h100 carry the prefill of" in answer.explanation
+    assert "1 device of h100 carries the prefill of" in answer.explanation
     (sizes,) = re.findall(r"--devices prefill=(\d+),decode=8", answer.explanation)
     assert has_plan(replace(question, prefill=replace(question.prefill, devices=int(sizes))))
 
