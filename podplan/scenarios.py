@@ -21,6 +21,7 @@ from podplan.day import clock_text
 from podplan.fleets import FleetInput
 from podplan.options import SIZES
 from podplan.planning import playable, settled
+from podplan.question import Asked
 from podplan.question_files import Entry, asked_of, merged_flags, read_rows, typed_of
 from podplan.readers import read_fraction
 from podplan.result import Result, Row, as_json, picked
@@ -233,9 +234,10 @@ def solved_scenarios(base: Mapping[str, str], path: Path) -> ScenariosResult:
         raise BadInput(f"{path}: {unknown[0][:40]} is not a known key; accepted are scenarios, share and growth")
     share = read_fraction(str(data.get("share", 1)), f"{path}: share", 1.0)
     growth = _positive(str(data.get("growth", 1)), f"{path}: growth")
-    pairs = list(spread(lambda at: _scenario(base, *rows[at], at + 1, growth), range(len(rows))))
+    read = [_scenario(base, *each, number) for number, each in enumerate(rows, 1)]
+    _check_together([each for each, _ in read], path)
+    pairs = list(spread(lambda at: _solved(*read[at], growth), range(len(rows))))
     made = [each for each, _ in pairs]
-    _check_together(made, path)
     space = space_of(made)
     if space is None:
         raise Infeasible(f"{path}: a model has no plan in any scenario; plan MODEL --rate says what binds each")
@@ -297,19 +299,25 @@ def _check_together(made: Sequence[Scenario], path: Path) -> None:
             raise BadInput(f"{path}: {each.name[:40]!r} has two weights or lengths; give its models the same")
 
 
-def _scenario(
-    base: Mapping[str, str], where: str, row: Mapping[str, str], number: int, growth: float
-) -> tuple[Scenario, Trace | None]:
+def _scenario(base: Mapping[str, str], where: str, row: Mapping[str, str], number: int) -> tuple[Scenario, Asked]:
+    """Return a scenario as it is asked, before anything is searched."""
     values = merged_flags(base, {key: value for key, value in row.items() if key not in OWN_KEYS})
     if not {"rate", "trace"} & values.keys():
         raise BadInput(f"{where}: rate is missing; a scenario says how many requests arrive, such as 40/s")
     entry = Entry(name=row.get("name", f"scenario-{number}"), where=where, values={**values, "objective": "chips"})
-    asked = settled(asked_of(entry))
-    question = replace(asked.question, rate_per_second=(asked.question.rate_per_second or 0.0) * growth)
+    asked = asked_of(entry)
     weight = _positive(row.get("weight", "1"), f"{where}: weight")
     hours = parse_duration(row["lasts"], f"{where}: lasts") / HOUR_SECONDS if "lasts" in row else None
+    found = Scenario(name=entry.name, question=asked.question, weight=weight, hours=hours, best=None, least_chips=0.0)
+    return found, asked
+
+
+def _solved(scenario: Scenario, asked: Asked, growth: float) -> tuple[Scenario, Trace | None]:
+    """Return a scenario with its own plan, and the trace that plans can be played on."""
+    asked = settled(asked)
+    question = replace(asked.question, rate_per_second=(asked.question.rate_per_second or 0.0) * growth)
     rows = playable(asked)
-    solved = solved_scenario(entry.name, question, rows, weight=weight, hours=hours)
+    solved = solved_scenario(scenario.name, question, rows, weight=scenario.weight, hours=scenario.hours)
     return solved, None if rows is None else asked.trace
 
 

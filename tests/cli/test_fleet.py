@@ -55,9 +55,8 @@ def test_every_model_has_a_plan_on_the_shared_devices(tmp_path: Path, capsys: py
 
 def test_a_model_of_a_fleet_has_encode_instances(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both ways to encode stand in one proven programme, and a manifest of the answer is played with its pictures."""
-    text = FILE.replace("hw: h100", "hw: h800").replace("  - {name: large", "# {name: large")
-    asked = "isl: 512, osl: 128, images: 1@640x640, encode: WAY, name: seen"
-    text += f"  - {{model: qwen2.5-vl-7b-instruct, rate: 4/s, {asked}}}\n"
+    asked = "model: qwen2.5-vl-7b-instruct, rate: 4/s, isl: 512, osl: 128, images: 1@640x640, encode: WAY, name: seen"
+    text = f"hw: h800\ndevices: 4\nmodels:\n  - {{{asked}}}\n"
     found = {}
     for way in ("fused", "separate", "auto"):
         path = _written(tmp_path, f"objective: throughput\n{text.replace('WAY', way)}")
@@ -66,8 +65,8 @@ def test_a_model_of_a_fleet_has_encode_instances(tmp_path: Path, capsys: pytest.
         assert found[way]["bound"]["gap"] <= 1e-6
     value = {way: data["bound"]["value"] for way, data in found.items()}
     assert value["auto"] == pytest.approx(max(value["fused"], value["separate"]))
-    (seen,) = (model["best"] for model in found["separate"]["models"] if model["name"] == "seen")
-    assert seen["pools"][0]["role"] == "encode"
+    (seen,) = found["separate"]["models"]
+    assert seen["best"]["pools"][0]["role"] == "encode"
     run = answered(capsys, "simulate", str(tmp_path / "separate" / "seen" / "manifest.yaml"), "--requests", "200")
     assert run["utilisation"]["encode"] > 0
 

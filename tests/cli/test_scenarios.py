@@ -8,21 +8,8 @@ from cli.main import main
 from planner.manifest.document import read_manifest
 from tests.shell import answered, refused
 
-ASKED = [
-    "qwen3-8b",
-    "--engine",
-    "reference",
-    "--hw",
-    "h100",
-    "--nodes",
-    "1",
-    "--osl",
-    "128",
-    "--isl",
-    "512",
-    "--shape",
-    "disaggregated",
-]
+SMALL = {"--engine": "reference", "--hw": "h100", "--isl": "512", "--osl": "128", "--shape": "disaggregated"}
+ASKED = ["qwen3-8b", *(word for pair in SMALL.items() for word in pair), "--nodes", "1"]
 
 
 def written(tmp_path: Path, text: str) -> str:

@@ -49,7 +49,8 @@ def test_aggregated_instances_take_the_better_of_two_pools(capsys: pytest.Captur
 def test_rows_of_a_front_name_the_pools_of_their_own_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A runner-up of the other shape has none of the best plan's pools."""
     table = tmp_path / "front.csv"
-    assert main.main([*SMALL[:-6], "--devices", "2", "--pareto", "2", "--csv", str(table)]) == ExitCode.DONE
+    asked = [*SMALL[:6], "2", *SMALL[7:], "--pareto", "2", "--csv", str(table)]
+    assert main.main(asked) == ExitCode.DONE
     capsys.readouterr()
     with table.open(encoding="utf-8") as file:
         rows = [{key for key in ("prefill", "decode", "mixed") if row.get(key)} for row in csv.DictReader(file)]

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from cli.main import main
+from planner.manifest.document import dump_manifest
 from podplan import watching
 from tests.plans import small_manifest
 from tests.shell import refused
@@ -63,9 +64,20 @@ def seen(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> dict
     return found
 
 
+SMALL = {"model": "qwen3-8b", "hardware": "h100", "devices": 8, "weights": "bf16"}
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> str:
+    """A planned manifest as a file, whose question is soon planned again."""
+    path = tmp_path / "manifest.yaml"
+    path.write_text(dump_manifest(small_manifest(**SMALL)), encoding="utf-8")
+    return str(path)
+
+
 def rate_of(share: float) -> float:
     """Return a share of the rate that the manifest was planned for."""
-    return share * (small_manifest().workload.requests_per_second or 0.0)
+    return share * (small_manifest(**SMALL).workload.requests_per_second or 0.0)
 
 
 @pytest.mark.parametrize("engine", list(NAMES))
