@@ -174,11 +174,9 @@ class Question:
     def spread(self) -> bool:
         """Whether instances below a node are spread over nodes, so that the loss of one takes few.
 
-        Beside other models they fill node after node; so they do with the objective ``cost``, which pays whole nodes,
-        where each role has machines of its own.
+        Beside other models they fill node after node.
         """
-        others = self.prefill.among_others or self.decode.among_others
-        return self.survive == "node" and not others and (self.one_pool or not self.goal.priced)
+        return self.survive == "node" and not (self.prefill.among_others or self.decode.among_others)
 
     @property
     def decoded(self) -> Workload:

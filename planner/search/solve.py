@@ -151,16 +151,22 @@ class Found:
         return bound._replace(gap=self.gap) if self.gap else bound
 
     def _in_whole_nodes(self, bound: Bound) -> Bound:
-        """Return a bound on devices as one on whole nodes, which are paid for, where all machines are equal."""
+        """Return a bound on devices as one on whole nodes, which are paid for, where that can be told.
+
+        Spread instances are asked on the fewest nodes (``search.fewest``). Where each role has machines of its own, the
+        fewest devices of both together are the fewest of each, and so are their nodes.
+        """
         pools = [pool for plan in self.plans for _, pool in plan.pools()]
         cost, kinds = cost_of(self.plans), {pool.machines.budget: pool.machines for pool in pools}
         if cost is None:
             return bound
-        if len(kinds) == 1:
+        spent = sum(pool.devices * pool.machines.device_cost for pool in pools)
+        apart = self.separate.fleet.single and len(kinds) > 1 and bound.value >= spent * (1 - SLACK)
+        if apart or any(plan.spread for plan in self.plans):
+            bound = bound._replace(value=cost)
+        elif len(kinds) == 1:
             (machines,) = kinds.values()
             devices = math.ceil(bound.value / machines.device_cost - SLACK)
-            if any(plan.spread for plan in self.plans):  # asked on the fewest nodes (``search.fewest``)
-                devices = machines.devices
             bound = bound._replace(value=paid_devices(machines, devices) * machines.device_cost)
         return bound.of_plan(cost)
 

@@ -71,3 +71,19 @@ def test_a_price_of_whole_nodes_takes_the_fewest_that_survive() -> None:
     assert search(replace(asked, prefill=fewer, decode=fewer, objective="chips"), beside=False).best is None
     assert plan.spread and plan.nodes < smallest.nodes and plan.devices >= smallest.devices
     assert found.bound.value == plan.cost_per_hour and found.bound.gap == 0
+
+
+def test_a_machine_for_each_role_takes_the_fewest_nodes_of_each() -> None:
+    """Two nodes of each kind, with as much of either role on both; filled node after node four spares took a node."""
+    asked = small_question(devices=32, hardware="a100", decode=("h100", 32), lengths=(2048.0, 500.0))
+    found = search(replace(asked, survive="node", objective="cost", rate_per_second=20.0))
+    assert all(2 * found.best.lost("node")[role] == pool.instances for role, pool in found.best.pools())
+    assert found.best.nodes == 4 and found.best.spread
+    assert found.bound.value == found.best.cost_per_hour and found.bound.gap == 0
+
+
+def test_whole_nodes_of_two_machines_are_the_bound_of_their_price() -> None:
+    """Two chips of each kind are paid as two whole nodes, and no plan pays less."""
+    asked = small_question(devices=32, hardware="a100", decode=("h100", 32), lengths=(2048.0, 500.0))
+    found = search(replace(asked, objective="cost", rate_per_second=20.0))
+    assert found.best.devices < 16 and found.bound.value == found.best.cost_per_hour == 8 * (1.9 + 1.3)
