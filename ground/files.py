@@ -215,19 +215,20 @@ def write_files(files: Mapping[Path, str] | Mapping[Path, str | bytes], *, force
     """
     for path in files:
         check_file(path, force=force)
-    with staging() as beside:
+    with staging(force=force) as beside:
         for path, text in files.items():
             with writing(path):
                 beside(path).write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
 
 
 @contextmanager
-def staging() -> Iterator[Callable[[Path], Path]]:
+def staging(*, force: bool) -> Iterator[Callable[[Path], Path]]:
     """Yield what names a file to write beside a path: all take their places when the block ends well, or none is left.
 
     Neither is a folder that was made for one. That holds for SIGTERM and SIGHUP, too, of which the process then ends.
 
-    Raises BadInput naming the file if a folder cannot be made, or a file not be renamed.
+    Raises BadInput naming the file if a folder cannot be made, or a file not be renamed; without ``force`` also if one
+    has come meanwhile, as from the same command beside this one.
     """
     staged: dict[Path, Path] = {}
     made: list[Path] = []
@@ -243,6 +244,8 @@ def staging() -> Iterator[Callable[[Path], Path]]:
     with _cleaned_up():
         try:
             yield beside
+            for path in staged:
+                check_file(path, force=force)
             for path, temporary in staged.items():
                 with writing(path):
                     temporary.replace(path)

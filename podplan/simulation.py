@@ -325,7 +325,7 @@ def _observing(flags: SimulateFlags, progress: Progress | None) -> Iterator[Obse
     _check_apart(flags)
     for path in filter(None, asked.values()):
         check_file(path, force=flags.force)
-    with staging() as beside, ExitStack() as stack:
+    with staging(force=flags.force) as beside, ExitStack() as stack:
         files = {name: stack.enter_context(_opened(path, beside)) for name, path in asked.items() if path}
         yield Observer(**files, series_seconds=flags.seconds("timeseries_step", 1.0), progress=progress)
 

@@ -309,7 +309,8 @@ def of_results(sources: Sequence[str], manifest: Manifest, path: str) -> Observe
         raise BadInput(f"{sources[0]}: holds no results; CSV and JSON files are read, as plan verify reads them")
     with_manifest = any(not each.endswith(".csv") for each in paths)
     found = verify(*paths, manifest=path if with_manifest else None)
-    errors = [1 / (1 + each.error["tpot_seconds"]) for each in found.compared if "tpot_seconds" in each.error]
+    errors = [each.error.get("tpot_seconds", -1.0) for each in found.compared]  # -1: of one token, nothing to wait for
+    errors = [1 / (1 + error) for error in errors if error > -1]
     if not errors:
         reason = next((each.reason for each in found.runs if each.reason), "they state no TPOT")
         raise BadInput(f"{sources[0]}: no run could be set beside a prediction: {reason}")

@@ -125,6 +125,14 @@ def test_slow_steps_break_the_interval(planned: str, tmp_path: Path, capsys: pyt
     assert carried[1] < carried[0]
 
 
+def test_runs_of_one_token_tell_no_steps(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whose predicted TPOT is none, whatever was measured."""
+    columns = "id,model,hardware,engine,weights,strategy,isl,osl,concurrency,ttft_seconds,tpot_seconds"
+    (tmp_path / "runs.csv").write_text(f"{columns}\na,qwen3-8b,h100,vllm,bf16,TP=1,1024,1,8,0.1,0.01\n")
+    assert main(["watch", str(tmp_path / "runs.csv"), "--manifest", planned, "--once"]) == 2
+    assert "no run could be set beside a prediction: they state no TPOT" in capsys.readouterr().err
+
+
 def test_a_request_log_tells_traffic(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Arrivals and lengths of a trace; at the planned rate the plan stays."""
     stamps = np.cumsum(np.random.default_rng(1).exponential(1 / rate_of(0.9), 2000))

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -120,12 +121,24 @@ def test_long_names_are_written_and_too_long_ones_refused(tmp_path: Path) -> Non
     assert [child.name for child in tmp_path.iterdir()] == ["a" * 255]
 
 
+@pytest.mark.parametrize("force", [False, True])
+def test_what_came_meanwhile_stays_unless_forced(tmp_path: Path, force: bool) -> None:
+    """The same command beside this one has written its file first."""
+    told = nullcontext() if force else pytest.raises(BadInput, match="exists already")
+    with told, files.staging(force=force) as beside:
+        for name in ("a", "b"):
+            beside(tmp_path / name).write_text("mine", encoding="utf-8")
+        (tmp_path / "b").write_text("theirs", encoding="utf-8")
+    kept = {child.name: child.read_text(encoding="utf-8") for child in tmp_path.iterdir()}
+    assert kept == ({"a": "mine", "b": "mine"} if force else {"b": "theirs"})
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     """Ended from outside, a process removes what it began, and ends of that signal."""
     text = (
         "import time; from pathlib import Path; from ground.files import staging\n"
-        "with staging() as beside:\n"
+        "with staging(force=False) as beside:\n"
         "    beside(Path('new/a')).write_text('x'); print('begun', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", text], cwd=tmp_path, stdout=-1, stderr=-3, env=_here()) as process:
