@@ -38,7 +38,7 @@ _FILLED = 3.0
 """Least number of requests of a trace that loads a plan, over the requests in the system."""
 _STEPS = 7
 _BEYOND = 2.0
-"""Upper end of the search for the largest rate, over the plan's rate."""
+"""Upper end of the search for the largest rate, over what the plan's pools carry."""
 
 
 class OnTrace(NamedTuple):
@@ -52,7 +52,7 @@ class OnTrace(NamedTuple):
     keeps: bool
     """Whether both limits hold at the question's percentile, each on its own."""
     most_per_second: float | None
-    """Largest rate found within both limits, up to twice the plan's; None where none was found."""
+    """Largest rate found within both limits, up to twice what the pools carry; None where none was found."""
 
     def at(self, name: str, percentile: float) -> float | None:
         """Seconds of ``ttft`` or ``tpot`` at a percentile of the requests; None where no answer has a second token."""
@@ -88,7 +88,8 @@ def on_trace(plan: Plan, trace: TraceRows) -> OnTrace:
 
     recorded = played(planned)
     keeps = excess_of(recorded, question) <= 1
-    low, high = (planned, _BEYOND * planned) if keeps else (0.0, planned)
+    carried = max(planned, min(pool.capacity_per_second for _, pool in plan.pools()))
+    low, high = (planned, _BEYOND * carried) if keeps else (0.0, planned)
     for _ in range(min(_STEPS, MOST_PLAYED // recorded.ttft_seconds.size)):
         middle = (low + high) / 2
         low, high = (middle, high) if excess_of(played(middle), question) <= 1 else (low, middle)

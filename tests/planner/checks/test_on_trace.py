@@ -44,6 +44,14 @@ def test_the_mean_rate_is_the_plans():
     assert slow.recorded.ttft_seconds == pytest.approx(fast.recorded.ttft_seconds)
 
 
+def test_the_largest_rate_is_that_of_the_pools():
+    """A plan at a fifth of what its pools carry is told about the same largest rate, not twice its own."""
+    plan = _plan()
+    slow = plan.under(plan.question)(plan.requests_per_second / 5)
+    told, other = (on_trace(each, _trace(1.0)).most_per_second for each in (plan, slow))
+    assert other == pytest.approx(told, rel=0.05) and other > 3 * slow.requests_per_second
+
+
 @pytest.mark.parametrize("burst", [1.0, 5.0])
 def test_rates_that_are_told_keep_the_limits(burst):
     """Played at the rate that was found, the percentiles are within the limits; well beyond it they are not."""
