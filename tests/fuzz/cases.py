@@ -67,7 +67,8 @@ ENVIRONMENT = {
     "LANG": ["C", "tr_TR.UTF-8", "nothing"],
     "LC_ALL": ["POSIX"],
     "PYTHONIOENCODING": ["ascii", "latin-1"],
-    "HOME": ["/absent", "/dev/null", ""],
+    "HOME": ["/absent", "/dev/null", "/proc", ""],
+    "XDG_CACHE_HOME": ["/proc", "/dev/full"],
     "TMPDIR": ["/absent"],
     "PYTHONUTF8": ["0"],
     "PYTHONWARNINGS": ["error"],
@@ -97,6 +98,8 @@ class Case:
     signal: int = 0
     after_seconds: float = 0.0
     cold: bool = False
+    beside: bool = False
+    """Whether the same runs beside it, in the same folder."""
 
     @property
     def fresh(self) -> bool:
@@ -177,6 +180,7 @@ def cases(draw: st.DrawFn, command: str) -> Case:
         signal=draw(st.sampled_from([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])) if ending == 2 else 0,
         after_seconds=draw(st.floats(0, 0.5)) if ending == 2 else 0.0,
         cold=ending == 5,
+        beside=ending == 6,
     )
 
 

@@ -58,13 +58,15 @@ def faults(case: Case, limit_seconds: float = 30.0) -> list[str]:
             (Path(name) / stream).touch()
         _fill(folder, case)
         before = _tree(folder)
-        code, seconds = _run(case, folder, limit_seconds)
+        code, other, seconds = _run(case, folder, limit_seconds)
         out, err = ((Path(name) / stream).read_text(encoding="utf-8", errors="replace") for stream in ("out", "err"))
         found = list(_wrong(case, code, out, err))
+        if other not in {code, *USUAL}:
+            found.append(f"the same beside it ended with {other}")
         if code in (-signal.SIGXCPU, -signal.SIGKILL):
             found = [f"hangs: over {limit_seconds:g} s of processor time, or four times as long ({seconds:.0f} s)"]
         left = sorted(_tree(folder) - before)
-        if left and (code == 2 or any(".podplan-" in each for each in left)):
+        if left and (code == other == 2 or any(".podplan-" in each for each in left)):
             found.append(f"ended with {code} and left {', '.join(left)[:200]}")
         if code == 0:
             _start(folder)
@@ -113,30 +115,42 @@ def _tree(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def _run(case: Case, folder: Path, limit_seconds: float) -> tuple[int, float]:
-    """Return how a case ended, a negative number for a signal, and after how long."""
+def _run(case: Case, folder: Path, limit_seconds: float) -> tuple[int, int, float]:
+    """Return how a case ended, a negative number for a signal, how the same beside it did, and after how long."""
     start = time.monotonic()
-    child = os.fork()
-    if child == 0:
-        _child(case, folder, limit_seconds)
+    children = [_started(case, folder, limit_seconds, name) for name in ("", "-too")[: 1 + case.beside]]
     deadline, kill_at = start + 4 * limit_seconds, start + case.after_seconds if case.signal else float("inf")
+    codes = [_code(child, case.signal, kill_at, deadline) for child in children]
+    for child in children:
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # workers that it left
+    return codes[0], codes[-1], time.monotonic() - start
+
+
+def _code(child: int, number: int, signal_at: float, kill_at: float) -> int:
+    """Return how a process ended that is sent a signal at one time and killed at another."""
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         now = time.monotonic()
         if done:
-            break
-        if now > kill_at:
-            os.kill(child, case.signal)
-            kill_at = float("inf")
-        elif now > deadline:
+            return os.waitstatus_to_exitcode(status)
+        if now > signal_at:
+            os.kill(child, number)
+            signal_at = float("inf")
+        elif now > kill_at:
             os.kill(child, signal.SIGKILL)
         time.sleep(0.003)
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)  # workers that it left
-    return os.waitstatus_to_exitcode(status), time.monotonic() - start
 
 
-def _child(case: Case, folder: Path, limit_seconds: float) -> NoReturn:
+def _started(case: Case, folder: Path, limit_seconds: float, streams: str) -> int:
+    """Return the process that runs a case, with files of its own for what it says."""
+    child = os.fork()
+    if child == 0:
+        _child(case, folder, limit_seconds, streams)
+    return child
+
+
+def _child(case: Case, folder: Path, limit_seconds: float, streams: str) -> NoReturn:
     """In the process of a case: run it, here or as a programme of its own."""
     try:
         os.setsid()
@@ -144,7 +158,7 @@ def _child(case: Case, folder: Path, limit_seconds: float) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CPU, (int(limit_seconds), int(limit_seconds) + 5))
         resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        for number, name in enumerate(("/dev/null", "../out", "../err")):
+        for number, name in enumerate(("/dev/null", f"../out{streams}", f"../err{streams}")):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.cases import WEIGHTS, Case, drawn, read_case
+from tests.fuzz.cases import PREDICTED, WEIGHTS, Case, drawn, read_case
 from tests.fuzz.hunt import faults
 from tests.fuzz.truths import TRUTHS, Asking, Truth, alike, contradictions, explained, looser, most, repeated, sized
 from tests.fuzz.truths import drawn as drawn_question
@@ -30,6 +30,8 @@ def test_the_hunt_finds_what_is_wrong() -> None:
     noise = Case(command="models", arguments=["models", "qwen3-8b"], files={}, environment={"PYTHONHOME": "/absent"})
     assert "ended with 1" in faults(noise)[0]
     assert faults(case, limit_seconds=0.001)[0].startswith("hangs")
+    two = Case(command="predict", arguments=["predict", "qwen3-8b", *PREDICTED, "--out", "a"], files={}, beside=True)
+    assert faults(two) == []
     shell = Case(command="models", arguments=["models", "qwen3-8b"], files={"a.sh": b"A=`echo>PWNED`\n"})
     assert faults(shell) == ["a payload was run"]
 
