@@ -83,17 +83,24 @@ def feed_forward_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: 
 
 
 def attention_seconds(
-    device: Device, fit: AttentionFit, flops: Number, moved_bytes: Number, mean_keys: Number, head: Number = np.inf
+    device: Device,
+    fit: AttentionFit,
+    flops: Number,
+    moved_bytes: Number,
+    mean_keys: Number,
+    head: Number = np.inf,
+    rows: Number = np.inf,
 ) -> Number:
     """Return the seconds of an attention kernel.
 
-    compute = FLOP / (bf16 peak·f) · (1 + half_length/L) · (1 + half_head/d), memory = bytes / (bandwidth·g),
-    L = ``mean_keys`` per query, d = elements of a ``head``;
+    compute = FLOP / (bf16 peak·f) · (1 + half_length/L) · (1 + half_head/d) · (1 + half_queries/Q),
+    memory = bytes / (bandwidth·g), L = ``mean_keys`` per query, d = elements of a ``head``, Q = ``rows``, queries
+    times heads;
     max(compute, memory) + serial_fraction · min(compute, memory) + floor
     """
     peak = device.peak_flops_per_second["bf16"].value * fit.peak_fraction
     bandwidth = device.memory_bandwidth_bytes_per_second.value * fit.memory_fraction
-    filling = (1.0 + fit.half_length / mean_keys) * (1.0 + fit.half_head / head)
+    filling = (1.0 + fit.half_length / mean_keys) * (1.0 + fit.half_head / head) * (1.0 + fit.half_queries / rows)
     compute, memory = flops / peak * filling, moved_bytes / bandwidth
     exposed = fit.serial_fraction * np.minimum(compute, memory)
     seconds: Number = np.maximum(compute, memory) + exposed + fit.floor_seconds

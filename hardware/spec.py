@@ -73,9 +73,11 @@ class MatmulFit(Fitted):
 class AttentionFit(Fitted):
     """Attention kernel.
 
-    compute seconds = FLOP / (bf16 peak · peak_fraction) · (1 + half_length/L) · (1 + half_head/d)
-    with L the mean number of keys per query and d the elements of a head: the exponential of a pair of query and key
-    takes as long however narrow the head (arXiv 2407.08608, section 3.1). Memory, serial fraction and floor as for
+    compute seconds = FLOP / (bf16 peak · peak_fraction)
+                      · (1 + half_length/L) · (1 + half_head/d) · (1 + half_queries/Q)
+    with L the mean number of keys per query, d the elements of a head, for the exponential of a pair of query and key
+    takes as long however narrow the head (arXiv 2407.08608, section 3.1), and Q queries times heads of prompts: few
+    tiles of them leave cores idle. Memory, serial fraction and floor as for
     matrix products. A kernel of windows can handle a share ``beyond_fraction`` of the keys outside them for nothing.
     Latents are read once for all heads, but for 17 to 32 in two tiles of heads, of which the second reads a share
     ``again_fraction`` of them from memory again.
@@ -84,6 +86,7 @@ class AttentionFit(Fitted):
     peak_fraction: Fraction
     half_length: NotNegative = 0
     half_head: NotNegative = 0
+    half_queries: NotNegative = 0
     beyond_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     again_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     memory_fraction: Fraction

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import polars
@@ -90,6 +91,7 @@ ATTENTION: Bounds = {
     "floor_seconds": (0.0, 1e-3, 1e-5, 1e-5),
 }
 HEAD: Bounds = {"half_head": (0.0, 1000.0, 20.0, 30.0)}
+FILLED: Bounds = {"half_queries": (0.0, 1e6, 5e3, 5e3)}
 ATTENDED: tuple[tuple[str, str, bool, tuple[int, ...]], ...] = (
     ("generation", "gqa_decode", False, (64, 128)),
     ("context", "prefill_attention", False, (64, 128, 256)),
@@ -336,9 +338,11 @@ def attention(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
                 per_key = kept * 2 * size * (1 if suffix else 2)
                 share = peaks["bf16"].value / peaks["fp8"].value if suffix and kind == "context" else 1.0
                 per_pair = 4 * heads * size * share
-                shape = pairs * per_pair, cached * per_key + queries * heads * size * 4, pairs / queries, size
+                moved = cached * per_key + queries * heads * size * 4
+                shape = Work(pairs * per_pair, moved, pairs / queries, size, queries * heads)
                 bounds = ATTENTION | HEAD if kind == "context" and len(np.unique(size)) > 1 else ATTENTION
                 bounds = bounds | BEYOND if windowed else bounds
+                bounds = bounds | FILLED if kind == "context" and not windowed else bounds
                 beyond = (all_pairs - pairs) * per_pair, (all_cached - cached) * per_key
                 name = family + suffix + (f" {sizes[0]}" if len(sizes) == 1 else "")
                 yield from attended(name, path, hw, own, shape, bounds, beyond)
@@ -358,7 +362,7 @@ def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
             moved = cached * LATENT * (1 if suffix else 2) + queries * heads * (LATENT + VALUE) * 2
             share = peaks["bf16"].value / peaks["fp8"].value if suffix else 1.0
             flops = pairs * 2 * heads * (LATENT + VALUE) * share
-            shape = flops, moved, pairs / queries, np.full_like(flops, np.inf)
+            shape = Work(flops, moved, pairs / queries, np.full_like(flops, np.inf), queries * heads)
             again = np.zeros_like(flops), in_two(heads) * cached * LATENT * (1 if suffix else 2)
             bounds = ATTENTION | AGAIN if hw.name in BLACKWELL else ATTENTION
             yield from attended(f"mla_decode{suffix}", path, hw, own, shape, bounds, again)
@@ -370,8 +374,19 @@ def mla(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
             (heads,) = columns(own, "num_heads")
             queries, pairs, cached = work(own, "context")
             moved = (queries + cached) * heads * (192 + 128) * 2
-            shape = pairs * 2 * heads * (192 + 128), moved, pairs / queries, np.full_like(moved, np.inf)
-            yield from attended("mla_prefill", path, hw, own, shape)
+            flops, wide = pairs * 2 * heads * (192 + 128), np.full_like(moved, np.inf)
+            shape = Work(flops, moved, pairs / queries, wide, queries * heads)
+            yield from attended("mla_prefill", path, hw, own, shape, ATTENTION | FILLED)
+
+
+class Work(NamedTuple):
+    """FLOP, bytes, mean keys per query, elements of a head, and queries times heads."""
+
+    flops: Array
+    moved: Array
+    keys: Array
+    head: Array
+    rows: Array
 
 
 def attended(
@@ -379,24 +394,26 @@ def attended(
     path: Path,
     hw: HardwareSpec,
     table: polars.DataFrame,
-    shape: tuple[Array, Array, Array, Array],
+    shape: Work,
     bounds: Bounds = ATTENTION,
     beyond: tuple[Array, Array] | None = None,
 ) -> Iterator[Row]:
-    """Yield the fit of an attention kernel, if its times can be; ``shape``: FLOP, bytes, mean keys per query, elements
-    of a head; ``beyond``: FLOP and bytes of keys outside a window, or of latents that a second tile of heads reads.
+    """Yield the fit of an attention kernel, if its times can be.
+
+    ``beyond``: FLOP and bytes of keys outside a window, or of latents that a second tile of heads reads.
     """
     time = table["latency"].to_numpy().astype(float) / 1e3
     # What a prompt's attention reads was written just before it
-    kept = as_served(hw, shape[1], shape[1], time) if "decode" in family else np.ones(len(time), dtype=bool)
-    flops, moved, keys, head = (each[kept] for each in shape)
+    kept = as_served(hw, shape.moved, shape.moved, time) if "decode" in family else np.ones(len(time), dtype=bool)
+    flops, moved, keys, head, rows = (each[kept] for each in shape)
     outside = tuple(each[kept] for each in beyond or (np.zeros_like(time), np.zeros_like(time)))
     if np.mean(moved / time[kept] > hw.device.memory_bandwidth_bytes_per_second.value) > COLD:
         return  # TensorRT-LLM 1.0's on A100 reads 1.6 times what the memory gives
 
     def seconds(fit: AttentionFit) -> Number:
         more, read_too = ((fit.beyond_fraction + fit.again_fraction) * each for each in outside)
-        return attention_seconds(hw.device, fit, flops + more, moved + read_too, keys * (1.0 + more / flops), head)
+        seen = keys * (1.0 + more / flops)
+        return attention_seconds(hw.device, fit, flops + more, moved + read_too, seen, head, rows)
 
     yield fitted(family, " ".join(path.parts[-3:-1]), hw.kernels.gqa_decode, bounds, seconds, time[kept])
 

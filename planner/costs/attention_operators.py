@@ -13,7 +13,7 @@ from models.parameters import compressor_parameters
 from models.spec import GQA, MLA, GatedDeltaNet, Indexer
 from planner.costs.cache import gqa_cached_elements
 from planner.costs.deployment import Deployment, several
-from planner.costs.roofline import TOKENS, Roofline, combine, grouped, in_some_layers, scale
+from planner.costs.roofline import TOKENS, Roofline, combine, grouped, in_some_layers, scale, unfilled
 from planner.costs.sparse_attention import (
     dense_when_short,
     indexer_terms,
@@ -246,18 +246,21 @@ def unabsorbed_terms(deployment: Deployment, mla: MLA, heads: Number, prompts: s
     read = combine(all_keys, heads * (key + value) * 2.0, {chunk: 1.0}, heads * (key + value) * 2.0)
     # The rotary key, one per token, is copied behind every head's expanded key.
     joined = scale(all_keys, heads * (mla.qk_nope_head_dim + key) * 2.0)
+    fit = deployment.hardware.kernels.mla_prefill or deployment.hardware.kernels.prefill_attention
+    per_pair = 2.0 * heads * (key + value)
+    attention = roofline.attention(
+        f"prefill{prompts}_attention",
+        fit,
+        {f"pairs{prompts}": 1.0},
+        per_pair,
+        {chunk: 1.0},
+        combine(read, 1.0, latent_read, 1.0),
+        (key + value) / 2,
+    )
     return [
         roofline.matmul("kv_up", "attention", all_keys, expand, float(mla.kv_lora_rank), dtype),
         roofline.vector("key_join", "attention", joined),
-        roofline.attention(
-            f"prefill{prompts}_attention",
-            deployment.hardware.kernels.mla_prefill or deployment.hardware.kernels.prefill_attention,
-            {f"pairs{prompts}": 1.0},
-            2.0 * heads * (key + value),
-            {chunk: 1.0},
-            combine(read, 1.0, latent_read, 1.0),
-            (key + value) / 2,
-        ),
+        attention if prompts else unfilled(attention, fit, per_pair, heads),
     ]
 
 
@@ -334,7 +337,8 @@ def gqa_attention(deployment: Deployment, gqa: GQA, *, within: bool, share: floa
         pairs = {**reached("pairs", prompting), **({"chunk": sinks} if sinks else {})}
         read = scale(reached("context", prompting), cached) | {"chunk": cached + moved} | parameters
         name = f"prefill_{prefix}attention"
-        terms.append(roofline.attention(name, prompting, pairs, per_pair, {"chunk": 1.0}, read, head, multiplied))
+        term = roofline.attention(name, prompting, pairs, per_pair, {"chunk": 1.0}, read, head, multiplied)
+        terms.append(term if within else unfilled(term, prompting, per_pair, heads))
     return terms if share == 1.0 else in_some_layers(terms, share)
 
 

@@ -215,6 +215,18 @@ class Roofline(NamedTuple):
         return [self.vector(name, stage, scale(elements, 2.0 + ACTIVATION_BYTES[product_in]))]
 
 
+def unfilled(term: ComputeTerm, fit: AttentionFit, flops_per_pair: Number, heads: Number) -> ComputeTerm:
+    """Return attention of all prompts over all their keys with the cores that few queries and ``heads`` leave idle.
+
+    (1 + half_length/L)·half_queries/(queries·heads) of pairs is half_queries/heads·(L + half_length), with the variable
+    ``keys`` for L: it stays linear.
+    """
+    if not fit.half_queries:
+        return term
+    missing = fit.half_queries / heads * flops_per_pair
+    return term._replace(idle_flops=combine(term.idle_flops, 1.0, {"keys": 1.0, "one": fit.half_length}, missing))
+
+
 def in_some_layers(terms: Iterable[ComputeTerm], share: float) -> list[ComputeTerm]:
     """Return kernels that ``share`` of the layers run, as what they take in the mean layer.
 

@@ -13,6 +13,7 @@ Variable = Literal[
     "decode",
     "chunk",
     "pairs",
+    "keys",
     "mean",
     "fair",
     "shared",
@@ -33,7 +34,7 @@ Variable = Literal[
     "context_short",
     "pairs_short",
 ]
-REACH_VARIABLES = frozenset(get_args(Variable)[13:])
+REACH_VARIABLES = frozenset(get_args(Variable)[14:])
 EXPERT_VARIABLES = frozenset({"fair", "routed", "hit", "shared"})
 VARIABLES = frozenset(get_args(Variable))
 TERM_GROUPS = ("terms", "head_terms", "draft_terms")

@@ -74,6 +74,14 @@ def kept_tokens(tokens: Number, sequences: Number, reach: int) -> Number:
     return kept
 
 
+def keys_of_a_query(pairs: Number, tokens: Number) -> Number:
+    """Mean keys of a query of prompts, 0 without any."""
+    if not isinstance(tokens, np.ndarray):
+        return pairs / tokens if tokens else 0.0
+    mean: Number = np.divide(pairs, tokens, out=np.zeros(np.broadcast(pairs, tokens).shape), where=tokens > 0)
+    return mean
+
+
 def pairs_within(tokens: Number, context: Number, pairs: Number, reach: int) -> Number:
     """Query-key pairs of prompts whose queries see at most W keys, themselves included.
 

@@ -13,7 +13,7 @@ linear forms of the terms use (all per microbatch):
     pairs    causal query-key pairs of prompts   rows     rows of the output head
     mean     tokens per rank, mean over ranks    routed   token copies on the busiest expert rank
     fair     token copies on the mean expert rank   hit   distinct experts hit on a rank
-    shared   rows of a dedicated shared-expert rank
+    shared   rows of a dedicated shared-expert rank   keys    pairs/chunk, keys of a query
 
 and, where some layers reach only part of the context (``planner.manifest.curves``), what lies within reach:
 
@@ -38,7 +38,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from ground.arrays import Floats
-from planner.manifest.curves import choices, context_within, curve_seconds, kept_tokens, pairs_within
+from planner.manifest.curves import choices, context_within, curve_seconds, kept_tokens, keys_of_a_query, pairs_within
 
 Number = float | Floats
 Form = Mapping[str, Number]
@@ -213,7 +213,8 @@ def variables(cost: StepCost, load: StepLoad, microbatches: int, experts: bool =
         "tokens": plus(decode, chunk),
         "kv": _times(load.decode_kv_tokens, part),
         "context": _times(load.prefill_context_tokens, part),
-        "pairs": _times(load.prefill_pairs, part),
+        "pairs": (pairs := _times(load.prefill_pairs, part)),
+        "keys": keys_of_a_query(pairs, chunk),
         "rows": plus(decode, _times(load.finishing_prompts, part)),
         "mean": mean,
     }

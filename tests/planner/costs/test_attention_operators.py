@@ -321,6 +321,28 @@ def test_latents_are_read_again_for_a_second_tile_of_heads(machine: str, engine:
     assert timing(term, values).seconds() == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("machine", "engine", "tp", "tokens", "measured"),
+    [
+        ("b200", "vllm", 8, 2048.0, 37.6e-6),
+        ("b200", "vllm", 8, 16384.0, 509.4e-6),
+        ("b200", "vllm", 2, 2048.0, 64.3e-6),
+        ("b200", "vllm", 2, 16384.0, 1768.2e-6),
+    ],
+)
+def test_prompts_of_few_heads_leave_cores_idle(
+    machine: str, engine: str, tp: int, tokens: float, measured: float
+) -> None:
+    """A prompt of Llama-3.1-70B: 8 heads of 2,048 tokens take more than half of what 32 do, of 16,384 under a third
+    (context_attention, aiconfigurator-core 0.12.0).
+    """
+    own = instance("llama-3.1-70b", machine, "prefill", "bf16", attention_tp=tp, moe_tp=tp, engine=engine)
+    hardware = with_engine(own.hardware, engine)
+    own = replace(own, hardware=replace(hardware, device=replace(hardware.device, sustained_fraction=None)))
+    rows = {row.name: row.seconds / row.count for row in broken_down(even_cost(own), prompt(tokens), 1)}
+    assert rows["prefill_attention"] == pytest.approx(measured, rel=0.25)
+
+
 def test_rotation_moves_the_rotary_elements_alone() -> None:
     """TensorRT-LLM 1.3.0rc20 on B200, a prompt of 4,096 tokens over two devices: its module takes 618 us beyond
     attention, of which the products take 554 (aiconfigurator-core 0.12.0).
