@@ -103,18 +103,17 @@ class Pools(NamedTuple):
                 (prefill.of(prefill.offers.with_layers(first)), decode.of(decode.offers.with_layers(second)))
                 for first, second in found
             ]
-        spread = (
-            [each for part in parts for each in spread_apart(part)] if question.spread and question.one_pool else []
-        )
+        alone, encodes = question.spread and question.one_pool, question.encode_share > 0
+        spread = [each for part in parts for each in spread_apart(part, encodes=encodes)] if alone else []
         every = (Option(question, part, self.transfer_seconds) for part in (*parts, *spread))
         return [option for option in every if all(side.offers for side in option.sides)]
 
 
-def spread_apart(sides: tuple[Side, Side]) -> list[tuple[Side, Side]]:
+def spread_apart(sides: tuple[Side, Side], *, encodes: bool = False) -> list[tuple[Side, Side]]:
     """Return prefill and decode on parts of one pool where instances below a node are spread over nodes.
 
-    Where those of both roles are, each has a share of every node. Where one role's instances take whole nodes, the
-    other's have the nodes that are left.
+    Where those of both roles are, each has a share of every node; before instances that encode pictures, which have the
+    rest of it (``Costing.fed``). Where one role's instances take whole nodes, the other's have the nodes that are left.
     """
     machines = sides[0].machines
     per_node, nodes = machines.devices_per_node, machines.devices // machines.devices_per_node
@@ -124,14 +123,21 @@ def spread_apart(sides: tuple[Side, Side]) -> list[tuple[Side, Side]]:
     below = [side.of(side.offers.select(np.flatnonzero(side.offers.devices < per_node))) for side in sides]
     whole = [side.of(side.offers.select(np.flatnonzero(side.offers.devices >= per_node))) for side in sides]
     found = []
-    for share in range(1, per_node):
-        parts = (replace(alone, devices=nodes * own, share=own) for own in (share, per_node - share))
-        first, second = (side.on(part) for side, part in zip(below, parts, strict=True))
-        found.append((first, second))
-    for count in _some(2, nodes - 2):
+    for both in range(2, per_node) if encodes else (per_node,):
+        for share in range(1, both):
+            parts = (part_of_nodes(machines, own) for own in (share, both - share))
+            first, second = (side.on(part) for side, part in zip(below, parts, strict=True))
+            found.append((first, second))
+    for count in () if encodes else _some(2, nodes - 2):
         few, rest = (replace(alone, devices=each * per_node) for each in (count, nodes - count))
         found += [(below[0].on(few), whole[1].on(rest)), (whole[0].on(rest), below[1].on(few))]
     return [each for each in found if all(side.size for side in each)]
+
+
+def part_of_nodes(machines: Machines, share: int) -> Machines:
+    """Return so many devices of every whole node, over which instances are spread."""
+    nodes = machines.devices // machines.devices_per_node
+    return replace(machines, devices=nodes * share, share=share, among_others=False)
 
 
 def _some(least: int, most: int) -> list[int]:
@@ -172,7 +178,10 @@ class Costing:
         return self._sides[*alike, *own]
 
     def fed(self, option: Option) -> Option:
-        """Return an option with the columns of encode instances before its own, where its question has some."""
+        """Return an option with the columns of encode instances before its own, where its question has some.
+
+        Before roles that have shares of every node they have the rest of it.
+        """
         question = option.question
         if not question.encode_share:
             return option
@@ -180,7 +189,10 @@ class Costing:
         if key not in self._sides:
             offers = prefill_offers(before(question.on_clock("encode")), ROWS, self.count)
             self._sides[key] = make_side(question, "encode", offers, self.model)
-        return option._replace(sides=(self._sides[key], *option.sides))
+        encode, shares = self._sides[key], sum(side.machines.share for side in option.sides)
+        if shares:
+            encode = encode.on(part_of_nodes(question.prefill, question.prefill.devices_per_node - shares))
+        return option._replace(sides=(encode, *option.sides))
 
     def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:
         """Return the columns of decode instances for a KV transfer time of prompts."""

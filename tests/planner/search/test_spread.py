@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import podplan
 from planner.instances.alignment import Lot, placed_evenly
 from planner.plans.assemble import assemble
+from planner.plans.plan import Plan
 from planner.plans.servers import server_of
 from planner.programme.columns import Side
 from planner.search.gather import spread_apart
@@ -49,15 +51,29 @@ def test_what_any_node_leaves_carries_the_rate(shape: str, devices: int) -> None
         objective="chips",
         rate_per_second=20.0,
     )
-    plan = search(question, beside=False).best
-    manifest = assemble(plan, {})
-    lost = plan.lost("node")
-    for node in range(manifest.clusters["h100"].nodes):
+    _survives(search(question, beside=False).best)
+
+
+def _survives(plan: Plan) -> None:
+    """Hold that what remains after the loss of any node carries the rate of a plan."""
+    manifest, lost = assemble(plan, {}), plan.lost("node")
+    (cluster,) = manifest.clusters.values()
+    for node in range(cluster.nodes):
         for pool, (role, own) in zip(manifest.pools, plan.pools(), strict=True):
             gone = sum(node in instance.nodes for instance in pool.instances)
             assert pool.role == role and gone <= lost[role]
             left = own.instances - gone
-            assert left and server_of(plan, own, question).pool_carries(left, plan.requests_per_second)
+            assert left and server_of(plan, own, plan.question).pool_carries(left, plan.requests_per_second)
+
+
+def test_encode_instances_are_spread_as_well() -> None:
+    """One spare is enough where no node holds both; node after node eight of nine were lost with one."""
+    asked = {"isl": "1k", "osl": 256, "images": "2@1280x720", "encode": "separate", "shape": "disaggregated"}
+    plan = podplan.plan(
+        "qwen3-vl-8b-instruct", hw="910b", nodes=3, engine="sglang", rate="5/s", survive="node", **asked
+    ).best
+    assert plan.encode.instances == 2 and plan.nodes == 3
+    _survives(plan)
 
 
 def test_a_price_of_whole_nodes_takes_the_fewest_that_survive() -> None:
