@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from planner.instances.candidates import Count, prefill_fits
 from planner.instances.operating import PrefillServer
 from planner.instances.space import role_rows
+from planner.offers.aggregated_kinds import AggregatedKind
+from planner.offers.aggregated_offers import aggregated_offers
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
 from planner.offers.kinds import PrefillKind
@@ -129,6 +131,33 @@ def test_rows_without_room_take_a_prompt_in_the_fewest_parts_that_fit() -> None:
     for kind in cut[:20]:
         assert prefill_fits(kind.deployment, question.workload, 1, kind.chunks).all()
         assert not prefill_fits(kind.deployment, question.workload, 1, kind.chunks - 1).any()
+
+
+@pytest.mark.parametrize(
+    ("answer", "limit", "shares"),
+    [(64.0, 0.012, {0.3: False, 0.35: True, 0.6: True, 0.7: None}), (256.0, 0.01, {0.35: False, 0.45: True})],
+)
+def test_slots_in_time_are_found_where_there_are_any(
+    answer: float, limit: float, shares: dict[float, bool | None]
+) -> None:
+    """Against 40 numbers of slots, each played: fewer only where all are late, and in time even where two alone are."""
+    question = small_question(
+        "qwen3-8b", devices=1, lengths=(1024.0, answer), tpot_seconds=limit, shape="aggregated", engine="reference"
+    )
+    offers, _ = aggregated_offers(
+        question, role_rows(question, "mixed"), Count(), lambda sizes: np.full(sizes.shape, 1e-9)
+    )
+    for share, fewer in shares.items():
+        kind = offers.build(0)
+        assert isinstance(kind, AggregatedKind)
+        server = next(server for server in kind.servers if server.candidate.batched_tokens == 2048)
+        rate, before = share * float(kind.bound_per_second.max()), len(kind._servers)
+        found = kind._slotted(server, 1, rate)
+        assert len(kind._servers) - before <= 6  # numbers tried
+        told = found.player.verdict(rate, 1).excess
+        excess = [kind._with_slots(2048, slots).player.verdict(rate, 1).excess for slots in range(1, 41)]
+        assert (told <= 1) == (min(excess) <= 1) == (fewer is not None)
+        assert (found is server) == (fewer is False)
 
 
 @pytest.mark.parametrize(("answer", "spread"), [(24.0, 0.0), (24.0, 1.0), (256.0, 0.0)])
