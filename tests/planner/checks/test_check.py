@@ -25,6 +25,9 @@ from planner.workload import TraceRows
 from tests.plans import small_manifest, small_plan
 from tests.questions import small_question
 
+NODES = {"model": "qwen3-8b", "hardware": "h100", "devices": 24, "weights": "bf16"}
+"""Three of them."""
+
 
 def test_margins_are_shares_of_the_limit() -> None:
     """Half the limit is 50 % of room; a rate that is carried twice is 100 %; no latency at all is no room."""
@@ -84,7 +87,7 @@ def test_what_is_gone_is_missed_in_the_queue() -> None:
 
 def test_the_worst_loss_leaves_least_room() -> None:
     """No loss of that kind leaves less room than the one that is told."""
-    plan = small_plan(devices=96)
+    plan = small_plan(**NODES)
     deployed = from_plan(plan)
     limits, rate = Limits.of(plan.question), plan.requests_per_second * 0.4
     worst = worst_loss(deployed, limits, rate, "node")
@@ -98,12 +101,12 @@ def test_the_worst_loss_leaves_least_room() -> None:
 
 
 def _asked(**changes: object) -> Question:
-    return replace(small_plan(devices=96).question, **changes)  # type: ignore[arg-type]
+    return replace(small_plan(**NODES).question, **changes)  # type: ignore[arg-type]
 
 
 def test_a_question_holds_up_to_what_the_devices_carry() -> None:
     """At 99 % of the best plan's rate every limit holds, at 103 % the devices bind and the rate is named."""
-    most = small_plan(devices=96).requests_per_second
+    most = small_plan(**NODES).requests_per_second
     assert check_question(_asked(rate_per_second=0.99 * most)).holds
     verdict = check_question(_asked(rate_per_second=1.03 * most))
     assert not verdict.holds
@@ -135,7 +138,7 @@ def test_confidence_costs_rate() -> None:
     plain, sure = check_question(question), check_question(replace(question, confidence=0.9))
     assert plain.rate_per_second is not None
     assert sure.rate_per_second is not None
-    deviation = max(pool.deviation for pool in from_plan(small_plan(devices=96)).pools)
+    deviation = max(pool.deviation for pool in from_plan(small_plan(**NODES)).pools)
     ratio = plain.rate_per_second / sure.rate_per_second
     assert 1 < ratio < (1 + NormalDist().inv_cdf(0.9) * deviation) ** 4
     assert sure.holds
@@ -146,7 +149,7 @@ def test_confidence_costs_rate() -> None:
 @pytest.mark.parametrize("confidence", [0.6, 0.8, 0.95])
 def test_a_plan_tells_no_less_confidence_than_was_asked_for(confidence: float) -> None:
     """Though the confidence is told to about 1 %; it is hardly more, for the rate is the largest that has it."""
-    plan = search(_asked(confidence=confidence), beside=False).best
+    plan = search(replace(small_plan().question, confidence=confidence), beside=False).best
     assert plan is not None
     held = sureness(plan).held
     assert held is not None and confidence <= held < confidence + 0.04
@@ -172,7 +175,7 @@ def test_survivors_hold_and_failures_are_measured() -> None:
     plan = verdict.plan
     lost = plan.lost("node")["decode"]
     assert plan.decode.instances > lost
-    too_much = replace(question, rate_per_second=0.98 * small_plan(devices=96).requests_per_second)
+    too_much = replace(question, rate_per_second=0.98 * small_plan(**NODES).requests_per_second)
     failed = check_question(too_much)
     assert not failed.holds
     assert not failed.after_loss.holds
@@ -220,7 +223,7 @@ def _bursty(burst: float, count: int = 3000) -> TraceRows:
 
 def test_a_trace_is_what_a_plan_is_weighed_on() -> None:
     """Margins are of its own requests, held to the last per cent; stationary queues of its mean rate see no burst."""
-    trace, question = _bursty(6.0, 1200), replace(small_question("qwen3-8b", "h100", 4), shape="disaggregated")
+    trace, question = _bursty(6.0, 1200), small_question("qwen3-8b", "h100", 2)
     plain = check_question(question)
     assert plain.rate_per_second is not None
     rate = 0.9 * plain.rate_per_second
@@ -239,7 +242,7 @@ def test_a_trace_is_what_a_plan_is_weighed_on() -> None:
 
 def test_losses_and_confidence_are_played_too() -> None:
     """Fewer instances and longer service make the trace's requests wait longer."""
-    plan = small_plan(devices=96)
+    plan = small_plan(**NODES)
     played = plan_on(plan, _bursty(3.0))
     rate = 0.6 * plan.requests_per_second
     whole, slower = standing(played, rate), standing(played, rate, confidence=0.9)
