@@ -99,7 +99,7 @@ def memory_of(profile: EngineProfile, role: RolePlan) -> Memory:
     planned = (weights + inside + plan.kv_cache) / capacity
     taken = taken_share(held)
     most = min(1 - outside / capacity, max(share, planned)) / taken
-    fraction = _floor(most, ROUNDING * plan.kv_cache / (taken * capacity))
+    fraction = _floor(most, (planned * capacity - ROUNDING * plan.kv_cache) / (taken * capacity))
     return _fitting(profile, role, fraction, fraction * taken * capacity - weights - inside)
 
 
@@ -120,7 +120,7 @@ def _fitting(profile: EngineProfile, role: RolePlan, fraction: float, cache: flo
     )
 
 
-def _floor(share: float, lost: float) -> float:
-    """Round a share of memory down, so that it never asks for more than was planned, to digits that lose no more."""
+def _floor(share: float, least: float) -> float:
+    """Round a share of memory down, so that it never asks for more than was planned, but not below a least share."""
     found = [math.floor(max(share, 0.0) * scale) / scale for scale in SCALES]
-    return next((each for each in found if share - each <= lost), found[-1])
+    return next((each for each in found if each >= least), found[0])

@@ -26,8 +26,8 @@ def launch(target: Target, role: RolePlan) -> Launch:
     environment = gpu_environment(target, role)
     if role.disaggregated:
         environment["TRTLLM_USE_UCX_KVCACHE"] = 1
-    if exchanges(role):  # off by default, and then tokens are gathered where no NVLink spans nodes
-        environment["TRTLLM_CAN_USE_DEEP_EP"] = 1
+    if exchanges(role):  # else tokens are gathered: DeepEP is off by default, and back ends of old gather by themselves
+        environment |= {"TRTLLM_CAN_USE_DEEP_EP": 1, "ENABLE_CONFIGURABLE_MOE": 1}
     return Launch(
         role=role,
         programme=(*(["trtllm-llmapi-launch"] * (target.kind == "slurm")), "trtllm-serve", Shell('"$MODEL"')),

@@ -536,7 +536,8 @@ def trtllm_options(tokens: int) -> dict[str, Any]:
     roles = {"mixed": {"strategy": "DP=8, EP=8", "tokens": tokens, "redundant": 8, "requests": 8}}
     manifest = deployed("qwen3-30b-a3b", "h800", **roles)
     files = files_of(manifest, "trtllm")
-    assert "TRTLLM_CAN_USE_DEEP_EP=1" in files["mixed.sh"]  # off by default, and then tokens are gathered
+    exchanged = ("TRTLLM_CAN_USE_DEEP_EP=1", "ENABLE_CONFIGURABLE_MOE=1")  # without, tokens are gathered
+    assert all(f"export {each}\n" in files["mixed.sh"] for each in exchanged)
     found: dict[str, Any] = yaml.safe_load(files["options-mixed.yml"])
     return found
 
