@@ -64,7 +64,8 @@ def _show(screen: Screen, found: ExplainResult) -> None:
     screen.lines("")
     screen.grid(found.near, NEAR)
     now = carried_rate(found.resources[0].requests_per_second / (1 + found.resources[0].gain))
-    screen.text(f"The plan's devices carry {now}. With a little more of a resource, solved again, they would carry:")
+    what = "nodes" if best.spread else "devices"
+    screen.text(f"The plan's {what} carry {now}. With a little more of a resource, solved again, they would carry:")
     screen.grid(found.resources, MORE)
 
 

@@ -93,20 +93,10 @@ def size_of(question: Question) -> Size:
 
 
 def on_plan_devices(plan: Plan) -> Question:
-    """Return the question for the largest rate on the devices that the plan took."""
-    question = plan.question
-    used = {"prefill": 0, "decode": 0}
-    for role, pool in plan.pools():
-        used[role] = pool.instances * pool.candidate.devices
-    if question.one_pool:
-        used = dict.fromkeys(used, sum(used.values()))
-    return replace(
-        question,
-        objective="throughput",
-        rate_per_second=None,
-        prefill=replace(question.prefill, devices=used["prefill"]),
-        decode=replace(question.decode, devices=used["decode"]),
-    )
+    """Return the question for the largest rate on the devices that the plan took, on all of the nodes of spread ones."""
+    taken = {machines.budget: devices for machines, devices in plan.occupied}
+    question = plan.question.on_roles(lambda own: replace(own, devices=taken.get(own.budget, 0)))
+    return replace(question, objective="throughput", rate_per_second=None)
 
 
 def resources_of(question: Question) -> list[Resource]:
