@@ -93,7 +93,7 @@ def size_of(question: Question) -> Size:
 
 
 def on_plan_devices(plan: Plan) -> Question:
-    """Return the question for the largest rate on the devices that the plan took, on all of the nodes of spread ones."""
+    """Return the question for the largest rate on the devices of a plan; of spread instances on their whole nodes."""
     taken = {machines.budget: devices for machines, devices in plan.occupied}
     question = plan.question.on_roles(lambda own: replace(own, devices=taken.get(own.budget, 0)))
     return replace(question, objective="throughput", rate_per_second=None)
