@@ -8,12 +8,13 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args
 
 from ground.errors import BadInput, file_names, naming, suggest
+from ground.units import counted, format_count
 from planner.checks.check import Verdict, check_deployed
 from planner.checks.deployed import from_plan
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Seen, over_the_day
 from planner.plans.places import nodes_of
-from planner.plans.plan import Plan
+from planner.plans.plan import Plan, cost_of, occupied, paid_devices
 from planner.question import Machines
 from planner.search.answer import Answer
 from planner.search.cluster import Floor, fleet_floor, plan_cluster
@@ -276,7 +277,33 @@ class FleetResult(Result):
         used = (
             f"{answer.devices_used.get(pool, 0)} of {count} {pool}" for pool, count in self.asked.fleet.devices.items()
         )
-        return f"Devices: {', '.join(used)}"
+        cost = self.cost_per_hour
+        paid = "" if cost is None else f", {format_count(cost)} USD an hour"
+        return f"Devices: {', '.join(used)} on {counted(sum(map(len, self.nodes.values())), 'node')}{paid}"
+
+    @property
+    def nodes(self) -> dict[str, set[int]]:
+        """The nodes of each pool on which some model stands."""
+        found: dict[str, set[int]] = {}
+        for each in self.placed:
+            for pool, own in each.nodes.items():
+                found.setdefault(pool, set()).update(own)
+        return found
+
+    @property
+    def cost_per_hour(self) -> float | None:
+        """Price of these nodes in USD per hour, of devices where there is less than a node; None without a price."""
+        if cost_of(self.answer.plans) is None:
+            return None
+        taken = {machines.budget: (machines, devices) for machines, devices in occupied(self.answer.plans)}
+        total = 0.0
+        for pool, own in self.nodes.items():
+            machines, devices = taken[pool]
+            total += (
+                paid_devices(machines, max(devices, (len(own) - 1) * machines.devices_per_node + 1))
+                * machines.device_cost
+            )
+        return total
 
     def rows(self) -> list[Row]:
         """Return a row per model, with what was checked of it."""
@@ -292,7 +319,7 @@ class FleetResult(Result):
             "devices_used": answer.devices_used,
             "growth": answer.growth if feasible else None,
             "carried_share": None if feasible else answer.growth,
-            "cost_per_hour": answer.cost_per_hour if feasible else None,
+            "cost_per_hour": self.cost_per_hour if feasible else None,
             "power_watts": answer.power_watts if feasible else None,
             "models": [_placed_json(each) for each in self.placed],
             "bound": bound_json(answer.bound) if answer.bound else None,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from planner.plans.plan import Plan, cost_of
+from planner.plans.plan import Plan
 from planner.plans.quantised import Tried
 from planner.programme.proof import Bound
 from planner.question import Question
@@ -76,11 +76,6 @@ class Answer:
                 budget = pool.machines.budget
                 used[budget] = used.get(budget, 0) + pool.devices
         return dict(sorted(used.items()))
-
-    @property
-    def cost_per_hour(self) -> float | None:
-        """Price of all nodes in USD per hour; None where a chip has no price."""
-        return cost_of(self.plans)
 
     @property
     def power_watts(self) -> float | None:

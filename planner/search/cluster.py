@@ -7,6 +7,7 @@ of a request.
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,7 @@ from ground.errors import Fault
 from ground.units import counted
 from planner.engines.loader import accelerator_of
 from planner.instances.alignment import Lot, Places, placed
+from planner.plans.places import nodes_of
 from planner.plans.plan import Plan
 from planner.question import Machines, Question
 from planner.search.answer import Answer
@@ -112,7 +114,7 @@ class Floor:
 
 
 def fleet_floor(fleet: Fleet, plans: Sequence[Plan]) -> Floor:
-    """Return the position of every instance; models share nodes only where a pool has too few."""
+    """Return the position of every instance; models share nodes where a pool has too few, or where nodes are paid."""
     machines: dict[str, Machines] = {}
     groups: dict[str, list[list[Lot]]] = {pool: [[] for _ in plans] for pool in fleet.devices}
     for number, plan in enumerate(plans):
@@ -121,18 +123,19 @@ def fleet_floor(fleet: Fleet, plans: Sequence[Plan]) -> Floor:
             lot = Lot(key=f"{number} {role}", devices=pool.candidate.devices, instances=pool.instances)
             groups[pool.machines.budget][number].append(lot)
     firsts: Places = {}
-    shared: list[str] = []
+    paid = fleet.goal.priced and fleet.share_nodes
     for name, own in machines.items():
-        devices = fleet.devices[name]
-        at = replace(own, devices=devices)
-        found = placed(groups[name], at)
+        apart, together = groups[name], [[lot for lots in groups[name] for lot in lots]]
+        tried = (
+            placed(each, replace(own, devices=fleet.devices[name])) for each in (apart, together)[:: -1 if paid else 1]
+        )
+        found = next(filter(None, tried), None)
         if found is None:
-            shared.append(name)
-            found = placed([[lot for lots in groups[name] for lot in lots]], at)
-        if found is None:
-            raise Fault(f"the instances of the fleet have no place on {devices} devices of {name}")
+            raise Fault(f"the instances of the fleet have no place on {fleet.devices[name]} devices of {name}")
         firsts |= found
     places: list[Places] = [
         {role: firsts[f"{number} {role}"] for role, _ in plan.pools()} for number, plan in enumerate(plans)
     ]
-    return Floor(tuple(places), tuple(shared))
+    nodes = [nodes_of(plan.pools(), own) for plan, own in zip(plans, places, strict=True)]
+    owned = {pool: Counter(node for each in nodes for node in each.get(pool, ())) for pool in machines}
+    return Floor(tuple(places), tuple(pool for pool, models in owned.items() if max(models.values()) > 1))

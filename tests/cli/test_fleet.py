@@ -53,6 +53,18 @@ def test_every_model_has_a_plan_on_the_shared_devices(tmp_path: Path, capsys: py
     assert len(table.read_text(encoding="utf-8").splitlines()) == 3
 
 
+def test_a_fleet_is_paid_by_the_nodes_on_which_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The least cost shares a node; the fewest chips stand on one for each model where there are two, and pay both."""
+    text = FILE.replace("nodes: 1", "nodes: 2\nobjective: GOAL")
+    for goal, nodes in (("cost", 1), ("chips", 2)):
+        path = _written(tmp_path, text.replace("GOAL", goal))
+        data = answered(capsys, "fleet", path)
+        assert data["cost_per_hour"] == pytest.approx(nodes * 8 * 1.3)
+        assert main(["fleet", path]) == ExitCode.DONE
+        shown = capsys.readouterr().out
+        assert f"of 16 h100 on {nodes} node" in shown and ("Models share nodes" in shown) == (nodes == 1)
+
+
 def test_a_model_of_a_fleet_has_encode_instances(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both ways to encode stand in one proven programme, and a manifest of the answer is played with its pictures."""
     asked = "model: qwen2.5-vl-7b-instruct, rate: 4/s, isl: 512, osl: 128, images: 1@640x640, encode: WAY, name: seen"
