@@ -122,8 +122,10 @@ def _kind(profile: EngineProfile, read: Manifest, platform: str, kind: str | Non
     if kind is not None:
         return read_choice(kind, "--kind", known)
     accelerator = accelerator_of(read.clusters[read.pools[0].hardware].spec)
+    wide = any(len(instance.nodes) > 1 for pool in read.pools for instance in pool.instances)
+    barred = profile.one_node.value if wide and profile.one_node else ()
     possible = [name for name, held in profile.kinds.items() if name in known and accelerator in held.accelerators]
-    return possible[0] if possible else "lws"
+    return next((name for name in possible if name not in barred), possible[0] if possible else "lws")
 
 
 def _changes(old: Path, made: Deployment) -> list[str]:

@@ -150,18 +150,12 @@ def check_kind(target: Target) -> None:
 
 def _check_nodes(target: Target) -> None:
     """Raise Infeasible over several nodes where nothing makes xLLM's rank tables or starts TensorRT-LLM's ranks."""
+    fact = target.profile.one_node
     wide = [role.name for role in target.roles if role.nodes > 1]
-    if target.profile.engine == "trtllm" and wide and target.kind not in ("dynamo", "slurm"):
+    if wide and fact is not None and target.kind in fact.value:
         raise Infeasible(
-            f"--kind: TensorRT-LLM starts the ranks of {' and '.join(wide)}, several nodes each, by MPI "
-            "(docs: trtllm-serve, multi-node), which NVIDIA Dynamo's operator and Slurm set up; use --kind dynamo or "
-            "--platform slurm"
-        )
-    if target.profile.engine == "xllm" and wide and target.kind in ("lws", "statefulset"):
-        raise Infeasible(
-            f"--kind: xLLM reads a rank table in {' and '.join(wide)}, several nodes each, and the Ascend operator "
-            f"collects them for Volcano jobs, not for {target.kind} (MindCluster: hccl.json File Description); "
-            "use --kind volcano, or --platform bare with an inventory"
+            f"--kind: {target.profile.title} has {' and '.join(wide)} over several nodes each, not with {target.kind}: "
+            f"{fact.note} ({fact.source})"
         )
 
 

@@ -276,6 +276,8 @@ class EngineProfile(NamedTuple):
     scheduling: Scheduling | None = None
     """None: not read; the reference rule is taken."""
     deployment: Deployment | None = None
+    one_node: Fact[list[PlatformKind]] | None = None
+    """Kinds of files whose instances lie on one node each, and why; None: no kind."""
 
 
 class Orchestrator(NamedTuple):

@@ -9,6 +9,7 @@ from cli.exit_codes import ExitCode
 from cli.main import main
 from planner.manifest.document import dump_manifest
 from tests.deploy.cases import plan
+from tests.deploy.plans import deployed
 from tests.shell import answered, refused
 
 
@@ -57,6 +58,18 @@ def test_the_default_kind_is_possible(manifest: Path, capsys: pytest.CaptureFixt
         arguments = ["deploy", str(manifest), "--engine", engine, "--platform", "kubernetes", "--dry-run", "--json"]
         assert main(arguments) == ExitCode.DONE
         assert json.loads(capsys.readouterr().out)["kind"] == kind
+
+
+def test_the_default_kind_takes_instances_over_several_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TensorRT-LLM's ranks are started by Dynamo there, and one on a node by a LeaderWorkerSet."""
+    for degree, kind in ((8, "lws"), (16, "dynamo")):
+        asked = {"strategy": f"DP={degree}, EP={degree}", "weights": "fp8"}
+        path = tmp_path / f"{kind}.yaml"
+        path.write_text(dump_manifest(deployed("deepseek-r1", "h200", mixed=asked)), encoding="utf-8")
+        line = ["deploy", str(path), "--engine", "trtllm", "--platform", "kubernetes", "--dry-run"]
+        assert answered(capsys, *line)["kind"] == kind
 
 
 def test_differences_are_told(manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
