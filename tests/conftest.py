@@ -32,6 +32,15 @@ def short_streams() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def compiled_once(request: pytest.FixtureRequest, short_streams: None) -> None:
+    """Let workers of the whole suite compile different loops, not all of them the same at the same time."""
+    if hasattr(request.config, "workerinput"):
+        from tests.compiling import compile_apart
+
+        compile_apart()
+
+
 @pytest.fixture
 def long_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tell them on as many as users get, for figures that are printed or held against other plays."""
