@@ -20,6 +20,7 @@ from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.instances.aggregated import AggregatedServer, AggregatedState
 from planner.instances.encoding import embedding_seconds
+from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
@@ -64,20 +65,23 @@ class Standing(NamedTuple):
     """Decode state, where requests that wait for decode may fill prefill memory."""
 
 
+At = Callable[[float, int], Standing]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployedPool:
     """Instances of a role and their queue."""
 
     role: Role
     instances: int
-    at: Callable[[float, int], Standing]
+    at: At
     """Returns the standing of one of so many instances, given the rate of one."""
     deviation: float
     """Relative standard deviation of the predicted step times."""
     room_prompts: float = math.inf
     """Prompts whose KV a prefill instance holds."""
-    alone: Callable[[float, int], Standing] | None = None
-    """As ``at``, of instances that do not help each other out: so the search sizes decode that it does not play."""
+    alone: At | None = None
+    """As ``at``, as the search sizes instances: to the utilisation limit, and decode that is not played each alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,9 @@ def _language(plan: Plan) -> Deployed:
         mixed = loss == "node" and shared and all(devices < part.devices_per_node for devices, part in machines)
         losses[loss] = (Lost(prefill=gone["prefill"], decode=gone["decode"]),) if mixed else each
 
+    def prefill_at(rate_per_second: float, count: int) -> Standing:
+        return Standing(ttft=server.ttft(rate_per_second, count))
+
     def decode_at(rate_per_second: float, count: int) -> Standing:
         state = decoder.state(rate_per_second, count)
         return Standing(tpot=state.tpot if state else None, line=state)
@@ -171,16 +178,17 @@ def _language(plan: Plan) -> Deployed:
             DeployedPool(
                 role="prefill",
                 instances=prefill.instances,
-                at=lambda rate, count: Standing(ttft=server.ttft(rate, count)),
+                at=prefill_at,
                 deviation=deviation_of(prefill),
                 room_prompts=prefill.room_prompts,
+                alone=_within(server, prefill_at),
             ),
             DeployedPool(
                 role="decode",
                 instances=decode.instances,
                 at=decode_at,
                 deviation=deviation_of(decode),
-                alone=None if decoder.handover else lambda rate, _: decode_at(rate, 1),
+                alone=_within(decoder, decode_at if decoder.handover else lambda rate, _: decode_at(rate, 1)),
             ),
         ),
         losses=losses,
@@ -190,17 +198,29 @@ def _language(plan: Plan) -> Deployed:
 def _aggregated(plan: AggregatedPlan) -> Deployed:
     pool, server = plan.mixed, AggregatedServer(plan.question, plan.mixed.candidate)
     kinds: tuple[Loss, ...] = ("instance", "node")
+
+    def at(rate_per_second: float, count: int) -> Standing:
+        return standing_of(server.state(rate_per_second, count))
+
     return Deployed(
         pools=(
             DeployedPool(
                 role="mixed",
                 instances=pool.instances,
-                at=lambda rate, count: standing_of(server.state(rate, count)),
+                at=at,
                 deviation=deviation_of(pool),
+                alone=_within(server, at),
             ),
         ),
         losses={loss: (Lost(mixed=plan.lost(loss)["mixed"]),) for loss in kinds},
     )
+
+
+def _within(server: PrefillServer | DecodeServer | AggregatedServer, at: At) -> At:
+    """Return the standing up to the most that an instance is planned with; saturated beyond it."""
+    most = server.most_per_second * (1 + 1e-9)
+    each = server.question.requests_each if isinstance(server, DecodeServer) else 1.0
+    return lambda rate, count: at(rate, count) if rate * each <= most else Standing()
 
 
 def standing_of(state: AggregatedState | None) -> Standing:

@@ -135,13 +135,17 @@ def make_aggregated(
         utilisation=state.utilisation,
         state=state,
     )
+    told = None if question.stretch else server.told(rate_per_second / instances, instances)
+    if told is not None and told.requests_per_second[1] <= rate_per_second:  # the largest rate was played elsewhere
+        most = max(pool.capacity_per_second, rate_per_second)
+        told = told._replace(requests_per_second=(most, most))
     return AggregatedPlan(
         question=question,
         mixed=pool,
         requests_per_second=rate_per_second,
         ttft=state.ttft,
         tpot=state.tpot,
-        played=None if question.stretch else server.told(rate_per_second / instances, instances),
+        played=told,
     )
 
 

@@ -9,6 +9,7 @@ from planner.programme.columns import Side
 from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.answer import Answer, Change
+from planner.search.changes.missing import unsurvivable
 from planner.search.changes.nearest import (
     Try,
     eased,
@@ -88,6 +89,8 @@ def _changes(
     if limit in ("ttft", "tpot"):
         found = limit_change(question, limit == "ttft", feasible)
         both = None if found.question is not None else limits_change(question, limit == "ttft", feasible)
+        if question.survive is not None and found.question is None and both is None:
+            found = _without_survivors(question, found, feasible)
         return [both or (found if found.question is not None else _with_rate(question, found))]
     unharmed = replace(question, survive=None)
     loss = [_without_loss(unharmed)] if limit == "survive" and feasible(unharmed) else []
@@ -95,6 +98,15 @@ def _changes(
     if limit == "memory" and size.question is None:
         return held_changes(question, feasible) or [size]
     return [*([rated] if rated else []), size, *loss]
+
+
+def _without_survivors(question: Question, change: Change, feasible: Try) -> Change:
+    """Return a change of limits that does not suffice, with the loss where nothing survives it at any limits."""
+    loose = replace(eased(eased(question, True), False), rate_per_second=None, objective="throughput")
+    if feasible(loose) or not feasible(replace(loose, survive=None)):
+        return change
+    lost = unsurvivable(question)[1].removeprefix("--survive: ")
+    return replace(change, told=f"{change.told}: with both limits so eased {lost} (--survive)")
 
 
 def _with_rate(question: Question, change: Change) -> Change:

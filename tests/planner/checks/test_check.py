@@ -132,6 +132,14 @@ def test_the_rate_with_a_confidence_is_where_that_is_held(decodes: int) -> None:
         assert held == pytest.approx(0.9, abs=0.02)
 
 
+def test_a_utilisation_limit_bounds_the_confidence_as_the_rate() -> None:
+    """Pools at the utilisation that is planned with carry less with 0.9, and so are no surer than 0.9."""
+    plan = search(replace(_asked(), most_utilisation=0.7, ttft_seconds=5.0), beside=False).best
+    sure = sureness(plan)
+    assert sure.rate_per_second < plan.requests_per_second
+    assert sure.held == pytest.approx(0.5, abs=0.05)
+
+
 def test_confidence_costs_rate() -> None:
     """With 0.9 less is carried than as predicted, by about the deviation's 1.28, and what is told then holds."""
     question = _asked()
