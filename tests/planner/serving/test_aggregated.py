@@ -300,3 +300,20 @@ def test_large_loops_are_compiled_for_one_sort_of_arguments():
     AggregatedRun(pool).play(stream_of([0.0], [40], [3]), 1.0, np.arange(1))
     loops = (aggregated_loop.play, aggregated_loop.advance, aggregated_loop.add, admission_loop.fill)
     assert all(len(getattr(loop, "signatures", ())) <= 1 for loop in loops)
+
+
+@pytest.mark.parametrize("name", ["reference", "sglang overlapped"])
+def test_a_play_that_is_looked_at_is_the_whole_one_and_ends_where_that_is_enough(name):
+    """Each look tells the tokens that are out by then, and of all others that they come then or later."""
+    stream, pool = random_stream(3, 2000, 0.04), pool_of(RULES[name], 1, 256, 12, 6000)
+    whole, looks = play_aggregated(pool, stream), []
+    seen = play_aggregated(pool, stream, lambda *told: looks.append([each.copy() for each in told]) is not None)
+    ended = play_aggregated(pool, stream, lambda first, _: first.size == 1200)
+    np.testing.assert_array_equal(seen.left_seconds, whole.left_seconds)
+    assert [first.size for first, _ in looks] == [400, 800, 1200, 1600, 2000]
+    told = [(first.size, first, left) for first, left in looks]
+    for played, first, left in (*told, (1200, ended.first_token_seconds, ended.left_seconds)):
+        until = np.maximum(stream.arrival_seconds[min(played, 1999)], stream.arrival_seconds[: first.size])
+        np.testing.assert_allclose(first, np.minimum(whole.first_token_seconds[: first.size], until))
+        np.testing.assert_allclose(left, np.minimum(whole.left_seconds[: first.size], until))
+    assert 0.5 * whole.busy_seconds < ended.busy_seconds < 0.7 * whole.busy_seconds
