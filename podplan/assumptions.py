@@ -13,6 +13,11 @@ from podplan.machines import catalogue_devices, figure_texts
 from podplan.question import Asked
 from podplan.readers import is_any, is_auto
 
+_OFFLINE = (
+    "requests wait: TTFT and TPOT are of online ones that they give way to at once; their rule may use 40 % of the "
+    "TTFT limit and 80 % of the TPOT limit, as plan simulate plays"
+)
+
 
 def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
     """Return the defaults that moved the answer: what was taken for the flags that were not given."""
@@ -23,7 +28,7 @@ def assumptions(asked: Asked, best: Plan | None) -> dict[str, object]:
         price = prices().electricity_usd_per_kwh.value
         taken["electricity"] = f"{price:g} USD/kWh, in the price of chips that are bought"
     named = {name: value for name, value in taken.items() if name in asked.flags.defaulted}
-    told = {} if question.offline is None else {"offline": "requests wait, so TTFT is of online ones alone"}
+    told = {} if question.offline is None else {"offline": _OFFLINE}
     if pictures := question.workload.pictures:
         told["pictures"] = f"{pictures.tokens} tokens of every prompt, from {pictures.patches} patches of its pictures"
     if question.prefix_routing is not None:

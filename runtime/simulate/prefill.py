@@ -385,6 +385,11 @@ class PrefillInstance:
         beside = self.beside.reserved_tokens if self.beside is not None else 0
         return self._most_held - self.held_tokens - beside
 
+    @property
+    def nearly_full(self) -> bool:
+        """Whether prompts that wait for decode leave few others room."""
+        return self.accepts and self.free_tokens() < 0.5 * self._most_held
+
     def token_seconds(self, prompt_tokens: float) -> float:
         """Return the seconds of a full pass of prompts of one length, per token of the instance."""
         finishing = float(max(round(self.budget / prompt_tokens), 1))

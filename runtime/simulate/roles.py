@@ -60,6 +60,7 @@ class Roles:
         self._shared, self._route, self._units = shared, route, units
         levels = shared.manifest.service_levels
         self._ttft = math.inf if levels.ttft_seconds is None else levels.ttft_seconds
+        self._unlimited = levels.tpot_seconds is None
         prompt = max(shared.manifest.workload.input_tokens, 1.0)
         self._token_seconds = {unit.name: unit.prefill.token_seconds(prompt) for unit in self._units}
         self._work, self._since = 0.0, 0.0
@@ -136,7 +137,7 @@ class Roles:
         """Flip the decode instance that was planned for prefill, or runs least, if the others can take what it runs."""
         able = [unit for unit in self._units if unit.role == "decode" and unit.up]
         for unit in sorted(able, key=lambda unit: (unit.home != "prefill", unit.decode.total, unit.name)):
-            if self._decodes([other for other in able if other is not unit], unit):
+            if unit.home == "prefill" or self._decodes([other for other in able if other is not unit], unit):
                 self._turn(unit, to_prefill=True)
                 return unit
         return None
@@ -175,9 +176,21 @@ class Roles:
     def _look(self) -> bool:
         """Turn an instance to decode where that is needed, or back where nothing speaks against it; whether one did."""
         self._note(None)
-        late = any(unit.role == "decode" and unit.decode.over_limit(_GUARD) for unit in self._units)
         away = any(unit.takes_prefill and unit.home == "decode" for unit in self._units)
-        return bool(self._shared.placement.waiting or late or away) and self.to_decode() is not None
+        return (away or self._late()) and self.to_decode() is not None
+
+    def _late(self) -> bool:
+        """Whether decode needs another instance: for the TPOT limit, the wait for a place included, or for room.
+
+        Who comes to w that wait and n that run waits for w/n of an answer's time. A short wait costs a long answer
+        hardly anything, while a prefill instance that leaves costs many prompts theirs; but KV that waits for decode
+        leaves prompts no room.
+        """
+        waiting, decoding = len(self._shared.placement.waiting), [each for each in self._units if each.role == "decode"]
+        if waiting and (self._unlimited or any(unit.prefill.nearly_full for unit in self._units)):
+            return True
+        running = max(sum(unit.decode.total for unit in self._units), 1)
+        return any(unit.decode.over_limit(_GUARD / (1 + waiting / running)) for unit in decoding)
 
 
 def _least(due: list[tuple[float, Unit]]) -> float:
