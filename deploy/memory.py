@@ -27,12 +27,14 @@ SYMMETRIC_ROOM_GIBIBYTES = 1  # NVSHMEM's own, beside DeepEP's buffer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """``fraction`` is the engine's memory setting; the other fields are bytes of one device.
+    """``fraction`` is the engine's memory setting, ``most`` the largest that leaves all else its room; the other
+    fields are bytes of one device.
 
     ``requests`` are those of a DP rank whose planned share of the cache fits: the planned ones, or fewer.
     """
 
     fraction: float
+    most: float
     buffers_bytes: float
     cache_bytes: float
     planned_cache_bytes: float
@@ -93,17 +95,19 @@ def memory_of(profile: EngineProfile, role: RolePlan) -> Memory:
     kept = kept_bytes(profile, held, weights=weights, activations=activations, reserve=reserve, capacity=capacity)
     share = profile.deployment.memory.value if profile.deployment else 1.0
     if engine == "trtllm":  # a share of what loading and a first pass leave
-        return _fitting(profile, role, share, capacity - reserve - weights - activations - float(kept))
+        return _fitting(profile, role, share, share, capacity - reserve - weights - activations - float(kept))
     beside = activations + max(float(kept), plan.buffers)
     outside, inside = (reserve + beside, 0.0) if engine in ("sglang", "xllm") else (reserve, beside)
     planned = (weights + inside + plan.kv_cache) / capacity
     taken = taken_share(held)
-    most = min(1 - outside / capacity, max(share, planned)) / taken
-    fraction = _floor(most, (planned * capacity - ROUNDING * plan.kv_cache) / (taken * capacity))
-    return _fitting(profile, role, fraction, fraction * taken * capacity - weights - inside)
+    most = 1 - outside / capacity
+    fraction = _floor(
+        min(most, max(share, planned)) / taken, (planned * capacity - ROUNDING * plan.kv_cache) / (taken * capacity)
+    )
+    return _fitting(profile, role, fraction, most / taken, fraction * taken * capacity - weights - inside)
 
 
-def _fitting(profile: EngineProfile, role: RolePlan, fraction: float, cache: float) -> Memory:
+def _fitting(profile: EngineProfile, role: RolePlan, fraction: float, most: float, cache: float) -> Memory:
     """Return the memory with the requests that fit. Infeasible where not one of the longest length does."""
     planned, needed = role.memory.kv_cache, role.longest_cache_bytes
     buffers = float(exchange_bytes(holding(profile.engine, role)))
@@ -116,7 +120,12 @@ def _fitting(profile: EngineProfile, role: RolePlan, fraction: float, cache: flo
     filled = cache / planned if planned else 1.0
     fits = role.sequences if filled > 1 - ROUNDING else math.floor(role.sequences * filled)
     return Memory(
-        fraction=fraction, buffers_bytes=buffers, cache_bytes=cache, planned_cache_bytes=planned, requests=max(fits, 1)
+        fraction=fraction,
+        most=most,
+        buffers_bytes=buffers,
+        cache_bytes=cache,
+        planned_cache_bytes=planned,
+        requests=max(fits, 1),
     )
 
 

@@ -14,6 +14,7 @@ from deploy.reading.found import BATCH, LENGTH, SHARE, Found, family_of
 from deploy.roles import RolePlan, read_roles
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder, files_below, read_text, write_files
+from hardware.loader import load_hardware
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.changeover.given import GivenRole, mended_rate, most_rate, plan_at
@@ -32,7 +33,7 @@ from podplan.result import Result, Row, picked
 
 GRAPHS, XLLM_GRAPHS = "--acl_graph_decode_batch_size_limit", 16  # of a DP rank; the default at v0.9.1
 MOTOR = "user_config.json"  # of MindIE's deployer
-ALIKE = 0.02  # of a memory share that is no finding
+ALIKE = 0.01  # of a memory share that is no finding
 RDMA = ("rdma", "mlnx", "hca", "roce", "infiniband", "efa")
 
 
@@ -216,12 +217,13 @@ def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile
     said = said or (named[1].lower() if named else "")
     weights = flags.weights or FORMATS.get(said)
     cached = (first.flags.get("--kv-cache-dtype") or "auto").lower()
+    chip = int(load_hardware(flags.hw or "").devices_per_chip.value)
     devices = sum(role.devices * role.instances for role in found)
     asked = read_question(
         QuestionFlags(
             model=model.name,
             hw=flags.hw,
-            devices=str(devices),
+            devices=str(-(-devices // chip) * chip),
             engine=f"{profile.engine}@{profile.versions.pinned}",
             weights=weights or (None if profile.engine in UNTOLD else model.native_dtype),
             kv_dtype="fp8" if cached.startswith("fp8") else "bf16",
@@ -349,10 +351,10 @@ def _memory(profile: EngineProfile, planned: RolePlan, role: Found, counted: Cou
         held = memory_of(profile, planned)
     except Infeasible as refused:
         return [Finding(role.name, str(refused))]
-    if counted.memory_frac <= held.fraction + ALIKE or name not in role.flags:
+    if counted.memory_frac <= held.most + ALIKE or name not in role.flags:
         return []
     what = f"{counted.memory_frac:g} of the memory leaves too little for graphs, activations and exchange buffers"
-    return [Finding(role.name, what, f"{name} {counted.memory_frac:g} -> {held.fraction:g}")]
+    return [Finding(role.name, what, f"{name} {counted.memory_frac:g} -> {min(held.fraction, held.most):g}")]
 
 
 def _buffers(planned: RolePlan, role: Found) -> list[Finding]:

@@ -27,6 +27,8 @@ from planner.engines.spec import RoleName
 
 Object = dict[str, Any]
 DEVICES = re.compile(r"((?:nvidia|amd)\.com/gpu|huawei\.com/[A-Za-z0-9_-]+)\Z")
+ASCEND = re.compile(r"huawei|HCCL_|ASCEND_|ascend\Z")
+"""Of resources, variables and quantisation."""
 PLACES = re.compile(
     r"(data-parallel-(address|rpc-port|start-rank|rank|size-local|hybrid-lb|external-lb)|node[-_]rank|nnodes|dist-init-addr"
     r"|master[-_](node_)?(addr|port))"
@@ -250,7 +252,8 @@ def _found(
     if engine != "trtllm" and settings:
         stated = [word for key, value in settings.items() for word in _words(f"--{key}", value)]
         given = canonical(engine, stated) | given
-    if engine == "vllm" and ("--additional-config" in given or any(key.startswith("huawei") for key in held)):
+    signs = (*held, *environment, given.get("--quantization") or "")
+    if engine == "vllm" and ("--additional-config" in given or any(ASCEND.match(sign) for sign in signs)):
         engine = "vllm-ascend"
     family = family_of(engine)
     model = _model(words, given)

@@ -41,7 +41,7 @@ spec:
               -tp 1 --data_parallel_size $((LWS_GROUP_SIZE * DP_LOCAL)) \\
               --data-parallel-size-local $DP_LOCAL --data-parallel-start-rank $START \\
               --enable-expert-parallel --max-model-len 4096 --enforce-eager \\
-              --gpu-memory-utilization 0.98 --max-num-seqs 512 --swap-space 4 &
+              --gpu-memory-utilization 0.995 --max-num-seqs 512 --swap-space 4 &
           resources: {limits: {nvidia.com/gpu: 8}}
 """
 GRAPH = """
@@ -221,7 +221,7 @@ def test_what_is_wrong_is_told_with_the_change_that_mends_it(tmp_path: Path) -> 
     result = podplan.import_deployment(str(path), hw="h200", rate="2/s")
     changes = [finding.change or "" for finding in result.findings if finding.blocking]
     assert changes[:3] == ["drop --swap-space", "--max-model-len 4096 -> 5120", "limits: {rdma/ib: 1}"]
-    assert changes[3].startswith("--gpu-memory-utilization 0.98 -> 0.9")
+    assert changes[3].startswith("--gpu-memory-utilization 0.995 -> 0.9")
     could = [finding.change or "" for finding in result.findings if not finding.blocking]
     assert could[0] == "drop --enforce-eager" and could[-1].startswith("--max-num-seqs 512 -> ")
     assert result.most_per_second is not None and result.headroom is not None and not result.feasible
@@ -268,6 +268,14 @@ DP=2 B=3 vllm serve deepseek-r1 -tp $TP -dp $DP $A --host $IP"""
         "B": "3",
     }
     assert (role.devices, role.flags["--max-num-seqs"], role.flags["--host"]) == (8, "7", None)
+
+
+def test_collectives_of_ascend_devices_tell_the_engine() -> None:
+    """A dense model's script has no setting of vLLM-Ascend's own; an odd number of dies is on whole chips."""
+    (role,) = read_source("HCCL_IF_IP=10.0.0.1 vllm serve qwen3-8b")
+    assert role.engine == "vllm-ascend"
+    found = import_deployment("HCCL_IF_IP=10.0.0.1 vllm serve qwen3-8b", hw="910c", weights="bf16")
+    assert found.question.decode.devices == 2 and found.most_per_second
 
 
 def test_roles_that_say_nothing_are_what_they_stand_beside(tmp_path: Path) -> None:
