@@ -54,10 +54,10 @@ def _sure(question):
 
 
 def test_a_pool_is_slowed_by_its_own_uncertainty_alone():
-    """Where decode has room to spare, how uncertain it is costs no rate."""
+    """Where decode has room to spare, how uncertain it is neither costs rate nor gives any."""
     plan = _sure(small_question(**{**UNEVEN, "hardware": "h200"}))
     times = sure.times_of(plan, 0.9)
-    assert plan.prefill.capacity_per_second < plan.decode.capacity_per_second and times["prefill"] < times["decode"]
+    assert plan.prefill.capacity_per_second < plan.decode.capacity_per_second and times["prefill"] != times["decode"]
     asked = replace(plan.question, stretch=(("prefill", times["prefill"]),)).on_clock("prefill")
     carried = plan.prefill.server(asked).pool_capacity(plan.prefill.instances) / times["prefill"]
     assert plan.requests_per_second == pytest.approx(carried, rel=1e-3)
