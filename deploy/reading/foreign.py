@@ -304,9 +304,12 @@ def _model(words: Sequence[str], given: Flags) -> str | None:
 def _defaults(family: str, given: Flags) -> dict[str, str]:
     """Return the engine's own limits where a command states none, for all ranks of an instance."""
     found = {key: value for key, value in DEFAULTS[family].items() if key not in given}
-    most = "--max-running-requests"
+    most, chunk = "--max-running-requests", "--chunked-prefill-size"
+    ranks = max(int(given.get("--attn-dp-size") or given.get("--dp-size") or 1), 1)
     if most in found:  # of a rank, as graphs are
-        found[most] = str(int(found[most]) * int(given.get("--attn-dp-size") or given.get("--dp-size") or 1))
+        found[most] = str(int(found[most]) * ranks)
+    if chunk in found:  # SGLang divides it and leaves the rest
+        found[chunk] = str(int(found[chunk]) // ranks * ranks)
     return found
 
 

@@ -278,6 +278,12 @@ def test_collectives_of_ascend_devices_tell_the_engine() -> None:
     assert found.question.decode.devices == 2 and found.most_per_second
 
 
+def test_a_default_chunk_is_what_divides_over_ranks() -> None:
+    """SGLang divides its 8,192 tokens by attention DP and leaves the rest."""
+    (role,) = read_source("python3 -m sglang.launch_server --model-path deepseek-r1 --tp 12 --attn-dp-size 12")
+    assert role.flags["--chunked-prefill-size"] == "8184" and role.counted(256, 5000).tokens == 682
+
+
 def test_roles_that_say_nothing_are_what_they_stand_beside(tmp_path: Path) -> None:
     """What is beside prefill decodes; decode alone, whose caches are offloaded, is aggregated."""
     path = tmp_path / "services.yaml"
