@@ -21,7 +21,7 @@ from scipy.stats import t as student
 import podplan
 from ground.traces import read_trace, requests_per_second, window
 from planner.manifest.schema import Manifest
-from planner.plans.expectation import pool_links, pool_pair
+from planner.plans.expectation import decode_behind, pool_pair
 from planner.plans.servers import server_of
 from planner.serving.deployed import workload_of
 
@@ -69,7 +69,8 @@ def slowed(manifest: Manifest, rate: float, load: float) -> Manifest:
     """Return the manifest on a plane so slow that the busier side's links carry KV for that share of time."""
     pools, kv = pool_pair(manifest), manifest.kv_transfer
     assert not isinstance(pools, str) and kv is not None, "a case for links has two pools"
-    links = pool_links(manifest, pools, workload_of(manifest.workload), rate)
+    several = len(pools[1].instances)
+    links, _ = decode_behind(manifest, pools, workload_of(manifest.workload))(rate / several, several)
     assert links is not None, "links carry what the plan does"
     slower = kv.bandwidth_bytes_per_second * max(links.utilisation.values()) / load
     return manifest.model_copy(update={"kv_transfer": kv.model_copy(update={"bandwidth_bytes_per_second": slower})})
