@@ -26,7 +26,11 @@ from planner.serving.prefill import play_prefill
 from planner.serving.streams import Stream, stationary
 from planner.workload import running_kv_tokens
 
-WHY_BATCH = {"batch": "as is given", "memory": "as memory holds no more", "tpot": "with which most keep TPOT"}
+WHY_BATCH = {
+    "batch": "as is given",
+    "memory": "as memory holds no more",
+    "tpot": "with which the largest rate keeps TPOT",
+}
 """Reasons for a decode batch, by what limits it."""
 ROUNDING = 1e-6
 """Relative distance within which a rate reaches a limit of it."""
