@@ -89,6 +89,7 @@ class PlainScheduler:
         self.since = rule.receive_interval
         self.waited = [0] * ranks
         self.balancing = 0
+        self.busy, self.steps = 0.0, 0
 
     def play(self, requests: list[Request]) -> None:
         """Run until all have left."""
@@ -101,6 +102,8 @@ class PlainScheduler:
             self.arrive(now, at_it=True)
             step = self.form(launched)
             takes = self.seconds(step) if step else 0.0  # with the KV of those who end meanwhile
+            self.busy += takes
+            self.steps += step is not None
             if self.overlapped:
                 begin, before = max(now, ends), launched
                 if before is not None:
@@ -151,11 +154,13 @@ class PlainScheduler:
         self.flying[turn] = step = self.form(mine)
         if step:
             begin = max(now, ends)
+            idle_until, self.steps = max(begin, self.free[-1]), self.steps + 1
             for stage, share in enumerate(self.shares):
                 begin = max(begin, self.free[stage]) + (self.seconds(step) - self.head) * share
                 begin += self.head * (stage == len(self.shares) - 1)
                 self.free[stage] = begin
             self.ends[turn] = begin
+            self.busy += begin - idle_until
         if mine and self.overlapped:
             now = max(now, ends)
             self.end(mine, now)

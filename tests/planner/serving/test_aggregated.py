@@ -71,7 +71,7 @@ def pool_of(rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity:
 
 
 def both_serve_alike(plain: PlainScheduler, pool: AggregatedPool, stream: Stream) -> None:
-    """Compare every token's time, and who gave way, with prompts and answers of at most 500 and 120 tokens."""
+    """Compare tokens' times, steps and who gave way, with prompts and answers of at most 500 and 120 tokens."""
     stream.prompt_tokens[:] = np.minimum(stream.prompt_tokens, 500)
     stream.answer_tokens[:] = np.minimum(stream.answer_tokens, 120)
     columns = (stream.arrival_seconds.tolist(), stream.prompt_tokens.tolist(), stream.answer_tokens.tolist())
@@ -81,6 +81,7 @@ def both_serve_alike(plain: PlainScheduler, pool: AggregatedPool, stream: Stream
     np.testing.assert_allclose(played.first_token_seconds, [q.first for q in requests], rtol=0, atol=1e-7)
     np.testing.assert_allclose(played.left_seconds, [q.left for q in requests], rtol=0, atol=1e-7)
     assert played.preemptions.tolist() == [q.retracted for q in requests]
+    assert (played.steps, played.busy_seconds) == (plain.steps, pytest.approx(plain.busy))
 
 
 def random_stream(seed: int, count: int, gap: float, prompt: float = 150.0, answer: float = 20.0) -> Stream:
