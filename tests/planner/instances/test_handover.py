@@ -36,16 +36,16 @@ def planned(**flags: Any) -> DisaggregatedPlan:
 def test_short_answers_take_in_the_runtime_what_is_told(asked: dict[str, Any]) -> None:
     """The mean of TPOT within 3 %, p99 within 8 %: prompts of a pass wait for each other's KV and join together.
 
-    Those waits, of which one play near saturation tells 2 to 13 % less or more, within 15 %.
+    Those waits, of the same play, within 10 %, which near saturation takes a long stream to tell.
     """
     plan = planned(**asked)
     manifest = assemble(plan, {})
-    stream = open_loop(manifest.workload, plan.requests_per_second, 40_000)
+    stream = open_loop(manifest.workload, plan.requests_per_second, 160_000)
     found = simulate(manifest, stream, SimulationOptions())
     assert plan.handed_over
     assert plan.tpot.mean == pytest.approx(found.tpot_seconds.mean, rel=0.03)
     assert plan.tpot.p99 == pytest.approx(found.tpot_seconds.p99, rel=0.08)
-    assert plan.links.wait_seconds == pytest.approx(found.mean_transfer_wait_seconds, rel=0.15)
+    assert plan.links.wait_seconds == pytest.approx(found.mean_transfer_wait_seconds, rel=0.1)
 
 
 def test_a_manifest_tells_what_its_plan_does() -> None:
