@@ -113,5 +113,5 @@ def test_engines_state_what_the_loop_follows():
     asked = [("b200", 64.0), ("b200", 8.0), ("h200", 64.0)]
     assert [rule_of_engine(sglang, *each).receive_interval for each in asked] == [30, 10, 1]
     assert rule_of_engine(sglang).order == "prompts_first"
-    assert rule_of_engine(load_engine("trtllm").scheduling).whole_prompts
+    assert all(rule_of_engine(load_engine(name).scheduling).whole_prompts for name in ("trtllm", "mindie"))
     assert not rule_of_engine(load_engine("vllm").scheduling).whole_prompts
