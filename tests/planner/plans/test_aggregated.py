@@ -312,7 +312,8 @@ def test_a_simulation_reads_step_times_off_the_plans_cells() -> None:
 @pytest.mark.usefixtures("long_streams")
 def test_a_simulation_is_long_enough_for_what_the_plan_says() -> None:
     """Close to saturation a batch fills and empties over tens of residences."""
-    found = planned("qwen3-8b", hw="h100", devices=1, isl=512, osl=64, ttft="2s", tpot="50ms", shape="aggregated")
+    asked = {"hw": "h100", "devices": 1, "isl": 512, "osl": 64, "ttft": "2s", "tpot": "50ms", "engine": "vllm"}
+    found = planned("qwen3-8b", **asked, shape="aggregated")
     run = found.simulate()
     assert run.measured.requests == LONG_MEASURED
     assert run.measured.tpot_seconds.mean == pytest.approx(found.manifest().predicted.tpot_seconds.mean, rel=0.01)
