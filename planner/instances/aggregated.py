@@ -256,14 +256,6 @@ class AggregatedServer:
         limits, context = Limits.of(question), question.model.max_position
         return player_of(self.pool, question.workload, limits, context, self.candidate.most_open, self.count)
 
-    def alone_seconds(self, tokens: float) -> float:
-        """TTFT of a prompt with so many tokens that meets nobody: what shares an instance with others has no less."""
-        one = np.ones(1, dtype=np.int64)
-        stream = Stream(
-            arrival_seconds=np.zeros(1), prompt_tokens=int(tokens) * one, reused_tokens=0 * one, answer_tokens=one
-        )
-        return float(play_aggregated(self.pool, stream).first_token_seconds[0])
-
     @property
     def most_per_second(self) -> float:
         """Largest rate at which one instance may be planned, by the utilisation limit."""

@@ -46,7 +46,7 @@ from ground.arrays import Floats, percentiles
 from planner.instances.candidates import Count
 from planner.instances.least import BATCHES, Least
 from planner.manifest.stacks import taken
-from planner.manifest.stepcost import evaluate_each
+from planner.manifest.stepcost import evaluate_each, stage_layers
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.serving.streams import stationary
 from planner.workload import Workload
@@ -313,8 +313,29 @@ class Bounds:
         step = least + (np.diff([least, *larger], axis=0) * come).sum(axis=0)
         return step, full, np.maximum(longest / chunk, 1.0) * seconds[-1]
 
+    def longest_in_batches(self) -> Floats:
+        """Least seconds of the longest prompt that must be in time, alone in the batches of a pipeline, [rows].
+
+        A batch has its share of the budget. The first chunk passes all stages one after the other, later ones follow at
+        the pace of the slowest stage; the last chunk alone has a token for the head. Equally full steps are the least.
+        """
+        tokens, stages = self.means.timely, self.cost.pipeline_stages
+        chunk = np.broadcast_to(np.minimum(tokens, self.budget_tokens / stages), self.ranks.shape)
+        load = self._load(np.zeros_like(chunk), stages * chunk, stages * chunk / self.ranks)
+        last = np.stack([chunk, np.full_like(chunk, tokens)])  # of the first chunk, and twice the mean
+        pairs, context = stages * chunk * last / 2, stages * (last - chunk) / 2
+        load = load._replace(prefill_context_tokens=context, prefill_pairs=pairs, finishing_prompts=0.0)
+        most, fewest = stage_layers(self.cost)
+        found = np.full(chunk.shape, np.inf)
+        for each in evaluate_each(self.cost, load, self.microbatches):
+            seconds = np.broadcast_to(np.asarray(each.seconds), pairs.shape)
+            layers = seconds - each.head_seconds
+            pace = np.maximum(layers * most, layers * fewest + each.head_seconds)
+            found = np.minimum(found, seconds[0] + (tokens / chunk - 1) * pace[1])
+        return found
+
     def longest_alone(self) -> Floats:
-        """Least seconds of the longest prompt that must be in time, in steps with nothing else, [rows].
+        """Least seconds of the longest prompt that must be in time, in full steps with nothing else, [rows].
 
         Step time is about convex in query-key pairs, so equally full steps are the least.
         """

@@ -19,7 +19,6 @@ import numpy as np
 from ground.arrays import Floats
 from planner.costs.deployment import Deployment
 from planner.instances.aggregated import FEWEST, AggregatedServer
-from planner.instances.aggregated_bounds import means_of
 from planner.instances.candidates import (
     BUDGETS,
     AggregatedCandidate,
@@ -216,8 +215,7 @@ class AggregatedKind:
         One that is a little late may still have a neighbour, between the listed budgets, that is in time.
         Where the first is not late on fewest requests, none is played on so few: most would not be late either.
         """
-        able = [server for server in servers if self._bound(server) >= rate]
-        able = timely = [server for server in able if server.candidate.batched_tokens not in self._late_alone]
+        able = timely = [server for server in servers if self._bound(server) >= rate]
         if able and able[0].player.surely_late(rate, instances, FEWEST):
             timely = list(self._not_late(able, instances, rate, FEWEST))
         return sorted(timely, key=lambda server: server.player.verdict(rate, instances).excess)
@@ -226,22 +224,6 @@ class AggregatedKind:
         """Return the index of a server's budget in the list; -1 where it is not listed."""
         budgets, own = budgets_of(self.question), server.candidate.batched_tokens
         return budgets.index(own) if own in budgets else -1
-
-    @cached_property
-    def _late_alone(self) -> frozenset[int]:
-        """Listed budgets with which a long prompt is late although it meets nobody, whatever the rate.
-
-        Bounds take full steps, which keep all batches of a pipeline in flight; a prompt alone does not.
-        """
-        question = self.question
-        longest = means_of(question.workload, question.percentile, question.model.max_position).timely
-        late = (server for server in self.servers if server.alone_seconds(longest) > question.ttft_seconds)
-        return frozenset(server.candidate.batched_tokens for server in late)
-
-    @property
-    def _none_alone(self) -> bool:
-        """Whether a long prompt is late so with each budget."""
-        return len(self._late_alone) == len(self.servers)
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of a pool of so many instances within the limits with any budget; 0 where there is none.
@@ -262,7 +244,7 @@ class AggregatedKind:
             near = self._near(self.servers, instances, each)
             found = next((server for server in near if server.player.verdict(each, instances).excess <= 1), None)
             if found is None:
-                return 0.0 if self._none_alone else part * (1 - _MORE) * least
+                return part * (1 - _MORE) * least
             self._in_time[instances] = each, found
         return instances * self._on_few(instances)[0]
 
@@ -323,8 +305,6 @@ class AggregatedKind:
         return self._likely[instances]
 
     def _compared_on_few(self, instances: int) -> tuple[float, Iterable[AggregatedServer]]:
-        if self._none_alone:
-            return 0.0, []
         servers = list(self.servers)
         rate, best = 0.0, None
         start = self._tried.get(instances, self.guess_per_second)

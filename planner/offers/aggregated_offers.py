@@ -117,7 +117,7 @@ def _group_offers(
         return Offers.none()
     group, bounds = own.group.select(left), bounds_of(question, own.select(left), count)
     rooms = cache(lambda: _rooms(question, group))  # most groups have no row that is played
-    alone = bounds.with_budgets(budgets_of(question)).longest_alone().reshape(most.shape)
+    alone = bounds.with_budgets(budgets_of(question)).longest_in_batches().reshape(most.shape)
     guess = (most * np.maximum(1 - alone / question.ttft_seconds, 0.0)).max(axis=0)  # the rest is left to wait
     return Offers(
         devices=group.sizes.astype(np.int64),
@@ -150,7 +150,7 @@ def _with_each(question: Question, own: Built, bounds: Bounds, known: tuple[Floa
     room = _rooms(question, own.group).ravel()
     limit, least = step_limit(question, each.accepted), np.tile(known[1], len(budgets))
     found = each.bound(limit, share, room)
-    found = np.where(each.longest_alone() <= question.ttft_seconds, found, 0.0)
+    found = np.where(each.longest_in_batches() <= question.ttft_seconds, found, 0.0)
     return each.single_bound(limit, share, found, least, room, question.ttft_seconds).reshape(shape)
 
 

@@ -154,16 +154,14 @@ class PrefillInstance:
         if not making.ended and not making.carried:
             self.devices.free(self)
             return
-        if self.offline or making.before:
-            making.only_offline = making.has_only_offline()
+        making.only_offline = bool(self.offline or making.before) and making.has_only_offline()
         loads = making.loads()
         seconds = self.timer.step_seconds(loads, self.ranks) if loads else 0.0
         seconds += max(making.loading)
         self._pass = making
         now = self._engine.now_seconds
         if self._beside_others:
-            share = max(self.share_beside(), _LEAST_SHARE)
-            self._rests_until = now + seconds / share
+            self._rests_until = now + seconds / max(self.share_beside(), _LEAST_SHARE)
         self.busy_seconds += seconds
         self.busy_until_seconds = now + seconds
         self.steps += 1
@@ -423,11 +421,10 @@ class PrefillInstance:
 
     def holding(self) -> list[Request]:
         """Return the prompts in the pass that runs and those under way between passes."""
-        running = self._pass
-        here = [item[0] for item in self._carried]
-        if running is not None:
-            here += [request for request, _ in running.ended]
-            here += [request for request, _, _ in running.carried]
+        here = [request for request, _, _ in self._carried]
+        if self._pass is not None:
+            here += [request for request, _ in self._pass.ended]
+            here += [request for request, _, _ in self._pass.carried]
         return here
 
     def reshape(self, cost: StepCost) -> None:
@@ -442,10 +439,8 @@ class PrefillInstance:
 
     def stop(self) -> list[Request]:
         """Go down; return the requests that were here, in order of arrival, all computed anew elsewhere."""
-        making = self._abort()
-        here = {request: None for request, *_ in self._carried}
-        if making is not None:
-            here |= {item[0]: None for item in making.ended} | {item[0]: None for item in making.carried}
+        here = dict.fromkeys(self.holding())
+        self._abort()
         self._carried = []
         for request in here:
             self._let_go(request)
