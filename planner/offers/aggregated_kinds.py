@@ -159,10 +159,10 @@ class AggregatedKind:
 
     @cached_property
     def _most_open(self) -> int:
-        """Most open requests, by Little's law: the bound on the rate times the longest time within the limits."""
-        question = self.question
+        """Most open requests, by Little's law: the largest rate played times the longest time within the limits."""
+        question, rate = self.question, float(self.bound_per_second.max())
         seconds = question.ttft_seconds + question.workload.decoded_tokens * question.tpot_seconds
-        return math.ceil(float(self.bound_per_second.max()) * seconds)
+        return math.ceil((rate if self.asked_per_second is None else min(rate, self.asked_per_second)) * seconds)
 
     def _bound(self, server: AggregatedServer) -> float:
         """Upper bound on the rate with the server's budget, or over all budgets where that one is not listed."""

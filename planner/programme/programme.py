@@ -284,14 +284,19 @@ class Programme:
                     break
         return choice
 
+    def carrying(self, rate: float) -> Picks | None:
+        """Return some columns that carry a rate, in units of the asked ones; None where none do, by their bounds."""
+        rate *= 1 - RELATIVE
+        most = replace(self, aim=replace(self.aim, objective="throughput", rate=None))
+        while rate > 0 and (choice := most.best(rate)) is not None:
+            if all(side.carries(column, rate) for side, column in self.picked(choice)):
+                return choice
+        return None
+
     def carries_any(self) -> bool:
         """Whether some choice carries the least rate that is told from none, a part of the upper bound."""
         first = self.best()
-        least = self.carried(first) * LEAST_PART if first is not None else 0.0
-        while least > 0 and (choice := self.best(least)) is not None:
-            if all(side.carries(column, least) for side, column in self.picked(choice)):
-                return True
-        return False
+        return first is not None and self.carrying(self.carried(first) * LEAST_PART) is not None
 
     def _exactly(self, known: float) -> float:
         """Return the largest rate of solved columns; ``known`` where none carry more, or for other objectives."""

@@ -32,7 +32,7 @@ _FRESH = Kept[NDArray[np.uint8]](most=16)
 _ROUNDING = 1e-9
 _AMPLE = 1 << 50
 _PLAY_TURNS, _PROMPT_TURNS = 50_000, 20
-"""Turns of about 20 ns that take as long as the start and end of a play, and as a step with prompts."""
+"""Turns of about 25 ns that take as long as the start and end of a play, and as a step with prompts."""
 _LOOK = 400
 """Fewest requests between two calls of ``enough``: one call takes as long as playing them, 0.2 ms."""
 
@@ -94,11 +94,15 @@ class Played:
     """Prompt tokens of the rank that has most, summed over steps with prompt tokens."""
     ended: bool = False
     """Whether the play ended early. Times of tokens that were not out by then are lower bounds."""
+    stages: int = 1
 
     @property
     def turns(self) -> int:
-        """Turns of a batch, with steps that carry prompts and the start of a play as the turns that take as long."""
-        return _PLAY_TURNS + self.steps + _PROMPT_TURNS * self.prompt_steps
+        """Turns of a batch, with steps that carry prompts and the start of a play as the turns that take as long.
+
+        Steps of a batch without others to take turns with are added up.
+        """
+        return _PLAY_TURNS + (self.steps if self.stages > 1 else 0) + _PROMPT_TURNS * self.prompt_steps
 
 
 def play_aggregated(pool: AggregatedPool, stream: Stream, enough: Enough | None = None) -> Played:
@@ -153,6 +157,7 @@ def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | Non
         running_beside_prompts=int(instances.heads.beside.sum()),
         longest_chunks=float(instances.heads.chunks.sum()),
         ended=ended,
+        stages=rule.stages,
     )
 
 

@@ -4,7 +4,7 @@ Rows far behind others of their size stay behind on a machine that is a tenth fa
 are solved over the leading rows only.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from planner.plans.plan import Plan
 from planner.plans.quantised import alternatives, own_formats
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
-from planner.search.gather import Costing, needed_rates, not_aggregated, on_each_pool
+from planner.search.gather import Costing, Option, needed_rates, not_aggregated, on_each_pool, why_not_apart
 from planner.search.search import search
 from planner.search.solve import Choice, carried_in_time, choose, chosen_of, find, plan_of
 from planner.search.sure import Times, holds, is_plain, stressed, times_of
@@ -104,13 +104,12 @@ def has_plan(question: Question, costing: Costing | None = None, known: Known | 
 
 def alike(choice: Choice | Gathered | None = None) -> Callable[[Question], bool]:
     """Return ``has_plan`` for similar questions, which share costs and rows; those of a known ``choice`` come first."""
-    known = [_rows_of(choice)] if isinstance(choice, Choice) else []
+    known = [_rows_of(*choice.chosen[0])] if isinstance(choice, Choice) else []
     return partial(has_plan, costing=Costing(), known=known)
 
 
-def _rows_of(choice: Choice) -> tuple[Question, Rows]:
+def _rows_of(option: Option, columns: Sequence[int]) -> tuple[Question, Rows]:
     """Return the question of a single model's choice, in its engine and formats, and the rows of its columns."""
-    (option, columns), *_ = choice.chosen
     rows: Rows = {role: [] for role in ROLES}
     for side, column in zip(option.sides, columns, strict=True):
         rows[side.role] = _rows_behind(side.offers, [int(side.offer[column])])
@@ -138,10 +137,18 @@ def _has_plan(separate: Gathered, known: Known) -> bool:
         return not every.closed and every.programme(aim).carries_any()
     if _likely_plan(separate) is not None:
         return True
-    found = find(separate)
-    if found.plans and found.choice is not None:
-        known.append(_rows_of(found.choice))
-    return bool(found.plans)
+    every = unpruned(separate, aim)
+    programme = None if every.closed else every.programme(aim)
+    picks = programme and (programme.sufficient() or programme.carrying(aim.rate))
+    if picks:
+        option, columns = chosen_of(every, picks)[0]
+        plan = plan_of(option, columns, 1.0)
+        if plan and plan.excess <= 1:
+            known.append(_rows_of(option, columns))
+            return True
+    elif why_not_apart(separate.fleet.members[0].question):
+        return False
+    return bool(find(separate).plans)
 
 
 def _likely_plan(gathered: Gathered) -> Plan | None:

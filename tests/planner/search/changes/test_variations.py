@@ -4,27 +4,27 @@ from dataclasses import replace
 
 import pytest
 
-from planner.search.changes.variations import alike
+from planner.search.changes import variations
 from planner.search.fleet import Fleet
 from planner.search.solve import Choice, choose
 from planner.search.ways import gather_fleet
 from tests.questions import small_question
 
 
-def test_rows_of_a_known_choice_are_tried_before_all_bounds_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other row need be searched for the rate that the choice carries; a higher one needs all, and has no plan."""
+def test_rows_of_a_known_choice_are_tried_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other row need be searched for a rate that the choice carries; for a higher one all are, and none carries it.
+
+    Without a known choice the first is not known to be carried before all are gathered.
+    """
     question = small_question(model="qwen3-8b", devices=4, squared_cv=1.0, shape="aggregated")
     choice = choose(gather_fleet(Fleet.of(replace(question, objective="throughput", rate_per_second=None))))
     assert isinstance(choice, Choice)
-    searched = []
-    monkeypatch.setattr("planner.search.changes.variations.find", lambda every: searched.append(every) or _Nothing)
+    own, searched = variations._has_plan, []
+    monkeypatch.setattr(variations, "_has_plan", lambda *asked: searched.append(asked) or own(*asked))
+    carried, more = (replace(question, rate_per_second=part * choice.carried) for part in (0.99, 1.05))
 
-    feasible = alike(choice)
+    feasible = variations.alike(choice)
 
-    assert feasible(replace(question, rate_per_second=0.99 * choice.carried)) and not searched
-    assert not feasible(replace(question, rate_per_second=1.05 * choice.carried)) and searched
-
-
-class _Nothing:
-    plans = ()
-    choice = None
+    assert feasible(carried) and not searched
+    assert not feasible(more) and len(searched) == 1
+    assert variations.has_plan(carried) and len(searched) == 2
