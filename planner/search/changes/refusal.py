@@ -78,9 +78,9 @@ def _nearest_refused(found: Sequence[Found], question: Question) -> Answer:
         return False, fastest(asked, ttft=limit == "ttft") or math.inf
 
     known, carrying, idle = 0.0, None, []
-    for number, each in enumerate(found):
+    for each in found:
         count = each.separate.count
-        count.allow(count.turns, len(found) - number)
+        count.allow(count.turns, len(found))
         aim = Aim(devices=each.separate.fleet.devices, objective="throughput")
         chosen = choose(each.separate, aim, known=known)
         if isinstance(chosen, Choice):
