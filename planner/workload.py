@@ -257,23 +257,10 @@ class Traffic(NamedTuple):
     def from_trace(cls, trace: TraceRows) -> Self:
         """Moments of a trace. Gaps of zero are kept: time stamps on a coarse grid read as bursts.
 
-        Raises:
-            BadInput: fewer than 2 requests, arrays of unequal length, a request without tokens, or arrivals that fall
-                or all coincide.
+        Raises BadInput for a trace that ``trace_arrays`` refuses.
         """
-        arrivals = np.asarray(trace.arrival_seconds, dtype=np.float64)
-        prompts = np.asarray(trace.input_tokens, dtype=np.float64)
-        answers = np.asarray(trace.output_tokens, dtype=np.float64)
-        reused = np.zeros_like(prompts) if trace.reused_tokens is None else np.asarray(trace.reused_tokens, float)
-        if not (arrivals.shape == prompts.shape == answers.shape == reused.shape) or arrivals.ndim != 1:
-            raise BadInput("A trace must hold one arrival, prompt length and answer length for every request.")
-        if arrivals.size < 2:
-            raise BadInput(f"A trace of {arrivals.size} requests must hold at least 2 to tell a rate.")
-        if min(prompts.min(), answers.min()) < 1 or reused.min() < 0:
-            raise BadInput("Every request of a trace must have a prompt and an answer of at least 1 token.")
+        arrivals, prompts, answers, reused = trace_arrays(trace)
         gaps = np.diff(arrivals)
-        if gaps.min() < 0 or gaps.sum() <= 0:
-            raise BadInput("The arrival times of a trace must not fall and must span more than one instant.")
         workload = Workload(
             input_tokens=_moments(prompts),
             output_tokens=_moments(answers),
@@ -283,6 +270,29 @@ class Traffic(NamedTuple):
             prompts=kinds_of_rows(prompts, np.minimum(reused, prompts - 1)),
         )
         return cls(workload=workload, rate_per_second=float(1 / gaps.mean()))
+
+
+def trace_arrays(trace: TraceRows) -> tuple[NDArray[np.float64], ...]:
+    """Return arrivals in seconds, prompt, answer and reused tokens of a trace, each [requests].
+
+    Raises:
+        BadInput: fewer than 2 requests, arrays of unequal length, a request without tokens, or arrivals that fall or
+            all coincide.
+    """
+    arrivals = np.asarray(trace.arrival_seconds, dtype=np.float64)
+    prompts = np.asarray(trace.input_tokens, dtype=np.float64)
+    answers = np.asarray(trace.output_tokens, dtype=np.float64)
+    reused = np.zeros_like(prompts) if trace.reused_tokens is None else np.asarray(trace.reused_tokens, float)
+    if not (arrivals.shape == prompts.shape == answers.shape == reused.shape) or arrivals.ndim != 1:
+        raise BadInput("A trace must hold one arrival, prompt length and answer length for every request.")
+    if arrivals.size < 2:
+        raise BadInput(f"A trace of {arrivals.size} requests must hold at least 2 to tell a rate.")
+    if min(prompts.min(), answers.min()) < 1 or reused.min() < 0:
+        raise BadInput("Every request of a trace must have a prompt and an answer of at least 1 token.")
+    gaps = np.diff(arrivals)
+    if gaps.min() < 0 or gaps.sum() <= 0:
+        raise BadInput("The arrival times of a trace must not fall and must span more than one instant.")
+    return arrivals, prompts, answers, reused
 
 
 def _moments(lengths: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Lengths:

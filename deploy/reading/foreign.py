@@ -252,9 +252,7 @@ def _found(
     if engine != "trtllm" and settings:
         stated = [word for key, value in settings.items() for word in _words(f"--{key}", value)]
         given = canonical(engine, stated) | given
-    signs = (*held, *environment, given.get("--quantization") or "")
-    if engine == "vllm" and ("--additional-config" in given or any(ASCEND.match(sign) for sign in signs)):
-        engine = "vllm-ascend"
+    engine = "vllm-ascend" if engine == "vllm" and _on_ascend(given, (*held, *environment)) else engine
     family = family_of(engine)
     model = _model(words, given)
     if model is None:
@@ -291,6 +289,12 @@ def _found(
         kubernetes=bool(container),
         replicas=ascend_replicas(_map(given), texts),
     )
+
+
+def _on_ascend(given: Flags, names: Sequence[str]) -> bool:
+    """Whether flags, or names of resources and variables, are those of NPUs."""
+    signs = (*names, given.get("--quantization") or "")
+    return "--additional-config" in given or any(ASCEND.match(sign) for sign in signs)
 
 
 def _model(words: Sequence[str], given: Flags) -> str | None:

@@ -8,6 +8,19 @@ from ground.records import Name
 from ground.strict import Strict
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, CurveTerm, Rule, Stage, StepCost, Term
 
+ReachVariable = Literal[
+    "kv_within",
+    "context_within",
+    "pairs_within",
+    "kv_beyond",
+    "chunk_chosen",
+    "pairs_chosen",
+    "picked",
+    "chunk_short",
+    "context_short",
+    "pairs_short",
+]
+"""Of layers in which some keys are out of reach."""
 Variable = Literal[
     "one",
     "decode",
@@ -23,18 +36,9 @@ Variable = Literal[
     "rows",
     "routed",
     "hit",
-    "kv_within",
-    "context_within",
-    "pairs_within",
-    "kv_beyond",
-    "chunk_chosen",
-    "pairs_chosen",
-    "picked",
-    "chunk_short",
-    "context_short",
-    "pairs_short",
+    ReachVariable,
 ]
-REACH_VARIABLES = frozenset(get_args(Variable)[14:])
+REACH_VARIABLES = frozenset(get_args(ReachVariable))
 EXPERT_VARIABLES = frozenset({"fair", "routed", "hit", "shared"})
 VARIABLES = frozenset(get_args(Variable))
 TERM_GROUPS = ("terms", "head_terms", "draft_terms")

@@ -15,7 +15,7 @@ from planner.serving.aggregated import AggregatedPool, play_closed
 from planner.serving.decode import SeparatePools, Served, play_separate, within
 from planner.serving.deployed import aggregated_pool, aggregated_served, play, separate_pools
 from planner.serving.streams import stationary
-from planner.workload import TraceRows, Traffic, Workload
+from planner.workload import TraceRows, Workload, trace_arrays
 
 _ALONE = 2_500
 """Played requests of a closed loop of one; their lengths and accepted drafts are stratified."""
@@ -32,13 +32,12 @@ def expect_recorded(manifest: Manifest, trace: TraceRows, warmup_seconds: float 
     Args: ``warmup_seconds``: requests that arrive earlier load the system but do not count.
 
     Raises:
-        BadInput: a trace that ``Traffic.from_trace`` refuses, or a warm-up that leaves nothing of it.
+        BadInput: a trace that ``trace_arrays`` refuses, or a warm-up that leaves nothing of it.
     """
-    Traffic.from_trace(trace)
+    arrival, *_ = trace_arrays(trace)
     pools = pools_on(manifest)
     if isinstance(pools, str):
         return Expectation(prediction=None, basis=pools)
-    arrival = np.asarray(trace.arrival_seconds, dtype=np.float64)
     if arrival[-1] < warmup_seconds:
         raise BadInput(f"--warmup: {warmup_seconds:g} s is past the last arrival at {arrival[-1]:g} s")
     recorded = play(pools, trace)

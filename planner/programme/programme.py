@@ -274,21 +274,21 @@ class Programme:
         The best guess comes first, as it most likely carries enough. Capacities are solved only of columns that carry
         the rate, because a search accepts rates up to a root's tolerance below it and must agree.
         """
-        rate = (self.aim.rate or 0.0) * (1 - RELATIVE)
-        most = replace(self, aim=replace(self.aim, objective="throughput"))
-        while (choice := most.best(by="guess")) is not None:
-            chosen = self.picked(choice)
-            if all(side.carries(column, rate) for side, column in chosen):
-                solve_open(chosen, rate)
-                if self.carried(choice) >= rate:
-                    break
+        rate = self.aim.rate or 0.0
+        while (choice := self.carrying(rate, "guess")) is not None:
+            solve_open(self.picked(choice), rate * (1 - RELATIVE))
+            if self.carried(choice) >= rate * (1 - RELATIVE):
+                break
         return choice
 
-    def carrying(self, rate: float) -> Picks | None:
-        """Return some columns that carry a rate, in units of the asked ones; None where none do, by their bounds."""
+    def carrying(self, rate: float, by: Rates = "bound") -> Picks | None:
+        """Return some columns that carry a rate, in units of the asked ones; None where none do by bounds, or guesses.
+
+        Those that may carry most come first.
+        """
         rate *= 1 - RELATIVE
         most = replace(self, aim=replace(self.aim, objective="throughput", rate=None))
-        while rate > 0 and (choice := most.best(rate)) is not None:
+        while rate > 0 and (choice := most.best(rate, by)) is not None:
             if all(side.carries(column, rate) for side, column in self.picked(choice)):
                 return choice
         return None

@@ -170,20 +170,20 @@ def _answer(
     of those. With ``table`` the result of each engine is told.
     """
     answer = answer_of(found[place], beside=beside) if besides and place is not None else None
-    told = told or (besides() if besides else None)
-    further = told or Besides()
+    further = told or (besides() if besides else Besides())
     plans = [*(each.best for each in found), *(each.plan for each in further.tried)]
     place = preferred(plans, question.goal)
     chosen, plan = place or 0, plans[place or 0]
     beside = beside and plan is not None
-    if besides:
-        further = further if not (beside or chosen >= len(found)) else besides()
-        answer = besides().answer if chosen >= len(found) else answer
+    if besides and (beside or chosen >= len(found)):
+        further = besides()
+    if besides and chosen >= len(found):
+        answer = besides().answer
     answer = answer or answer_of(found[chosen], beside=beside, proof=proof)
     proof = proof or beside
     if beside:
-        told = further if besides else _comparisons(answer.question, Costing(), chosen=bool(question.engines))
-        answer = replace(answer, published=told.published, unrestricted=told.unrestricted)
+        compared = further if besides else _comparisons(answer.question, Costing(), chosen=bool(question.engines))
+        answer = replace(answer, published=compared.published, unrestricted=compared.unrestricted)
     tried = (*map(tried_of, found), *further.tried) if table else ()
     if question.engines and table:
         answer = replace(answer, engines=_of_engines(tried, question))

@@ -17,6 +17,7 @@ from planner.offers.kinds import PrefillKind
 from planner.offers.offer import Offers
 from planner.plans.plan import Plan
 from planner.plans.quantised import alternatives, own_formats
+from planner.programme.columns import Picks
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing, Option, needed_rates, not_aggregated, on_each_pool, why_not_apart
@@ -139,21 +140,22 @@ def _has_plan(separate: Gathered, known: Known) -> bool:
         return True
     every = unpruned(separate, aim)
     programme = None if every.closed else every.programme(aim)
-    picks = programme and (programme.sufficient() or programme.carrying(aim.rate))
-    if picks:
-        option, columns = chosen_of(every, picks)[0]
-        plan = plan_of(option, columns, 1.0)
-        if plan and plan.excess <= 1:
-            known.append(_rows_of(option, columns))
-            return True
-    elif why_not_apart(separate.fleet.members[0].question):
+    picks = None if programme is None else programme.sufficient() or programme.carrying(aim.rate)
+    if picks and _in_time(every, picks):
+        known.append(_rows_of(*chosen_of(every, picks)[0]))
+        return True
+    if not picks and why_not_apart(separate.fleet.members[0].question):
         return False
     return bool(find(separate).plans)
 
 
 def _likely_plan(gathered: Gathered) -> Plan | None:
     """Return the plan of the first choice found that carries the asked rate in time; None where none does."""
-    picks = None if gathered.closed else gathered.programme(aim_of(gathered.fleet)).sufficient()
+    return _in_time(gathered, None if gathered.closed else gathered.programme(aim_of(gathered.fleet)).sufficient())
+
+
+def _in_time(gathered: Gathered, picks: Picks | None) -> Plan | None:
+    """Return the plan of a single model's choice at the asked rate; None without a choice, or where it is late."""
     plan = None if picks is None else plan_of(*chosen_of(gathered, picks)[0], 1.0)
     return plan if plan and plan.excess <= 1 else None
 
