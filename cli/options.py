@@ -14,8 +14,7 @@ from podplan.options import QuestionFlags, argument, flag, flag_name, switch
 Text = str | None
 File = Path | None
 Command = Callable[..., Any]
-Given = Mapping[str, str]
-"""What was typed of a question, by field."""
+Given = Mapping[str, str]  # what was typed of a question, by field
 
 
 JSON = switch("Print one JSON object.")

@@ -19,12 +19,9 @@ from podplan.result import Result, as_json
 if TYPE_CHECKING:
     from cli.plots import Plot
 
-LINE_WIDTH = 118
-"""Of sentences, however wide the terminal is."""
-PAIRS_WIDTH = 200
-"""Of the few lines that each begin with a name."""
-UNFOLDED_WIDTH = 1000
-"""Of tables that go to a file or a pipe, unless COLUMNS says otherwise."""
+LINE_WIDTH = 118  # of sentences, however wide the terminal is
+PAIRS_WIDTH = 200  # of the few lines that each begin with a name
+UNFOLDED_WIDTH = 1000  # of tables that go to a file or a pipe, unless COLUMNS says otherwise
 PATIENCE_SECONDS = 1.0
 
 Item = TypeVar("Item")

@@ -23,8 +23,7 @@ svg { max-width: 100%; height: auto } svg text { font: 11px system-ui, sans-seri
 .grid { stroke: #e2e8f0 } line.limit { stroke: #b22222; stroke-dasharray: 5 4 } text.limit { fill: #b22222 }
 .idle { fill: #edf2f7 }
 """
-POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""What a browser may load: nothing."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"  # what a browser may load: nothing
 
 
 class Page(Screen):

@@ -18,10 +18,8 @@ from ground.errors import BadInput
 from ground.units import format_count
 
 FORMATS = (".png", ".svg")
-MOST_INSIDE = 12
-"""Curves whose names stand inside the axes."""
-HEADROOM = 1.1
-"""Of the axis over the highest point, whose ring and words need room."""
+MOST_INSIDE = 12  # curves whose names stand inside the axes
+HEADROOM = 1.1  # of the axis over the highest point, whose ring and words need room
 WIDTH, HEIGHT = 640, 320
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 24, 45
 COLOURS = (
@@ -64,8 +62,7 @@ class Plot:
     x_label: str = ""
     y_label: str
     curves: list[PlotLine]
-    names: list[str] | None = None
-    """Of the bars; None for lines."""
+    names: list[str] | None = None  # of the bars; None for lines
     logarithmic: bool = False
     logarithmic_y: bool = False
     x_limits: list[tuple[float, str]] = field(default_factory=list)

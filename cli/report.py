@@ -18,8 +18,7 @@ from podplan.planning import PlanResult
 TEXT, HTML = "report.txt", "report.html"
 TEXT_WIDTH = 140
 SHOWN_OPERATORS = 7
-RATES = 10
-"""Rates up to what the tighter pool carries at which the plan is asked what its requests see."""
+RATES = 10  # rates up to what the tighter pool carries at which the plan is asked what its requests see
 FRONT_TOLD = (
     "Plans that trade the speed of one user against the output of a chip; the ring is the chosen plan. plan --pareto 4 "
     "searches more of them."

@@ -6,12 +6,9 @@ from textwrap import wrap
 from typing import NamedTuple
 
 GAP = "   "
-MOST_TURNED = 4
-"""Rows that rather become columns than have folded cells."""
-MOST_FOLDED = 3
-"""Lines of a cell, where dropping a spare column makes room."""
-CELL_WIDTH = 80
-"""Of words in a cell, however wide the terminal or the file is."""
+MOST_TURNED = 4  # rows that rather become columns than have folded cells
+MOST_FOLDED = 3  # lines of a cell, where dropping a spare column makes room
+CELL_WIDTH = 80  # of words in a cell, however wide the terminal or the file is
 _UNIT = re.compile(r"(?<=[0-9]) (?=(?:s|ms|us|min|h|B|KB|MB|GB|TB)\b|[×%])|(?<=×) ")
 """Between a number and its unit, or what it counts."""
 

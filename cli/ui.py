@@ -22,11 +22,9 @@ from podplan.planning import PlanResult, plan
 
 HOST = "127.0.0.1"
 PORT = "8390"
-PAUSE_SECONDS = 0.2
-"""Of a slider that still moves."""
+PAUSE_SECONDS = 0.2  # of a slider that still moves
 LARGEST, WHOLE, DEFAULT = "largest", "all", "default"
-OPEN = (LARGEST, WHOLE, DEFAULT)
-"""What leaves a flag out."""
+OPEN = (LARGEST, WHOLE, DEFAULT)  # what leaves a flag out
 LENGTHS = ["256", "512", "1k", "2k", "4k", "8k", "16k", "32k", "64k"]
 RATES = [LARGEST, *(f"{each}/s" for each in (1, 2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 1000))]
 TTFTS = ["100ms", "200ms", "500ms", "1s", "2s", "3s", "5s", "10s", "30s"]

@@ -70,14 +70,10 @@ class RolePlan:
     prefix_caching: bool
     mixes: bool
     expert_map: ExpertMap | None
-    encodes: bool
-    """Whether prompts have pictures, which the devices of a TP group divide among them."""
-    embedded: bool
-    """Whether encode instances send embeddings of pictures."""
-    eager: bool
-    """Whether decode launches every kernel instead of replaying captured graphs."""
-    skew: int
-    """Instances by which nodes may differ, so that the loss of one takes no more than planned; 0: any number."""
+    encodes: bool  # whether prompts have pictures, which the devices of a TP group divide among them
+    embedded: bool  # whether encode instances send embeddings of pictures
+    eager: bool  # whether decode launches every kernel instead of replaying captured graphs
+    skew: int  # instances by which nodes may differ, so that the loss of one takes no more than planned; 0: any number
 
     @property
     def strategy(self) -> Strategy:

@@ -8,8 +8,7 @@ from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.migration import Staged, Step, manifest_hash, same_content
 from planner.manifest.schema import Pool
 
-MARGIN_SECONDS = 600
-"""Beyond the planned load, before pods that are not ready stop a rollout."""
+MARGIN_SECONDS = 600  # beyond the planned load, before pods that are not ready stop a rollout
 
 
 def staged_files(staged: Staged, profile: EngineProfile, kind: PlatformKind, site: Site) -> dict[str, str]:

@@ -25,8 +25,7 @@ _BROKEN: tuple[type[Exception], ...] = (
     *(TypeError, ValueError, TokenError, struct.error, zlib.error, LZMAError, zipfile.BadZipFile, tarfile.TarError),
 )
 """Exceptions that readers raise on broken archives, headers and pickles."""
-GZIP = b"\x1f\x8b"
-"""First bytes of a gzip file."""
+GZIP = b"\x1f\x8b"  # first bytes of a gzip file
 _PACKINGS: dict[bytes, Literal["r:gz", "r:bz2", "r:xz", "r:"]] = {
     GZIP: "r:gz",
     b"BZh": "r:bz2",

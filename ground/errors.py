@@ -17,10 +17,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import chain, count
 
-LONGEST = 200
-"""Most characters of a name that is compared; the time of a comparison is quadratic in them."""
-MOST = 3
-"""Names that are suggested at most."""
+LONGEST = 200  # most characters of a name that is compared; the time of a comparison is quadratic in them
+MOST = 3  # names that are suggested at most
 
 
 class PodplanError(Exception):

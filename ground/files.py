@@ -23,12 +23,10 @@ from ground.yamldata import to_yaml as to_yaml
 MOST_ROWS = 1_000_000
 MOST_FILES = 100_000
 SIZE_LIMIT_BYTES = 64 * MEBI
-WRITER_SECONDS = 5.0
-"""That a pipe is waited for."""
+WRITER_SECONDS = 5.0  # that a pipe is waited for
 _numbers = count()
 
-Row = tuple[str, dict[str, str]]
-"""Where a row stands ("FILE, line 3"), and its cells by column."""
+Row = tuple[str, dict[str, str]]  # where a row stands ("FILE, line 3"), and its cells by column
 
 
 def csv_rows(text: str, where: str) -> Iterator[tuple[str, list[str]]]:

@@ -5,10 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-POOL_BLOCK_TOKENS = 128
-"""Tokens of a block of the pool, the smallest of CloudMatrix384 section 4.4 (128 to 512)."""
-UNBOUNDED = 1 << 62
-"""Blocks of a cache without limit."""
+POOL_BLOCK_TOKENS = 128  # tokens of a block of the pool, the smallest of CloudMatrix384 section 4.4 (128 to 512)
+UNBOUNDED = 1 << 62  # blocks of a cache without limit
 
 
 @dataclass(slots=True)
@@ -17,8 +15,7 @@ class CacheHit:
 
     dram_tokens: int = 0
     ssd_tokens: int = 0
-    local_tokens: int = 0
-    """Tokens read from the memory of the instance itself."""
+    local_tokens: int = 0  # tokens read from the memory of the instance itself
 
     @property
     def tokens(self) -> int:

@@ -48,8 +48,7 @@ def described(description: str, **stated: Any) -> Any:
     return dataclasses.field(**default, metadata={"description": description, **stated})
 
 
-LEAST_SOURCE = 4
-"""Characters that a source has at least: an address, a paper's number, or words that say who measured."""
+LEAST_SOURCE = 4  # characters that a source has at least: an address, a paper's number, or words that say who measured
 
 Kind = Literal["datasheet", "measured", "fitted", "assumed"]
 Source = Annotated[str, Limits(min_length=LEAST_SOURCE)]

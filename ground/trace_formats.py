@@ -61,8 +61,7 @@ class FormatSpec:
     session: str = ""
     delay: tuple[str, ...] = ()
     rows: Callable[[Fields, str], Iterator[TraceRow]] | None = None
-    estimated: bool = False
-    """Whether token counts are estimated from text."""
+    estimated: bool = False  # whether token counts are estimated from text
 
     def read(self, row: Fields, where: str) -> Iterator[TraceRow]:
         """Yield the requests of one record; BadInput naming the field."""

@@ -23,8 +23,7 @@ from ground.errors import BadInput
 from ground.files import csv_cells, first_bytes
 from ground.units import MEBI, number_of
 
-MOST_ROWS = 5_000_000
-"""Of a trace that is held whole; one that is read in parts may have twenty times as many."""
+MOST_ROWS = 5_000_000  # of a trace that is held whole; one that is read in parts may have twenty times as many
 MOST_BYTES = 4096 * MEBI
 MOST_LINE_BYTES = 4 * MEBI
 MOST_DOCUMENT_BYTES = 256 * MEBI

@@ -28,8 +28,7 @@ Integers = NDArray[np.int64]
 FEWEST_FOR_A_RATE = 20
 PLAUSIBLE_PER_SECOND = (1e-3, 4e3)
 """Mean rates that public traces have, 0.1 to 1,800 a second, and a margin; stamps read in a wrong unit lie outside."""
-_APART = 1 << 24
-"""Identifiers of a chain of blocks: more than the blocks of any prompt."""
+_APART = 1 << 24  # identifiers of a chain of blocks: more than the blocks of any prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,8 +42,7 @@ _SIZES = {"kb": KILO, "mb": MEGA, "gb": GIGA, "tb": 1e12, "pb": 1e15}
 _PREFIXES = [(PETA, "P"), (TERA, "T"), (GIGA, "G"), (MEGA, "M"), (KILO, "k"), (1.0, "")]
 _POWERS = {"w": 1.0, "kw": KILO, "mw": MEGA}
 _MOST = 1e18
-FEW_SECONDS = 20
-"""From here on a bare number of a latency is rather meant in milliseconds."""
+FEW_SECONDS = 20  # from here on a bare number of a latency is rather meant in milliseconds
 _NUMBER = re.compile(r"\s*([+-]?(?:[0-9][0-9,]*\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*(.*?)\s*", re.DOTALL)
 
 _INDEX = re.compile(r"[0-9]{1,15}")

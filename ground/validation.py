@@ -11,8 +11,7 @@ from pydantic_core import ErrorDetails
 from ground.errors import BadInput, suggest
 from ground.records import NAME
 
-Model = TypeVar("Model")
-"""A pydantic model or a data class."""
+Model = TypeVar("Model")  # a pydantic model or a data class
 _UNKNOWN = {"extra_forbidden", "unexpected_keyword_argument"}
 """Pydantic's words for a key that a model, or a data class, does not have."""
 _SUBJECT = re.compile(r"^\w+ should\b")  # pydantic's "Input should", "String should", "List should"

@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-MOST_WORKERS = 8
-"""By default; each holds some 100 MB while it searches."""
+MOST_WORKERS = 8  # by default; each holds some 100 MB while it searches
 MOST_PROCESSES = 256
 DASK = "dask:"
-Steps = Callable[[], Iterator[Result]]
-"""Work whose results come one after another."""
-_job: list[Any] = []
-"""In a worker: the work and the items."""
+Steps = Callable[[], Iterator[Result]]  # work whose results come one after another
+_job: list[Any] = []  # in a worker: the work and the items
 
 
 class Executor(Protocol):

@@ -24,8 +24,7 @@ else:  # libyaml's are about ten times as fast and not in every build of PyYAML
     _Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 DEPTH_LIMIT = 100
-SIZE_LIMIT = 8 * MEBI
-"""Characters of a document: some seconds to read. A manifest of a CloudMatrix384 has 0.3 MB."""
+SIZE_LIMIT = 8 * MEBI  # characters of a document: some seconds to read. A manifest of a CloudMatrix384 has 0.3 MB
 
 _TOO_DEEP = f"lists and mappings are nested more than {DEPTH_LIMIT} deep"
 _TAG = "tag:yaml.org,2002:"

@@ -45,8 +45,7 @@ from hardware.spec import (
 HOLD = 0.02
 SOFT = 0.1
 EDGE = 1e-9
-Bounds = dict[str, tuple[float, float, float]]
-"""Lowest, highest, and the size of a typical change of each parameter."""
+Bounds = dict[str, tuple[float, float, float]]  # lowest, highest, and the size of a typical change of each parameter
 
 MATMUL: Bounds = {
     "peak_fraction": (0.01, 1.0, 0.3),

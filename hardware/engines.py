@@ -40,8 +40,7 @@ from hardware.spec import (
 
 OPERATORS = Path(__file__).parent / "operators"
 SOURCE = "https://github.com/ai-dynamo/aiconfigurator (aiconfigurator-core 0.12.0)"
-TWINS = {"h800": "h100"}
-"""Machines with the same cores and memory as a measured one."""
+TWINS = {"h800": "h100"}  # machines with the same cores and memory as a measured one
 KIN = {"h20": "h200", "h20-3e": "h200"}
 """Machines that run the kernels of a measured one at rates of their own (fitted on theirs, without an engine)."""
 ROUTED = ("monolithic", "sglang_flashinfer_trtllm", "sglang_mxfp4_flashinfer_trtllm")
@@ -74,10 +73,8 @@ OTHER_LENDERS = {("vllm", "mla_decode", machine): "sglang" for machine in ("l40s
 ACROSS_TRAYS = ("gb200", "gb300", ("all_reduce 8", "all_reduce 16"))
 """A rack whose sums within a tray alone were measured, the rack whose sums over trays stand in, and which they are."""
 
-Shape = tuple[int, int, int, int]
-"""Hidden size, intermediate size, experts per token, experts."""
-_KNOWN = Kept[HardwareSpec](most=32)
-"""Machines that were asked for: one question has one machine."""
+Shape = tuple[int, int, int, int]  # hidden size, intermediate size, experts per token, experts
+_KNOWN = Kept[HardwareSpec](most=32)  # machines that were asked for: one question has one machine
 
 
 class ExpertCurves(NamedTuple):
@@ -87,8 +84,7 @@ class ExpertCurves(NamedTuple):
     version: str
     median_residual: float
     lent: bool
-    shape: Shape
-    """Shape that was measured."""
+    shape: Shape  # shape that was measured
     tensor: dict[int, NDArray[np.float64]]
     expert: dict[int, NDArray[np.float64]]
 
@@ -232,8 +228,7 @@ class EngineKernel(NamedTuple):
     version: str
     median_residual: float
     told: str
-    seconds: tuple[float, ...] = ()
-    """Measured times of a whole block of experts on one rank, at 1, 2, 4, ... tokens."""
+    seconds: tuple[float, ...] = ()  # measured times of a whole block of experts on one rank, at 1, 2, 4, ... tokens
 
 
 def engine_kernels(hardware: HardwareSpec, engine: str) -> list[EngineKernel]:

@@ -61,10 +61,8 @@ WORDS: dict[str, dict[str, tuple[str, ...]]] = {
 
 KIND_COLUMNS = ("kernel", "op", "direction")
 MAY_BE_ZERO = ("flops", "bytes")
-SECONDS = (1e-9, 1e5)
-"""The times that a measurement can have: what lies outside was written in another unit."""
-MOST = 1e24
-"""The largest number of any other column: fits multiply several of them."""
+SECONDS = (1e-9, 1e5)  # the times that a measurement can have: what lies outside was written in another unit
+MOST = 1e24  # the largest number of any other column: fits multiply several of them
 Kernel = Callable[[], object]
 
 # Rows, columns and depth of products as inference has them: few rows stream the weights, many fill the device.

@@ -10,8 +10,7 @@ from ground.records import from_dict
 from models.spec import ModelSpec
 
 CATALOGUE = Path(__file__).parent / "catalog"
-FORMS = ("-instruct", "-chat", "-base", "-it", "-pt")
-"""Ends of names that say how a model was trained."""
+FORMS = ("-instruct", "-chat", "-base", "-it", "-pt")  # ends of names that say how a model was trained
 ACCEPTED = "a catalogue name, a Hugging Face config.json or a model YAML"
 
 

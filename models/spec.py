@@ -13,11 +13,9 @@ MOST_EXPERTS = 100_000
 Dimension = Annotated[int, Limits(gt=0, le=LARGEST_DIMENSION, strict=True)]
 Width = Annotated[int, Limits(ge=0, le=LARGEST_DIMENSION, strict=True)]
 Layers = Annotated[int, Limits(gt=0, le=MOST_LAYERS, strict=True)]
-SomeLayers = Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)]
-"""Layers of one kind, of which there may be none."""
+SomeLayers = Annotated[int, Limits(ge=0, le=MOST_LAYERS, strict=True)]  # layers of one kind, of which there may be none
 Experts = Annotated[int, Limits(gt=0, le=MOST_EXPERTS, strict=True)]
-Few = Annotated[int, Limits(gt=0, le=10_000, strict=True)]
-"""Heads, or pixels along something small."""
+Few = Annotated[int, Limits(gt=0, le=10_000, strict=True)]  # heads, or pixels along something small
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,8 @@ from typing import Literal, NamedTuple, Protocol
 
 ObjectiveName = Literal["throughput", "chips", "cost", "latency"]
 Pair = tuple[float, float]
-SLACK = 1e-6
-"""Relative distance within which a bound and the incumbent count as equal."""
-LEAST_PART = 1e-3
-"""Part of an upper bound on a rate below which rates count as none."""
+SLACK = 1e-6  # relative distance within which a bound and the incumbent count as equal
+LEAST_PART = 1e-3  # part of an upper bound on a rate below which rates count as none
 
 
 class Compared(Protocol):
@@ -34,12 +32,9 @@ class Objective(NamedTuple):
 
     key: Callable[[Compared], Pair]
     unit: str
-    maximised: bool = False
-    """Whether the rate is maximised; otherwise the asked rate is carried and ``key`` minimised."""
-    priced: bool = False
-    """Devices count by their price, which every machine must state."""
-    timed: bool = False
-    """Columns are compared by the mean seconds of a request from arrival to last token."""
+    maximised: bool = False  # whether the rate is maximised; otherwise the asked rate is carried and ``key`` minimised
+    priced: bool = False  # devices count by their price, which every machine must state
+    timed: bool = False  # columns are compared by the mean seconds of a request from arrival to last token
 
     def per_device(self, chips: float, cost_per_hour: float) -> Pair:
         """Return what a device counts in the objective, and in the tie-break."""

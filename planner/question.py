@@ -37,10 +37,8 @@ class Machines:
     devices: int
     weights: Dtype
     budget: str
-    among_others: bool = False
-    """Whether instances of other roles or models may stand anywhere on the same nodes."""
-    share: int = 0
-    """Devices of each node that the role may use; 0: all."""
+    among_others: bool = False  # whether instances of other roles or models may stand anywhere on the same nodes
+    share: int = 0  # devices of each node that the role may use; 0: all
 
     @property
     def devices_per_node(self) -> int:
@@ -88,12 +86,10 @@ class Formats(NamedTuple):
 class PrefixPool:
     """Pooled host memory that keeps prefixes, and SSD behind it, which keeps all that memory does."""
 
-    plane: str
-    """Network plane of the prefill machines over which they read the pool."""
+    plane: str  # network plane of the prefill machines over which they read the pool
     capacity_bytes: float
     ssd_bytes: float = 0.0
-    ssd_share: float = 0.0
-    """Share of the found tokens that are read from SSD, not from memory."""
+    ssd_share: float = 0.0  # share of the found tokens that are read from SSD, not from memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +98,7 @@ class Pin:
 
     strategy: Strategy | None = None
     instances: int | None = None
-    batch: int | None = None
-    """Requests of a DP rank, all microbatches together."""
+    batch: int | None = None  # requests of a DP rank, all microbatches together
     tokens: int | None = None
     """Tokens of a prefill pass per device, reused ones included; of an aggregated step per DP rank."""
     redundant: int | None = None
@@ -125,33 +120,26 @@ class Question:
     tpot_seconds: float
     percentile: float = 99.0
     rate_per_second: float | None = None
-    rate_flag: str = "--rate"
-    """Flag that gives the rate, as the largest of several where it is another one."""
+    rate_flag: str = "--rate"  # flag that gives the rate, as the largest of several where it is another one
     objective: ObjectiveName = "throughput"
     kv_dtype: KvDtype = "bf16"
-    formats: tuple[Formats, ...] = ()
-    """Alternatives to choose from; none: those of the machines and ``kv_dtype``."""
+    formats: tuple[Formats, ...] = ()  # alternatives to choose from; none: those of the machines and ``kv_dtype``
     drafts: tuple[int, ...] = (0,)
     acceptance: Acceptance = 0.7
-    driven: Host = DRIVEN
-    """Model of host time per step."""
+    driven: Host = DRIVEN  # model of host time per step
     balance: Balance = Balance(kind="measured")
     microbatches: tuple[int, ...] = (1, 2)
     redundant: int | None = None
     shared: Shared = "auto"
-    engine: str = "reference"
-    """``reference`` or NAME@VERSION of a profile in ``planner/engines``."""
-    engines: tuple[str, ...] = ()
-    """Alternatives to choose from; none: ``engine`` alone."""
-    queueing: Queueing = "bulk"
-    """``mixserve``: the queues of ``closed_forms.mixserve``."""
+    engine: str = "reference"  # ``reference`` or NAME@VERSION of a profile in ``planner/engines``
+    engines: tuple[str, ...] = ()  # alternatives to choose from; none: ``engine`` alone
+    queueing: Queueing = "bulk"  # ``mixserve``: the queues of ``closed_forms.mixserve``
     survive: Loss | None = None
     most_utilisation: float = 0.98
     """Of saturation, the most that is planned with: beyond, any error of the service times makes queues grow."""
     confidence: float | None = None
     """In the predicted service times, with which every limit must hold; as predicted without."""
-    headroom: float = 0.0
-    """Relative rise of the rate at which all limits must still hold."""
+    headroom: float = 0.0  # relative rise of the rate at which all limits must still hold
     stretch: tuple[tuple[Role, float], ...] = ()
     """Factors on the predicted step times of roles, which the plans of the question have; 1 for others."""
     shape: Shape = "auto"
@@ -160,13 +148,11 @@ class Question:
     """Share of the TTFT limit for encode instances; 0: no encode instances (``instances.encoding``)."""
     model_cache: str | None = None
     """Plane over which prefill and decode load weights off pooled host memory; None: they come from an object store."""
-    prefix_pool: PrefixPool | None = None
-    """Where reused prefixes come from; None: they are in device memory."""
+    prefix_pool: PrefixPool | None = None  # where reused prefixes come from; None: they are in device memory
     prefix_routing: PrefixRouting | None = None
     """Who is sent where, if prefixes are in the memory of one instance; None: every instance reaches them."""
     pins: tuple[tuple[Role, Pin], ...] = ()
-    max_instance_devices: int | None = None
-    """Devices of an instance at most, all of which a fault of one takes with it."""
+    max_instance_devices: int | None = None  # devices of an instance at most, all of which a fault of one takes with it
     offline: Offline | None = None
     """Work beside the online requests, in proportion to them, for which the TPOT limit alone holds."""
 

@@ -24,10 +24,8 @@ class Lengths:
     """Distribution of a length in tokens over requests, by two moments; fixed lengths have squared CV 0."""
 
     mean: float
-    squared_cv: float = 0.0
-    """Squared coefficient of variation: variance over squared mean."""
-    shape: LengthShape = "lognormal"
-    """Shape of the distribution with these moments, where more than moments count."""
+    squared_cv: float = 0.0  # squared coefficient of variation: variance over squared mean
+    shape: LengthShape = "lognormal"  # shape of the distribution with these moments, where more than moments count
 
     def __post_init__(self) -> None:
         if not 0 < self.mean < np.inf:
@@ -50,12 +48,9 @@ class Sessions(NamedTuple):
     """Requests that follow each other: turns of a conversation, or steps of an agent with tools and joins."""
 
     turns: int
-    new_tokens: Lengths
-    """New tokens of a prompt, after the conversation so far."""
-    think_seconds: float = 0.0
-    """Mean pause between an answer and the next turn."""
-    branches: int = 1
-    """Requests of a turn, sent at once; the next turn waits for all."""
+    new_tokens: Lengths  # new tokens of a prompt, after the conversation so far
+    think_seconds: float = 0.0  # mean pause between an answer and the next turn
+    branches: int = 1  # requests of a turn, sent at once; the next turn waits for all
     keeps_answers: bool = True
     """Whether the KV of answers goes to the pool of prefixes; of reasoning models it normally does not."""
 
@@ -68,10 +63,8 @@ class Workload:
     output_tokens: Lengths
     prefix_reuse: float = 0.0
     """Mean share of prompt tokens whose KV is already there; over requests it varies from none to nearly all."""
-    arrival_squared_cv: float = 1.0
-    """Squared coefficient of variation of the gaps between arrivals; 1 is Poisson."""
-    length_covariance: float = 0.0
-    """Covariance of prompt and answer length, in squared tokens."""
+    arrival_squared_cv: float = 1.0  # squared coefficient of variation of the gaps between arrivals; 1 is Poisson
+    length_covariance: float = 0.0  # covariance of prompt and answer length, in squared tokens
     prompts: tuple[tuple[float, float, float], ...] | None = None
     """Kinds of prompts as (tokens, reused tokens, weight), as a trace has them; None: by the moments."""
     answers: tuple[tuple[float, float], ...] | None = None
@@ -80,12 +73,9 @@ class Workload:
     """Shape of sessions, where prompts follow each other; their kinds and reuse are the fields above."""
     trace: "TraceRows | None" = field(default=None, repr=False)
     """The requests themselves, which are played as they came instead of a stationary stream; only gaps are scaled."""
-    beams: int = 1
-    """Beams of a request (beam search); each takes a token of every iteration and KV for its own answer."""
-    pictures: Pictures | None = None
-    """Pictures of every request; their tokens are part of the prompt."""
-    encoding: Encoding = "fused"
-    """What the instances that take these requests do with their pictures."""
+    beams: int = 1  # beams of a request (beam search); each takes a token of every iteration and KV for its own answer
+    pictures: Pictures | None = None  # pictures of every request; their tokens are part of the prompt
+    encoding: Encoding = "fused"  # what the instances that take these requests do with their pictures
 
     def __post_init__(self) -> None:
         if not 0 <= self.prefix_reuse < 1:
@@ -154,8 +144,7 @@ class Offline:
         return Workload(input_tokens=prompt, output_tokens=answer, length_covariance=covariance, beams=online.beams)
 
 
-_EQUAL = 1e-12
-"""Squared coefficient of variation below which lengths are equal."""
+_EQUAL = 1e-12  # squared coefficient of variation below which lengths are equal
 
 
 class KvLoad(NamedTuple):
@@ -226,12 +215,10 @@ def reserved_kv_tokens(workload: Workload) -> KvLoad:
 class TraceRows:
     """Rows of a trace: one entry per request in every array; one equals itself alone."""
 
-    arrival_seconds: ArrayLike
-    """Not falling."""
+    arrival_seconds: ArrayLike  # not falling
     input_tokens: ArrayLike
     output_tokens: ArrayLike
-    reused_tokens: ArrayLike | None = None
-    """Prompt tokens whose KV was already there."""
+    reused_tokens: ArrayLike | None = None  # prompt tokens whose KV was already there
 
     @classmethod
     def of(cls, requests: Any, reused_tokens: ArrayLike | None) -> Self:

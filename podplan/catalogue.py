@@ -22,8 +22,7 @@ from models.spec import ModelSpec
 from planner.supernodes import Blocks, Fabric
 from podplan.result import Result, Row, picked
 
-MEAN, LARGEST = 10.08, 64
-"""CloudMatrix384 section 6.1.2: chips of a block on average; the largest is not stated."""
+MEAN, LARGEST = 10.08, 64  # CloudMatrix384 section 6.1.2: chips of a block on average; the largest is not stated
 MOST_CHIPS = 16_384
 _EXAMPLE = "mean=10.08,largest=64, 1:50,8:30,64:5 (chips:weight) or a manifest"
 

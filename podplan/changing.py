@@ -22,8 +22,7 @@ from runtime.simulate.engine import generator
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 
-LEAD_SECONDS = 5.0
-"""Measured before the first step."""
+LEAD_SECONDS = 5.0  # measured before the first step
 LATENCIES = ("ttft_seconds", "tpot_seconds", "e2e_seconds")
 
 

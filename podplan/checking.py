@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 _OF_A_MANIFEST = (*LENGTH_FIELDS, "prefix_reuse", "rate", "rate_profile", "trace", "format")
 _LIMITS = ("ttft", "tpot", "percentile", "survive")
 STATIONARY = "stationary queues"
-Windows = list[tuple[Window, tuple[Margin, ...]]]
-"""Of a day, the margins that each window leaves."""
+Windows = list[tuple[Window, tuple[Margin, ...]]]  # of a day, the margins that each window leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +52,8 @@ class ManifestQuestion:
     rate_per_second: float
     survive: Loss | None
     day: tuple[Window, ...] = ()
-    rows: TraceRows | None = None
-    """Of a trace that can be played."""
-    traced: bool = False
-    """Whether a trace was given."""
+    rows: TraceRows | None = None  # of a trace that can be played
+    traced: bool = False  # whether a trace was given
 
     @property
     def deployed(self) -> Deployed:
@@ -82,8 +79,7 @@ class AskedCheck:
     fixed: ManifestQuestion | None = None
     confidence: float | None
     headroom: float = 0.0
-    where: str = ""
-    """File and place in it, of a question file."""
+    where: str = ""  # file and place in it, of a question file
 
     def verdict(self, search_plan: Search) -> Verdict:
         """Return the verdict; ``search_plan`` is called where a plan must be found."""
@@ -262,8 +258,7 @@ def _alike(asked: Sequence[AskedCheck]) -> list[list[tuple[int, AskedCheck]]]:
     return [members for _, members in groups]
 
 
-Found = tuple[int, Verdict, Windows, float]
-"""Place, verdict, windows of the day and seconds of a question."""
+Found = tuple[int, Verdict, Windows, float]  # place, verdict, windows of the day and seconds of a question
 
 
 def _verdicts(group: Sequence[tuple[int, AskedCheck]]) -> list[Found]:

@@ -26,8 +26,7 @@ _OF_ROLES = ("strategy", "instances")
 _RANGE = re.compile(r"\s*([0-9.]+)([^0-9.]*)\.\.([0-9.]+)([^0-9.:]*):([0-9]{1,9})(:log)?\s*")
 
 
-Named = tuple[dict[str, str], Asked]
-"""A question with what begins its row."""
+Named = tuple[dict[str, str], Asked]  # a question with what begins its row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

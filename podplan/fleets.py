@@ -46,10 +46,8 @@ class FleetInput:
 
     fleet: Fleet
     asked: tuple[Asked, ...]
-    notes: tuple[str, ...] = ()
-    """Pools on which a model cannot stand, and why."""
-    switches: bool = False
-    """Whether models take turns on the devices, window by window."""
+    notes: tuple[str, ...] = ()  # pools on which a model cannot stand, and why
+    switches: bool = False  # whether models take turns on the devices, window by window
 
 
 def read_fleet(path: Path, overrides: Mapping[str, str]) -> FleetInput:

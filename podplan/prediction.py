@@ -30,10 +30,8 @@ from podplan.result import Result, Row, picked, whole
 
 MOST_PASSES = 1000  # of one prompt: each is costed on its own
 
-ROOM = 1.25
-"""Limits over what was predicted, so that a queue fits between."""
-PASSES = 3.0
-"""The same of TTFT, in passes of a prompt: it waits for one that runs."""
+ROOM = 1.25  # limits over what was predicted, so that a queue fits between
+PASSES = 3.0  # the same of TTFT, in passes of a prompt: it waits for one that runs
 SHARED = (
     "model hw nodes engine weights kv_dtype mtp mtp_acceptance expert_balance expert_skew prefix_reuse isl osl beams "
     "images video graphs host_jitter"

@@ -25,12 +25,10 @@ from runtime.simulate.workload import from_trace
 
 _ROUNDS, _MOST_ROUNDS = 3, 8
 """Plans that are tried after which the best is good enough, and where none of them finds what it was made for."""
-_ALIKE = 0.003
-"""Share of prompt tokens by which what was planned with and what was found may differ."""
+_ALIKE = 0.003  # share of prompt tokens by which what was planned with and what was found may differ
 
 
-Solved = tuple[Answer, OnTrace | None]
-"""The answer to a question, and what its plan does on the trace."""
+Solved = tuple[Answer, OnTrace | None]  # the answer to a question, and what its plan does on the trace
 
 
 class _Noting(Observer):

@@ -61,8 +61,7 @@ HAVE: dict[str, tuple[Role, ...]] = {
 }
 """Roles that have what a flag fixes, where not all do."""
 MOST_INSTANCES = 16_384
-MOST_PARTS = 1000
-"""Passes of one prompt."""
+MOST_PARTS = 1000  # passes of one prompt
 
 
 def of_roles(text: str, flag: str) -> dict[str, str]:
@@ -225,8 +224,7 @@ class Asked:
     question: Question
     trace: "Trace | None"
     day: tuple[Window, ...] = ()
-    growth: tuple[float, ...] = ()
-    """The rate of every month."""
+    growth: tuple[float, ...] = ()  # the rate of every month
     job: Job | None = None
 
     def with_job(self, text: str) -> Question:

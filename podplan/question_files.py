@@ -17,10 +17,8 @@ from podplan.traffic import LENGTH_FIELDS
 
 QUESTION_KEYS = names_of(QuestionFlags)
 RATES = {"rate", "rate_profile", "growth", "job"}
-CHECK_KEYS = ("manifest",)
-"""Keys of a question beside its flags, for ``plan check``."""
-CHECKED = ("confidence", "headroom")
-"""Flags that may stand beside a file of questions and hold for all of them."""
+CHECK_KEYS = ("manifest",)  # keys of a question beside its flags, for ``plan check``
+CHECKED = ("confidence", "headroom")  # flags that may stand beside a file of questions and hold for all of them
 # Keys that name files or may do so: a path in a question file is read from the file's own folder.
 PATHS = ("model", "hw", "isl_histogram", "osl_histogram", "rate_profile", "trace", "manifest")
 MOST_QUESTIONS = 1000

@@ -28,8 +28,7 @@ from runtime.simulate.run import simulate as run_simulation
 from runtime.simulate.run import with_policies
 from runtime.simulate.workload import Requests, backlog
 
-Progress = Callable[[float, int, int], None]
-"""Is told the simulated seconds, and how many requests came and are done."""
+Progress = Callable[[float, int, int], None]  # is told the simulated seconds, and how many requests came and are done
 
 
 class Planned(Protocol):
@@ -56,8 +55,7 @@ class SimulateResult(Result):
     manifest: Manifest
     offered: Offered
     measured: SimulationResult
-    change: "PlayedMigration | None" = None
-    """Of a migration: beside the run without it."""
+    change: "PlayedMigration | None" = None  # of a migration: beside the run without it
 
     @property
     def headline(self) -> str:

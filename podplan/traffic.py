@@ -45,12 +45,10 @@ LENGTH_FIELDS = ("isl", "osl", "isl_cv", "osl_cv", "isl_distribution", "isl_hist
 MOST_CV = 100.0
 GROWTH = "--growth"
 MOST_MONTHS = 120
-MOST_REQUESTS = 300_000
-"""Of a trace that is played; a longer one is told by its moments alone."""
+MOST_REQUESTS = 300_000  # of a trace that is played; a longer one is told by its moments alone
 MOST_IN_A_SESSION = 10_000
 _REQUESTS, _SEED = 20_000, 0
-_TOKEN_SECONDS = 0.05
-"""Of an answer, by which turns are stamped: the default limit of TPOT."""
+_TOKEN_SECONDS = 0.05  # of an answer, by which turns are stamped: the default limit of TPOT
 Kinds = TypeVar("Kinds")
 Prompts = tuple[tuple[float, float, float], ...] | None
 """Kinds of prompts as (tokens, reused tokens, weight); None where moments tell all."""
@@ -66,8 +64,7 @@ class AskedTraffic:
     rate_per_second: float | None
     trace: "Trace | None" = None
     day: tuple[Window, ...] = ()
-    growth: tuple[float, ...] = ()
-    """The rate of every month."""
+    growth: tuple[float, ...] = ()  # the rate of every month
 
 
 def read_traffic(

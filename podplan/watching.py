@@ -43,11 +43,9 @@ from podplan.readers import read_fraction
 from podplan.result import Result, Row, picked
 from podplan.verification import verify
 
-USUAL_SECONDS = 60.0
-"""Between two scrapes of an endpoint."""
+USUAL_SECONDS = 60.0  # between two scrapes of an endpoint
 MOST_SCRAPE_BYTES = 100_000_000
-WAIT_SECONDS = 10.0
-"""For a byte of an answer; for all of it twice as long."""
+WAIT_SECONDS = 10.0  # for a byte of an answer; for all of it twice as long
 
 SEEN = "source seconds requests rate_per_second rate_half_width ttft_seconds tpot_seconds"
 LENGTHS = "mean=workload.{0}_tokens.mean squared_cv=workload.{0}_tokens.squared_cv"

@@ -8,8 +8,7 @@ from deploy.scripts import ASCEND_RANK_TABLE
 from deploy.templates import Object, filled
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "ascend": "huawei.com/Ascend910"}
-CHANNEL = "nvlink"
-"""Name of the IMEX channel, through which pods share memory over the NVLink of several nodes."""
+CHANNEL = "nvlink"  # name of the IMEX channel, through which pods share memory over the NVLink of several nodes
 STARTUP = {"period": 20, "tries": STARTUP_SECONDS // 20}
 """Seconds between two looks whether an engine has started, and how often it is looked."""
 

@@ -27,8 +27,7 @@ from planner.engines.spec import RoleName
 
 Object = dict[str, Any]
 DEVICES = re.compile(r"((?:nvidia|amd)\.com/gpu|huawei\.com/[A-Za-z0-9_-]+)\Z")
-ASCEND = re.compile(r"huawei|HCCL_|ASCEND_|ascend\Z")
-"""Of resources, variables and quantisation."""
+ASCEND = re.compile(r"huawei|HCCL_|ASCEND_|ascend\Z")  # of resources, variables and quantisation
 PLACES = re.compile(
     r"(data-parallel-(address|rpc-port|start-rank|rank|size-local|hybrid-lb|external-lb)|node[-_]rank|nnodes|dist-init-addr"
     r"|master[-_](node_)?(addr|port))"

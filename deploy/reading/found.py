@@ -74,8 +74,7 @@ class Found:
     assumed: tuple[str, ...]
     unknown: tuple[str, ...]
     kubernetes: bool
-    release: str = ""
-    """Of the engine, whose flags ``unknown`` is not among."""
+    release: str = ""  # of the engine, whose flags ``unknown`` is not among
     replicas: int | None = None
 
     def counted(self, experts: int, longest: int) -> Counted:

@@ -8,8 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-LITERAL = re.compile(r"'[^']*'|\"'\"")
-"""What stands between single quotes, and a single quote between double ones."""
+LITERAL = re.compile(r"'[^']*'|\"'\"")  # what stands between single quotes, and a single quote between double ones
 EXPANSION = re.compile(
     rf"""(?P<literal>{LITERAL.pattern})|\$\(\((?P<sum>[^$()]*)\)\)|\$\(seq -s, "?(?P<first>\d+)"? "?(?P<last>\d+)"?\)"""
     r"""|"\$\{(?P<list>\w+)\[@\]\}"|\$\{(?P<braced>[^${}]*)\}|\$(?P<name>[A-Za-z_]\w*)"""
@@ -17,8 +16,7 @@ EXPANSION = re.compile(
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)\Z", re.DOTALL)
 LOOP = re.compile(r"for \(\((\w+) = 0; \1 < (\d+); \1\+\+\)\); do\Z")
 BRANCH = re.compile(r'if \[ "\$(\w+)" -eq 0 \]; then (.*); else (.*); fi\Z', re.DOTALL)
-MOST_DEVICES = 16_384
-"""Of a cluster whose files are read, and rounds of a loop over them."""
+MOST_DEVICES = 16_384  # of a cluster whose files are read, and rounds of a loop over them
 MOST_ROUNDS, MOST_CHARACTERS = 16, 2**21
 """Of a line that is filled in: how deep its variables may name each other, and what Linux passes to a programme."""
 IGNORED = ("set ", "source ", "trap ", "wait ", "until ", "find ", "{ grep ")

@@ -46,11 +46,9 @@ from models.spec import MOST_LAYERS, ModelSpec
 QWEN_MOST_TOKENS = 16384
 """Tokens of a picture at most: preprocessor_config.json of Qwen2.5-VL, max_pixels 12,845,056 of 28 x 28 pixels each."""
 
-KIMI_MOST_PATCHES = 16384
-"""Patches of a picture at most: preprocessor_config.json of Kimi-K2.5, in_patch_limit."""
+KIMI_MOST_PATCHES = 16384  # patches of a picture at most: preprocessor_config.json of Kimi-K2.5, in_patch_limit
 
-LLAMA4_MOST_TILES = 16
-"""Tiles of a picture at most: preprocessor_config.json of Llama-4-Scout, max_patches."""
+LLAMA4_MOST_TILES = 16  # tiles of a picture at most: preprocessor_config.json of Llama-4-Scout, max_patches
 
 
 def vision_tower(config: Config, model_type: str) -> Fields | None:

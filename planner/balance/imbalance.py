@@ -50,8 +50,7 @@ class LoadDistribution:
     """
 
     name: str
-    log_sigma: float = 0.0
-    """Standard deviation of the logarithm of expert loads."""
+    log_sigma: float = 0.0  # standard deviation of the logarithm of expert loads
     drift_log_sigma: float = _DRIFT_LOG_SIGMA
     """Standard deviation of the logarithm of present over past load, expert by expert, independent."""
     source: str
@@ -267,8 +266,7 @@ class Balance(NamedTuple):
 
     kind: Literal["perfect", "measured", "none", "factor"]
     factor: float = 1.0
-    distribution: LoadDistribution = MIXED
-    """What the kinds measured and none rest on (``--expert-skew``)."""
+    distribution: LoadDistribution = MIXED  # what the kinds measured and none rest on (``--expert-skew``)
 
 
 def parse_balance(text: str) -> Balance:

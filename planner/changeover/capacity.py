@@ -18,8 +18,7 @@ from planner.serving.capacity import Limits, largest_rate
 from planner.serving.deployed import workload_of
 from planner.workload import Workload
 
-_LEAST = 0.000_001
-"""Least rate that the search tries, over the first guess."""
+_LEAST = 0.000_001  # least rate that the search tries, over the first guess
 
 
 def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: float = PREDICTED) -> list[float]:

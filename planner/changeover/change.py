@@ -22,16 +22,13 @@ from planner.workload import Workload
 class Conditions:
     """Conditions of a change: the traffic during the change, and the resources that it may use."""
 
-    workload: Workload | None = None
-    """Traffic during the change; None: the old manifest's."""
+    workload: Workload | None = None  # traffic during the change; None: the old manifest's
     rate_per_second: float | None = None
-    both: bool = False
-    """Whether NEW's own traffic and rate begin once all new instances run; no instance stops before."""
+    both: bool = False  # whether NEW's own traffic and rate begin once all new instances run; no instance stops before
     confidence: float = PREDICTED
     spare_nodes: int = 0
     most_at_once: int | None = None
-    terms: Terms | None = None
-    """Terms of loading weights; None: those that NEW states."""
+    terms: Terms | None = None  # terms of loading weights; None: those that NEW states
     without: frozenset[tuple[str, int]] = frozenset()
     """Nodes, as (cluster, node), that are lost or reserved: they get no instances, and their instances are gone."""
 

@@ -22,8 +22,7 @@ SCORE, STEP_SCORE = 1.96, 1.2816
 """Standard deviations on each side that hold 95 % of a normal estimate, and 80 % of step times."""
 STEP_DEVIATION = 0.1
 """Relative standard deviation of a predicted TPOT where the plan states no interval: about the median error."""
-LEAST_REQUESTS = 30
-"""Least number of requests from which lengths and times are estimated."""
+LEAST_REQUESTS = 30  # least number of requests from which lengths and times are estimated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +37,10 @@ class Observed:
     requests: float
     workload: Workload
     rate_per_second: float
-    ttft_seconds: float | None = None
-    """TTFT at the plan's percentile."""
+    ttft_seconds: float | None = None  # TTFT at the plan's percentile
     tpot_seconds: float | None = None
     mean_tpot_seconds: float | None = None
-    step_factor: float | None = None
-    """Measured over predicted step time, from verified runs."""
+    step_factor: float | None = None  # measured over predicted step time, from verified runs
 
     @property
     def rate_half_width(self) -> float:

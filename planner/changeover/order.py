@@ -22,8 +22,7 @@ BELOW_WEIGHT = 1e6
 """Weight of a second in which limits may be missed, in seconds of total time: avoiding it always pays."""
 BYTES_WEIGHT = 1e-15
 MOST_STATES = 6_000
-_SLOWEST_CATCH_UP = 0.01
-"""Least share of the rate at which a backlog is worked off, so that it always ends."""
+_SLOWEST_CATCH_UP = 0.01  # least share of the rate at which a backlog is worked off, so that it always ends
 _ROUNDING = 0.000_000_001
 ROLES: tuple[Role, ...] = get_args(Role)
 ByRole = tuple[float, float, float, float]
@@ -36,20 +35,15 @@ class Side:
     """Lots of one signature that stop, or that start."""
 
     count: int
-    instances: int
-    """Instances of one lot."""
-    nodes: tuple[int, ...]
-    """Nodes of one lot, by cluster."""
+    instances: int  # instances of one lot
+    nodes: tuple[int, ...]  # nodes of one lot, by cluster
     devices: int
-    carries: ByRole
-    """Requests per second of one lot in each of ``ROLES``."""
+    carries: ByRole  # requests per second of one lot in each of ``ROLES``
     roles: Held
     drain_seconds: float = 0.0
     bytes_per_device: float = 0.0
-    plane_bytes_per_second: float = inf
-    """Bytes per second of a device that reads from peers."""
-    storage_bytes_per_second: float = inf
-    """Bytes per second of a device that reads from storage."""
+    plane_bytes_per_second: float = inf  # bytes per second of a device that reads from peers
+    storage_bytes_per_second: float = inf  # bytes per second of a device that reads from storage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,8 +170,7 @@ def _matrix(sides: tuple[Side, ...], name: str) -> Ints:
 class _Steps:
     """Steps from one state to several, [steps]."""
 
-    turned: Ints
-    """[steps, in place]."""
+    turned: Ints  # [steps, in place]
     carries: Floats
     drain: Floats
     start: Floats

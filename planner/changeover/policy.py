@@ -19,10 +19,8 @@ from planner.changeover.robust import Layout, Scenario, at_hand, layouts_of, opt
 from planner.changeover.stages import kinds_of
 from planner.manifest.schema import Manifest, Pool
 
-Joint = tuple[Layout, ...]
-"""One layout per model."""
-MOST_JOINT = 250_000
-"""Most joint layouts; beyond, only the cheapest layouts of each model are kept."""
+Joint = tuple[Layout, ...]  # one layout per model
+MOST_JOINT = 250_000  # most joint layouts; beyond, only the cheapest layouts of each model are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,13 +179,10 @@ class Policy:
     layouts: tuple[Joint | None, ...]
     chip_hours: float
     moving_chip_hours: float
-    bound_chip_hours: float
-    """Proven lower bound: the bound of each window, with free moves."""
-    replanned_chip_hours: float
-    """Chip-hours of each window's cheapest layouts, with moves between them."""
+    bound_chip_hours: float  # proven lower bound: the bound of each window, with free moves
+    replanned_chip_hours: float  # chip-hours of each window's cheapest layouts, with moves between them
     replanned_moving_chip_hours: float
-    peak: Joint | None
-    """The one plan that serves every window that has a plan."""
+    peak: Joint | None  # the one plan that serves every window that has a plan
     peak_chip_hours: float
 
     @property

@@ -18,12 +18,9 @@ from planner.closed_forms.birth_death import Iterating, request_levels, residenc
 class Batches(Iterating):
     """An instance whose batch may be capped."""
 
-    full_seconds: Floats
-    """[requests], of an iteration where so many are the cap."""
-    limit_seconds: float
-    """TPOT limit."""
-    most_utilisation: float
-    """Utilisation limit: largest planned rate over that of a full instance."""
+    full_seconds: Floats  # [requests], of an iteration where so many are the cap
+    limit_seconds: float  # TPOT limit
+    most_utilisation: float  # utilisation limit: largest planned rate over that of a full instance
 
     @property
     def full_per_second(self) -> Floats:
@@ -48,12 +45,9 @@ class _Occupancies(NamedTuple):
     batches: Batches
     rate: float
     caps: Ints
-    waiting: Floats
-    """[caps]: share that finds the instance full."""
-    seen: Floats
-    """[0..requests]: pi(n) n / tau(n), what iterations see."""
-    own: Floats
-    """[caps]: what they see of a full instance, with 0, 1, ... waiting."""
+    waiting: Floats  # [caps]: share that finds the instance full
+    seen: Floats  # [0..requests]: pi(n) n / tau(n), what iterations see
+    own: Floats  # [caps]: what they see of a full instance, with 0, 1, ... waiting
 
     @classmethod
     def of(cls, batches: Batches, caps: Ints, rate: float) -> "_Occupancies":

@@ -33,11 +33,9 @@ _LENGTH_EDGES = np.concatenate(
 long one, which is the tail of the answer's whole time."""
 _DRAFT_EDGES = (0.001, 0.005, 0.015, 0.03, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.985, 0.995, 0.999)
 """Levels between which the luck that requests have with their drafts is taken as one."""
-_DRAFT_STATES = 64
-"""Iteration times that are told apart where drafts spread requests too."""
+_DRAFT_STATES = 64  # iteration times that are told apart where drafts spread requests too
 _WAIT_NODES = 32
-_MOST_TOGETHER = 50_000
-"""Requests of instances that are followed together; more of them hardly vary."""
+_MOST_TOGETHER = 50_000  # requests of instances that are followed together; more of them hardly vary
 _LEAST = 1e-4
 
 
@@ -46,18 +44,12 @@ class DecodeState:
     """A decode instance at one arrival rate, over time and over requests."""
 
     rate_per_second: float
-    mean_requests: float = 0.0
-    """Running, on average over time."""
-    utilisation: float = 0.0
-    """Rate over the rate at which a full instance finishes requests."""
-    waiting_probability: float = 0.0
-    """Share of requests that find the instance full."""
-    mean_wait_seconds: float = 0.0
-    """For admission, over all requests."""
-    tpot: Latency
-    """(transfer + wait + residence) / tokens after the first, of each request."""
-    span: Latency
-    """transfer + wait + residence, from the first token to the last, of each request."""
+    mean_requests: float = 0.0  # running, on average over time
+    utilisation: float = 0.0  # rate over the rate at which a full instance finishes requests
+    waiting_probability: float = 0.0  # share of requests that find the instance full
+    mean_wait_seconds: float = 0.0  # for admission, over all requests
+    tpot: Latency  # (transfer + wait + residence) / tokens after the first, of each request
+    span: Latency  # transfer + wait + residence, from the first token to the last, of each request
 
     def scaled(self, times: float) -> Self:
         """Return the instance on a clock that runs slower by a factor."""
@@ -80,13 +72,10 @@ class DecodeState:
 class Iterating:
     """Requests that advance together, tabulated once for all rates; those of all ranks."""
 
-    iteration_seconds: Floats
-    """[requests], with 1, 2, ... running up to the largest batch; not falling."""
-    iterations: Lengths
-    """Iterations of a request."""
+    iteration_seconds: Floats  # [requests], with 1, 2, ... running up to the largest batch; not falling
+    iterations: Lengths  # iterations of a request
     tokens_per_iteration: float
-    tokens_squared_cv: float = 0.0
-    """Squared CV of the tokens of an iteration, as drafts are accepted or not."""
+    tokens_squared_cv: float = 0.0  # squared CV of the tokens of an iteration, as drafts are accepted or not
     transfer_seconds: float
     joining_iterations: float = 0.0
 
@@ -360,10 +349,8 @@ def _ordered(seconds: Floats, masses: Floats, mean: float | None = None) -> Late
 class Crowding(NamedTuple):
     """Who finds prefill full, and for how long it stays so."""
 
-    share: float
-    """Share of prompts."""
-    seconds: float
-    """Mean of those; exponential, as what of the line is longer than the room."""
+    share: float  # share of prompts
+    seconds: float  # mean of those; exponential, as what of the line is longer than the room
 
     @classmethod
     def before(cls, decode: DecodeState, rate_per_second: float, room_prompts: float, ttft: Latency) -> Self:

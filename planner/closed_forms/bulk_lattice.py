@@ -30,10 +30,8 @@ _NODES = 256
 class Passes:
     """Pass times of one instance, tabulated once for all rates."""
 
-    prompts: Floats
-    """[nodes], rising, from one to the most that a pass holds."""
-    seconds: Floats
-    """[nodes], not falling."""
+    prompts: Floats  # [nodes], rising, from one to the most that a pass holds
+    seconds: Floats  # [nodes], not falling
 
     @classmethod
     def tabulated(cls, pass_seconds: PassSeconds, most_prompts: int) -> "Passes":
@@ -72,8 +70,7 @@ class Passes:
 _MOST_EVENTS, _FEW_EVENTS = 1024, 60.0
 """Counted one by one, all of them or where few are expected; otherwise their number is taken as normal."""
 _MOST_PHASES = 64
-_NEVER = math.log(1e14)
-"""What is rarer than one in that does not happen."""
+_NEVER = math.log(1e14)  # what is rarer than one in that does not happen
 
 
 class Arrivals(NamedTuple):
@@ -181,31 +178,22 @@ def _as_normal(means: Floats, dispersion: float, cells: int) -> Floats:
     return found
 
 
-_CELLS = 256
-"""Cells of the lattice."""
-_MOST_QUEUED = 256
-"""Prompts that wait beyond a full pass."""
+_CELLS = 256  # cells of the lattice
+_MOST_QUEUED = 256  # prompts that wait beyond a full pass
 _USUAL, _LONGEST, _HORIZON = 40, 320, 4096
 """Cells of time of a usual pass, and at most of the longest one and of the longest sojourn."""
-RARE = 1e-7
-"""Masses that are left out."""
+RARE = 1e-7  # masses that are left out
 
 
 class Lattice(NamedTuple):
     """How waiting prompts are counted, and over which times."""
 
-    fine: int
-    """Cells of what takes one place in a pass."""
-    prompts: Floats
-    """[sizes]: prompts of passes that took 1.. places."""
-    least: int
-    """Places of the smallest pass that is not all but never."""
-    cells: int
-    """Waiting is counted from 0 to ``cells`` - 1."""
-    seconds: Floats
-    """[sizes + 1]: durations of passes that take all, by how many that is; last full ones."""
-    width_seconds: float
-    """Seconds of a cell."""
+    fine: int  # cells of what takes one place in a pass
+    prompts: Floats  # [sizes]: prompts of passes that took 1.. places
+    least: int  # places of the smallest pass that is not all but never
+    cells: int  # waiting is counted from 0 to ``cells`` - 1
+    seconds: Floats  # [sizes + 1]: durations of passes that take all, by how many that is; last full ones
+    width_seconds: float  # seconds of a cell
 
     @property
     def prompts_per_cell(self) -> float:
@@ -264,10 +252,8 @@ class _Settled(NamedTuple):
 
     prompts: float
     seconds: float
-    noise: float
-    """Variance of these arrivals."""
-    gain: float
-    """What one more prompt in it brings, below one."""
+    noise: float  # variance of these arrivals
+    gain: float  # what one more prompt in it brings, below one
 
 
 def _settled(passes: Passes, rate: float, squared_cv: float) -> _Settled:

@@ -34,14 +34,10 @@ class Chain(NamedTuple):
     """The stationary chain."""
 
     lattice: Lattice
-    passes: Floats
-    """[sizes + 1, times]: durations of passes on the grid of time."""
-    reached: Floats
-    """[times, counts]: chance that so many cells or more arrive within a time, as far as there is any."""
-    starts: Floats
-    """[sizes, fine]: chance that a pass takes all of so many places and leaves part of a prompt behind."""
-    left: Floats
-    """[cells]: chance that a pass is full and leaves so much behind."""
+    passes: Floats  # [sizes + 1, times]: durations of passes on the grid of time
+    reached: Floats  # [times, counts]: chance that so many cells or more arrive within a time, as far as there is any
+    starts: Floats  # [sizes, fine]: chance that a pass takes all of so many places and leaves part of a prompt behind
+    left: Floats  # [cells]: chance that a pass is full and leaves so much behind
 
 
 def settled_chain(passes: Passes, arrivals: Arrivals, rate: float, squared_cv: float) -> Chain:
@@ -64,10 +60,8 @@ class _Walk(NamedTuple):
     """How what waits goes up and down from pass to pass, on a lattice: the chances that so much or more arrives."""
 
     lattice: Lattice
-    brought: Floats
-    """[sizes, counts]: while all of 1.. places are taken."""
-    whole: Floats
-    """[counts]: during full passes that leave somebody behind."""
+    brought: Floats  # [sizes, counts]: while all of 1.. places are taken
+    whole: Floats  # [counts]: during full passes that leave somebody behind
 
     def settled(self) -> Floats:
         """Stationary distribution of what waits when a pass starts, [cells].
@@ -165,8 +159,7 @@ class _Tail(NamedTuple):
 
     first: int
     factor: float
-    falls: Floats
-    """Chances that what waits goes down, by most ... 1 and by nothing."""
+    falls: Floats  # chances that what waits goes down, by most ... 1 and by nothing
 
     def moves(self, states: int) -> Floats:
         """Chances of the last ``states`` up to the first of the tail after any of it, [states], in those of the first.
@@ -274,12 +267,9 @@ class _Line(NamedTuple):
 
     rest: Floats
     """[times - 1, sizes + 1]: masses by the rest of the running pass and by what the own pass takes, if it is next."""
-    before: NDArray[np.complex128]
-    """[passes ahead, frequencies]: the rest and so many whole passes, from one on."""
-    own: Floats
-    """[passes ahead, sizes + 1]: what the own pass takes behind them."""
-    length: int
-    """Cells of time."""
+    before: NDArray[np.complex128]  # [passes ahead, frequencies]: the rest and so many whole passes, from one on
+    own: Floats  # [passes ahead, sizes + 1]: what the own pass takes behind them
+    length: int  # cells of time
 
 
 def _line(chain: Chain, arrivals: Arrivals, ahead: Floats) -> _Line:

@@ -21,8 +21,7 @@ DEFAULT_BUDGET = 8192.0
 """Tokens of a step and DP rank where nobody states them: max_num_tokens of TensorRT-LLM (llmapi/llm_args.py) and
 max_num_batched_tokens of vLLM's server on large GPUs (engine/arg_utils.py)."""
 FILE = Path(__file__).parent / "behaviour.yaml"
-REQUEST_SECONDS = 0.005
-"""Client's library, HTTP and streaming of a first token, beside steps."""
+REQUEST_SECONDS = 0.005  # client's library, HTTP and streaming of a first token, beside steps
 ADMISSION_SECONDS = 0.005
 """What a step with prompts waits while the engine's loop takes requests in: they are broadcast to all ranks, get blocks
 and inputs. With the one before 10 ms, fitted with the next one. Of 2.5 to 10 ms TPOT of the 837 runs falls from 7.2 to

@@ -184,10 +184,8 @@ class Needs(NamedTuple):
     """What an engine must have to be a choice."""
 
     machines: Sequence[HardwareSpec]
-    architecture: str
-    """``model_type``."""
-    drafts: bool = False
-    """Whether tokens are to be drafted (MTP)."""
+    architecture: str  # ``model_type``
+    drafts: bool = False  # whether tokens are to be drafted (MTP)
 
     def missing(self, profile: EngineProfile) -> Iterator[Broken]:
         """Yield the rules that an engine breaks."""

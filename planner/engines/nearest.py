@@ -7,8 +7,7 @@ from planner.engines.rules import Setup, broken_rule
 from planner.engines.spec import EngineProfile
 from planner.strategy import Strategy, format_strategy
 
-LARGEST_TENSOR = 64
-"""TP that is tried but for the whole stage."""
+LARGEST_TENSOR = 64  # TP that is tried but for the whole stage
 
 
 def nearest_reachable(profile: EngineProfile, setup: Setup) -> Setup | None:

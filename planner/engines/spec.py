@@ -6,8 +6,7 @@ from ground.records import Limits, Source, Sourced
 from hardware.spec import Dtype
 
 Accelerator = Literal["nvidia", "amd", "ascend"]
-ACCELERATORS: dict[Accelerator, str] = {"nvidia": "NVIDIA", "amd": "AMD", "ascend": "Ascend"}
-"""How sentences name them."""
+ACCELERATORS: dict[Accelerator, str] = {"nvidia": "NVIDIA", "amd": "AMD", "ascend": "Ascend"}  # how sentences name them
 ShapeName = Literal["disaggregated", "aggregated"]
 RoleName = Literal["encode", "prefill", "decode", "mixed"]
 Scope = Literal["rank", "instance"]
@@ -23,8 +22,7 @@ class Fact(NamedTuple, Generic[Value]):
     value: Value
     source: Source
     note: str | None = None
-    on: dict[Accelerator, Value] | None = None
-    """Of devices where it is another."""
+    on: dict[Accelerator, Value] | None = None  # of devices where it is another
 
     def of(self, accelerator: Accelerator | None) -> Value:
         """Return the value on a kind of devices."""
@@ -36,8 +34,7 @@ class Versions(NamedTuple):
 
     first: Number
     before: Number
-    pinned: Number
-    """The version whose flags were read."""
+    pinned: Number  # the version whose flags were read
 
 
 class ExpertMode(NamedTuple):
@@ -49,19 +46,13 @@ class ExpertMode(NamedTuple):
     name: str
     ep: Literal["stage", "one", "divisor"]
     exchange: Literal["all_to_all", "all_gather", "none"]
-    redundancy: bool
-    """Whether experts can have replicas in this mode."""
-    microbatches: bool
-    """Whether two microbatches can overlap in this mode."""
+    redundancy: bool  # whether experts can have replicas in this mode
+    microbatches: bool  # whether two microbatches can overlap in this mode
     source: Source
-    architectures: list[str] | None = None
-    """``model_type`` that have it; None: all MoE models."""
-    roles: list[RoleName] | None = None
-    """Roles of instances that have the feature; None: all."""
-    accelerators: list[Accelerator] | None = None
-    """Kinds of devices that it runs on; None: all of the engine's."""
-    pcie: bool | None = None
-    """Whether it is of nodes whose devices PCIe alone joins, or of all others; None: of both."""
+    architectures: list[str] | None = None  # ``model_type`` that have it; None: all MoE models
+    roles: list[RoleName] | None = None  # roles of instances that have the feature; None: all
+    accelerators: list[Accelerator] | None = None  # kinds of devices that it runs on; None: all of the engine's
+    pcie: bool | None = None  # whether it is of nodes whose devices PCIe alone joins, or of all others; None: of both
     note: str | None = None
 
     def serves(self, role: RoleName, architecture: str, accelerator: Accelerator | None, pcie: bool) -> bool:
@@ -77,21 +68,14 @@ class Parallelism(NamedTuple):
     """Degrees that an instance can have."""
 
     pipeline: Fact[bool]
-    pipeline_drafts: Fact[bool]
-    """Whether decode with pipeline stages can draft tokens."""
-    staged_attention: Fact[bool]
-    """SP-TP-SP prefill."""
-    domains: Fact[bool]
-    """Attention and experts on different devices."""
-    dedicated_shared_experts: Fact[bool]
-    """Ranks that hold nothing but the shared expert."""
-    tensor_scope: Fact[Literal["any", "node_or_stage"]]
-    """``node_or_stage``: TP lies inside a node or spans the stage."""
+    pipeline_drafts: Fact[bool]  # whether decode with pipeline stages can draft tokens
+    staged_attention: Fact[bool]  # SP-TP-SP prefill
+    domains: Fact[bool]  # attention and experts on different devices
+    dedicated_shared_experts: Fact[bool]  # ranks that hold nothing but the shared expert
+    tensor_scope: Fact[Literal["any", "node_or_stage"]]  # ``node_or_stage``: TP lies inside a node or spans the stage
     powers_of_two: Fact[list[Degree]]
-    whole_nodes: Fact[bool]
-    """Whether every node of an instance must hold as many of its ranks."""
-    rank_over_nodes: Fact[bool]
-    """Whether one of several attention DP ranks may span nodes."""
+    whole_nodes: Fact[bool]  # whether every node of an instance must hold as many of its ranks
+    rank_over_nodes: Fact[bool]  # whether one of several attention DP ranks may span nodes
     experts: Annotated[list[ExpertMode], Limits(min_length=1)]
     attention: Fact[Literal["tensor_or_data"]] | None = None
     """``tensor_or_data``: a stage's ranks are all of one TP group or all DP ranks; None: any."""
@@ -109,8 +93,7 @@ class Redundancy(NamedTuple):
     """Format of a static expert map that the engine loads."""
     without: Fact[Literal["ragged", "even"]]
     """Whether experts need not divide over EP ranks where there are no replicas."""
-    architectures: Fact[list[str]] | None = None
-    """``model_type`` whose experts can have replicas; None: all MoE models."""
+    architectures: Fact[list[str]] | None = None  # ``model_type`` whose experts can have replicas; None: all MoE models
     blackwell_blocks: Fact[bool] | None = None
     """Whether experts in FP8 with a scale per block can have replicas on Blackwell devices; None: they can."""
 
@@ -119,21 +102,17 @@ class Microbatching(NamedTuple):
     """Two microbatches that overlap."""
 
     roles: Fact[list[RoleName]]
-    attention_dp: Fact[bool]
-    """Whether it needs several attention DP ranks."""
-    architectures: Fact[list[str]] | None = None
-    """``model_type`` whose layers have it; None: all."""
+    attention_dp: Fact[bool]  # whether it needs several attention DP ranks
+    architectures: Fact[list[str]] | None = None  # ``model_type`` whose layers have it; None: all
 
 
 class Drafting(NamedTuple):
     """Multi-token prediction."""
 
-    most: Fact[int]
-    """Most drafts per iteration."""
+    most: Fact[int]  # most drafts per iteration
     prefill: Fact[Literal["one", "same", "none"]]
     """Drafts that a prefill instance must be started with where decode drafts."""
-    architectures: Fact[list[str]] | None = None
-    """``model_type`` whose MTP layers it runs; None: all."""
+    architectures: Fact[list[str]] | None = None  # ``model_type`` whose MTP layers it runs; None: all
 
     def in_prefill(self, drafts: int) -> int:
         """Return the drafts of a prefill instance beside decode with so many."""
@@ -161,13 +140,10 @@ class PrefillDecode(NamedTuple):
 
     tensor: Fact[Literal["any", "prefill_multiple_unless_latent"]]
     same: Fact[list[Literal["kv_dtype", "drafts_method", "device"]]]
-    pipeline: Fact[bool]
-    """Whether the instances may have pipeline stages."""
-    prefixes: Fact[bool] | None = None
-    """Whether prefill caches prefixes; None: it does."""
+    pipeline: Fact[bool]  # whether the instances may have pipeline stages
+    prefixes: Fact[bool] | None = None  # whether prefill caches prefixes; None: it does
     most_instances: Fact[int] | None = None
-    most_nodes: Fact[dict[RoleName, int]] | None = None
-    """Of an instance, by role; None: any number."""
+    most_nodes: Fact[dict[RoleName, int]] | None = None  # of an instance, by role; None: any number
 
 
 class Kind(NamedTuple):
@@ -175,8 +151,7 @@ class Kind(NamedTuple):
 
     accelerators: list[Accelerator]
     source: Source
-    reason: str | None = None
-    """Why it is not possible on the others."""
+    reason: str | None = None  # why it is not possible on the others
 
 
 class HostOverhead(NamedTuple):
@@ -189,32 +164,24 @@ class Scheduling(NamedTuple):
     """How an aggregated instance schedules; the words are those of ``planner.serving.rules``."""
 
     order: Fact[Literal["shared", "prompts_first", "mixed_chunk"]]
-    overlapped: Fact[bool]
-    """Whether the next step is scheduled while one runs."""
+    overlapped: Fact[bool]  # whether the next step is scheduled while one runs
     admission: Fact[Literal["reserve", "need", "estimate"]]
     block_tokens: Fact[int]
-    dealing: Fact[Literal["round_robin", "least_requests", "least_kv"]]
-    """Requests to DP ranks."""
-    whole_prompts: Fact[bool] | None = None
-    """Whether prompts are not cut to fill a step."""
-    overlapped_stages: Fact[bool] | None = None
-    """Whether that holds with pipeline stages, too."""
+    dealing: Fact[Literal["round_robin", "least_requests", "least_kv"]]  # requests to DP ranks
+    whole_prompts: Fact[bool] | None = None  # whether prompts are not cut to fill a step
+    overlapped_stages: Fact[bool] | None = None  # whether that holds with pipeline stages, too
     batch_slots: Fact[bool] | None = None
     """Whether each batch that pipeline stages keep in flight has its part of the batch slots."""
     receive_intervals: Fact[dict[str, list[tuple[int, int]]]] | None = None
     """By machine, from how many open requests the scheduler looks for new ones every how many decode steps, as
     recipes set it; else at each."""
     kept_blocks: Fact[int] | None = None
-    initial_share: Fact[float] | None = None
-    """Of what answers may take still; by estimate."""
+    initial_share: Fact[float] | None = None  # of what answers may take still; by estimate
     least_share: Fact[float] | None = None
-    falling_steps: Fact[int] | None = None
-    """Decode iterations from the first to the least."""
+    falling_steps: Fact[int] | None = None  # decode iterations from the first to the least
     retract_tokens: Fact[int] | None = None
-    clip_tokens: Fact[int] | None = None
-    """Longer answers are estimated at so many."""
-    fixed_lengths: Fact[bool] | None = None
-    """Whether it looks ahead where no answer ends early, and nothing is cached."""
+    clip_tokens: Fact[int] | None = None  # longer answers are estimated at so many
+    fixed_lengths: Fact[bool] | None = None  # whether it looks ahead where no answer ends early, and nothing is cached
 
 
 class Metrics(NamedTuple):
@@ -225,26 +192,20 @@ class Metrics(NamedTuple):
     tpot: str
     running: str
     waiting: str
-    cache: str
-    """Share of the KV cache in use."""
+    cache: str  # share of the KV cache in use
     prompt_tokens: str
     output_tokens: str
-    requests: str | None = None
-    """Requests that ended."""
-    prompt_lengths: str | None = None
-    """Histogram of prompt tokens a request."""
-    output_lengths: str | None = None
-    """Histogram of output tokens a request."""
-    cached_tokens: str | None = None
-    """Prompt tokens found in the cache."""
+    requests: str | None = None  # requests that ended
+    prompt_lengths: str | None = None  # histogram of prompt tokens a request
+    output_lengths: str | None = None  # histogram of output tokens a request
+    cached_tokens: str | None = None  # prompt tokens found in the cache
 
 
 class Deployment(NamedTuple):
     """What deployment files need beside degrees: images of the pinned version, memory and metrics."""
 
     images: dict[Literal["nvidia", "mi30x", "mi35x", "a2", "a3", "router"], Fact[str]]
-    memory: Fact[float]
-    """Share of device memory that the engine takes unless told; more only where a plan needs it."""
+    memory: Fact[float]  # share of device memory that the engine takes unless told; more only where a plan needs it
     metrics: Fact[Metrics] | None = None
 
 
@@ -255,11 +216,9 @@ class EngineProfile(NamedTuple):
     engine: Annotated[str, Limits(pattern=r"^[a-z][a-z0-9-]*$")]
     title: str
     versions: Versions
-    sources: dict[str, str]
-    """What was read, by short name; facts name one before a colon."""
+    sources: dict[str, str]  # what was read, by short name; facts name one before a colon
     accelerators: Fact[list[Accelerator]]
-    lacks: Fact[list[str]]
-    """``model_type`` of models that the pinned release has no code for."""
+    lacks: Fact[list[str]]  # ``model_type`` of models that the pinned release has no code for
     parallelism: Parallelism
     redundancy: Redundancy
     microbatching: Microbatching
@@ -273,8 +232,7 @@ class EngineProfile(NamedTuple):
     host: HostOverhead
     encode_lacks: Fact[list[str]] | None = None
     """``model_type`` of models whose pictures those instances cannot encode; None: of none that the release runs."""
-    scheduling: Scheduling | None = None
-    """None: not read; the reference rule is taken."""
+    scheduling: Scheduling | None = None  # none: not read; the reference rule is taken
     deployment: Deployment | None = None
     one_node: Fact[list[PlatformKind]] | None = None
     """Kinds of files whose instances lie on one node each, and why; None: no kind."""
@@ -289,11 +247,8 @@ class Orchestrator(NamedTuple):
     version: str
     api: str
     sources: dict[str, str]
-    engines: Fact[dict[str, str]]
-    """Version of each engine in this release; empty: any."""
+    engines: Fact[dict[str, str]]  # version of each engine in this release; empty: any
     accelerators: Fact[list[Accelerator]]
-    injected_flags: Fact[list[str]]
-    """Flags that it adds to the engine's command, never to be emitted."""
+    injected_flags: Fact[list[str]]  # flags that it adds to the engine's command, never to be emitted
     images: dict[str, Fact[str]] = {}
-    metrics: Fact[Metrics] | None = None
-    """Metrics of the front end."""
+    metrics: Fact[Metrics] | None = None  # metrics of the front end

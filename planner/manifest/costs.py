@@ -48,8 +48,7 @@ Positive = Annotated[int, Field(strict=True, gt=0, le=2**53)]
 # Bounds far past any machine: products and quotients of a few numbers between them neither overflow nor vanish.
 Amount = Annotated[float, Field(ge=0, le=1e30)]
 Rate = Annotated[float, Field(ge=1e-30, le=1e30)]
-Result = Annotated[float, Field(ge=0)]
-"""What is computed from amounts and rates, and may lie past their bounds."""
+Result = Annotated[float, Field(ge=0)]  # what is computed from amounts and rates, and may lie past their bounds
 Share = Annotated[float, Field(ge=0, le=1)]
 LinearForm = Annotated[dict[Variable, Amount], Field(max_length=len(VARIABLES))]
 Protocols = Annotated[list[tuple[Amount, Rate]], Field(min_length=1, max_length=16)]

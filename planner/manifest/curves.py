@@ -18,8 +18,7 @@ import numpy as np
 from ground.arrays import Floats
 
 Number = float | Floats
-ROUNDING = 1e-9
-"""Share of the pairs by which those within reach may fall short of them though all are."""
+ROUNDING = 1e-9  # share of the pairs by which those within reach may fall short of them though all are
 
 
 def curve_seconds(points: Sequence[float | Floats], load: float | Floats) -> float | Floats:

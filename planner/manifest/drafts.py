@@ -7,13 +7,11 @@ import numpy as np
 
 from ground.arrays import Floats, Ints
 
-MOST_DRAFTS = 8
-"""Drafts of an iteration that are costed."""
+MOST_DRAFTS = 8  # drafts of an iteration that are costed
 Acceptance = float | tuple[float, ...]
 """Of a draft, given those before it: of all, or of the first, the second, ... where the last holds for those beyond."""
 
-MOST_DRAWN = 1 << 18
-"""Tokens of the longest answer whose iterations are drawn: a longer one takes the mean."""
+MOST_DRAWN = 1 << 18  # tokens of the longest answer whose iterations are drawn: a longer one takes the mean
 
 
 def reached(drafts: int, acceptance: Acceptance) -> list[float]:

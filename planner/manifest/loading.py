@@ -12,8 +12,7 @@ from models.spec import ModelSpec
 STARTUP_SECONDS = 60.0
 """From weights in place to the first request: processes, captured graphs, warm-up. Assumed: operators tell of cold
 starts of 2 to 8 minutes, most of which is the load that is counted apart."""
-STORAGE_BYTES_PER_SECOND = 2.5e9
-"""Of an object store, all readers together: CloudMatrix384 Table 2."""
+STORAGE_BYTES_PER_SECOND = 2.5e9  # of an object store, all readers together: CloudMatrix384 Table 2
 
 
 def slowest_plane(spec: HardwareSpec) -> tuple[str, float]:

@@ -24,8 +24,7 @@ class Run:
     """
 
     stage: Stage
-    gate: tuple[str, ...]
-    """Where none of these is above 0 there is no work, and nothing is launched."""
+    gate: tuple[str, ...]  # where none of these is above 0 there is no work, and nothing is launched
     compute: list[Form] = field(default_factory=list)
     moved: list[Form] = field(default_factory=list)
     compute_sum: Form = field(default_factory=dict)
@@ -53,10 +52,8 @@ class Run:
 class Transfers:
     """What one stage sends, seconds per unit of each variable with latencies as those of ``one``, and its curves."""
 
-    only: Form = field(default_factory=dict)
-    """Of all transfers that have one protocol, added up."""
-    fastest: list[list[Form]] = field(default_factory=list)
-    """Of each other transfer, by protocol."""
+    only: Form = field(default_factory=dict)  # of all transfers that have one protocol, added up
+    fastest: list[list[Form]] = field(default_factory=list)  # of each other transfer, by protocol
     curves: list[tuple[Form, Floats]] = field(default_factory=list)
     """Of kernels that were measured along a curve: the form of their load, and the ``logarithms`` of its points."""
 
@@ -87,14 +84,11 @@ class Block:
     """Runs behind one gate as arrays; the coefficients of a variable are [compute or memory, forms, instances or 1]."""
 
     gate: tuple[str, ...]
-    rows: slice
-    """Of the kernels of all blocks."""
+    rows: slice  # of the kernels of all blocks
     kernels: dict[str, Floats]
-    runs: slice
-    """Of the runs of all blocks."""
+    runs: slice  # of the runs of all blocks
     sums: dict[str, Floats]
-    floors: list[Number]
-    """By run."""
+    floors: list[Number]  # by run
 
 
 @dataclass(slots=True)

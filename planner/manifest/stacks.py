@@ -48,8 +48,7 @@ class StackedTerms(tuple[Term, ...]):
     launches: Mapping[Stage, float]
     blocks: Sequence[Block]
     places: Mapping[Stage, Place]
-    shape: tuple[int, ...]
-    """Broadcast shape of all coefficients."""
+    shape: tuple[int, ...]  # broadcast shape of all coefficients
 
     def timings(self, values: Mapping[str, Number]) -> Stages:
         """Return the timing of every stage at variables of one broadcast shape."""

@@ -226,8 +226,7 @@ def split_layer(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
     (CloudMatrix384 section 4.2.3: 16 of 24 matrix cores for attention).
     """
     traffic = sum(memory_demand(cost, stages))
-    below: Number = 0.0
-    """Most partitions with which attention still takes longer, so far."""
+    below: Number = 0.0  # most partitions with which attention still takes longer, so far
     best: Number = math.inf
     chosen: Number = 0.5
     for step in reversed(range(int(cost.cores - 1).bit_length())):

@@ -130,8 +130,7 @@ class StepLoad(NamedTuple):
     prefill_pairs: Number = 0.0
     finishing_prompts: Number = 0.0
     mean_tokens: Number = 0.0
-    loaded_tokens: Number = 0.0
-    """Cached tokens that are brought from a pool before the step."""
+    loaded_tokens: Number = 0.0  # cached tokens that are brought from a pool before the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,8 +363,7 @@ class StageTiming:
     mixed: list[Timing]
     memory: Number
     fixed: Number
-    demand: Number
-    """Seconds for which the stage would keep the memory busy."""
+    demand: Number  # seconds for which the stage would keep the memory busy
 
     @property
     def work(self) -> Number:

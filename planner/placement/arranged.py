@@ -32,8 +32,7 @@ from planner.placement.problem import Problem
 from planner.placement.rows import Objective, Rows, search_jointly, swap_best
 
 _MOST_STEPS = 400
-_ROUNDING = 1e-6
-"""The solver's feasibility tolerance."""
+_ROUNDING = 1e-6  # the solver's feasibility tolerance
 _STEPS = 600
 
 
@@ -43,8 +42,7 @@ class Timed:
 
     slots: Ints
     seconds: Floats
-    balanced_tokens: Floats
-    """Seconds of the map that balances tokens."""
+    balanced_tokens: Floats  # seconds of the map that balances tokens
     eplb: Floats
 
 

@@ -18,10 +18,8 @@ _WORTH = 0.02
 class Effect:
     """Time and memory of a configuration with a number of redundant experts, by the cost model."""
 
-    seconds: float
-    """TPOT of decode, TTFT of prefill."""
-    weights_bytes: float
-    """Per device."""
+    seconds: float  # TPOT of decode, TTFT of prefill
+    weights_bytes: float  # per device
     fits: bool
 
 
@@ -31,8 +29,7 @@ class Choice:
 
     redundant: int
     slots_per_rank: int
-    imbalance: float
-    """Mean over layers, on the loads themselves: no drift, no sampling noise."""
+    imbalance: float  # mean over layers, on the loads themselves: no drift, no sampling noise
     worst: float
     lower_bound: float
     effect: Effect | None = None

@@ -27,12 +27,10 @@ from planner.placement.methods import Placement, lower_bound
 from planner.placement.problem import Problem
 from planner.placement.rows import search_jointly
 
-GOAL = 5e-3
-"""A layer is done when the proven gap is this small."""
+GOAL = 5e-3  # a layer is done when the proven gap is this small
 _TRIALS = 8
 _ROUNDS = 40
-_RATIOS = (0.95, 0.98)
-"""Neighbouring knots differ by these factors, coarse before fine."""
+_RATIOS = (0.95, 0.98)  # neighbouring knots differ by these factors, coarse before fine
 _TOWARDS = (0.3, 0.6, 1.0)
 _LEAST_PRICE = -2.0
 _VIOLATED = 1e-7

@@ -23,13 +23,10 @@ from planner.placement.eplb import eplb
 from planner.placement.migrate import moves, renumbered
 from planner.placement.problem import Problem
 
-Loads = Callable[[int], Floats]
-"""Popularity of every expert in the n-th stretch of a drift, [layers, experts]."""
+Loads = Callable[[int], Floats]  # popularity of every expert in the n-th stretch of a drift, [layers, experts]
 MOST_CHANGES = 500
-_GAIN = 1e-6
-"""Relative gain of the busiest rank below which two maps count as equal."""
-_LEAST_SHARE = 1e-9
-"""Load of an expert without tokens, over the busiest expert's: each expert needs a slot."""
+_GAIN = 1e-6  # relative gain of the busiest rank below which two maps count as equal
+_LEAST_SHARE = 1e-9  # load of an expert without tokens, over the busiest expert's: each expert needs a slot
 
 
 @dataclass(frozen=True, kw_only=True)

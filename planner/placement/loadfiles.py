@@ -49,8 +49,7 @@ class LoadFile:
     """Loads as a file has them: [layers, experts] or [layers, experts, slices]."""
 
     loads: Floats
-    dense_layers: int = 0
-    """Leading layers without load that were left out (SGLang counts model layers)."""
+    dense_layers: int = 0  # leading layers without load that were left out (SGLang counts model layers)
 
 
 def read_loads(path: Path) -> LoadFile:

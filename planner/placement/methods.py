@@ -20,8 +20,7 @@ from planner.placement.problem import Problem, simple_bounds
 from planner.placement.rows import search_jointly, settle
 from planner.placement.sliced import fewer_slices, search_slices, slice_imbalance
 
-MOST_PLACES = 400
-"""Experts x counts x ranks: what HiGHS solves in seconds."""
+MOST_PLACES = 400  # experts x counts x ranks: what HiGHS solves in seconds
 Method = Callable[[Problem], Ints]
 Split = Literal["alternate", "later"]
 
@@ -80,8 +79,7 @@ def _solve_layer(loads: Floats, ranks: int, slots: int) -> Ints:
 class Placement:
     """An expert map with what it achieves and what no map could better; [layers] each, busiest rank over the mean."""
 
-    slots: Ints
-    """[layers, ranks * slots_per_rank] logical expert ids, rank by rank."""
+    slots: Ints  # [layers, ranks * slots_per_rank] logical expert ids, rank by rank
     imbalance: Floats
     lower_bound: Floats
     method: str

@@ -15,8 +15,7 @@ from ground.arrays import Bools, Floats
 from ground.errors import BadInput
 from planner.balance.counts import check_redundancy
 
-_MARGIN = 1e-9
-"""Keeps rounding from calling a reachable target impossible."""
+_MARGIN = 1e-9  # keeps rounding from calling a reachable target impossible
 _HALVINGS = 16
 LEAST_LOAD, MOST_LOAD = 1e-30, 1e30
 """Of a layer and of an expert, in any unit: sums, squares and shares of what lies between are exact to rounding."""

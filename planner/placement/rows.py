@@ -15,16 +15,13 @@ import numpy as np
 
 from ground.arrays import Bools, Floats, Ints
 
-_GAIN = 1e-9
-"""A move must lower the busiest rank by this share at least: rounding must not keep the search running."""
+_GAIN = 1e-9  # a move must lower the busiest rank by this share at least: rounding must not keep the search running
 
-_CHEAPEST = 16
-"""Trades take a replica from one of so many experts that suffer least by it."""
+_CHEAPEST = 16  # trades take a replica from one of so many experts that suffer least by it
 
 _MOST_TRADES = 3
 _LEAST_SHARE = 1e-9
-SETTLED = 2e-4
-"""A row is done within this excess over its floor: routing noise is fifty times larger."""
+SETTLED = 2e-4  # a row is done within this excess over its floor: routing noise is fifty times larger
 
 _TEMPERATURE = 1e-3
 """Mean share by which a settled map may be worse than the one before it and still be searched on from."""
@@ -44,8 +41,7 @@ class Kick:
 
 
 MILD = Kick(relieve=0.9, shed=0.1, again=0.2)
-BOLD = Kick(relieve=0.8, shed=0.2, again=0.3)
-"""For few ranks, where a hot expert's replicas get in each other's way."""
+BOLD = Kick(relieve=0.8, shed=0.2, again=0.3)  # for few ranks, where a hot expert's replicas get in each other's way
 
 
 @dataclass(frozen=True, slots=True)

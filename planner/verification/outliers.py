@@ -14,8 +14,7 @@ from planner.verification.verify import Verified
 NAMES = {"ttft_seconds": "TTFT", "tpot_seconds": "TPOT", "output_tokens_per_second_per_chip": "throughput"}
 MOST_TOLD = 20
 SAME_STEP = 0.1
-FULL = 0.9
-"""Share of the KV cache from which requests probably wait for it, as lengths vary around their means."""
+FULL = 0.9  # share of the KV cache from which requests probably wait for it, as lengths vary around their means
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

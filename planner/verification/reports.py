@@ -32,8 +32,7 @@ class Report:
     requests_per_second: float | None = None
     """Rate at which requests were sent; where the report lacks it, the rate at which they ended."""
     output_tokens_per_second: float | None = None
-    concurrency: float | None = None
-    """Requests that were kept open; None where they arrived at a rate."""
+    concurrency: float | None = None  # requests that were kept open; None where they arrived at a rate
     prompt_tokens: float | None = None
     output_tokens: float | None = None
 

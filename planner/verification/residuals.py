@@ -48,14 +48,10 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("engine", "hardware", "model", "weights", "version"),
 )
 """Labels that runs share at each level; none: all runs."""
-EXPERTS = "experts"
-"""Label of runs of models with experts."""
-UNTIMED = "untimed"
-"""Label of runs of an engine on a machine on which none of its kernels was timed."""
-GROUP = LEVELS[-2]
-"""Labels of the runs that have one scale."""
-FREEDOM = 4
-"""Degrees of freedom of the error of each run alone, and of the scale of a group."""
+EXPERTS = "experts"  # label of runs of models with experts
+UNTIMED = "untimed"  # label of runs of an engine on a machine on which none of its kernels was timed
+GROUP = LEVELS[-2]  # labels of the runs that have one scale
+FREEDOM = 4  # degrees of freedom of the error of each run alone, and of the scale of a group
 SCALES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Factors by which the deviations of levels may exceed the fitted ones; their odds fall with the fourth power."""
 _ROUNDS = 15
@@ -66,18 +62,12 @@ FEATURES = ("devices", "concurrency", "prompt_tokens", "output_tokens")
 class Deviations:
     """Standard deviations of ln(measured / predicted) of one metric."""
 
-    levels: tuple[float, ...]
-    """Standard deviation of each of ``LEVELS``."""
-    smooth: float
-    """Standard deviation of the error that changes smoothly with the configuration within a group."""
-    scales: tuple[float, ...]
-    """Length scale of the logarithm of each of ``FEATURES``, over which that error changes."""
-    own: float
-    """Scale of the error of each run alone."""
-    experts: float = 1.0
-    """How many times as large all of these are for a model with experts."""
-    untimed: float = 0.0
-    """Standard deviation of what runs share whose machine has no kernel of their engine."""
+    levels: tuple[float, ...]  # standard deviation of each of ``LEVELS``
+    smooth: float  # standard deviation of the error that changes smoothly with the configuration within a group
+    scales: tuple[float, ...]  # length scale of the logarithm of each of ``FEATURES``, over which that error changes
+    own: float  # scale of the error of each run alone
+    experts: float = 1.0  # how many times as large all of these are for a model with experts
+    untimed: float = 0.0  # standard deviation of what runs share whose machine has no kernel of their engine
     accidents: float = 0.0
     """Share of runs so far off that nothing was fitted to them: the others must be inside so much more often."""
 
@@ -87,8 +77,7 @@ class Residual:
     """Labels and features of a run, and ln(measured / predicted) where it was measured."""
 
     labels: Mapping[str, str]
-    features: tuple[float, ...]
-    """Logarithms of ``FEATURES``."""
+    features: tuple[float, ...]  # logarithms of ``FEATURES``
     error: float = math.nan
 
 
@@ -99,8 +88,7 @@ class Expected:
     factor: float
     low: float
     high: float
-    deviation: float
-    """Standard deviation of the logarithm."""
+    deviation: float  # standard deviation of the logarithm
 
 
 def evened(deviations: Deviations, runs: Sequence[Residual]) -> tuple[list[Residual], Floats]:

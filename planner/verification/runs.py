@@ -40,17 +40,14 @@ class Run:
 
     id: str
     where: str
-    cells: dict[str, str]
-    """Every column of the row."""
+    cells: dict[str, str]  # every column of the row
     measured: dict[str, float]
     """Measured values by metric: those of ``METRICS`` that the row states, or that follow from it."""
     configuration: Configuration | None
-    reason: str | None = None
-    """Why the run cannot be predicted; None where it can."""
+    reason: str | None = None  # why the run cannot be predicted; None where it can
     labels: dict[str, str] = field(default_factory=dict)
     """Labels by which residuals are pooled: engine, hardware, model, weights, engine version or date."""
-    features: tuple[float, ...] = ()
-    """``residuals.FEATURES`` where the configuration does not give them."""
+    features: tuple[float, ...] = ()  # ``residuals.FEATURES`` where the configuration does not give them
 
 
 def read_runs(path: Path) -> list[Run]:

@@ -26,8 +26,7 @@ class Verified:
     run: Run
     predicted: dict[str, float]
     interval: dict[str, tuple[float, float]]
-    reason: str | None = None
-    """Why it was skipped."""
+    reason: str | None = None  # why it was skipped
 
     @property
     def error(self) -> dict[str, float]:
@@ -52,10 +51,8 @@ class Summary:
     mape: dict[str, float]
     median: dict[str, float]
     bias: dict[str, float]
-    coverage: dict[str, float]
-    """Share inside the interval."""
-    rank_correlation: dict[str, float]
-    """Spearman's, of three runs at least."""
+    coverage: dict[str, float]  # share inside the interval
+    rank_correlation: dict[str, float]  # spearman's, of three runs at least
 
 
 @cache

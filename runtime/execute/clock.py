@@ -66,8 +66,7 @@ class Way:
     bandwidth_bytes_per_second: float
     out_port: Any
     in_port: Any
-    mesh: bool = False
-    """Whether each pair has ports of its own."""
+    mesh: bool = False  # whether each pair has ports of its own
 
 
 Ways = Callable[[int, int], Way]

@@ -17,8 +17,7 @@ from runtime.execute.collectives import Comm, all_gather, cut, reduce_scatter, s
 from runtime.execute.kernels import quantise
 from runtime.execute.layout import Copies, Lanes
 
-Compute = Callable[[Floats, Ints], Awaitable[Floats]]
-"""Partial outputs [n, h] of rows [n, h] in slots [n]."""
+Compute = Callable[[Floats, Ints], Awaitable[Floats]]  # partial outputs [n, h] of rows [n, h] in slots [n]
 
 
 class Rows(NamedTuple):

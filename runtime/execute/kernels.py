@@ -26,8 +26,7 @@ from models.spec import GQA, MLA, MoE
 
 ROPE_BASE, EPSILON = 10_000.0, 1e-6
 INT8_LARGEST = 127.0
-Parts = dict[str, Floats]
-"""A rank's parts of a layer's attention tensors, by the last words of their names."""
+Parts = dict[str, Floats]  # a rank's parts of a layer's attention tensors, by the last words of their names
 
 
 def rms_norm(x: Floats, weight: Floats) -> Floats:

@@ -13,8 +13,7 @@ from planner.manifest.layout import ExpertMap, Place
 from planner.manifest.schema import Pool
 from runtime.execute.collectives import parts_of
 
-SHARED = -1
-"""The slot number of a dedicated shared expert."""
+SHARED = -1  # the slot number of a dedicated shared expert
 
 
 @dataclass(slots=True)

@@ -18,8 +18,7 @@ from runtime.execute.transport import Loop, Stuck, _Table, _Task, _Wait
 
 TAG = 7
 POLL_SECONDS = 0.0002
-FORWARDING_SECONDS = 0.5
-"""How long the launcher is given to pass on the last words of a process."""
+FORWARDING_SECONDS = 0.5  # how long the launcher is given to pass on the last words of a process
 
 
 def connect() -> Any:

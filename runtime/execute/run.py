@@ -16,12 +16,10 @@ from runtime.execute.small import Weights, shrink
 from runtime.execute.transport import Endpoint, Loop, Program
 from runtime.execute.worker import Worker
 
-Group = tuple[int, int]
-"""Domain and DP number of an attention group."""
+Group = tuple[int, int]  # domain and DP number of an attention group
 SAMPLED_GROUPS = 8
 PROMPTS_OF_SAMPLED = 4
-LENGTHS = (3, 8, 5, 12, 7, 10, 4, 9)
-"""Prompt lengths in turn: any four neighbours differ."""
+LENGTHS = (3, 8, 5, 12, 7, 10, 4, 9)  # prompt lengths in turn: any four neighbours differ
 
 
 @dataclass(frozen=True, slots=True)

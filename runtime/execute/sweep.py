@@ -19,8 +19,7 @@ from runtime.execute.small import Weights
 from runtime.execute.transport import Endpoint, Loop
 from runtime.execute.worker import Worker
 
-SILU_SLOPE = 1.0999
-"""The largest slope of x·sigmoid(x), at x = 2.4."""
+SILU_SLOPE = 1.0999  # the largest slope of x·sigmoid(x), at x = 2.4
 ROUNDING = 1e-12
 
 

@@ -18,8 +18,7 @@ from runtime.execute.transport import Endpoint, Loop
 Body = Callable[[Comm], Awaitable[Any]]
 MOST_PAIRWISE = 128
 """Ranks up to which pairwise rounds are timed; beyond it only the direct exchange, which deployments use."""
-SKEW_SIGMA = 0.51
-"""Log-normal spread of expert loads, four domains mixed (github.com/deepseek-ai/ESFT expert scores)."""
+SKEW_SIGMA = 0.51  # log-normal spread of expert loads, four domains mixed (github.com/deepseek-ai/ESFT expert scores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

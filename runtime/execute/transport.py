@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from runtime.execute.clock import Clock
 
 Program = Coroutine[Any, Any, Any]
-Key = tuple[int, int, Any]
-"""Receiver, sender, channel."""
+Key = tuple[int, int, Any]  # receiver, sender, channel
 
 
 class Stuck(PodplanError):

@@ -16,8 +16,7 @@ from runtime.simulate.faults import Faults
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.system import Part, System
 
-LOOK_SECONDS = 0.25
-"""Between two looks at whether instances have nothing left."""
+LOOK_SECONDS = 0.25  # between two looks at whether instances have nothing left
 SWEEP_SECONDS = 1.0
 
 
@@ -183,8 +182,7 @@ class Autoscale:
     """
 
     least: int = 1
-    begin: int | None = None
-    """Instances of each pool at first; None: all."""
+    begin: int | None = None  # instances of each pool at first; None: all
     by: Literal["slots", "plan"] = "slots"
     fill: float = 0.85
     startup_seconds: float | None = None

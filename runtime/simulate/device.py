@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from runtime.simulate.decode import DecodeInstance
     from runtime.simulate.prefill import PrefillInstance
 
-Half = Union["DecodeInstance", "PrefillInstance"]
-"""One of the two things that an instance can do."""
+Half = Union["DecodeInstance", "PrefillInstance"]  # one of the two things that an instance can do
 Span = Callable[[str, str, float, float, dict[str, float]], None]
 """Called with instance, name, start and duration of a step and figures about it."""
 
@@ -72,10 +71,8 @@ class Shared:
     expected_drafts: bool = False
     balance: dict[str, float] = field(default_factory=dict)
     """Busiest expert rank over the mean by pool role, where it is not the manifest's."""
-    offline: bool = False
-    """Whether offline requests stand behind the online ones."""
-    follows: bool = False
-    """Whether requests are sent when others leave: in a closed loop, or as turns of sessions."""
+    offline: bool = False  # whether offline requests stand behind the online ones
+    follows: bool = False  # whether requests are sent when others leave: in a closed loop, or as turns of sessions
     span: Span | None = None
     _timers: list[tuple[StepCost, Pool, PhaseName, StepTimer]] = field(default_factory=list)
 

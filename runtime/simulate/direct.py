@@ -32,8 +32,7 @@ from runtime.simulate.workload import Requests
 FEWEST_DIRECT = 2_000
 """Requests from which compiled loops pay; shorter runs go through the event engine, but where the manifest's engine has
 another rule than the reference runtime."""
-_PIECE = 2048
-"""Requests between two samples of how full an instance is."""
+_PIECE = 2048  # requests between two samples of how full an instance is
 
 
 class Blocked(Exception):

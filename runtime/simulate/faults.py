@@ -67,10 +67,8 @@ class Faults:
         self.begun: Counter[str] = Counter()
         self._dead: dict[str, Counter[int]] = {}
         self._lost_until: dict[str, float] = {}
-        self.absent: set[str] = set()
-        """Instances that are not there, whose devices may be lost all the same."""
-        self.closed: set[str] = set()
-        """Instances that take nothing new: absent ones, and those that are about to leave."""
+        self.absent: set[str] = set()  # instances that are not there, whose devices may be lost all the same
+        self.closed: set[str] = set()  # instances that take nothing new: absent ones, and those that are about to leave
         self._places = {
             instance.name: (pool, instance) for pool in self._shared.manifest.pools for instance in pool.instances
         }

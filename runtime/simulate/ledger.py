@@ -56,8 +56,7 @@ class Ledger:
         self.batches = BatchMeans((*MEASURES, "attained"))
         self.online = 0
         self.on_leave: Callable[[Request], None] | None = None
-        self.on_idle: Callable[[], None] | None = None
-        """Is told whenever the last online request under way has left."""
+        self.on_idle: Callable[[], None] | None = None  # is told whenever the last online request under way has left
         self.on_outcomes: Callable[[Outcomes], None] | None = None
         self._rows: list[tuple[float, ...]] = []
 

@@ -16,12 +16,9 @@ from runtime.simulate.system import System
 class Spent(NamedTuple):
     """Seconds of a run up to a time; KV that crosses links counts when it is sent."""
 
-    busy_seconds: dict[str, float]
-    """Of steps, by role, summed over instances."""
-    link_seconds: float = 0.0
-    """Carrying KV, summed over links."""
-    waited_seconds: float = 0.0
-    """Of KV for its links, summed over transfers."""
+    busy_seconds: dict[str, float]  # of steps, by role, summed over instances
+    link_seconds: float = 0.0  # carrying KV, summed over links
+    waited_seconds: float = 0.0  # of KV for its links, summed over transfers
     transfers: float = 0
 
 
@@ -71,8 +68,7 @@ class SimulationResult(Ran):
     utilisation: dict[str, float]
     transfer_wait_seconds: float
     mean_transfer_wait_seconds: float
-    link_utilisation: dict[str, float]
-    """Share of all links of a role's devices that carry KV."""
+    link_utilisation: dict[str, float]  # share of all links of a role's devices that carry KV
     confidence: dict[str, float]
     prefix_hit_share: float
     failures: dict[str, int]

@@ -19,10 +19,8 @@ from runtime.simulate.steps import Pass, RankLoad
 if TYPE_CHECKING:
     from runtime.simulate.decode import DecodeInstance
 
-_LEAST_SHARE, _LEAST_CHUNK = 0.05, 16
-"""Of time and of tokens that prompts have at least beside running requests."""
-_SPARE_GUARD = 0.8
-"""Share of the TPOT limit that running requests may come to with prompts beside them."""
+_LEAST_SHARE, _LEAST_CHUNK = 0.05, 16  # of time and of tokens that prompts have at least beside running requests
+_SPARE_GUARD = 0.8  # share of the TPOT limit that running requests may come to with prompts beside them
 
 _OFFLINE_GUARD, _IN_TIME = 0.4, 0.8
 """Shares of the TTFT limit: what an online prompt may come to behind offline ones, and what counts as in time."""

@@ -30,12 +30,9 @@ class Request:
     started: float = -1.0
     first_token: float = -1.0
     retries: int = 0
-    place: int = -1
-    """The decode rank that it holds."""
-    need: int = 0
-    """Tokens set aside there."""
-    hold: int = 0
-    """Tokens held at prefill until they are pulled."""
+    place: int = -1  # the decode rank that it holds
+    need: int = 0  # tokens set aside there
+    hold: int = 0  # tokens held at prefill until they are pulled
     epoch: int = 0
     record: int = 0
 

@@ -23,12 +23,9 @@ from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.request import Request
 
 MONITOR_SECONDS = 0.5
-_GUARD = 0.8
-"""Share of a limit, or of what instances can do, at which a rule acts: what is under way still adds to it."""
-_MEMORY_SECONDS = 10.0
-"""Over which the work of prompts is averaged."""
-_WAITING_GUARD = 0.25
-"""Share of the TTFT limit that prompts may wait for where an instance is spared."""
+_GUARD = 0.8  # share of a limit, or of what instances can do, at which a rule acts: what is under way still adds to it
+_MEMORY_SECONDS = 10.0  # over which the work of prompts is averaged
+_WAITING_GUARD = 0.25  # share of the TTFT limit that prompts may wait for where an instance is spared
 
 
 @dataclass(slots=True)
@@ -39,8 +36,7 @@ class Unit:
     prefill: PrefillInstance
     decode: DecodeInstance
     role: str
-    home: str
-    """The role that it was planned with."""
+    home: str  # the role that it was planned with
 
     @property
     def takes_prefill(self) -> bool:

@@ -42,12 +42,9 @@ def balanced(cost: StepCost, balance: float | None) -> StepCost:
 class Line(NamedTuple):
     """Seconds of a decode iteration with so many running requests of all ranks, over what its fullest rank holds."""
 
-    base: float
-    """Without cached tokens and requests on that rank."""
-    kv_seconds: float
-    """What a cached token adds."""
-    sequence_seconds: float
-    """What a request adds."""
+    base: float  # without cached tokens and requests on that rank
+    kv_seconds: float  # what a cached token adds
+    sequence_seconds: float  # what a request adds
 
 
 class StepTimer:
