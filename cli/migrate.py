@@ -71,9 +71,7 @@ def _show(screen: Screen, found: MigrateResult) -> None:
 
 def _names(names: list[str]) -> str:
     """Return instances by name, the first and the last of many."""
-    if len(names) <= MOST_NAMES:
-        return ", ".join(names)
-    return f"{len(names)}: {names[0]}, {names[1]} .. {names[-1]}"
+    return ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)}: {names[0]}, {names[1]} .. {names[-1]}"
 
 
 def _how(step: Step) -> str:

@@ -125,9 +125,7 @@ def read_site(path: Path | None) -> Site:
         raise BadInput(f"{path}: model_claim and model_host_path are two places for the weights; give one")
     if site.http_port == site.router_port:
         raise BadInput(f"{path}: http_port and router_port are both {site.http_port}; give two ports")
-    if site.inventory is None:
-        return site
-    return site.model_copy(update={"inventory": str(path.parent / site.inventory)})
+    return site if site.inventory is None else site.model_copy(update={"inventory": str(path.parent / site.inventory)})
 
 
 def merged(item: Any, patch: Any) -> Any:

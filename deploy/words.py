@@ -19,9 +19,7 @@ Flag = tuple[str, Value]
 
 def quoted(value: Value) -> str:
     """Return a value as one word of a shell command."""
-    if isinstance(value, Shell):
-        return value.text
-    return shlex.quote(plain(value))
+    return value.text if isinstance(value, Shell) else shlex.quote(plain(value))
 
 
 def plain(value: Value) -> str:

@@ -140,9 +140,7 @@ def _known(hw: HardwareSpec, rows: list[Measurement]) -> Known:
         return _memory(hw, rows)
     if what in get_args(CollectiveOp):
         return _collective(hw, rows)
-    if what in DIRECTIONS:
-        return _exchange(hw, rows)
-    return _launch(hw, rows)
+    return _exchange(hw, rows) if what in DIRECTIONS else _launch(hw, rows)
 
 
 def _matmul(hw: HardwareSpec, rows: list[Measurement]) -> Known:

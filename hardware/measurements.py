@@ -94,9 +94,7 @@ class Measurement:
             return f"{'gemm' if self.what == 'gemm' else 'grouped_gemm'} {self.words['dtype']}"
         if self.what in get_args(CollectiveOp):
             return f"{self.what} {self.words['scope']}{' in graph' if self.words['in_graph'] == 'yes' else ''}"
-        if self.what in DIRECTIONS:
-            return f"{self.what} {self.words['mode']}"
-        return self.what
+        return f"{self.what} {self.words['mode']}" if self.what in DIRECTIONS else self.what
 
     @property
     def text(self) -> str:

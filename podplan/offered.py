@@ -238,9 +238,7 @@ class _Asked:
         """
         rows = _rows(requests, trace)
         follows = requests.delay_seconds is not None and bool(np.isfinite(requests.delay_seconds).any())
-        if follows or len(requests) > MOST_AT_ONCE:
-            return self._expect_rows(rows)
-        return self._expect_recorded(rows)
+        return self._expect_rows(rows) if follows or len(requests) > MOST_AT_ONCE else self._expect_recorded(rows)
 
     def _expect_recorded(self, rows: TraceRows) -> Expectation:
         """Return what is expected of the requests themselves, or where they cannot be played of their moments."""

@@ -60,9 +60,7 @@ def quantised(settings: Mapping[str, object]) -> Native | None:
     method = settings.get("quant_method")
     if method == "compressed-tensors":
         return compressed(settings.get("config_groups"))
-    if method == "modelopt":
-        return known(MODELOPT, settings.get("quant_algo"))
-    return known(METHODS, method)
+    return known(MODELOPT, settings.get("quant_algo")) if method == "modelopt" else known(METHODS, method)
 
 
 def known(table: Mapping[object, Native], word: object) -> Native | None:

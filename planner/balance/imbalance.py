@@ -60,9 +60,7 @@ class LoadDistribution:
     @property
     def described(self) -> str:
         """The name with its parameter."""
-        if self.shares or self.exponent:
-            return self.name
-        return f"{self.name} (log sigma {self.log_sigma:g})"
+        return self.name if self.shares or self.exponent else f"{self.name} (log sigma {self.log_sigma:g})"
 
 
 MIXED = LoadDistribution(

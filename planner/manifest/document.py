@@ -77,9 +77,7 @@ def _is_flow(value: object) -> bool:
     """Whether ``value`` stands on one line: a scalar, a list of scalars, a mapping of numbers."""
     if isinstance(value, dict):
         return all(isinstance(item, (int, float)) for item in value.values())
-    if isinstance(value, list):
-        return not any(isinstance(item, (list, dict)) for item in value)
-    return True
+    return not isinstance(value, list) or not any(isinstance(item, (list, dict)) for item in value)
 
 
 def _flow(value: object) -> str:

@@ -19,7 +19,7 @@ from planner.manifest.terms import (
     Form,
     Number,
     Stage,
-    Stages,
+    StageTiming,
     StepCost,
     Term,
     dedicated,
@@ -50,7 +50,7 @@ class StackedTerms(tuple[Term, ...]):
     places: Mapping[Stage, Place]
     shape: tuple[int, ...]  # broadcast shape of all coefficients
 
-    def timings(self, values: Mapping[str, Number]) -> Stages:
+    def timings(self, values: Mapping[str, Number]) -> "dict[Stage, StackedStage]":
         """Return the timing of every stage at variables of one broadcast shape."""
         shape = np.broadcast_shapes(
             *{value.shape for value in values.values() if isinstance(value, np.ndarray)}, self.shape
@@ -153,6 +153,9 @@ class StackedStage:
             np.maximum(self.compute, longer, out=longer)
         total = plus(self.fixed + memory, self.compute_sum)
         return total + _total(longer) if longer.size else total
+
+
+Stages = Mapping[Stage, StageTiming | StackedStage]  # what each stage takes at one load, term by term or by arrays
 
 
 def stack(terms: Iterable[Term], stages: Mapping[Stage, Stage] = NONE, names: Mapping[str, str] = NONE) -> StackedTerms:

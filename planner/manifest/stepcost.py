@@ -14,11 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ground.arrays import Bools
-from planner.manifest.stacks import stage_launches, stage_timings
+from planner.manifest.stacks import Stages, stage_launches, stage_timings
 from planner.manifest.terms import (
     Number,
     Stage,
-    Stages,
     StepCost,
     StepLoad,
     communication_seconds,

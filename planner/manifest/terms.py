@@ -33,7 +33,7 @@ its protocols, latency + bytes / rate; a curve term what was measured at its loa
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -388,35 +388,7 @@ class StageTiming:
         return total
 
 
-class StageSeconds(Protocol):
-    """What a stage takes at one load, however its terms were evaluated."""
-
-    @property
-    def demand(self) -> Number:
-        """Seconds for which the stage would keep the memory busy."""
-        ...
-
-    @property
-    def work(self) -> Number:
-        """Seconds that the stage computes on all cores."""
-        ...
-
-    @property
-    def rest(self) -> Number:
-        """Seconds that no cores shorten and no compute hides."""
-        ...
-
-    def on(self, cores: Number) -> "StageSeconds":
-        """Return the stage on a share of the cores, where ``dilation`` is all that is left to choose."""
-        ...
-
-    def seconds(self, cores: Number = 1.0, dilation: Number = 1.0) -> Number:
-        """Duration of the stage's terms one after the other on a share of the cores, memory slowed by ``dilation``."""
-        ...
-
-
 Timings = Mapping[Stage, StageTiming]
-Stages = Mapping[Stage, StageSeconds]
 
 
 def timings(terms: tuple[Term, ...], values: Mapping[str, Number]) -> Timings:

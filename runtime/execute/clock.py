@@ -52,9 +52,7 @@ class Wire:
             return sum(self.size(part) for part in payload.values())
         if isinstance(payload, np.ndarray):
             return payload.size * self.float_bytes if payload.dtype.kind == "f" else 0.0
-        if isinstance(payload, tuple | list):
-            return sum(self.size(part) for part in payload)
-        return COUNT_BYTES
+        return sum(self.size(part) for part in payload) if isinstance(payload, tuple | list) else COUNT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,24 +192,17 @@ def _check_tensor(partition: Partition, name: str) -> int:
 def _groups_that_need(partition: Partition, name: str) -> Iterator[list[Place]]:
     """Yield the groups of ranks that together compute with a tensor."""
     layout, layer = partition.layout, layer_of(name)
-    mapping = layout.pool.expert_map
-    last = len(partition._bounds) - 1
-    stages = [0] if "embed" in name else [last]
+    mapping, degrees = layout.pool.expert_map, layout.pool.degrees
+    stage = 0 if "embed" in name else len(partition._bounds) - 1
     if layer is not None:
-        stages = [partition.stage_of(layer)]
-    if ".shared_experts." in name and mapping and mapping.shared_expert_ranks:
-        for ep in mapping.shared_expert_ranks:
-            inner = range(layout.pool.degrees.moe_tp)
-            yield [layout.place(layout.expert_rank(stages[0], ep, j)) for j in inner]
+        stage = partition.stage_of(layer)
+    shared = mapping.shared_expert_ranks if ".shared_experts." in name and mapping else []
+    if shared or partition.rule(name)[1].coordinate == "moe_tp":
+        for ep in shared or range(degrees.moe_ep):
+            yield [layout.place(layout.expert_rank(stage, ep, j)) for j in range(degrees.moe_tp)]
         return
-    if partition.rule(name)[1].coordinate == "moe_tp":
-        for ep in range(layout.pool.degrees.moe_ep):
-            yield [layout.place(layout.expert_rank(stages[0], ep, j)) for j in range(layout.pool.degrees.moe_tp)]
-        return
-    for stage in stages:
-        for domain, dp in layout.dp_groups():
-            ranks = range(layout.pool.degrees.attention_tp)
-            yield [layout.place(layout.attention_rank(stage, domain, dp, c)) for c in ranks]
+    for domain, dp in layout.dp_groups():
+        yield [layout.place(layout.attention_rank(stage, domain, dp, c)) for c in range(degrees.attention_tp)]
 
 
 def _check_ranges(partition: Partition, name: str, holders: list[Place]) -> None:

@@ -101,9 +101,7 @@ class Roles:
         # Where nobody is in time, a decode instance would be late for both.
         if _least(due) > self._ttft:
             due = [each for each in due if each[1].takes_prefill] or due
-        if not due:
-            return None
-        return min(due, key=itemgetter(0))[1].prefill
+        return min(due, key=itemgetter(0))[1].prefill if due else None
 
     def _note(self, request: Request | None) -> None:
         """Forget old work of prompts, and add that of a new one, in tokens."""
