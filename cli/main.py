@@ -104,8 +104,7 @@ def app_of(name: str) -> typer.Typer:
     """Return a command: the ``app`` of its module where it has commands of its own, else of its function."""
     module = import_module(f"cli.{HOMES.get(name, name)}")
     if hasattr(module, "app"):
-        own: typer.Typer = module.app
-        return own
+        return module.app
     made = typer.Typer(add_completion=False, rich_markup_mode=None)
     made.command()(getattr(module, name if name in HOMES else "command"))
     return made

@@ -31,8 +31,7 @@ def _texts() -> Any:
 
 def _say(sentence: str, /, **values: object) -> str:
     """Return a sentence with its values."""
-    text: str = _texts()[sentence].format(**values)
-    return text
+    return _texts()[sentence].format(**values)
 
 
 def guide(target: Target, files: Mapping[str, str]) -> str:

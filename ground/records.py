@@ -85,8 +85,7 @@ def from_dict(made: type[Class], data: dict[str, Any]) -> Class:
     """
     kind: Any = made
     readers, own = _readers(kind), get_origin(kind) or kind
-    found: Class = own(**{key: readers[key](value) for key, value in data.items()})
-    return found
+    return own(**{key: readers[key](value) for key, value in data.items()})
 
 
 @cache

@@ -47,8 +47,7 @@ def validate(model: type[Model], data: object, where: str) -> Model:
 
 def plain(one: object, **how: Any) -> dict[str, Any]:
     """Return a data class as plain data; ``how`` is what ``pydantic.BaseModel.model_dump`` takes."""
-    data: dict[str, Any] = _adapter(type(one)).dump_python(one, **how)
-    return data
+    return _adapter(type(one)).dump_python(one, **how)
 
 
 def _adapter(model: type[Model]) -> TypeAdapter[Model]:

@@ -252,8 +252,7 @@ def _exchange_point(hw: HardwareSpec, fit: ExchangeFit, degree: int, rows: list[
     def seconds(point: ExchangePoint) -> Number:
         return exchange_seconds(hw, replace(fit, points=[*others, point]), payload, float(degree))
 
-    point: ExchangePoint = _best(bounds, start, build, seconds, rows)
-    return point
+    return _best(bounds, start, build, seconds, rows)
 
 
 def _launch(hw: HardwareSpec, rows: list[Measurement]) -> Known:

@@ -67,8 +67,7 @@ def matmul_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: Produc
     memory = product.moved_bytes(dtype) / bandwidth
     exposed = fit.serial_fraction * np.minimum(compute, memory)
     started = fit.floor_seconds + fit.depth_seconds * product.depth
-    seconds: Number = np.maximum(compute, memory) + exposed + started
-    return seconds
+    return np.maximum(compute, memory) + exposed + started
 
 
 def feed_forward_seconds(device: Device, dtype: Dtype, fit: MatmulFit, product: Product) -> Number:
@@ -103,8 +102,7 @@ def attention_seconds(
     filling = (1.0 + fit.half_length / mean_keys) * (1.0 + fit.half_head / head) * (1.0 + fit.half_queries / rows)
     compute, memory = flops / peak * filling, moved_bytes / bandwidth
     exposed = fit.serial_fraction * np.minimum(compute, memory)
-    seconds: Number = np.maximum(compute, memory) + exposed + fit.floor_seconds
-    return seconds
+    return np.maximum(compute, memory) + exposed + fit.floor_seconds
 
 
 def wire_bytes(op: CollectiveOp, message_bytes: Number, ranks: Number) -> Number:
@@ -136,8 +134,7 @@ def server(hw: HardwareSpec, fit: CollectiveFit) -> tuple[float, float]:
 
 def cards_of(ranks: Number, span: Number, devices: Number) -> Number:
     """Return the ranks in each server of so many ``devices``, of ``ranks`` that spread over ``span``."""
-    found: Number = np.maximum(ranks / np.ceil(span / devices), 1.0)
-    return found
+    return np.maximum(ranks / np.ceil(span / devices), 1.0)
 
 
 def started(latency: Number, per_rank: Number, per_doubling: Number, ranks: Number, cards: Number) -> Number:
@@ -147,8 +144,7 @@ def started(latency: Number, per_rank: Number, per_doubling: Number, ranks: Numb
     servers 30 us over two of H20 (NVIDIA/nccl issue 1244) and 33 us over four of B200 (stas00/ml-engineering).
     """
     chained = np.where(np.greater(per_doubling, 0), cards, ranks) - 1.0
-    seconds: Number = latency + per_rank * chained + per_doubling * np.log2(np.maximum(ranks / cards, 1.0))
-    return seconds
+    return latency + per_rank * chained + per_doubling * np.log2(np.maximum(ranks / cards, 1.0))
 
 
 def carried(op: CollectiveOp, rate: Number, ranks: Number, span: Number, devices: Number, inside: Number) -> Number:
@@ -162,10 +158,8 @@ def carried(op: CollectiveOp, rate: Number, ranks: Number, span: Number, devices
     cards = cards_of(ranks, span, devices)
     if op == "all_to_all":
         peers = np.maximum(ranks - 1.0, 1.0)
-        shared: Number = peers / np.maximum(np.maximum(ranks - cards, 1.0) / rate, (cards - 1.0) / inside)
-        return shared
-    pooled: Number = np.where(cards > 1.0, np.minimum(rate * cards, inside), rate)
-    return pooled
+        return peers / np.maximum(np.maximum(ranks - cards, 1.0) / rate, (cards - 1.0) / inside)
+    return np.where(cards > 1.0, np.minimum(rate * cards, inside), rate)
 
 
 def collective_seconds(hw: HardwareSpec, fit: CollectiveFit, message_bytes: Number, ranks: Number) -> Number:
@@ -186,8 +180,7 @@ def collective_seconds(hw: HardwareSpec, fit: CollectiveFit, message_bytes: Numb
         + sent_bytes / carried(fit.op, protocol.bandwidth_bytes_per_second, ranks, ranks, *place)
         for protocol in fit.protocols
     ]
-    fastest: Number = np.asarray(np.broadcast_arrays(*times)).min(axis=0)
-    return fastest
+    return np.asarray(np.broadcast_arrays(*times)).min(axis=0)
 
 
 def exchange_protocol(
@@ -205,8 +198,7 @@ def exchange_protocol(
 
     def at(places: Number, known: list[ExchangePoint], what: str) -> Number:
         held = [getattr(each, what) for each in known]
-        found: Number = np.interp(np.log2(places), np.log2([each.degree for each in known]), held)
-        return found
+        return np.interp(np.log2(places), np.log2([each.degree for each in known]), held)
 
     rate = "bandwidth_bytes_per_second"
     within = at(np.minimum(degree, size), inside, rate) if inside else _reached(hw, -2)

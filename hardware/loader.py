@@ -112,8 +112,7 @@ def spelt_out(entry: Data, where: str) -> Data:
             return {key: _named(sources, key, walk(value)) for key, value in node.items()}
         return [walk(value) for value in node] if isinstance(node, list) else node
 
-    named: Data = walk({key: value for key, value in entry.items() if key != "sources"})
-    return named
+    return walk({key: value for key, value in entry.items() if key != "sources"})
 
 
 def _named(sources: Data, key: str, value: Any) -> Any:

@@ -434,5 +434,4 @@ def read_prefix_routing(flags: QuestionFlags, asked: AskedTraffic) -> PrefixRout
             f"--prefix-routing: needs the blocks of prompts and when they come, of at most {MOST_REQUESTS} requests; "
             "add --trace FILE with such, as Mooncake's"
         )
-    routing: PrefixRouting = read_choice(flags.prefix_routing, "--prefix-routing", get_args(PrefixRouting))
-    return routing
+    return read_choice(flags.prefix_routing, "--prefix-routing", get_args(PrefixRouting))

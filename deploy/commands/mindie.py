@@ -88,7 +88,7 @@ def configuration(target: Target, role: RolePlan, first_device: int = 0) -> Json
     listening = {"ipAddress": "127.0.0.1", "managementIpAddress": "127.0.0.1", "port": port, "managementPort": port}
     listening |= {"metricsPort": port, "allowAllZeroIpListening": False, "httpsEnabled": False}
     (form,) = documents(TEMPLATES / "mindie.yaml")
-    found: Json = filled(
+    return filled(
         form,
         {
             "listening": {} if role.disaggregated else listening,
@@ -105,7 +105,6 @@ def configuration(target: Target, role: RolePlan, first_device: int = 0) -> Json
             "several_ranks": several_ranks or None,
         },
     )
-    return found
 
 
 def _buffer(role: RolePlan) -> int:
@@ -144,8 +143,7 @@ def _model(target: Target, role: RolePlan, devices: int) -> Json:
 def motor_environment(target: Target) -> Json:
     """Return Motor's environment file."""
     (form,) = documents(TEMPLATES / "motor-environment.yaml")
-    found: Json = filled(form, {role.role: environment(role) | target.site.environment for role in target.roles})
-    return found
+    return filled(form, {role.role: environment(role) | target.site.environment for role in target.roles})
 
 
 def motor(target: Target) -> Json:
@@ -176,5 +174,4 @@ def motor(target: Target) -> Json:
             f"{role.role}_mount": {path: path} if _mapped(role) else {},
         }
     (form,) = documents(TEMPLATES / "motor.yaml")
-    found: Json = filled(form, values)
-    return found
+    return filled(form, values)

@@ -92,8 +92,7 @@ def dashboard(target: Target, names: Metrics) -> Object:
         steps = [{"color": "green", "value": None}, *([{"color": "red", "value": line}] if line else [])]
         drawn.append(filled(form, place | {"title": title, "query": query, "unit": unit, "steps": steps}))
     title = f"{target.name_of_model} ({target.name})"
-    found: Object = filled(whole, {"title": title, "name": target.name, "panels": drawn})
-    return found
+    return filled(whole, {"title": title, "name": target.name, "panels": drawn})
 
 
 def autoscaler(target: Target, launches: dict[str, Launch]) -> Iterator[Object]:

@@ -88,8 +88,7 @@ def _worker(target: Target, launch: Launch, image: str) -> Object:
         "volumes": volumes,
         "multinode": {"nodeCount": role.nodes} if role.nodes > 1 else None,
     }
-    found: Object = filled(form, values)
-    return found
+    return filled(form, values)
 
 
 def arguments(target: Target, launch: Launch, dropped: frozenset[str]) -> list[str]:

@@ -41,8 +41,7 @@ def pod(target: Target, launch: Launch, *, probed: bool, rings: str | None = Non
         "probes": filled(template("probes")[0], STARTUP | {"check": check}) if probed else {},
         "volumes": volumes,
     }
-    found: Object = filled(form, values)
-    return found
+    return filled(form, values)
 
 
 def common(target: Target, launch: Launch) -> Object:

@@ -63,10 +63,7 @@ def _head_probe(launch: Launch) -> Object:
     """
     head = '"${HOSTNAME%-*}-0.${HOSTNAME%-*}"'
     ask = f"curl --silent --fail --max-time 5 http://{head}:{launch.port}{launch.health}"
-    found: Object = filled(
-        template("probes")[1], STARTUP | {"ask": ask, "own": f'[ "${{HOSTNAME##*-}}" != 0 ] || {ask}'}
-    )
-    return found
+    return filled(template("probes")[1], STARTUP | {"ask": ask, "own": f'[ "${{HOSTNAME##*-}}" != 0 ] || {ask}'})
 
 
 def gangs(target: Target, launch: Launch) -> Iterator[Object]:

@@ -39,8 +39,7 @@ def _whole(flags: Flags, name: str, default: int = 1) -> int:
 
 
 def _json(flags: Flags, name: str) -> Json:
-    found: Json = json.loads(flags.get(name) or "{}")
-    return found
+    return json.loads(flags.get(name) or "{}")
 
 
 def _limit(flags: Flags, name: str) -> int:

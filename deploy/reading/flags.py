@@ -39,8 +39,7 @@ def release_of(key: str) -> str:
 @cache
 def table(name: str) -> dict[str, Any]:
     """Return a fact table: flags and the keys of JSON flags."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def read_flags(words: Sequence[str]) -> Flags:

@@ -242,8 +242,7 @@ class _Graph:
         touched = np.maximum(stop @ self._instances[0], start @ self._instances[1])
         most = self.task.most_at_once or touched.max(initial=1)
         may = (stop >= 0).all(axis=1) & (start >= 0).all(axis=1) & (touched > 0) & (touched <= most)
-        found: Ints = later[may & (reached < least[later])]
-        return found
+        return later[may & (reached < least[later])]
 
     def steps(self, state: int, others: Ints) -> _Steps:
         """Return the steps from a state to others."""

@@ -78,4 +78,4 @@ def kept(columns: Columns, stay: NDArray[np.int64], links: Iterable[NDArray[np.i
     for each in links:
         each[...] = index[each]
     found: Any = type(columns)(*(column[stay] for column in columns))
-    return found._replace(behind=index[found.behind])  # type: ignore[no-any-return]
+    return found._replace(behind=index[found.behind])

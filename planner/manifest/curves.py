@@ -69,16 +69,14 @@ def kept_tokens(tokens: Number, sequences: Number, reach: int) -> Number:
     >>> float(kept_tokens(4000.0, 8.0, 128))
     1024.0
     """
-    kept: Number = np.minimum(tokens, reach * sequences)
-    return kept
+    return np.minimum(tokens, reach * sequences)
 
 
 def keys_of_a_query(pairs: Number, tokens: Number) -> Number:
     """Mean keys of a query of prompts, 0 without any."""
     if not isinstance(tokens, np.ndarray):
         return pairs / tokens if tokens else 0.0
-    mean: Number = np.divide(pairs, tokens, out=np.zeros(np.broadcast(pairs, tokens).shape), where=tokens > 0)
-    return mean
+    return np.divide(pairs, tokens, out=np.zeros(np.broadcast(pairs, tokens).shape), where=tokens > 0)
 
 
 def pairs_within(tokens: Number, context: Number, pairs: Number, reach: int) -> Number:
@@ -100,8 +98,7 @@ def pairs_within(tokens: Number, context: Number, pairs: Number, reach: int) -> 
     past = chunk * context / some
     free = np.minimum(np.maximum(reach - past, 0.0), chunk)
     each = free * past + free * (free + 1) / 2 + (chunk - free) * reach
-    within: Number = np.minimum(each * tokens / chunk, pairs)
-    return within
+    return np.minimum(each * tokens / chunk, pairs)
 
 
 def context_within(tokens: Number, context: Number, pairs: Number, reach: int) -> Number:
@@ -112,8 +109,7 @@ def context_within(tokens: Number, context: Number, pairs: Number, reach: int) -
     """
     some = np.maximum(tokens, 1e-12)
     chunk = np.maximum((pairs / some - 0.5) / (context / some + 0.5), 1e-12)
-    read: Number = np.minimum(context, reach * some / chunk)
-    return read
+    return np.minimum(context, reach * some / chunk)
 
 
 def choices(values: Mapping[str, Number]) -> dict[str, Number]:

@@ -50,8 +50,7 @@ def step_chances(drafts: int, acceptance: Acceptance) -> Floats:
 def accepted_tokens(random: np.random.Generator, count: int, drafts: int, acceptance: Acceptance) -> Ints:
     """Return the tokens of so many iterations: 1 + drafts accepted before the first that is not."""
     accepted = random.random((count, drafts)) < acceptances(drafts, acceptance)
-    tokens: Ints = 1 + np.cumprod(accepted, axis=1, dtype=np.int64).sum(axis=1)
-    return tokens
+    return 1 + np.cumprod(accepted, axis=1, dtype=np.int64).sum(axis=1)
 
 
 @cache

@@ -36,8 +36,7 @@ def rank_loads(loads: NDArray[Any], slots: Ints, ranks: int) -> Floats:
     flat = slots + row_start  # [layers, slots], unique id of (layer, expert)
     replicas = np.bincount(flat.ravel(), minlength=layers * experts)
     per_slot = loads.ravel()[flat] / replicas[flat]  # [layers, slots]
-    total: Floats = per_slot.reshape(layers, ranks, -1).sum(axis=2)
-    return total
+    return per_slot.reshape(layers, ranks, -1).sum(axis=2)
 
 
 def imbalance(rank_loads: NDArray[Any]) -> Floats:

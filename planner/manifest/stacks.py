@@ -345,5 +345,4 @@ def _fill(out: Floats, columns: Mapping[str, Floats], values: Mapping[str, Numbe
 
 def _total(rows: Floats) -> Number:
     """Return the sum of rows, [points]."""
-    total: Floats = rows[0] if len(rows) == 1 else np.add.reduce(rows)
-    return total
+    return rows[0] if len(rows) == 1 else np.add.reduce(rows)

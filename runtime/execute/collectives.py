@@ -120,8 +120,7 @@ async def all_reduce(group: Comm, x: Floats) -> Floats:
 
 async def all_reduce_max(group: Comm, x: Floats) -> Floats:
     """Return the largest over ranks, for scales of rows that are cut; x is small."""
-    largest: Floats = np.max(await all_gather(group, x), axis=0)
-    return largest
+    return np.max(await all_gather(group, x), axis=0)
 
 
 async def ring_reduce_scatter(group: Comm, parts: Sequence[Floats]) -> Floats:

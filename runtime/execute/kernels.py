@@ -32,20 +32,17 @@ Parts = dict[str, Floats]  # a rank's parts of a layer's attention tensors, by t
 def rms_norm(x: Floats, weight: Floats) -> Floats:
     """x / sqrt(mean(x²) + ``EPSILON``) · weight over the last axis (Zhang and Sennrich, arXiv 1910.07467)."""
     mean_square = np.einsum("...i,...i->...", x, x)[..., None] / x.shape[-1]
-    normed: Floats = x / np.sqrt(mean_square + EPSILON) * weight
-    return normed
+    return x / np.sqrt(mean_square + EPSILON) * weight
 
 
 def silu(x: Floats) -> Floats:
     """x · sigmoid(x)."""
-    activated: Floats = x * sigmoid(x)
-    return activated
+    return x * sigmoid(x)
 
 
 def sigmoid(x: Floats) -> Floats:
     """1 / (1 + exp(-x)), without overflow."""
-    value: Floats = 0.5 * (1.0 + np.tanh(0.5 * x))
-    return value
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
 
 
 def softmax(scores: Floats) -> Floats:
@@ -53,8 +50,7 @@ def softmax(scores: Floats) -> Floats:
     if not scores.size:
         return scores
     raised = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares: Floats = raised / raised.sum(axis=-1, keepdims=True)
-    return shares
+    return raised / raised.sum(axis=-1, keepdims=True)
 
 
 def rotate(x: Floats, positions: Floats | Ints) -> Floats:
@@ -70,8 +66,7 @@ def row_peaks(x: Floats) -> Floats:
     """Largest magnitude per row, [T, 1] from [T, n]; what a per-token scale is made of."""
     if not x.shape[-1]:
         return np.zeros((*x.shape[:-1], 1))
-    peaks: Floats = np.abs(x).max(axis=-1, keepdims=True)
-    return peaks
+    return np.abs(x).max(axis=-1, keepdims=True)
 
 
 def quantise(x: Floats, peaks: Floats | None = None) -> tuple[NDArray[np.int8], Floats]:
@@ -86,8 +81,7 @@ def quantise(x: Floats, peaks: Floats | None = None) -> tuple[NDArray[np.int8], 
 def rounded(x: Floats, peaks: Floats | None = None) -> Floats:
     """Return x as INT8 with a scale per row holds it, in float64 again."""
     q, scale = quantise(x, peaks)
-    value: Floats = q * scale
-    return value
+    return q * scale
 
 
 def linear(x: Floats, weight: Floats, int8: bool = False, peaks: Floats | None = None) -> Floats:
@@ -99,8 +93,7 @@ def one_hot_rows(table: Floats, ids: Any, first: int) -> Floats:
     """Rows ``ids`` of a table whose part starts at row ``first``; zeros for the ids that other parts hold."""
     local = np.asarray(ids, dtype=np.int64) - first
     held = (local >= 0) & (local < len(table))
-    rows: Floats = np.where(held[:, None], table[np.where(held, local, 0)], 0.0)
-    return rows
+    return np.where(held[:, None], table[np.where(held, local, 0)], 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

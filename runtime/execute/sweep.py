@@ -271,5 +271,4 @@ def _expert_bound(weights: Weights, at: str, x: Floats, off: Floats) -> Floats:
     gate, up, down = (weights.whole(f"{at}.{name}_proj.weight") for name in ("gate", "up", "down"))
     g, u = x @ gate.T, x @ up.T
     a, c = off * np.abs(gate).sum(axis=1), off * np.abs(up).sum(axis=1)
-    bound: Floats = (np.abs(silu(g)) * c + SILU_SLOPE * a * (np.abs(u) + c)) @ np.abs(down).T
-    return bound
+    return (np.abs(silu(g)) * c + SILU_SLOPE * a * (np.abs(u) + c)) @ np.abs(down).T

@@ -125,8 +125,7 @@ class Endpoint:
 
     async def together(self, *programs: Program) -> list[Any]:
         """Run programs of this rank beside each other and return their results in order."""
-        results: list[Any] = await _Fork(programs)
-        return results
+        return await _Fork(programs)
 
     async def compute(self, seconds: float, label: str) -> None:
         """Keep this rank's device busy, in turn with its other tasks; nothing without a clock."""

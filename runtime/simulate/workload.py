@@ -212,8 +212,7 @@ def _at_once(workload: ManifestWorkload, count: int, seed: int) -> Requests:
 def _drawn(weights: list[float], count: int, random: np.random.Generator) -> Ints:
     """Return so many kinds, each as likely as its weight says."""
     likely = np.array(weights)
-    chosen: Ints = random.choice(likely.size, count, p=likely / likely.sum()).astype(np.int64)
-    return chosen
+    return random.choice(likely.size, count, p=likely / likely.sum()).astype(np.int64)
 
 
 def _whole(tokens: list[float], chosen: Ints) -> Ints:
