@@ -63,7 +63,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "podplan", "cli"]
 MOST_SHOWN = 2000
 LEAST_WIDTH, MOST_WIDTH = 10, 10_000
-MEANT = {
+MEANT = {  # what other tools call a flag of ours
     **dict.fromkeys(("--hardware", "--machine", "--gpu", "--system"), "--hw"),
     **dict.fromkeys(("--qps", "--request-rate", "--rps"), "--rate"),
     **dict.fromkeys(("--input-len", "--input-tokens", "--prompt-tokens"), "--isl"),
@@ -73,7 +73,6 @@ MEANT = {
     **dict.fromkeys(("--output", "--save-dir", "-o"), "--out"),
     **dict.fromkeys(("--quantization", "--dtype"), "--weights"),
 }
-"""What other tools call a flag of ours."""
 TOP_OPTIONS = {"--help", "-h", "--version", "--install-completion", "--show-completion"}
 
 

@@ -27,7 +27,7 @@ from podplan.day import roles_of, span_text
 from podplan.plan_data import POOL, own_cuts, pools_text, total_cost
 from podplan.result import Cell, Row
 
-WORDS = {
+WORDS = {  # what an engine does not run, by the rule of ``planner.engines.rules`` that cut it
     "attention-grid": "this TP + DP of attention",
     "dedicated-shared-experts": "ranks for shared experts alone",
     "domains": "attention and experts apart",
@@ -68,7 +68,6 @@ WORDS = {
     "weights": "this weight format",
     "whole-nodes": "parts of nodes",
 }
-"""What an engine does not run, by the rule of ``planner.engines.rules`` that cut it."""
 
 
 def engine_text(question: Question) -> str:
@@ -203,7 +202,7 @@ FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
 """Figures of a plan: what a column of them is called, and how one is written."""
 SPARE = ("cost_per_million_tokens", "power_watts", "energy_joules_per_million_tokens")
 USUAL = ("model", "hardware", *[key for key in FIGURES if "_mean_" not in key], "encode", "prefill", "decode", "mixed")
-MEASURES = {
+MEASURES = {  # what a plot may show: a key of a row, and the name of its axis
     "requests": ("requests_per_second", "requests/s"),
     "tokens-per-chip": ("tokens_per_second_per_chip", "output tokens/s per chip"),
     "cost": ("cost_per_million_tokens", "USD per million output tokens"),
@@ -212,7 +211,6 @@ MEASURES = {
     "ttft": ("ttft_seconds", "TTFT in s"),
     "tpot": ("tpot_seconds", "TPOT in s"),
 }
-"""What a plot may show: a key of a row, and the name of its axis."""
 
 
 def show_rows(screen: Screen, rows: Sequence[Row], extra: Sequence[str]) -> None:

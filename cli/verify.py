@@ -85,7 +85,7 @@ def _told(name: str, value: float) -> str:
     return f"{format_count(round(value))} tokens/s per chip" if name.startswith("output") else format_duration(value)
 
 
-COLUMNS: dict[str, Callable[[tuple[Verified, str]], str]] = {
+COLUMNS: dict[str, Callable[[tuple[Verified, str]], str]] = {  # of a run and the name of a figure
     "run": lambda at: at[0].run.id,
     "figure": lambda at: NAMES[at[1]],
     ">measured": lambda at: _told(at[1], at[0].run.measured[at[1]]),
@@ -94,7 +94,6 @@ COLUMNS: dict[str, Callable[[tuple[Verified, str]], str]] = {
     "interval": lambda at: " to ".join(_told(at[1], end) for end in at[0].interval[at[1]]),
     "inside": lambda at: "yes" if at[0].inside[at[1]] else "no",
 }
-"""Of a run and the name of a figure."""
 SUMMARY: dict[str, Callable[[tuple[str, Summary, str]], str]] = {
     "runs": lambda at: at[0],
     ">of": lambda at: str(at[1].count),

@@ -17,11 +17,10 @@ from planner.manifest.schema import Manifest, ManifestWorkload
 LEAST_REQUESTS, MOST_REQUESTS, SECONDS = 200, 20_000, 180.0
 RESULT = "benchmark.json"
 ROUTER, OUT = Shell('"$ROUTER"'), Shell('"$OUT"')
-PICTURE = (
+PICTURE = (  # grey, 64 x 64 pixels
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAAAAACPAi4CAAAAKUlEQVR42u"
     "3MQREAAAwCIKMb3RD77SAA6VEEAoFAIBAIBAKBQCAQfA8G320AeXC6efoAAAAASUVORK5CYII="
 )
-"""Grey, 64 x 64 pixels."""
 Command = tuple[list[str], list[Flag]]
 
 

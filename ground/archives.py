@@ -20,11 +20,10 @@ from ground.errors import BadInput
 from ground.files import first_bytes, read_bytes
 from ground.units import MEBI
 
-_BROKEN: tuple[type[Exception], ...] = (
+_BROKEN: tuple[type[Exception], ...] = (  # exceptions that readers raise on broken archives, headers and pickles
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError, SyntaxError),
     *(TypeError, ValueError, TokenError, struct.error, zlib.error, LZMAError, zipfile.BadZipFile, tarfile.TarError),
 )
-"""Exceptions that readers raise on broken archives, headers and pickles."""
 GZIP = b"\x1f\x8b"  # first bytes of a gzip file
 _PACKINGS: dict[bytes, Literal["r:gz", "r:bz2", "r:xz", "r:"]] = {
     GZIP: "r:gz",

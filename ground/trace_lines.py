@@ -28,8 +28,7 @@ MOST_BYTES = 4096 * MEBI
 MOST_LINE_BYTES = 4 * MEBI
 MOST_DOCUMENT_BYTES = 256 * MEBI
 
-Record = tuple[str, dict[str, Any] | BadInput]
-"""Where a record stands ("FILE, line 3"), and its fields or what is wrong with it."""
+Record = tuple[str, dict[str, Any] | BadInput]  # where it stands ("FILE, line 3"), its fields or what is wrong
 Integers = NDArray[np.int64]
 Fields = Mapping[str, Any]
 
@@ -160,8 +159,7 @@ class TraceRow:
     hash_ids: Integers | None = None
     session: str | None = None
     delay_seconds: float | None = None
-    whole_seconds: int = 0
-    """Added to ``seconds``: since 1970 where stamps are dates, so that a double keeps their 100 ns."""
+    whole_seconds: int = 0  # added to ``seconds``: since 1970 where stamps are dates, so that doubles keep their 100 ns
 
 
 def first_of(row: Fields, names: tuple[str, ...], where: str) -> tuple[str, Any]:

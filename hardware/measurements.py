@@ -41,7 +41,7 @@ ATTENTIONS = ("mla_decode", "gqa_decode", "prefill_attention")
 DIRECTIONS = ("dispatch", "combine")
 MODES = ("low_latency", "normal")
 
-NUMBERS = {
+NUMBERS = {  # the columns with numbers that a row of each kind needs, ``seconds`` aside
     **dict.fromkeys(MATMULS, ("groups", "rows", "columns", "depth")),
     **dict.fromkeys(ATTENTIONS, ("flops", "bytes", "mean_keys")),
     "memory_copy": ("bytes",),
@@ -50,14 +50,12 @@ NUMBERS = {
     **dict.fromkeys(get_args(CollectiveOp), ("ranks", "message_bytes")),
     **dict.fromkeys(DIRECTIONS, ("degree", "payload_bytes")),
 }
-"""The columns with numbers that a row of each kind needs, ``seconds`` aside."""
 
-WORDS: dict[str, dict[str, tuple[str, ...]]] = {
+WORDS: dict[str, dict[str, tuple[str, ...]]] = {  # the columns with words, and the words that they may hold
     **{kernel: {"dtype": tuple(INPUT_BYTES)} for kernel in MATMULS},
     **{op: {"scope": get_args(ScopeName), "in_graph": ("yes", "no")} for op in get_args(CollectiveOp)},
     **{direction: {"mode": MODES} for direction in DIRECTIONS},
 }
-"""The columns with words, and the words that they may hold."""
 
 KIND_COLUMNS = ("kernel", "op", "direction")
 MAY_BE_ZERO = ("flops", "bytes")

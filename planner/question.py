@@ -99,8 +99,7 @@ class Pin:
     strategy: Strategy | None = None
     instances: int | None = None
     batch: int | None = None  # requests of a DP rank, all microbatches together
-    tokens: int | None = None
-    """Tokens of a prefill pass per device, reused ones included; of an aggregated step per DP rank."""
+    tokens: int | None = None  # of a prefill pass per device, reused ones included; of an aggregated step per DP rank
     redundant: int | None = None
     shared: Shared | None = None
 

@@ -13,10 +13,9 @@ from planner.manifest.terms import Number
 
 LengthShape = Literal["lognormal", "gamma"]
 
-EDGES = np.concatenate(
+EDGES = np.concatenate(  # levels between which prompts are taken as one: finer where long ones hold the others up
     [np.linspace(0.0, 0.9, 25), [0.925, 0.95, 0.965, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999, 0.99999, 1.0]]
 )
-"""Levels between which prompts are taken as one: finer where long ones hold the others up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,7 @@ class Sessions(NamedTuple):
     new_tokens: Lengths  # new tokens of a prompt, after the conversation so far
     think_seconds: float = 0.0  # mean pause between an answer and the next turn
     branches: int = 1  # requests of a turn, sent at once; the next turn waits for all
-    keeps_answers: bool = True
-    """Whether the KV of answers goes to the pool of prefixes; of reasoning models it normally does not."""
+    keeps_answers: bool = True  # whether the KV of answers goes to the pool; of reasoning models it normally does not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +59,14 @@ class Workload:
 
     input_tokens: Lengths
     output_tokens: Lengths
-    prefix_reuse: float = 0.0
-    """Mean share of prompt tokens whose KV is already there; over requests it varies from none to nearly all."""
+    prefix_reuse: float = 0.0  # mean share of prompt tokens whose KV is there; by request from none to nearly all
     arrival_squared_cv: float = 1.0  # squared coefficient of variation of the gaps between arrivals; 1 is Poisson
     length_covariance: float = 0.0  # covariance of prompt and answer length, in squared tokens
     prompts: tuple[tuple[float, float, float], ...] | None = None
     """Kinds of prompts as (tokens, reused tokens, weight), as a trace has them; None: by the moments."""
     answers: tuple[tuple[float, float], ...] | None = None
     """Kinds of answers as (tokens, weight), as a histogram has them; queues take their moments."""
-    sessions: Sessions | None = None
-    """Shape of sessions, where prompts follow each other; their kinds and reuse are the fields above."""
+    sessions: Sessions | None = None  # where prompts follow each other; their kinds and reuse are the fields above
     trace: "TraceRows | None" = field(default=None, repr=False)
     """The requests themselves, which are played as they came instead of a stationary stream; only gaps are scaled."""
     beams: int = 1  # beams of a request (beam search); each takes a token of every iteration and KV for its own answer

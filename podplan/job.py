@@ -27,8 +27,7 @@ from planner.search.search import search
 from podplan.options import QuestionFlags
 
 FLAG = "--job"
-UTILISATION = "0.999"
-"""Of saturation: what is there from the start keeps pools full, so nothing is kept free for bursts."""
+UTILISATION = "0.999"  # of saturation: what is there from the start keeps pools full, nothing is kept free for bursts
 _LONGER = (1.0, 1.02, 1.1, 1.5, 2.0, 4.0)
 """Factors on the time that a job takes, of which the first that suffices is told: limits are parts of the time."""
 _WORDS = re.compile(r"\s*([0-9.,]+\s*[kM]?)\s*(?:requests?)?\s*(?:\bin\s+(.+))?")

@@ -62,8 +62,7 @@ _SLOWER = (
     *("each_iteration", "requests_csv", "timeseries", "timeline"),
 )
 MOST_SIMULATED = 10_000_000
-MOST_AT_ONCE = 300_000
-"""Requests of a stream that are drawn at once; longer ones come in parts, so that memory stays flat."""
+MOST_AT_ONCE = 300_000  # requests of a stream that are drawn at once; longer ones come in parts, so memory stays flat
 LONG_TRACE_BYTES = 64 * MEBI
 UNKNOWN_RESIDENCE_SECONDS = 60.0
 REQUESTS_ALONE = 10

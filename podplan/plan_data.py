@@ -238,14 +238,13 @@ def loading_json(pool: PlannedPool) -> dict[str, float | None]:
     return {"alone": alone, "all_at_once": all_of_them, "pool_cold": kept and alone + kept, "pool_warm": kept}
 
 
-LOADS: dict[Role, str] = {
+LOADS: dict[Role, str] = {  # what a pass of prefill or a DP rank of the others takes, by the names of a candidate
     "encode": "tokens_per_device requests_per_pass=prompts",
     "prefill": "tokens_per_device prompts_per_pass=prompts passes_per_prompt=chunks",
     "decode": "batch_per_dp_rank=batch",
     "mixed": "batch_per_dp_rank=batch max_batched_tokens=batched_tokens",
 }
-"""What a pass of prefill or a DP rank of the others takes, by the names of a candidate."""
-STEPS: dict[Role, str] = {
+STEPS: dict[Role, str] = {  # how long a step of a pool takes, and what runs meanwhile
     "encode": "iteration_seconds=candidate.pass_seconds",
     "prefill": "iteration_seconds=candidate.pass_seconds",
     "decode": "iteration_seconds=candidate.iteration_seconds limited_by=candidate.limited_by "
@@ -253,7 +252,6 @@ STEPS: dict[Role, str] = {
     "mixed": "iteration_seconds=state.mean_step_seconds prompt_iterations_share=state.prompt_steps "
     "mean_running_requests=state.mean_requests",
 }
-"""How long a step of a pool takes, and what runs meanwhile."""
 
 
 def _predicted(pool: PlannedPool) -> dict[str, object]:

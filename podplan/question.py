@@ -44,7 +44,7 @@ from podplan.traffic import (
 )
 
 ROLES: tuple[Role, ...] = get_args(Role)
-FIELDS = {
+FIELDS = {  # flags that may be given per role, and what they fix
     "strategy": "strategy",
     "instances": "instances",
     "batch": "batch",
@@ -52,14 +52,12 @@ FIELDS = {
     "redundant_experts": "redundant",
     "shared_experts": "shared",
 }
-"""Flags that may be given per role, and what they fix."""
 _LANGUAGE: tuple[Role, ...] = ("prefill", "decode", "mixed")
-HAVE: dict[str, tuple[Role, ...]] = {
+HAVE: dict[str, tuple[Role, ...]] = {  # roles that have what a flag fixes, where not all do
     **dict.fromkeys(("strategy", "redundant_experts", "shared_experts"), _LANGUAGE),
     "batch": ("decode", "mixed"),
     "tokens": ("prefill", "mixed"),
 }
-"""Roles that have what a flag fixes, where not all do."""
 MOST_INSTANCES = 16_384
 MOST_PARTS = 1000  # passes of one prompt
 

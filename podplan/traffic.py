@@ -52,8 +52,7 @@ _TOKEN_SECONDS = 0.05  # of an answer, by which turns are stamped: the default l
 Kinds = TypeVar("Kinds")
 Prompts = tuple[tuple[float, float, float], ...] | None
 """Kinds of prompts as (tokens, reused tokens, weight); None where moments tell all."""
-Known = tuple[ModelSpec, Callable[["Trace"], "Trace"]]
-"""A model, and what makes of a trace one with its hits in the pool of prefixes."""
+Known = tuple[ModelSpec, Callable[["Trace"], "Trace"]]  # a model, and what adds to a trace its hits in the pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,13 +136,12 @@ def default_selector(role: RolePlan) -> dict[str, str]:
     return {"accelerator": "huawei-Ascend910", "accelerator-type": kind}
 
 
-DRIVER = {
+DRIVER = {  # files of the driver on an Ascend host
     "hccn": "/etc/hccn.conf",
     "driver": "/usr/local/Ascend/driver",
     "dcmi": "/usr/local/dcmi",
     "npu-smi": "/usr/local/bin/npu-smi",
 }
-"""Files of the driver on an Ascend host."""
 
 
 def driver(role: RolePlan) -> tuple[list[Object], list[Object]]:

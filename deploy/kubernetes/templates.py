@@ -8,12 +8,11 @@ from deploy.commands.launch import Target
 from deploy.templates import Object, documents, filled
 
 FOLDER = Path(__file__).with_name("templates")
-LOCKED: Object = {
+LOCKED: Object = {  # the security context of the containers beside the engines
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
     "seccompProfile": {"type": "RuntimeDefault"},
 }
-"""The security context of the containers beside the engines."""
 
 
 def metadata(target: Target, name: str, extra: Mapping[str, str] | None = None) -> Object:

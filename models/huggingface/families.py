@@ -137,7 +137,7 @@ TOWERS: dict[str, Callable[[Config, Config], Fields]] = {
 }
 
 
-WRAPPED = {
+WRAPPED = {  # the language model stands in text_config, the encoder of pictures beside it
     "gemma3": "gemma3_text",
     "kimi_k25": "kimi_k2",
     "llama4": "llama4_text",
@@ -146,7 +146,6 @@ WRAPPED = {
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
 }
-"""The language model stands in text_config, the encoder of pictures beside it."""
 
 DEFAULTS: dict[str, Fields] = {"gemma3_text": GEMMA3_DEFAULTS}
 

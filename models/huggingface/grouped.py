@@ -22,13 +22,12 @@ from models.huggingface.parts import (
 )
 from models.spec import MOST_EXPERTS, MOST_LAYERS
 
-GEMMA3_DEFAULTS: Fields = {
+GEMMA3_DEFAULTS: Fields = {  # what Gemma 3's configurations leave to their class
     "vocab_size": 262208,
     "max_position_embeddings": 131072,
     "sliding_window_pattern": 6,
     "tie_word_embeddings": True,
 }
-"""What Gemma 3's configurations leave to their class."""
 
 
 def llama(config: Config) -> Fields:

@@ -37,8 +37,7 @@ _DRIFT_LOG_SIGMA = 0.10
 _SEED = 20251
 _SHUFFLES = 256
 _DRIFTS = 64
-_FEW_SLOTS = 7
-"""Slots of a rank up to which their loads are added slot by slot: NumPy's sums of few neighbours are slow."""
+_FEW_SLOTS = 7  # slots of a rank up to which loads are added slot by slot: NumPy's sums of few neighbours are slow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +62,12 @@ class LoadDistribution:
         return self.name if self.shares or self.exponent else f"{self.name} (log sigma {self.log_sigma:g})"
 
 
-MIXED = LoadDistribution(
+MIXED = LoadDistribution(  # traffic of several domains, the default
     name="mixed-domains",
     log_sigma=0.51,
     drift_log_sigma=0.10,
     source=f"standard deviation of log load, mean over layers, four domains mixed: {_ESFT}; {_DRIFT}",
 )
-"""Traffic of several domains, the default."""
 
 SINGLE_DOMAIN = LoadDistribution(
     name="single-domain",

@@ -18,10 +18,8 @@ from planner.serving.capacity import Limits
 from planner.serving.deployed import workload_of
 from planner.workload import Lengths, Workload
 
-SCORE, STEP_SCORE = 1.96, 1.2816
-"""Standard deviations on each side that hold 95 % of a normal estimate, and 80 % of step times."""
-STEP_DEVIATION = 0.1
-"""Relative standard deviation of a predicted TPOT where the plan states no interval: about the median error."""
+SCORE, STEP_SCORE = 1.96, 1.2816  # standard deviations on each side that hold 95 % of a normal estimate, 80 % of steps
+STEP_DEVIATION = 0.1  # relative, of a predicted TPOT where the plan states no interval: about the median error
 LEAST_REQUESTS = 30  # least number of requests from which lengths and times are estimated
 
 

@@ -17,8 +17,7 @@ from planner.manifest.migration import How, Migration, Promise, Start, Step, man
 from planner.manifest.schema import Cluster, KvTransfer, Manifest, Pool, Prediction
 
 BEGIN = "stage-00.yaml"
-Started = list[tuple[str, InPlace | None]]
-"""Names of instances that start, each with its change in place; None: as a new instance."""
+Started = list[tuple[str, InPlace | None]]  # names of instances that start, each with its change in place; None: as new
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def untimed(system: str | None, hardware: HardwareSpec) -> str | None:
     return f"none of {engine} measured on {hardware.name}: its entry's kernels, host times as beside NVIDIA devices"
 
 
-SYSTEMS = {
+SYSTEMS = {  # measured systems without a profile in ``planner/engines``
     "cloudmatrix-infer": HostCosts(
         step_seconds=0.0,
         source="arXiv 2506.12708 section 4.2.4: the pipelined form hides all graph launches behind the running one",
@@ -166,7 +166,6 @@ SYSTEMS = {
         step_seconds=2e-3, source="arXiv 2508.02520 section 7.1: 2 ms of scheduling between iterations"
     ),
 }
-"""Measured systems without a profile in ``planner/engines``."""
 
 
 def host_costs(system: str | None) -> HostCosts:

@@ -81,18 +81,15 @@ class Parallelism(NamedTuple):
     """``tensor_or_data``: a stage's ranks are all of one TP group or all DP ranks; None: any."""
     exchange_ranks: Fact[dict[RoleName, list[int]]] | None = None
     """By role the EP that the all-to-all has kernels for; other roles and None: any."""
-    exchange_node: Fact[int] | None = None
-    """Devices that nodes must have where those kernels span nodes; None: any number."""
+    exchange_node: Fact[int] | None = None  # devices that nodes must have where those kernels span them; None: any
 
 
 class Redundancy(NamedTuple):
     """Replicas of experts: ``total`` slots beyond one per expert, or slots ``per_device``, or ``map`` file only."""
 
     unit: Fact[Literal["total", "per_device", "map"]]
-    placement: Fact[Literal["none", "ascend_map", "sglang_map", "manifest"]]
-    """Format of a static expert map that the engine loads."""
-    without: Fact[Literal["ragged", "even"]]
-    """Whether experts need not divide over EP ranks where there are no replicas."""
+    placement: Fact[Literal["none", "ascend_map", "sglang_map", "manifest"]]  # format of a static map that it loads
+    without: Fact[Literal["ragged", "even"]]  # whether experts need not divide over EP ranks without replicas
     architectures: Fact[list[str]] | None = None  # ``model_type`` whose experts can have replicas; None: all MoE models
     blackwell_blocks: Fact[bool] | None = None
     """Whether experts in FP8 with a scale per block can have replicas on Blackwell devices; None: they can."""
@@ -110,8 +107,7 @@ class Drafting(NamedTuple):
     """Multi-token prediction."""
 
     most: Fact[int]  # most drafts per iteration
-    prefill: Fact[Literal["one", "same", "none"]]
-    """Drafts that a prefill instance must be started with where decode drafts."""
+    prefill: Fact[Literal["one", "same", "none"]]  # drafts that prefill must be started with where decode drafts
     architectures: Fact[list[str]] | None = None  # ``model_type`` whose MTP layers it runs; None: all
 
     def in_prefill(self, drafts: int) -> int:

@@ -8,7 +8,7 @@ from ground.records import Name
 from ground.strict import Strict
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, CurveTerm, Rule, Stage, StepCost, Term
 
-ReachVariable = Literal[
+ReachVariable = Literal[  # of layers in which some keys are out of reach
     "kv_within",
     "context_within",
     "pairs_within",
@@ -20,7 +20,6 @@ ReachVariable = Literal[
     "context_short",
     "pairs_short",
 ]
-"""Of layers in which some keys are out of reach."""
 Variable = Literal[
     "one",
     "decode",

@@ -92,14 +92,13 @@ def manifest_yaml(moe: MoeMap) -> str:
     return f"expert_ranks: {ranks}\nshared_expert_ranks: []\nplacements:\n" + "\n".join(rows) + "\n"
 
 
-WRITERS: Mapping[str, Callable[[MoeMap], str]] = {
+WRITERS: Mapping[str, Callable[[MoeMap], str]] = {  # file name -> writer
     "sglang.json": sglang_json,
     "vllm_ascend.json": ascend_json,
     "tensorrt_llm.yaml": tensorrt_yaml,
     "eplb.json": eplb_json,
     "expert_map.yaml": manifest_yaml,
 }
-"""File name -> writer."""
 
 
 def _json_object(data: Mapping[str, list[Any]]) -> str:

@@ -10,8 +10,7 @@ from planner.costs.predict import Configuration, predict
 from planner.placement.methods import lower_bound, place
 from planner.placement.problem import Problem
 
-_WORTH = 0.02
-"""Least share of an iteration that is worth the copies; smaller gains are below the accuracy of predictions."""
+_WORTH = 0.02  # least share of an iteration that is worth the copies; less is below the accuracy of predictions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

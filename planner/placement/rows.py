@@ -23,8 +23,7 @@ _MOST_TRADES = 3
 _LEAST_SHARE = 1e-9
 SETTLED = 2e-4  # a row is done within this excess over its floor: routing noise is fifty times larger
 
-_TEMPERATURE = 1e-3
-"""Mean share by which a settled map may be worse than the one before it and still be searched on from."""
+_TEMPERATURE = 1e-3  # mean share by which a settled map may be worse than the one before and still be searched on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +55,9 @@ class Objective:
     cost: Callable[[Floats], Floats]
 
 
-TOKENS = Objective(
+TOKENS = Objective(  # tokens of a rank, those of an expert split evenly over its replicas
     lambda loads, counts: np.asarray((loads / counts)[:, :, None]), lambda sums: np.asarray(sums[..., 0])
 )
-"""Tokens of a rank, those of an expert split evenly over its replicas."""
 
 
 @dataclass(slots=True)

@@ -17,8 +17,7 @@ _TRADE_EVERY = 4
 _TRADES = 6
 _GAIN = 1e-12
 
-_MOST_SLICES = 64
-"""The search adds neighbouring slices up where there are more: a step's moves are priced on every slice."""
+_MOST_SLICES = 64  # where there are more, neighbouring ones are added up: a step's moves are priced on every slice
 
 
 def slice_imbalance(loads: Floats, slots: Ints, ranks: int) -> Floats:

@@ -37,7 +37,7 @@ import numpy as np
 
 from ground.arrays import Floats, student
 
-LEVELS: tuple[tuple[str, ...], ...] = (
+LEVELS: tuple[tuple[str, ...], ...] = (  # labels that runs share at each level; none: all runs
     (),
     ("engine",),
     ("hardware",),
@@ -47,7 +47,6 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("engine", "hardware", "model", "weights"),
     ("engine", "hardware", "model", "weights", "version"),
 )
-"""Labels that runs share at each level; none: all runs."""
 EXPERTS = "experts"  # label of runs of models with experts
 UNTIMED = "untimed"  # label of runs of an engine on a machine on which none of its kernels was timed
 GROUP = LEVELS[-2]  # labels of the runs that have one scale

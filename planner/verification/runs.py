@@ -41,8 +41,7 @@ class Run:
     id: str
     where: str
     cells: dict[str, str]  # every column of the row
-    measured: dict[str, float]
-    """Measured values by metric: those of ``METRICS`` that the row states, or that follow from it."""
+    measured: dict[str, float]  # measured values by metric: those of ``METRICS`` that the row states or that follow
     configuration: Configuration | None
     reason: str | None = None  # why the run cannot be predicted; None where it can
     labels: dict[str, str] = field(default_factory=dict)

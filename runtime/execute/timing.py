@@ -16,8 +16,7 @@ from runtime.execute.layout import Copies, Lanes
 from runtime.execute.transport import Endpoint, Loop
 
 Body = Callable[[Comm], Awaitable[Any]]
-MOST_PAIRWISE = 128
-"""Ranks up to which pairwise rounds are timed; beyond it only the direct exchange, which deployments use."""
+MOST_PAIRWISE = 128  # ranks up to which pairwise rounds are timed; beyond, the direct exchange that deployments use
 SKEW_SIGMA = 0.51  # log-normal spread of expert loads, four domains mixed (github.com/deepseek-ai/ESFT expert scores)
 
 

@@ -185,8 +185,7 @@ class Autoscale:
     begin: int | None = None  # instances of each pool at first; None: all
     by: Literal["slots", "plan"] = "slots"
     fill: float = 0.85
-    startup_seconds: float | None = None
-    """Until an instance serves; None: as its weights take, with those that start beside it."""
+    startup_seconds: float | None = None  # until an instance serves; None: as its weights take beside others that start
     period_seconds: float = 15.0
     stabilisation_seconds: float = 300.0
     tolerance: float = 0.1

@@ -27,8 +27,7 @@ from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
 from runtime.simulate.system import Part, System
 
-MOST_SECONDS = 36_500 * DAY_SECONDS
-"""Of a fault: a clock of doubles that has run for a century still tells half a microsecond."""
+MOST_SECONDS = 36_500 * DAY_SECONDS  # of a fault: after a century a clock of doubles still tells half a microsecond
 _TEXT = re.compile(r"(device|node|link)\s+(\S+)\s+at\s+(\S+)\s+for\s+(\S+)")
 
 
