@@ -15,7 +15,6 @@ ENTRIES = read_questions(FILE)
 REFUSED = "more than there is"
 
 
-@pytest.mark.usefixtures("long_streams")
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_an_answer_can_be_defended(entry: Entry) -> None:
     """It runs on an engine, is as sure as was asked, says what binds, and a size less misses the rate."""

@@ -50,14 +50,13 @@ def test_a_sweep_has_a_row_for_every_point(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is an extra")
-@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
-def test_plots_are_pictures(ending: str, start: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plots_are_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """PNG and SVG, written whole, the same bytes each time."""
-    paths = [tmp_path / f"{name}.{ending}" for name in ("one", "two")]
+    paths = [tmp_path / name for name in ("a.png", "a.svg", "b.svg")]
     for path in paths:
         assert main(["sweep", *SMALL, "--over", "osl=64,128", "--plot", str(path)]) == ExitCode.DONE
-    assert paths[0].read_bytes().startswith(start)
-    assert paths[0].read_bytes() == paths[1].read_bytes()
+    one, two, again = (path.read_bytes() for path in paths)
+    assert one.startswith(b"\x89PNG") and two.startswith(b"<?xml") and two == again
 
 
 def test_a_missing_matplotlib_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

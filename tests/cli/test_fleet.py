@@ -14,16 +14,16 @@ FILE = """
 hw: h100
 nodes: 1
 models:
-  - {name: small, model: qwen3-8b, rate: 2/s, isl: 512, osl: 64}
-  - {name: large, model: qwen3-32b, rate: 1/s, isl: 512, osl: 64}
+  - {name: small, model: qwen3-8b, rate: 2/s, isl: 4k, osl: 64}
+  - {name: large, model: qwen3-32b, rate: 1/s, isl: 4k, osl: 64}
 """
 POOLS = """
 pools:
   - {hw: h100, nodes: 1, price: 2}
   - {hw: h20, nodes: 1, name: old, power: 700W}
 models:
-  - {name: small one, model: qwen3-8b, rate: 4/s, isl: 512, osl: 64}
-  - {name: large, model: qwen3-32b, rate: 2/s, isl: 512, osl: 64, hw: "prefill=h100,decode=old"}
+  - {name: small one, model: qwen3-8b, rate: 4/s, isl: 4k, osl: 64}
+  - {name: large, model: qwen3-32b, rate: 2/s, isl: 4k, osl: 64, hw: "prefill=h100,decode=old"}
 """
 SHAPES = """
 hw: h200
@@ -38,7 +38,7 @@ models:
 
 def _written(tmp_path: Path, text: str) -> str:
     path = tmp_path / "fleet.yaml"
-    path.write_text(text if "engine" in text else f"engine: reference\n{text}", encoding="utf-8")
+    path.write_text("engine: reference\n" + "shape: disaggregated\n" * ("shape" not in text) + text, encoding="utf-8")
     return str(path)
 
 
@@ -168,8 +168,8 @@ def test_headroom_leaves_a_model_on_the_machines_that_it_took(tmp_path, capsys):
     text = """
 pools: [{hw: h100, nodes: 1, name: new}, {hw: l40s, nodes: 1, price: 1.2, power: 300W}]
 models:
-  - {name: a, model: qwen3-8b, rate: 2/s, isl: 512, osl: 64}
-  - {name: b, model: qwen3-8b, hw: new, rate: 1/s, isl: 512, osl: 64}
+  - {name: a, model: qwen3-8b, rate: 2/s, isl: 4k, osl: 64}
+  - {name: b, model: qwen3-8b, hw: new, rate: 1/s, isl: 4k, osl: 64}
 """
     used = [
         answered(capsys, "fleet", _written(tmp_path, text), "--objective", "throughput", *more)["devices_used"]
@@ -180,11 +180,11 @@ models:
 
 def test_confidence_takes_more_or_as_many_chips_and_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every limit holds with the asked confidence; what is asked as predicted needs no more chips."""
-    path = _written(tmp_path, FILE.replace("2/s", "40/s").replace("1/s", "6/s"))
+    path = _written(tmp_path, FILE.replace("2/s", "10/s").replace("1/s", "2/s"))
     bare, sure = answered(capsys, "fleet", path), answered(capsys, "fleet", path, "--confidence", "0.95")
 
     assert sum(bare["devices_used"].values()) <= sum(sure["devices_used"].values())
-    assert [model["best"]["requests_per_second"] for model in sure["models"]] == [40, 6]
+    assert [model["best"]["requests_per_second"] for model in sure["models"]] == [10, 2]
     assert all(model["held_confidence"] >= 0.94 for model in sure["models"])
 
 
@@ -219,7 +219,7 @@ def test_models_that_share_no_node(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_models_that_are_called_alike_are_all_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names that one file system, or one solver, would take for one; and those of the summary's own files."""
     names = ["a b", "a-b", "fleet.json", "../x"]
-    rows = [f"  - {{name: '{name}', model: qwen3-8b, rate: 1/s, isl: 512, osl: 64}}\n" for name in names]
+    rows = [f"  - {{name: '{name}', model: qwen3-8b, rate: 1/s, isl: 4k, osl: 64}}\n" for name in names]
     path = _written(tmp_path, "hw: h100\nnodes: 1\nmodels:\n" + "".join(rows))
     assert main(["fleet", path, "--out", str(tmp_path / "out"), "--json"]) == ExitCode.DONE
     assert [model["name"] for model in json.loads(capsys.readouterr().out)["models"]] == names

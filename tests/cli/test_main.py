@@ -59,13 +59,10 @@ SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "2", 
     [
         (["--help"], HEAVY),
         (SMALL, [*NEVER, *FOR_A_MANIFEST]),
-        ([*SMALL[:3], "--hw", "l40s", *SMALL[5:]], [*NEVER, *FOR_A_MANIFEST]),
         (["check", *SMALL, "--rate", "1/s", "--json"], [*NEVER, *FOR_A_MANIFEST, *FOR_A_CERTIFICATE, "rich"]),
-        (["explain", *SMALL, "--rate", "1/s", "--json"], [*NEVER, *FOR_A_MANIFEST]),
         (["fleet", str(Path(__file__).parent / "fleet.yaml"), "--json"], NEVER[1:]),
-        (["sweep", *SMALL, "--over", "tpot=40ms,50ms", "--json"], [*NEVER, *FOR_A_MANIFEST, *FOR_A_CERTIFICATE]),
     ],
-    ids=["help", "search", "machine based on another", "check", "explain", "fleet", "sweep"],
+    ids=["help", "search", "check", "fleet"],
 )
 def test_a_command_imports_what_it_needs(arguments: list[str], unneeded: list[str]) -> None:
     """A cold start is mostly imports: what a question does not take is not imported for it, and for help nothing is."""

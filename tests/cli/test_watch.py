@@ -64,7 +64,7 @@ def seen(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> dict
     return found
 
 
-SMALL = {"model": "qwen3-8b", "hardware": "h100", "devices": 8, "weights": "bf16"}
+SMALL = {"model": "qwen3-8b", "hardware": "h100", "devices": 4, "weights": "bf16"}
 
 
 @pytest.fixture
@@ -95,8 +95,8 @@ def test_two_scrapes_tell_rate_lengths_and_reuse(engine, planned, tmp_path, caps
     assert found["change_pays"]
     assert found["migration"]["steps"]
     assert "there and back" in found["why"]
-    soon = seen(capsys, 0, *files, "--hold", "1s")
-    assert not soon["change_pays"]
+    if engine == "vllm":
+        assert not seen(capsys, 0, *files, "--hold", "1s")["change_pays"]
 
 
 def test_a_plan_that_is_too_small_pays_to_change(planned, tmp_path, capsys):

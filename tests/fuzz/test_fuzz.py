@@ -13,7 +13,7 @@ from tests.fuzz.truths import TRUTHS, Asking, Truth, alike, contradictions, expl
 from tests.fuzz.truths import drawn as drawn_question
 
 QUICK = [name for name, share in WEIGHTS.items() if share > 2 and name != "import"]  # which plans, in seconds
-SMALL_QUESTIONS = [each for each in range(80) if drawn_question(each, 3).flags["devices"] <= 4][:8]
+SMALL_QUESTIONS = [each for each in range(80) if drawn_question(each, 3).flags["devices"] <= 4][:4]
 
 
 @pytest.mark.parametrize("command", QUICK)
@@ -36,10 +36,9 @@ def test_the_hunt_finds_what_is_wrong() -> None:
     assert faults(shell) == ["a payload was run"]
 
 
-@pytest.mark.parametrize("number", [2, 5])
-def test_answers_do_not_contradict_each_other(number: int) -> None:
+def test_answers_do_not_contradict_each_other() -> None:
     """A small share of `python -m tests.fuzz --truths 500`."""
-    flags, found = contradictions(number, 1, [truth for truth in TRUTHS if truth not in (alike, explained, repeated)])
+    flags, found = contradictions(2, 1, [truth for truth in TRUTHS if truth not in (alike, explained, repeated)])
     assert found == [], flags
 
 
@@ -76,15 +75,8 @@ def test_contradictions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(contradictions(0, 1, [most])[1]) == 3
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--at", "1", "--only", "told"], "1 questions of seed 3: 0 with a contradiction\n"),
-        (["--cases", "2", "--commands", "manifest"], "2 cases of seed 3 (manifest 2): 0 with a fault\n"),
-    ],
-)
-def test_the_hunt_runs_in_processes_of_its_own(flags: list[str], told: str) -> None:
+def test_the_hunt_runs_in_processes_of_its_own() -> None:
     """As `python -m tests.fuzz` starts them."""
-    line = [sys.executable, "-m", "tests.fuzz", *flags, "--seed", "3", "--jobs", "1"]
+    line = [sys.executable, "-m", "tests.fuzz", "--cases", "2", "--commands", "manifest", "--seed", "3", "--jobs", "1"]
     done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, told), done.stderr
+    assert (done.returncode, done.stdout) == (0, "2 cases of seed 3 (manifest 2): 0 with a fault\n"), done.stderr

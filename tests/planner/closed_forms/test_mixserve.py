@@ -2,10 +2,7 @@
 
 import math
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from planner.closed_forms import mixserve
 from planner.closed_forms.mixserve import (
@@ -87,46 +84,6 @@ def shape(model: str, b: float, s: float) -> Shape:
     return Shape(b=b, s=s, h=h, k=k)
 
 
-def exchanged_per_pair(d: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Run a reduce-scatter and an all-gather over d ranks; return the sums and what each pair sent in each."""
-    rng = np.random.default_rng(7)
-    held = rng.integers(0, 9, (d, size))
-    sent = np.zeros((2, d, d), dtype=int)
-    shards = np.zeros((d, size // d), dtype=int)
-    for rank in range(d):
-        own = slice(rank * size // d, (rank + 1) * size // d)
-        shards[rank] = held[rank, own]
-        for peer in set(range(d)) - {rank}:
-            shards[rank] += held[peer, own]
-            sent[0, peer, rank] += held[peer, own].size
-    gathered = np.zeros((d, size), dtype=int)
-    for rank in range(d):
-        for peer in range(d):
-            gathered[rank, peer * size // d : (peer + 1) * size // d] = shards[peer]
-            sent[1, peer, rank] += shards[peer].size if peer != rank else 0
-    assert (gathered == held.sum(axis=0)).all()
-    return gathered, sent
-
-
-@pytest.mark.parametrize("d", [2, 4, 8])
-def test_eq1_and_eq2_are_what_each_pair_sends_in_an_executed_all_reduce(d: int) -> None:
-    """Eq. (1), Eq. (2): size/d per pair in each half, so 2*size/d and not 2*size/d^2."""
-    size = 64
-    _, sent = exchanged_per_pair(d, size)
-    pairs = ~np.eye(d, dtype=bool)
-    assert (sent[0][pairs] == mixserve.eq1_round(size, d)).all()
-    assert (sent[1][pairs] == mixserve.eq1_round(size, d)).all()
-    assert sent.sum(axis=0)[pairs].max() == mixserve.eq2_all_reduce(size, d) == 2 * size / d
-
-
-@pytest.mark.parametrize("d", [1, 2, 5, 8])
-def test_eq3_is_what_a_rank_sends_in_an_executed_pairwise_exchange(d: int) -> None:
-    """Eq. (3): d - 1 rounds, in round i rank r sends size/d elements to rank r + i."""
-    size, held = 40, np.arange(40).reshape(d, -1)
-    sent = sum(held[(rank + 1) % d].size for rank in range(d - 1))
-    assert sent == mixserve.eq3_all_to_all(size, d)
-
-
 def test_a_collective_of_one_rank_costs_nothing() -> None:
     """The equations' d = 1, with a latency that must not be paid."""
     slow = Line(alpha_seconds=1.0, beta_seconds_per_element=1.0)
@@ -153,56 +110,6 @@ def test_the_hybrid_pays_a_latency_that_one_token_does_not_earn_back() -> None:
     one = shape("DeepSeek-R1", 1, 1)
     more = mixserve.eq13_hybrid(one, 8, 4, links) - mixserve.eq12_expert_parallel(one, 8, 4, links)
     assert more == pytest.approx(5e-6)
-
-
-def pipelined(inter: float, intra: float, rounds: int) -> float:
-    """Time the dispatch's rounds on two links, each shard gathered after it arrived."""
-    sent = gathered = 0.0
-    for _ in range(rounds):
-        sent += inter
-        gathered = max(gathered, sent) + intra
-    return gathered
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0), st.integers(0, 47))
-def test_the_fused_closed_form_is_the_pipelines_makespan(inter: float, intra: float, rounds: int) -> None:
-    """Section III-D2: max(inter, intra) over all rounds + one round of the other."""
-    expected = pipelined(inter, intra, rounds)
-    assert mixserve.fused(inter, intra, rounds) == pytest.approx(expected)
-    if rounds:
-        assert expected == pytest.approx(rounds * max(inter, intra) + min(inter, intra))
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.floats(1e-9, 1e-6), st.floats(1e-9, 1e-6), st.integers(1, 16))
-def test_the_fused_combine_is_its_pipelines_makespan(intra_beta: float, inter_beta: float, n_node: int) -> None:
-    """Algorithm 1 as RS, A2A, AG: reduce-scatters one after another, each slice sent when reduced."""
-    one = Shape(b=4, s=2, h=64, k=2)
-    links = Links(intra=Line(beta_seconds_per_element=intra_beta), inter=Line(beta_seconds_per_element=inter_beta))
-    slice_elements = one.bshk / (8 * n_node)
-    intra, inter = float(slice_elements * intra_beta), float(slice_elements * inter_beta)
-    reduced = sent = 0.0
-    for _ in range(n_node - 1):
-        reduced += intra
-        sent = max(sent, reduced) + inter
-    expected = max(reduced + intra, sent) + one.bsh / 8 * intra_beta
-    assert mixserve.fused_combine(one, 8, n_node, links) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("cluster", CLUSTERS)
-@pytest.mark.parametrize("model", MODELS)
-def test_fusing_hides_most_of_the_links_inside_a_node(cluster: str, model: str) -> None:
-    """Section III-D: little more than the exchange between nodes alone; with one round there is nothing to overlap."""
-    n_node, n_proc, links = CLUSTERS[cluster]
-    one = shape(model, 16, 4096)
-    exchange = mixserve.eq3_all_to_all(one.bshk / n_proc, n_node, links.inter)
-    dispatch = mixserve.fused_dispatch(one, n_proc, n_node, links)
-    assert exchange < dispatch <= exchange * (1 + 1 / (n_node - 1))
-    saved = mixserve.sequential_dispatch(one, n_proc, n_node, links) - dispatch
-    assert saved == pytest.approx((n_node - 2) * mixserve.eq1_round(one.bshk / n_node, n_proc, links.intra))
-    combine = mixserve.fused_combine(one, n_proc, n_node, links)
-    assert combine < mixserve.sequential_combine(one, n_proc, n_node, links)
 
 
 def test_one_node_has_nothing_to_dispatch_and_combines_by_all_reduce() -> None:

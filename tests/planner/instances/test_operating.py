@@ -161,9 +161,7 @@ def test_a_chunked_prompt_takes_its_parts_in_turn() -> None:
     assert parts >= whole
 
 
-@pytest.mark.parametrize("groups", [1, 4])
-@pytest.mark.parametrize("instances", [1, 6])
-@pytest.mark.parametrize("load", [0.6, 0.85])
+@pytest.mark.parametrize(("groups", "instances", "load"), [(1, 1, 0.85), (1, 6, 0.6), (4, 1, 0.6), (4, 6, 0.85)])
 def test_equal_prompts_are_served_as_the_core_plays_them(groups: int, instances: int, load: float) -> None:
     """The closed form of bulk service and the played rule tell one TTFT, mean and p99."""
     question = small_question(lengths=(1024.0, 128.0))
@@ -180,8 +178,7 @@ def test_equal_prompts_are_served_as_the_core_plays_them(groups: int, instances:
     assert played.p99 == pytest.approx(told.p99, rel=0.05)
 
 
-@pytest.mark.parametrize("squared_cv", [0.25, 1.0, 4.0])
-@pytest.mark.parametrize("reuse", [0.0, 0.6])
+@pytest.mark.parametrize(("squared_cv", "reuse"), [(0.25, 0.6), (1.0, 0.0), (4.0, 0.0)])
 def test_no_run_passes_the_bounds(squared_cv: float, reuse: float) -> None:
     """Neither throughput at saturation nor latency unloaded; capacities keep limits, and more instances carry more."""
     question = small_question("qwen3-8b", "h100", squared_cv=squared_cv)

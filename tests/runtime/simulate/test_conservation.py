@@ -87,7 +87,7 @@ def named(faults: list[Outage]) -> tuple[Outage, ...]:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(ROUTINGS, RECOVERIES, FAULTS, WORKLOADS, st.integers(0, 1), st.sampled_from([0, 5]), st.booleans())
 def test_every_request_ends_or_runs(routing, recovery, faults, workload, drafts, offline, stepping):
     """Offered = completed + failed + running for faults of any length; all that fit in a rank's cache complete."""
@@ -108,7 +108,7 @@ def test_every_request_ends_or_runs(routing, recovery, faults, workload, drafts,
         assert result.offline["requests"] == offline
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     ROUTINGS,
     RECOVERIES,
