@@ -130,8 +130,7 @@ def _kind(profile: EngineProfile, read: Manifest, platform: str, kind: str | Non
 
 def _changes(old: Path, made: Deployment) -> list[str]:
     """Return what changes from the deployment in ``old``."""
-    titles = {profile.title: profile.engine for profile in all_engines()}
-    before = read_folder(old, titles)
+    before = read_folder(old, {profile.title: profile.engine for profile in all_engines()})
     after = read_files(
         "the new deployment", made.target.profile.engine, made.target.version, made.target.kind, made.files
     )

@@ -64,7 +64,7 @@ def _show(screen: Screen, found: WatchResult) -> None:
     told = "outside" if found.violated else "inside"
     steps = (
         f"take {found.factor:.2f} times what is predicted, {told} the plan's 80 % interval of {low:.2f} to {high:.2f}"
-        if found.seen.times_steps
+        if found.seen.step_factor is not None or found.seen.mean_tpot_seconds is not None
         else "are not timed by this source and are taken as predicted"
     )
     screen.text(

@@ -52,8 +52,7 @@ def _kustomize(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str,
     fields: Object = {"namespace": target.site.namespace, "resources": ["../../base"]}
     if options:
         fields["components"] = [f"../../components/{name}" for name in options]
-    names = sorted({image.rpartition(":")[0] for image in _images(sheets)})
-    fields["images"] = [{"name": name} for name in names]
+    fields["images"] = [{"name": name} for name in sorted({image.rpartition(":")[0] for image in _images(sheets)})]
     yield kustomization("overlays/site", "The site's own: newName, newTag or digest of images, patches.", **fields)
 
 
@@ -121,8 +120,7 @@ def _with_images(value: Any, images: Object) -> Any:
     found = {name: _with_images(held, images) for name, held in value.items()}
     image, name = value.get("image"), value.get("name")
     if isinstance(image, str) and isinstance(name, str):
-        same = next((key for key, held in images.items() if held == image), None)
-        key = same or _key(name)
+        key = next((key for key, held in images.items() if held == image), None) or _key(name)
         while images.get(key, image) != image:
             key += "Other"
         images[key] = image

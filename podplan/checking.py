@@ -190,8 +190,7 @@ class CheckResult(Result):
     @property
     def headline(self) -> str:
         """How many questions hold."""
-        held = sum(each.verdict.holds for each in self.questions)
-        return f"{held} of {len(self.questions)} questions hold"
+        return f"{sum(each.verdict.holds for each in self.questions)} of {len(self.questions)} questions hold"
 
     def rows(self) -> list[Row]:
         """Return a row per question: what is reached of each limit, and the room left."""
@@ -220,8 +219,7 @@ def check(question: str | None = None, *, workers: Workers = None, **flags: obje
     Raises:
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
-    typed = typed_of({"model": question, **flags}, *CHECK_KEYS)
-    asked = [read_entry(entry) for entry in _entries(typed)]
+    asked = [read_entry(entry) for entry in _entries(typed_of({"model": question, **flags}, *CHECK_KEYS))]
     found = chain.from_iterable(executor_of(workers)(_verdicts, _alike(asked)))
     return CheckResult(
         questions=tuple(

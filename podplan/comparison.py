@@ -225,5 +225,4 @@ def _axis(text: str) -> Axis:
 
 def _typed(value: float, unit: str, field: str) -> str:
     """Return a value as it would be typed; counts are whole."""
-    whole = field in COUNTS and not unit
-    return f"{round(value)}" if whole else f"{value:.10g}{unit}"
+    return f"{round(value)}" if field in COUNTS and not unit else f"{value:.10g}{unit}"

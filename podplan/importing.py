@@ -280,8 +280,7 @@ def told_by_files(
     for name in role.unknown:
         tell(f"{profile.title} {role.release} does not know {name}", f"drop {name}")
     if counted.devices > counted.ranks:
-        idle = counted.devices - counted.ranks
-        what = f"{idle} of {counted.devices} devices of an instance have no rank"
+        what = f"{counted.devices - counted.ranks} of {counted.devices} devices of an instance have no rank"
         tell(what, "fewer devices, or more TP or DP", False)
     length = LENGTH.get(family_of(role.engine))
     if length in flags and counted.longest is not None and counted.longest < longest:

@@ -150,12 +150,6 @@ class _Asked:
             ),
         )
 
-    @property
-    def _long(self) -> bool:
-        """Whether a long run of aggregated instances takes no time: nothing keeps it from the compiled loops."""
-        slower = self.manifest.workload.offline is not None or any(getattr(self.flags, name) for name in _SLOWER)
-        return not slower and [pool.role for pool in self.manifest.pools] == ["mixed"]
-
     def _measured(self, running: float) -> int:
         """Return how many requests are measured: as asked, else those of most of a residence."""
         return self.count or min(max(FEWEST_MEASURED, math.ceil(MEASURED_RESIDENCES * running)), MOST_MEASURED)
@@ -282,7 +276,11 @@ class _Asked:
         asked = workload_of(self.manifest.workload)
         expectation = expect(self.manifest, asked, rate)
         residence = _residence_seconds(self.manifest, expectation)
-        measured = self.count or (LONG_MEASURED if self._long else self._measured(residence * rate))
+        slower = self.manifest.workload.offline is not None or any(getattr(self.flags, name) for name in _SLOWER)
+        long = not slower and [pool.role for pool in self.manifest.pools] == [
+            "mixed"
+        ]  # goes through the compiled loops
+        measured = self.count or (LONG_MEASURED if long else self._measured(residence * rate))
         if self.warmup == 0:
             told = self._from_warmup(measured, "of the stream")
             made = self._drawn(rate, measured)

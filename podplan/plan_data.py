@@ -172,8 +172,7 @@ def plan_json(plan: Plan, *, compact: bool = False) -> dict[str, object]:
         data["encode_seconds"] = latency_json(plan.encode.latency, levels)
     if plan.played is not None:
         data["played"] = picked(plan.played, "requests interval=requests_per_second ttft_seconds")
-    figures = picked(plan, FIGURES)
-    return data | {name: value for name, value in figures.items() if value is not None}
+    return data | {name: value for name, value in picked(plan, FIGURES).items() if value is not None}
 
 
 FIGURES = (

@@ -214,8 +214,7 @@ def plan(model: str, *, hw: object = None, pareto: int | str | None = None, **fl
         BadInput: a keyword that is no flag, or a value that it cannot have.
     """
     asked = asked_of(single_question(typed_of({"model": model, "hw": hw, **flags}), "search"))
-    levels = read_levels(None if pareto is None else str(pareto))
-    return widened(solved(asked), levels)
+    return widened(solved(asked), read_levels(None if pareto is None else str(pareto)))
 
 
 def solved(

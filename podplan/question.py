@@ -147,16 +147,14 @@ def check_pins(question: Question) -> None:
             raise BadInput(f"--tokens {role}: {pin.tokens} cut a prompt into too many passes; use at least {least:.0f}")
         if pin.strategy is None or role_rows(question, role):
             continue
-        text = format_strategy(pin.strategy, moe=moe is not None)
-        start = f"--strategy {role}: {text!r}"
+        start = f"--strategy {role}: {format_strategy(pin.strategy, moe=moe is not None)!r}"
         if pin.strategy.devices > machines.devices:
             held = counted(machines.devices, "device")
             raise BadInput(f"{start} takes {pin.strategy.devices} devices and there are {held}; use at most as many")
         most = question.max_instance_devices
         if most is not None and pin.strategy.devices > most:
             raise BadInput(f"{start} takes {pin.strategy.devices} devices and --max-instance-devices allows {most}")
-        choices = layouts(question, pin.strategy, role)
-        for redundant, dedicated in choices:
+        for redundant, dedicated in layouts(question, pin.strategy, role):
             reach = Reach(question, role)
             parts, broken = reach.most_microbatches(pin.strategy, redundant, dedicated)
             broken = reach.cut(pin.strategy) or broken
@@ -360,8 +358,7 @@ def _objective(flags: QuestionFlags, asked: AskedTraffic, machines: tuple[Machin
     """
     rated = asked.rate_per_second is not None
     if flags.objective is None:
-        buys = asked.growth and not _unpriced(machines)
-        return "cost" if buys else "chips" if rated else "throughput"
+        return "cost" if asked.growth and not _unpriced(machines) else "chips" if rated else "throughput"
     objective: ObjectiveName = readers.read_choice(flags.objective, "--objective", get_args(ObjectiveName))
     if OBJECTIVES[objective].maximised:
         given = next(

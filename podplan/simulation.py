@@ -260,8 +260,7 @@ def _with_scenario(flags: SimulateFlags, manifest: Manifest, offered: Offered) -
         if text is None and planned is not None:  # as many as come until then
             rate, count = planned.requests_per_second, max(math.ceil(planned.requests_per_second * min(last, end)), 1)
             text = f"{count},{planned.input_tokens:.0f}+{planned.output_tokens:.0f}@{rate!r}/s"
-        asked = _backlog(text or "", manifest, options.seed)
-        options = replace(options, offline=asked, measured_until_seconds=end)
+        options = replace(options, offline=_backlog(text or "", manifest, options.seed), measured_until_seconds=end)
     found = _rebalanced(flags, manifest, offered)
     faults = tuple(parse_fault(text) for text in flags.fail or ())
     scale = None if flags.autoscale is None else read_autoscale(flags.autoscale)
@@ -304,8 +303,7 @@ def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:
     if lengths:
         prompt, answer = read_both_lengths(lengths, "--offline", longest)
         workload = ManifestWorkload(input_tokens=prompt, output_tokens=answer)
-    per_second = parse_rate(rate, "--offline") if paced else None
-    return backlog(workload, count, seed, per_second).within(longest)
+    return backlog(workload, count, seed, parse_rate(rate, "--offline") if paced else None).within(longest)
 
 
 def _check_measured(result: SimulationResult, warmup: str | None) -> None:

@@ -305,8 +305,7 @@ def of_results(sources: Sequence[str], manifest: Manifest, path: str) -> Observe
     paths = [str(each) for source in sources for each in _files(Path(source))]
     if not paths:
         raise BadInput(f"{sources[0]}: holds no results; CSV and JSON files are read, as plan verify reads them")
-    with_manifest = any(not each.endswith(".csv") for each in paths)
-    found = verify(*paths, manifest=path if with_manifest else None)
+    found = verify(*paths, manifest=path if any(not each.endswith(".csv") for each in paths) else None)
     errors = [each.error.get("tpot_seconds", -1.0) for each in found.compared]  # -1: of one token, nothing to wait for
     errors = [1 / (1 + error) for error in errors if error > -1]
     if not errors:

@@ -159,8 +159,7 @@ class Launch:
 
     def without(self, names: frozenset[str]) -> "Launch":
         """Return the launch less some flags, as an orchestrator adds them itself."""
-        kept = tuple(flag for flag in self.flags if flag[0] not in names)
-        return replace(self, flags=kept, workers=())
+        return replace(self, flags=tuple(flag for flag in self.flags if flag[0] not in names), workers=())
 
 
 def machine_of(role: RolePlan) -> ImagePart:

@@ -91,8 +91,7 @@ def chunk_tokens(role: RolePlan) -> int:
 
 def _nodes(target: Target, role: RolePlan) -> list[Flag]:
     if role.nodes == 1:
-        shared = target.bare and role.shares_nodes
-        return [("--nccl-port", port(target, role, DIST_PORT))] if shared else []
+        return [("--nccl-port", port(target, role, DIST_PORT))] if target.bare and role.shares_nodes else []
     return [
         ("--nnodes", role.nodes),
         ("--node-rank", Shell(f'"${NODE_RANK}"')),

@@ -63,8 +63,7 @@ def monitoring(target: Target) -> Iterator[Object]:
     place = {"port": "system", "path": "/metrics"} if dynamo else {"port": "http", "path": names.path}
     for role in (role for role in target.roles if role.role != "encode"):  # whose server tells no metrics
         yield from objects("monitor", target, pool=role.name, **place)
-    text = json.dumps(dashboard(target, names), indent=1) + "\n"
-    yield from objects("dashboard", target, dashboard=text)
+    yield from objects("dashboard", target, dashboard=json.dumps(dashboard(target, names), indent=1) + "\n")
 
 
 def dashboard(target: Target, names: Metrics) -> Object:

@@ -136,8 +136,7 @@ def llmd_workloads(target: Target, launch: Launch) -> Iterator[Object]:
                 "connector": CONNECTORS[target.profile.engine],
                 "locked": LOCKED,
             }
-            found: Object = filled(template("sidecar")[0], values)
-            answering["spec"]["initContainers"] = [found]
+            answering["spec"]["initContainers"] = [filled(template("sidecar")[0], values)]
         yield item
 
 

@@ -93,8 +93,7 @@ def gangs(target: Target, launch: Launch) -> Iterator[Object]:
 
 def _task(target: Target, launch: Launch, task: str, replicas: int, job: str, rings: str | None) -> Object:
     probed = launch.api == "all" or task == "head"
-    first = "0" if task == "head" else "1"
-    template = pod(target, launch, probed=probed, rings=rings, JOB=job, FIRST_RANK=first)
+    template = pod(target, launch, probed=probed, rings=rings, JOB=job, FIRST_RANK="0" if task == "head" else "1")
     if rings:
         template["metadata"]["labels"] |= RING_LABEL
     template["spec"]["restartPolicy"] = "Never"  # the job restarts as a whole

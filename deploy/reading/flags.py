@@ -31,11 +31,6 @@ def table_key(engine: str, kind: str, words: Sequence[str]) -> str:
     return "sglang.ascend" if engine == "sglang" and "npu" in words else engine
 
 
-def release_of(key: str) -> str:
-    """Return the release whose flags a key of ``TABLES`` names."""
-    return TABLES[key][-1].rpartition("-")[2]
-
-
 @cache
 def table(name: str) -> dict[str, Any]:
     """Return a fact table: flags and the keys of JSON flags."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.reading.engines import ascend_replicas
-from deploy.reading.flags import Flags, release_of, table_key, unknown_flags, unknown_options
+from deploy.reading.flags import TABLES, Flags, table_key, unknown_flags, unknown_options
 from deploy.reading.found import DEFAULTS, DEGREES, OPTIONS, SHARE, STATED, Found, family_of
 from deploy.reading.lines import COMMANDS, canonical, commands
 from deploy.reading.mindie import CONFIG, is_settings, of_settings, server
@@ -242,10 +242,8 @@ def _found(
     held = {key: str(value) for key, value in ((container.get("resources") or {}).get("limits") or {}).items()}
     engine = COMMANDS[words[0]]
     if engine == "mindie":
-        path = environment.get(CONFIG, "config.json")
-        text = _text(name, path, texts)
-        pods = bool(container)
-        return server(name, text, environment, texts, instances=instances, nodes=nodes, kubernetes=pods)
+        text = _text(name, environment.get(CONFIG, "config.json"), texts)
+        return server(name, text, environment, texts, instances=instances, nodes=nodes, kubernetes=bool(container))
     given = canonical(engine, words[1:])
     settings = _settings(name, given, texts)
     if engine != "trtllm" and settings:
@@ -284,7 +282,7 @@ def _found(
         capabilities=tuple(((container.get("securityContext") or {}).get("capabilities") or {}).get("add") or ()),
         assumed=tuple(f"{key} {value}" for key, value in defaults.items()),
         unknown=tuple(unknown),
-        release=release_of(key),
+        release=TABLES[key][-1].rpartition("-")[2],
         kubernetes=bool(container),
         replicas=ascend_replicas(_map(given), texts),
     )

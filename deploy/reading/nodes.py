@@ -97,8 +97,7 @@ def _pod_node(template: Object, scripts: dict[str, str], instance: int, rank: in
     (container,) = template["spec"]["containers"]
     role = template["metadata"]["labels"]["podplan/pool"]
     own = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
-    run = processes(scripts[role], POD | own | dict(place))
-    return Node(role, instance, rank, granted(container), tuple(run))
+    return Node(role, instance, rank, granted(container), tuple(processes(scripts[role], POD | own | dict(place))))
 
 
 def _lws(item: Object, scripts: dict[str, str]) -> Iterator[Node]:

@@ -39,8 +39,7 @@ class Process:
 def processes(text: str, given: Mapping[str, str | list[str]]) -> list[Process]:
     """Return what a script runs where ``given`` variables are set; assignments to those are passed over."""
     scope: Scope = dict(given)
-    exported: dict[str, str] = {}
-    return list(_run(statements(text), scope, exported, frozenset(given)))
+    return list(_run(statements(text), scope, {}, frozenset(given)))
 
 
 def variables(text: str) -> Scope:
@@ -92,8 +91,7 @@ def _statement(line: str, scope: Scope, exported: dict[str, str], fixed: frozens
         if exports:
             exported[name] = held if isinstance(held, str) else " ".join(held)
         return None
-    found = words(line.removeprefix("exec ").removesuffix("&"), scope)
-    return Process(tuple(found), dict(exported))
+    return Process(tuple(words(line.removeprefix("exec ").removesuffix("&"), scope)), dict(exported))
 
 
 def words(text: str, scope: Mapping[str, str | list[str]]) -> list[str]:

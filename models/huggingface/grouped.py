@@ -221,8 +221,7 @@ def qwen3_next(config: Config) -> Fields:
 
 def qwen3_5_moe(config: Config) -> Fields:
     """Qwen3.5: as Qwen3-Next, with its draft layers stated."""
-    drafts = config.integer("mtp_num_hidden_layers", least=0, most=MOST_LAYERS)
-    return hybrid(config) | {"mtp_layers": drafts}
+    return hybrid(config) | {"mtp_layers": config.integer("mtp_num_hidden_layers", least=0, most=MOST_LAYERS)}
 
 
 def hybrid(config: Config) -> Fields:

@@ -61,11 +61,6 @@ class Observed:
         """Upper end of the rate."""
         return self.rate_per_second + self.rate_half_width
 
-    @property
-    def times_steps(self) -> bool:
-        """Whether step times were observed."""
-        return self.step_factor is not None or self.mean_tpot_seconds is not None
-
 
 def of_metrics(since: Scrape, seconds: float, manifest: Manifest, source: str) -> Observed:
     """Return the observations from counters and histograms over some seconds, under any engine's names."""

@@ -334,8 +334,7 @@ def broken_drafts(profile: EngineProfile, architecture: str) -> Broken | None:
     known = profile.drafting.architectures
     if known is None or architecture in known.value:
         return None
-    sentence = f"{profile.title} has no MTP for models of type {architecture!r}"
-    return Broken("drafts-model", sentence, known.source)
+    return Broken("drafts-model", f"{profile.title} has no MTP for models of type {architecture!r}", known.source)
 
 
 CHECKS: tuple[Check, ...] = (

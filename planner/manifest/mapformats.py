@@ -39,8 +39,7 @@ class MoeMap:
 def sglang_json(moe: MoeMap) -> str:
     """One key, a row for every hidden layer; dense layers hold the layout that the engine starts from."""
     filler = (np.arange(moe.slots.shape[1]) % moe.experts).tolist()
-    rows = [filler] * moe.dense_layers + moe.slots.tolist()
-    return _json_object({"physical_to_logical_map": rows})
+    return _json_object({"physical_to_logical_map": [filler] * moe.dense_layers + moe.slots.tolist()})
 
 
 def ascend_json(moe: MoeMap) -> str:

@@ -231,14 +231,12 @@ def moved_little(
             rows.append(trace.slots[trace.within(most)])
         slots = np.stack(rows)
         loaded = moves(current, slots, problem.ranks).sum(axis=1)
-    change = MapChange(current=before, loads=loaded, unlimited_loads=unlimited)
-    return _moved(problem, placed, slots), change
+    return _moved(problem, placed, slots), MapChange(current=before, loads=loaded, unlimited_loads=unlimited)
 
 
 def weigh_traffic(problem: Problem, placed: Placement, weight: float) -> tuple[Placement, LeavingTokens]:
     """Return the map with the least imbalance + weight x leaving share among the given one and those on the way."""
-    kept = replace(problem, keep_groups=True)
-    slots = pay_for_leaving(kept, weight)
+    slots = pay_for_leaving(replace(problem, keep_groups=True), weight)
     ours, usual = (measure(problem, rows) + weight * leaving_share(problem, rows) for rows in (slots, placed.slots))
     slots = np.where((usual < ours)[:, None], placed.slots, slots)
     told = LeavingTokens(weight=weight, leaving=leaving_share(problem, slots), bound=trade_off_bound(problem, weight))

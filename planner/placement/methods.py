@@ -142,8 +142,7 @@ def xdeepserve(problem: Problem) -> Ints:
 
 def trivial(problem: Problem) -> Ints:
     """Slot s holds expert s modulo the experts: the layout that engines start from."""
-    row = np.arange(problem.slots) % problem.experts
-    return np.tile(row, (problem.layers, 1))
+    return np.tile(np.arange(problem.slots) % problem.experts, (problem.layers, 1))
 
 
 METHODS: dict[str, Method] = {

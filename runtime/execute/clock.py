@@ -162,8 +162,7 @@ class Clock:
         if way is None:
             way = self._known[sender, receiver] = self.ways(sender, receiver)
         size = self.wire.size(payload)
-        queue = self._queues.setdefault(way.out_port, deque())
-        queue.append(_Waiting(way, key, payload, size, label))
+        self._queues.setdefault(way.out_port, deque()).append(_Waiting(way, key, payload, size, label))
         if way.out_port not in self._held:
             self._start(loop, way.out_port)
 

@@ -93,8 +93,7 @@ def execute_with_drop(manifest: Manifest, settings: Settings, drop: Drop) -> Rec
     for iteration in range(drop.iteration, settings.iterations):
         iterate(loop, ranks, iteration)
     told = heard(ranks)
-    compared = compare(world, joined(world, told))
-    return Recovered(compared, lost, moved, noticed, len(after.decode.layout.places))
+    return Recovered(compare(world, joined(world, told)), lost, moved, noticed, len(after.decode.layout.places))
 
 
 def iterate(loop: Loop, ranks: dict[int, Rank], iteration: int) -> None:
@@ -151,8 +150,7 @@ def shrunken_pool(pool: Pool, dp: int, path: str) -> Pool:
     lost = set(range(dp * tp, dp * tp + tp))
     smaller = degrees.model_copy(update={"attention_dp": degrees.attention_dp - 1, "moe_ep": degrees.moe_ep - tp})
     kept = [row for row in pool.rank_table.rows if row[4] != dp]
-    table = rank_table(smaller, 1)
-    rows = [[new[0], old[1], old[2], *new[3:]] for new, old in zip(table.rows, kept, strict=True)]
+    rows = [[new[0], old[1], old[2], *new[3:]] for new, old in zip(rank_table(smaller, 1).rows, kept, strict=True)]
     return pool.model_copy(
         update={
             "degrees": smaller,

@@ -107,8 +107,7 @@ def swiglu(weights: Weights, at: str, x: Floats) -> Floats:
 
 
 def _segments(lengths: Sequence[int]) -> list[slice]:
-    ends = np.cumsum([0, *lengths])
-    return [slice(a, b) for a, b in pairwise(ends)]
+    return [slice(a, b) for a, b in pairwise(np.cumsum([0, *lengths]))]
 
 
 def _attend(q: Floats, k: Floats, v: Floats) -> Floats:

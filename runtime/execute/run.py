@@ -78,8 +78,7 @@ def hauls(prefill: Setup, decode: Setup, mapping: LinkMapping, source: Group, ta
 
 def _sources(prefill: Setup, wanted: tuple[int, int], named: int) -> Iterator[tuple[int, int, int]]:
     """Yield (prefill TP rank, first, last KV head) that together give the wanted heads once."""
-    tp = prefill.layout.pool.degrees.attention_tp
-    order = [named, *(rank for rank in range(tp) if rank != named)]
+    order = [named, *(rank for rank in range(prefill.layout.pool.degrees.attention_tp) if rank != named)]
     head = wanted[0]
     while head < wanted[1]:
         for rank in order:

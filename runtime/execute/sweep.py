@@ -139,8 +139,7 @@ class _Case:
         layer = self.layer
         assert layer is not None, "stages without experts are not swept"
         table, turn = self.worker.setup.tables[layer], self.turn(sender, tokens)
-        period = int(np.lcm.reduce(table.counts))
-        key = (layer, int(turn[0]) % period, tokens)
+        key = (layer, int(turn[0]) % int(np.lcm.reduce(table.counts)), tokens)
         if key not in self.known:
             self.known[key] = covering(table, turn, self.worker.setup.small.moe.experts_per_token)
         return self.known[key]

@@ -68,8 +68,7 @@ def clocked_iteration(manifest: Manifest, settings: Settings) -> Iteration:
     # What an element weighs: the real model's width over the small one's, the planned batch over the run's
     small = world.decode.small
     wider = small.source.hidden_size / small.spec.hidden_size
-    groups = len(world.decode.layout.dp_groups())
-    fuller = pool.limits.requests_per_dp_rank * groups / len(world.prompts)
+    fuller = pool.limits.requests_per_dp_rank * len(world.decode.layout.dp_groups()) / len(world.prompts)
     clock = Clock(
         ways, Wire(float_bytes=2.0 * wider * fuller, int8_bytes=wider * fuller, row_bytes=512.0 * fuller), traced
     )

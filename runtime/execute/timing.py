@@ -53,8 +53,7 @@ def run_timed(machine: Machine, groups: Sequence[Sequence[int]], body: Body, wir
 
         return program
 
-    ends = loop.run({rank: program_of(ranks) for ranks in groups for rank in ranks})
-    return float(max(ends.values()))
+    return float(max(loop.run({rank: program_of(ranks) for ranks in groups for rank in ranks}).values()))
 
 
 @dataclass(slots=True)
@@ -180,8 +179,7 @@ class PoolTimes:
         rows.append(self._timing("direct all-to-all", "EP, all in one order", first, size, seconds, note))
         line = self.machine(first[0], first[-1])
         if self._node(first[0]) != self._node(first[-1]):
-            shared = replace(self.machine, sharing={line.plane: 2})
-            seconds = run_timed(shared, groups, uniform, wire)
+            seconds = run_timed(replace(self.machine, sharing={line.plane: 2}), groups, uniform, wire)
             note = f"two devices share a NIC of {line.plane} with one device's bandwidth"
             rows.append(self._timing("direct all-to-all", "EP, two devices a NIC", first, size, seconds, note))
         return rows

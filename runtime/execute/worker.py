@@ -73,8 +73,7 @@ class Worker:
                 ranks = tuple(layout.base + p.rank for p in layout.places if p.pp == stage)
             elif kind == "experts":
                 ranks = tuple(layout.experts_of(self.place.pp))
-            channel = (kind, ranks[0], microbatch)
-            found = self._comms[kind, microbatch] = comm(self.endpoint, ranks, channel)
+            found = self._comms[kind, microbatch] = comm(self.endpoint, ranks, (kind, ranks[0], microbatch))
         found.label = label
         return found
 

@@ -103,8 +103,7 @@ class Standby:
         for part in self.parts[name]:
             part.up = True
             if isinstance(part, DecodeInstance):
-                opened = part.pool.role == "decode"
-                self.system.shared.placement.set_open(part.first_rank, part.ranks, opened)
+                self.system.shared.placement.set_open(part.first_rank, part.ranks, part.pool.role == "decode")
             else:
                 part.accepts = part.pool.role != "decode"
         self.system.revive()
@@ -248,8 +247,7 @@ class Autoscaler:
                 total += len(part.holding())
                 if isinstance(part, PrefillInstance):
                     total += len(part.queue)
-        first = self._standby.parts[pool.names[0]][0]
-        if isinstance(first, DecodeInstance):
+        if isinstance(self._standby.parts[pool.names[0]][0], DecodeInstance):
             total += len(self._system.shared.placement.waiting)
         return total
 

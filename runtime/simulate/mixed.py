@@ -100,7 +100,7 @@ class MixedInstance:
             self._end_early()
             self._run.even_out(UNEVEN_SHARE)
         self._advance(schedule=True)
-        if self._offline_running() and self._run.lacks_room:
+        if self._shared.offline and self._run.lacks_room and any(each.offline for each in self._here.values()):
             self._evict()
 
     def _step_ends(self, epoch: int) -> None:
@@ -165,9 +165,6 @@ class MixedInstance:
     def _note_start(request: Request, begun: float) -> None:
         if request.started < 0 <= begun:
             request.started = begun
-
-    def _offline_running(self) -> bool:
-        return self._shared.offline and any(request.offline for request in self._here.values())
 
     def _admit_offline(self) -> None:
         """Let offline requests in where no online prompt waits, and each rank has one to work on at most.

@@ -107,12 +107,6 @@ class PrefillInstance:
         return self._most_held // (2 * self.ranks) if limit is None else int(limit / self._rank_token_seconds)
 
     @property
-    def _has_work(self) -> bool:
-        """Whether anything waits that this instance may take: what others share with it only while it takes prompts."""
-        own = bool(self._carried) or (bool(self.queue) and not self._collaborative)
-        return own or (self.accepts and bool(self.queue)) or (bool(self.offline) and self._helps)
-
-    @property
     def _helps(self) -> bool:
         """Whether offline prompts may come: to prefill instances, and to decode that spares them time."""
         if self.accepts:  # KV that waits for decode leaves online prompts no room
@@ -139,7 +133,9 @@ class PrefillInstance:
 
     def _start(self, _: object = None) -> None:
         self._starting = False
-        if self._pass is not None or not self.up or not self._has_work:
+        # What others share with it is its own only while it takes prompts
+        waits = self._carried or (self.queue and (self.accepts or not self._collaborative))
+        if self._pass is not None or not self.up or not (waits or (self.offline and self._helps)):
             self.devices.free(self)
             return
         if self._beside_others and self._engine.now_seconds < self._rests_until:
