@@ -61,10 +61,9 @@ def render(
 
     Its roles have ``names``, pool by pool, where what runs already has them.
 
-    Raises:
-        BadInput: the kind is not possible for the engine, or site values do not fit the plan.
-        Infeasible: the engine cannot run the plan; the message names the rule and the nearest strategy.
-        Fault: what was rendered does not add up to the manifest.
+    Raises BadInput: the kind is not possible for the engine, or site values do not fit the plan; Infeasible: the engine
+    cannot run the plan; the message names the rule and the nearest strategy; Fault: what was rendered does not add up
+    to the manifest.
     """
     named = deployment_name(manifest)
     roles = read_roles(manifest, profile, site.longest_request_tokens, names)

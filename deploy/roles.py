@@ -121,9 +121,8 @@ def read_roles(
 ) -> list[RolePlan]:
     """Return the roles of a manifest for an engine, prefill first, under ``names`` where its pools have some.
 
-    Raises:
-        Infeasible: the engine cannot run a pool; the rule and the nearest strategy that it can run.
-        BadInput: ``longest`` does not fit.
+    Raises Infeasible: the engine cannot run a pool; the rule and the nearest strategy that it can run; BadInput:
+    ``longest`` does not fit.
     """
     setups = [_setup(manifest, pool) for pool in manifest.pools]
     shape: ShapeName = "disaggregated" if any(pool.role == "prefill" for pool in manifest.pools) else "aggregated"

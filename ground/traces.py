@@ -77,9 +77,8 @@ def read_trace(
     Requests are ordered by arrival, equal stamps stay in file order. With ``dequantize_seed``
     stamps that stand on a grid are spread (see ``dequantize``). ``seed`` draws the requests of a ServeGen client set.
 
-    Raises:
-        BadInput: no readable file, no request, more than 5 million rows or 4 GiB unpacked, stamps whose unit cannot be
-            the format's, or more than ``skip_bad_rows`` wrong rows, the first named with its line and field.
+    Raises BadInput: no readable file, no request, more than 5 million rows or 4 GiB unpacked, stamps whose unit cannot
+    be the format's, or more than ``skip_bad_rows`` wrong rows, the first named with its line and field.
     """
     if format == "servegen" or (format is None and is_client_set(path)):
         arrivals, inputs, outputs = read_stream(path, seed)

@@ -61,8 +61,7 @@ def cores() -> int:
 def executor_of(workers: "Workers") -> Executor:
     """Return the executor that ``--workers`` names: N processes, or ``dask:ADDRESS`` of a scheduler; one as it is.
 
-    Raises:
-        BadInput: neither of them, or Dask is not installed.
+    Raises BadInput: neither of them, or Dask is not installed.
     """
     if workers is None:
         return spread

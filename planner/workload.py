@@ -163,8 +163,7 @@ def running_kv_tokens(workload: Workload) -> KvLoad:
     The third moment is that of a gamma distribution, and L_in depends on L_out linearly. Under the weighting L_out has
     the variance Var[L_out] (1 + c_out^2). Fixed lengths give L_in + L_out/2 and L_out^2/12.
 
-    Returns:
-        Mean in tokens, variance in squared tokens (not below 0).
+    Returns the mean in tokens, variance in squared tokens (not below 0).
 
     Ref: length bias of renewal processes, D. R. Cox, Renewal Theory, section 5.4; derived here.
     """
@@ -194,8 +193,7 @@ def reserved_kv_tokens(workload: Workload) -> KvLoad:
         E[X]   = E[L_in L_out]/E[L_out] + E[L_out^2]/E[L_out]
         Var[X] = Var[L_in] + Var[L_out] (1 + c_out^2), lengths taken as independent for the variance
 
-    Returns:
-        Mean in tokens, variance in squared tokens. Fixed lengths give L_in + L_out and 0.
+    Returns the mean in tokens, variance in squared tokens. Fixed lengths give L_in + L_out and 0.
 
     Ref: xDeepServe (arXiv 2508.02520) section 4.3, decode placement counts the space reserved for long outputs;
     derived here.
@@ -258,9 +256,8 @@ class Traffic(NamedTuple):
 def trace_arrays(trace: TraceRows) -> tuple[NDArray[np.float64], ...]:
     """Return arrivals in seconds, prompt, answer and reused tokens of a trace, each [requests].
 
-    Raises:
-        BadInput: fewer than 2 requests, arrays of unequal length, a request without tokens, or arrivals that fall or
-            all coincide.
+    Raises BadInput: fewer than 2 requests, arrays of unequal length, a request without tokens, or arrivals that fall or
+    all coincide.
     """
     arrivals = np.asarray(trace.arrival_seconds, dtype=np.float64)
     prompts = np.asarray(trace.input_tokens, dtype=np.float64)

@@ -66,10 +66,8 @@ def late(question: Question, job: Job, asked: Callable[[str], Question]) -> Answ
 
     Each change is solved. Where these devices end the job in no time at all, the answer without a time tells why.
 
-    Args:
-        question: the question, which has no plan.
-        job: the job, with its time.
-        asked: returns the question of another text of ``--job``.
+    Args: ``question``: the question, which has no plan; ``job``: the job, with its time; ``asked``: returns the
+    question of another text of ``--job``.
     """
     untimed = answered(asked(str(job.requests)), beside=False)
     if untimed.best is None or job.seconds is None:

@@ -329,8 +329,7 @@ def flags_of(kind: type[Kind], given: Mapping[str, object]) -> Kind:
 
     Numbers are SI and take the unit of their flag, a mapping gives each role its own, a list a choice.
 
-    Raises:
-        BadInput: a keyword that is no flag.
+    Raises BadInput: a keyword that is no flag.
     """
     known: dict[str, Any] = {each.name: each for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     found: dict[str, Any] = {}

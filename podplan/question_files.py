@@ -111,14 +111,9 @@ def read_questions(
 ) -> list[Entry]:
     """Return the questions of a file, in order; keys beside their list hold for all that do not give their own.
 
-    Args:
-        path: the YAML file.
-        own_keys: keys of the command beside those of a question.
-        list_key: key of the list of questions.
-        blocks: keys beside that list which the command reads itself.
-
-    Raises:
-        BadInput: no readable YAML, an unknown key, or a value that no flag could have, with its place.
+    Args: ``path``: the YAML file; ``own_keys``: keys of the command beside those of a question; ``list_key``: key of
+    the list of questions; ``blocks``: keys beside that list which the command reads itself.
+    Raises BadInput: no readable YAML, an unknown key, or a value that no flag could have, with its place.
     """
     data = read_yaml(path)
     if not isinstance(data, dict):

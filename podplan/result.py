@@ -46,9 +46,7 @@ class Result:
     def save(self, out: str | Path, *, force: bool = False) -> list[str]:
         """Write ``files`` to a folder, all of them or none, and return their names.
 
-        Raises:
-            BadInput: a file is there already and ``force`` is not given.
-            Infeasible: there is nothing to write.
+        Raises BadInput: a file is there already and ``force`` is not given; Infeasible: there is nothing to write.
         """
         texts = self.files()
         check_folder(Path(out), texts, force=force, flag="out")

@@ -163,9 +163,8 @@ class ScenariosResult(Result):
 def taking_turns(asked: FleetInput) -> ScenariosResult:
     """Return the layouts of a fleet's models in the windows of their days, on the same devices.
 
-    Raises:
-        BadInput: models on several machines, or one model twice.
-        Infeasible: a window whose models the devices do not hold.
+    Raises BadInput: models on several machines, or one model twice; Infeasible: a window whose models the devices do
+    not hold.
     """
     fleet = asked.fleet
     if len(fleet.devices) > 1:

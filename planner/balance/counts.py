@@ -13,9 +13,8 @@ from ground.errors import BadInput
 def check_redundancy(experts: int, ranks: int, redundant: int) -> int:
     """Slots per rank, (experts + redundant) / ranks.
 
-    Raises:
-        BadInput: the slots do not divide over the ranks, or some expert would need two replicas on one rank; names the
-            nearest values of --redundant-experts that do.
+    Raises BadInput: the slots do not divide over the ranks, or some expert would need two replicas on one rank; names
+    the nearest values of --redundant-experts that do.
     """
     most = experts * (ranks - 1)
     slots = experts + redundant
@@ -40,16 +39,10 @@ def replica_counts(loads: NDArray[Any], slots: int, max_per_expert: int) -> Ints
     Greedy: every slot beyond one per expert goes to the expert with the largest w_i / r_i that may have more. Optimal,
     because a count below the greedy one leaves some replica at least as loaded as the greedy maximum.
 
-    Args:
-        loads: [experts], any unit, not negative.
-        slots: slots in all, experts <= slots <= experts * max_per_expert.
-        max_per_expert: the number of ranks where a rank holds an expert once.
-
-    Returns:
-        [experts] counts with the sum ``slots``.
-
-    Raises:
-        BadInput: ``slots`` is outside its range.
+    Args: ``loads``: [experts], any unit, not negative; ``slots``: slots in all, experts <= slots <= experts *
+    max_per_expert; ``max_per_expert``: the number of ranks where a rank holds an expert once.
+    Returns [experts] counts with the sum ``slots``.
+    Raises BadInput: ``slots`` is outside its range.
 
     Ref: the replication step of DeepSeek EPLB, github.com/deepseek-ai/EPLB (README), with the cap added.
     """
@@ -89,13 +82,9 @@ def longest_first(loads: NDArray[Any], counts: Ints, ranks: int) -> Ints:
 
     All ranks get equally many slots and no rank an expert twice.
 
-    Args:
-        loads: [experts], any unit.
-        counts: [experts] replicas, at most ``ranks`` each, with a sum that ``ranks`` divides.
-        ranks: expert-parallel degree.
-
-    Returns:
-        [ranks, slots_per_rank] expert ids.
+    Args: ``loads``: [experts], any unit; ``counts``: [experts] replicas, at most ``ranks`` each, with a sum that
+    ``ranks`` divides; ``ranks``: expert-parallel degree.
+    Returns [ranks, slots_per_rank] expert ids.
 
     Ref: Graham 1969 (SIAM J. Appl. Math. 17:416), with equal cardinality as in DeepSeek EPLB.
     """

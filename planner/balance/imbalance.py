@@ -81,8 +81,7 @@ SINGLE_DOMAIN = LoadDistribution(
 def parse_skew(text: str) -> LoadDistribution:
     """Read --expert-skew: mixed-domains, single-domain, log-normal=SIGMA or power-law=EXPONENT.
 
-    Raises:
-        BadInput: anything else.
+    Raises BadInput: anything else.
     """
     named = {distribution.name: distribution for distribution in (MIXED, SINGLE_DOMAIN)}
     word = text.strip().lower()
@@ -126,8 +125,7 @@ def expert_loads(distribution: LoadDistribution, experts: int) -> Floats:
 def quantile_loads(distribution: LoadDistribution, experts: int) -> Floats:
     """The typical loads of ``expert_loads``, read-only, [experts].
 
-    Raises:
-        BadInput: the loads were measured on a model with another number of experts.
+    Raises BadInput: the loads were measured on a model with another number of experts.
     """
     if distribution.shares:
         if len(distribution.shares) != experts:
@@ -169,15 +167,9 @@ def static_factor(experts: int, ranks: int, redundant: int, distribution: LoadDi
     modulo ``experts``, the layout that engines start from, and popularity is assigned to experts at random: the mean
     over fixed permutations.
 
-    Args:
-        experts: routed experts per layer.
-        ranks: expert-parallel degree.
-        redundant: slots beyond one per expert, in all.
-        distribution: popularity and its drift.
-        balanced: whether the placement knows the loads.
-
-    Raises:
-        BadInput: the slots do not fit the ranks, see ``check_redundancy``.
+    Args: ``experts``: routed experts per layer; ``ranks``: expert-parallel degree; ``redundant``: slots beyond one per
+    expert, in all; ``distribution``: popularity and its drift; ``balanced``: whether the placement knows the loads.
+    Raises BadInput: the slots do not fit the ranks, see ``check_redundancy``.
 
     Ref: derived here. Reproduces NVIDIA TensorRT-LLM tech blog 4 (2.56 without, 1.109 with balancing at EP32) and, not
     fitted, the 1.115 at EP36 of its examples/wide_ep/ep_load_balancer/README.md. Standard error below 1 %.
@@ -268,8 +260,7 @@ class Balance(NamedTuple):
 def parse_balance(text: str) -> Balance:
     """Read --expert-balance: perfect, measured, none, or a factor from 1 on, the busiest rank over the mean.
 
-    Raises:
-        BadInput: anything else.
+    Raises BadInput: anything else.
     """
     word = text.strip().lower()
     for kind in ("perfect", "measured", "none"):

@@ -27,8 +27,7 @@ def carried(manifest: Manifest, workload: Workload, limits: Limits, confidence: 
     Service times are those that are not exceeded with the confidence. The rates that the plan states are returned for
     its own traffic and limits at predicted times, and where a role has several pools.
 
-    Raises:
-        BadInput: a role has several pools and one of them states no rate.
+    Raises BadInput: a role has several pools and one of them states no rate.
     """
     stated = [pool.predicted.requests_per_second if pool.predicted else None for pool in manifest.pools]
     roles = [pool.role for pool in manifest.pools]

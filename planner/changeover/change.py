@@ -57,9 +57,8 @@ class Changeover:
 def change(old: Manifest, new: Manifest, asked: Conditions | None = None) -> Changeover:
     """Return the cheapest safe steps from one manifest to another.
 
-    Raises:
-        BadInput: the manifests are of different models or machines, or state too little.
-        Infeasible: instances of both cannot serve side by side, or no order of steps is allowed.
+    Raises BadInput: the manifests are of different models or machines, or state too little; Infeasible: instances of
+    both cannot serve side by side, or no order of steps is allowed.
     """
     asked = asked or Conditions()
     terms = asked.terms or Terms.of(new)

@@ -139,14 +139,10 @@ class DecodeQueue:
         wait in line; a wait is exponential with the mean of Allen and Cunneen. ``tpot`` is over per-request averages:
         the occupancy that a request sees is averaged over its residence, see ``residence_variance``.
 
-        Args:
-            rate_per_second: requests at this instance.
-            instances: that requests are placed on so that all are filled alike (least KV, fewest requests). They fill
-                up together, with the spread of what all of them hold: tau(N / c) with N requests on c instances, and
-                one line.
-
-        Raises:
-            BadInput: a rate not above 0 or no room for one request.
+        Args: ``rate_per_second``: requests at this instance; ``instances``: that requests are placed on so that all are
+        filled alike (least KV, fewest requests). They fill up together, with the spread of what all of them hold: tau(N
+        / c) with N requests on c instances, and one line.
+        Raises BadInput: a rate not above 0 or no room for one request.
         """
         alike = max(min(instances, _MOST_TOGETHER // max(self.most_requests, 1)), 1)
         return _state(self.tabulated(alike), rate_per_second * alike, alike)
@@ -156,8 +152,7 @@ class DecodeQueue:
 
         At most ``most_utilisation`` of what a full instance finishes. The largest of ``serving.capacity.on_grid``.
 
-        Raises:
-            BadInput: no room for one request.
+        Raises BadInput: no room for one request.
         """
         table = self.tabulated()
 
@@ -242,10 +237,8 @@ def residence_variance(elasticity: Floats, residence: Floats, squared_cv: float)
     at e = 0 (a triangular autocovariance) where exponential lengths have 2/e = 0.736. In between the two are mixed by
     the squared CV; the same share is kept for e > 0.
 
-    Args:
-        elasticity: d log tau / d log n, from 0 to below 1, any shape.
-        residence: length of the request over the mean length; broadcasts.
-        squared_cv: of the lengths.
+    Args: ``elasticity``: d log tau / d log n, from 0 to below 1, any shape; ``residence``: length of the request over
+    the mean length; broadcasts; ``squared_cv``: of the lengths.
 
     Ref: derived here, linear in the fluctuations.
     """

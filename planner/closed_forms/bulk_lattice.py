@@ -219,11 +219,8 @@ def most_waiting(passes: Passes, rate: float, squared_cv: float) -> float:
 def lattice_of(passes: Passes, rate: float, squared_cv: float, phases: int) -> Lattice:
     """Return the lattice of a queue.
 
-    Args:
-        passes: durations by what passes took.
-        rate: prompts per second.
-        squared_cv: of the gaps between arrivals.
-        phases: events that make a prompt.
+    Args: ``passes``: durations by what passes took; ``rate``: prompts per second; ``squared_cv``: of the gaps between
+    arrivals; ``phases``: events that make a prompt.
     """
     settled = _settled(passes, rate, squared_cv)
     reach = _reach(passes, rate, squared_cv, settled)

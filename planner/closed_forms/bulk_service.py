@@ -189,13 +189,9 @@ def thinned_squared_cv(arrival_squared_cv: float, instances: int, policy: Policy
 def latency_of(passes: Passes, rate: float, arrival_squared_cv: float = 1.0) -> Latency | None:
     """TTFT of one instance, from arrival to the end of the prompt's own pass; None if unstable.
 
-    Args:
-        passes: durations by what passes took.
-        rate: prompts per second at this instance.
-        arrival_squared_cv: of the gaps between its arrivals: 1 alone, 1/c where one of c in turn.
-
-    Raises:
-        BadInput: a rate below 0.
+    Args: ``passes``: durations by what passes took; ``rate``: prompts per second at this instance;
+    ``arrival_squared_cv``: of the gaps between its arrivals: 1 alone, 1/c where one of c in turn.
+    Raises BadInput: a rate below 0.
     """
     if rate < 0:
         raise BadInput(f"An arrival rate of {rate:g} prompts per second must not be negative.")

@@ -19,8 +19,7 @@ _UNPRINTABLE = re.compile("[\x7f-\x9f\ud800-\udfff\u2028\u2029\ufeff\ufffe\uffff
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest in ``path`` after every check.
 
-    Raises:
-        BadInput: not a file, too large, not YAML, of another version, or wrong in a field that is named.
+    Raises BadInput: not a file, too large, not YAML, of another version, or wrong in a field that is named.
     """
     return parse_manifest(read_yaml(path), str(path))
 
@@ -47,8 +46,7 @@ def dump_manifest(manifest: Manifest) -> str:
 
     Lists of scalars and mappings of numbers stand on one line, all else in block style.
 
-    Raises:
-        BadInput: the manifest contradicts itself.
+    Raises BadInput: the manifest contradicts itself.
     """
     check_manifest(manifest)
     return "\n".join(_lines(manifest.model_dump(mode="json"))) + "\n"

@@ -20,13 +20,9 @@ def rank_loads(loads: NDArray[Any], slots: Ints, ranks: int) -> Floats:
 
     rank load = sum over the slots of a rank of w_expert / replicas_expert.
 
-    Args:
-        loads: [layers, experts], tokens or shares.
-        slots: [layers, ranks * slots_per_rank], a map that ``check_expert_map`` accepts; others lose load.
-        ranks: expert-parallel degree.
-
-    Returns:
-        [layers, ranks] in the unit of ``loads``; rows have the sums of the rows of ``loads``.
+    Args: ``loads``: [layers, experts], tokens or shares; ``slots``: [layers, ranks * slots_per_rank], a map that
+    ``check_expert_map`` accepts; others lose load; ``ranks``: expert-parallel degree.
+    Returns [layers, ranks] in the unit of ``loads``; rows have the sums of the rows of ``loads``.
 
     Ref: even split as in DeepSeek EPLB, github.com/deepseek-ai/EPLB; engines that prefer the nearest replica reach it
     on average only.
@@ -52,14 +48,9 @@ def check_expert_map(slots: Ints, experts: int, ranks: int, path: str = "expert_
     Every layer has equally many slots on every rank, every id is in range, every expert is somewhere, and no rank holds
     an expert twice (vllm-ascend keeps only one of two, so the other slot would be dead).
 
-    Args:
-        slots: [layers, ranks * slots_per_rank] logical expert ids.
-        experts: routed experts per layer.
-        ranks: expert-parallel degree.
-        path: where the map stands in its file; messages append ``[layer][slot]``.
-
-    Raises:
-        BadInput: the first violation with its path.
+    Args: ``slots``: [layers, ranks * slots_per_rank] logical expert ids; ``experts``: routed experts per layer;
+    ``ranks``: expert-parallel degree; ``path``: where the map stands in its file; messages append ``[layer][slot]``.
+    Raises BadInput: the first violation with its path.
     """
     if slots.ndim != 2 or slots.shape[1] == 0 or slots.shape[1] % ranks:
         raise BadInput(

@@ -115,8 +115,7 @@ def read_map(text: str, where: str, *, experts: int, ranks: int) -> MoeMap:
     Rows of dense layers in SGLang's format cannot be told from MoE layers: all rows are returned. Layers of the other
     formats must be consecutive.
 
-    Raises:
-        BadInput: with the path to what the engine would stumble over.
+    Raises BadInput: with the path to what the engine would stumble over.
     """
     data = parse_json(text, where) if text.lstrip().startswith("{") else parse_yaml(text, where)
     if not isinstance(data, dict):

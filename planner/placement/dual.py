@@ -134,11 +134,8 @@ def dearest_ranks(replicas: Replicas, priced: Priced, first: Ints) -> Ints:
 def certificate_holds(certificate: Certificate, loads: Floats, ranks: int, slots: int) -> bool:
     """Whether the certificate proves that every map of the layer has a rank busier than its target.
 
-    Args:
-        certificate: target in units of the mean rank, prices [experts].
-        loads: [experts], any unit.
-        ranks: expert-parallel degree.
-        slots: slots in all, equally many on every rank, no expert twice on a rank.
+    Args: ``certificate``: target in units of the mean rank, prices [experts]; ``loads``: [experts], any unit;
+    ``ranks``: expert-parallel degree; ``slots``: slots in all, equally many on every rank, no expert twice on a rank.
     """
     scaled = loads * (ranks / loads.sum())
     if not 0 < certificate.target < np.inf or certificate.prices.shape != loads.shape:
@@ -166,16 +163,10 @@ def strongest_bound(
 ) -> tuple[float, Certificate | None]:
     """Raise a lower bound of one layer by bisection towards what a map has reached.
 
-    Args:
-        loads: [experts], any unit.
-        ranks: expert-parallel degree.
-        slots: slots in all.
-        low: a bound that is proven already, busiest rank over the mean.
-        high: what a map has reached.
-        goal: stop when (high - low) / high is no more.
-
-    Returns:
-        The bound and the certificate that proves it; ``low`` and None where nothing better was found.
+    Args: ``loads``: [experts], any unit; ``ranks``: expert-parallel degree; ``slots``: slots in all; ``low``: a bound
+    that is proven already, busiest rank over the mean; ``high``: what a map has reached; ``goal``: stop when (high -
+    low) / high is no more.
+    Returns the bound and the certificate that proves it; ``low`` and None where nothing better was found.
     """
     scaled = loads * (ranks / loads.sum())
     reached, found = high, None

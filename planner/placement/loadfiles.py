@@ -55,8 +55,7 @@ class LoadFile:
 def read_loads(path: Path) -> LoadFile:
     """Read expert loads; the format is seen from the name's ending and the content.
 
-    Raises:
-        BadInput: naming the file and what is wrong with it.
+    Raises BadInput: naming the file and what is wrong with it.
     """
     ending = path.suffix.lower()
     if ending in (".npy", ".npz"):
@@ -196,8 +195,7 @@ def read_torch_file(path: Path, most_bytes: int) -> object:
     It is a ZIP archive: ``data.pkl`` describes dicts, lists and tensors, ``data/<key>`` holds the numbers of a storage
     (pytorch.org/docs/stable/notes/serialization.html). Only what plain tensors need is let through.
 
-    Raises:
-        BadInput: no such file, too large, not of this format, or anything in it that is not plain data.
+    Raises BadInput: no such file, too large, not of this format, or anything in it that is not plain data.
     """
     what = "is not a file that PyTorch saved; save the counts as NPY instead"
     members = read_members(path, lambda name: True, most_bytes, what)

@@ -172,12 +172,8 @@ def place(problem: Problem, method: str = "auto") -> Placement:
 
     Deterministic. By default also EPLB's map is made, and a layer takes it where it is better: no layer is ever worse.
 
-    Args:
-        problem: loads, ranks and constraints.
-        method: a name of ``METHODS`` or auto.
-
-    Raises:
-        BadInput: an unknown method.
+    Args: ``problem``: loads, ranks and constraints; ``method``: a name of ``METHODS`` or auto.
+    Raises BadInput: an unknown method.
     """
     if method != "auto" and method not in METHODS:
         raise BadInput(f"--method: {method[:40]!r} is not auto, {', '.join(METHODS)}{suggest(method, METHODS)}")
@@ -240,8 +236,7 @@ def hold_out(problem: Problem, split: Split, method: str = "auto") -> HeldOut:
     ``alternate`` holds out every second slice, so that the halves have the same traffic; ``later`` the second half, so
     that a shift of the traffic shows.
 
-    Raises:
-        BadInput: fewer than two slices, or a half without load in some layer.
+    Raises BadInput: fewer than two slices, or a half without load in some layer.
     """
     if not problem.sliced or problem.loads.shape[2] < 2:
         raise BadInput("--holdout: needs loads of at least two time slices")

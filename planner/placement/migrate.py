@@ -61,11 +61,8 @@ class Transition:
 def few_moves(loads: Floats, current: Ints, ranks: int, most_loads: int) -> Transition:
     """Improve one layer's map step by step, the greatest gain per load first.
 
-    Args:
-        loads: [experts].
-        current: [slots], a valid map.
-        ranks: expert-parallel degree.
-        most_loads: stop before more experts than these would have to be loaded.
+    Args: ``loads``: [experts]; ``current``: [slots], a valid map; ``ranks``: expert-parallel degree; ``most_loads``:
+    stop before more experts than these would have to be loaded.
     """
     mean = loads.sum() / ranks
     state = Rows.start(loads[None], current.reshape(1, ranks, -1))

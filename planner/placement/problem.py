@@ -30,8 +30,7 @@ class Problem:
     consecutive experts (DeepSeek-V3: 8); with ``keep_groups`` every group stays on one node, and every node holds
     equally many.
 
-    Raises:
-        BadInput: anything else.
+    Raises BadInput: anything else.
     """
 
     loads: Floats

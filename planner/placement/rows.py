@@ -114,8 +114,7 @@ class Rows:
 def swap_best(state: Rows, rows: Ints) -> tuple[Ints, Floats]:
     """Swap on every row the pair that leaves the least maximum on the two ranks, where that helps the busiest rank.
 
-    Returns:
-        The rows where no swap helps, and the cost of their busiest ranks.
+    Returns the rows where no swap helps, and the cost of their busiest ranks.
     """
     busy, highest = state.peak(rows)
     after = _pair_costs(state, rows, busy)  # [rows, own slot, any slot]
@@ -232,13 +231,9 @@ def settle(loads: Floats, held: Ints, floor: Floats) -> Ints:
 
     Every step lowers the busiest rank of its row strictly, so it ends.
 
-    Args:
-        loads: [rows, experts], any unit.
-        held: [rows, ranks, slots] expert ids without duplicates on a rank.
-        floor: [rows] lower bounds on the busiest rank; rows within ``SETTLED`` of theirs are done.
-
-    Returns:
-        [rows, ranks, slots]; the costs of ``held`` or less.
+    Args: ``loads``: [rows, experts], any unit; ``held``: [rows, ranks, slots] expert ids without duplicates on a rank;
+    ``floor``: [rows] lower bounds on the busiest rank; rows within ``SETTLED`` of theirs are done.
+    Returns [rows, ranks, slots]; the costs of ``held`` or less.
     """
     state = Rows.start(loads, held)
     rows = np.arange(len(loads))
@@ -263,17 +258,11 @@ def search_jointly(
 ) -> Ints:
     """Iterated local search over counts and positions: trade at random, settle, go on from what is hardly worse.
 
-    Args:
-        loads: [rows, experts], any unit.
-        held: [rows, ranks, slots] expert ids without duplicates on a rank.
-        floor: [rows] lower bounds on the busiest rank; rows within ``SETTLED`` of theirs are done.
-        steps: steps of the search; every unfinished row makes one swap or one trade in each.
-        seed: of the random trades; equal arguments give equal maps.
-        objective: what a rank costs.
-        kick: how trades are drawn.
-
-    Returns:
-        [rows, ranks, slots]; the costs of ``held`` or less.
+    Args: ``loads``: [rows, experts], any unit; ``held``: [rows, ranks, slots] expert ids without duplicates on a rank;
+    ``floor``: [rows] lower bounds on the busiest rank; rows within ``SETTLED`` of theirs are done; ``steps``: steps of
+    the search; every unfinished row makes one swap or one trade in each; ``seed``: of the random trades; equal
+    arguments give equal maps; ``objective``: what a rank costs; ``kick``: how trades are drawn.
+    Returns [rows, ranks, slots]; the costs of ``held`` or less.
 
     Ref: derived here, see docs/placement.md.
     """

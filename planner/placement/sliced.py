@@ -23,10 +23,8 @@ _MOST_SLICES = 64  # where there are more, neighbouring ones are added up: a ste
 def slice_imbalance(loads: Floats, slots: Ints, ranks: int) -> Floats:
     """Sum over slices of the busiest rank over the sum of the mean ranks, [layers].
 
-    Args:
-        loads: [layers, experts, slices].
-        slots: [layers, ranks * slots_per_rank].
-        ranks: expert-parallel degree.
+    Args: ``loads``: [layers, experts, slices]; ``slots``: [layers, ranks * slots_per_rank]; ``ranks``: expert-parallel
+    degree.
 
     Ref: xDeepServe (arXiv 2508.02520) section 4.5, its L(l) with ranks for experts.
     """
@@ -75,14 +73,10 @@ class _Slices:
 def search_slices(loads: Floats, held: Ints, *, steps: int, node_ranks: int | None = None) -> Ints:
     """Lower the sum over slices of the busiest rank by exchanges and trades, from ``held`` on.
 
-    Args:
-        loads: [layers, experts, slices], any unit.
-        held: [layers, ranks, slots_per_rank] without duplicates on a rank.
-        steps: of the search; in each every layer takes the best of some random moves, if it helps.
-        node_ranks: experts stay on their node of so many ranks; None lets them go anywhere.
-
-    Returns:
-        [layers, ranks, slots_per_rank].
+    Args: ``loads``: [layers, experts, slices], any unit; ``held``: [layers, ranks, slots_per_rank] without duplicates
+    on a rank; ``steps``: of the search; in each every layer takes the best of some random moves, if it helps;
+    ``node_ranks``: experts stay on their node of so many ranks; None lets them go anywhere.
+    Returns [layers, ranks, slots_per_rank].
     """
     rng = np.random.default_rng(0)
     layers, experts, _ = loads.shape

@@ -49,12 +49,9 @@ class NextRun:
 def next_runs(folder: Path, count: int, known: Sequence[tuple[str, Residual]]) -> list[NextRun]:
     """Return the ``count`` runs most likely to change the pick, the likeliest first.
 
-    Args:
-        folder: the folder with plan.json and manifest.yaml of ``plan search --out``.
-        known: errors of measured runs, each with its metric.
-
-    Raises:
-        BadInput: there is no plan.json, or it has no plan.
+    Args: ``folder``: the folder with plan.json and manifest.yaml of ``plan search --out``; ``known``: errors of
+    measured runs, each with its metric.
+    Raises BadInput: there is no plan.json, or it has no plan.
     """
     typed, question, contenders = _read(folder / "plan.json")
     value = VALUES[str(question["objective"])]

@@ -100,11 +100,9 @@ def verify_runs(
 ) -> list[Verified]:
     """Return every run beside its prediction.
 
-    Args:
-        runs: the runs of ``read_runs``.
-        known: errors of earlier runs (``calibration``), each with its metric, which correct predictions.
-        level: confidence level of the intervals.
-        predicted: returns the metrics of a configuration.
+    Args: ``runs``: the runs of ``read_runs``; ``known``: errors of earlier runs (``calibration``), each with its
+    metric, which correct predictions; ``level``: confidence level of the intervals; ``predicted``: returns the metrics
+    of a configuration.
     """
     raw: dict[int, dict[str, float]] = {}
     reasons: dict[int, str] = {}

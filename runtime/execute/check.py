@@ -56,8 +56,7 @@ class Compared:
 def compare(world: World, said: dict[int, Said]) -> Compared:
     """Run the unsharded model over prompts and answers and compare token by token.
 
-    Raises:
-        Fault: a request has no answer.
+    Raises Fault: a request has no answer.
     """
     missing = sorted(set(range(len(world.prompts))) - set(said))
     if missing:
@@ -135,9 +134,8 @@ def execute(
     ``make_loop`` makes the loop for a number of ranks; one that runs a part of them returns the report on one process
     and None on the others.
 
-    Raises:
-        BadInput: the manifest's parts do not make up the model.
-        Stuck, RankFailed: a rank waits for nobody or failed, with rank and operation.
+    Raises BadInput: the manifest's parts do not make up the model; Stuck, RankFailed: a rank waits for nobody or
+    failed, with rank and operation.
     """
     started = time.perf_counter()
     world = build_world(manifest, settings or Settings())

@@ -58,8 +58,7 @@ def parse_drop(text: str, recovery: str) -> Drop:
 def execute_with_drop(manifest: Manifest, settings: Settings, drop: Drop) -> Recovered:
     """Run the plan, lose a rank, recover, finish, and compare the answers with the unsharded model's.
 
-    Raises:
-        BadInput: no such rank or iteration, or the plan cannot shrink by that rank.
+    Raises BadInput: no such rank or iteration, or the plan cannot shrink by that rank.
     """
     world, loop = build_world(manifest, settings), Loop()
     count = len(world.decode.layout.places)

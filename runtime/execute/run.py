@@ -195,8 +195,7 @@ def pair_of(manifest: Manifest) -> tuple[Pool, Pool]:
 def build_world(manifest: Manifest, settings: Settings) -> World:
     """Return the world of a manifest's first prefill and decode instance.
 
-    Raises:
-        BadInput: the pools do not cover the model, with rank, tensor and range.
+    Raises BadInput: the pools do not cover the model, with rank, tensor and range.
     """
     pools = pair_of(manifest)
     small = shrink(manifest.model.spec, pools)

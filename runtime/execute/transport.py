@@ -180,9 +180,7 @@ class Loop:
     def run(self, programs: dict[int, Callable[[Endpoint], Program]], start: float = 0.0) -> dict[int, Any]:
         """Run a program per rank until all are done, and return their results by rank.
 
-        Raises:
-            Stuck: ranks are left that wait for messages which nobody sent.
-            RankFailed: a rank raised.
+        Raises Stuck: ranks are left that wait for messages which nobody sent; RankFailed: a rank raised.
         """
         tasks = [_Task(rank, program(Endpoint(self, rank)), start) for rank, program in programs.items()]
         self._open = len(tasks)

@@ -69,8 +69,7 @@ def run_direct(
 ) -> SimulationResult:
     """Return what the manifest does under the requests, whose first part ``plain`` has accepted.
 
-    Raises:
-        Blocked: prompts would have waited for KV in prefill.
+    Raises Blocked: prompts would have waited for KV in prefill.
     """
     ledger = Ledger(manifest.service_levels, Measured(options.warmup_seconds, options.measured_until_seconds))
     if observer is not None:

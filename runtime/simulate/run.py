@@ -43,8 +43,7 @@ def simulate(
     ``requests`` may come in parts, so that memory does not grow with their number. Long runs in which nothing
     interferes go through the compiled loops (``simulate.direct``), all others through the event engine.
 
-    Raises:
-        BadInput: a step cost gives no positive, finite duration, or a fault names what the manifest has not.
+    Raises BadInput: a step cost gives no positive, finite duration, or a fault names what the manifest has not.
     """
     options = options or SimulationOptions()
     if not 0 <= options.warmup_seconds < min(options.until_seconds, options.measured_until_seconds):
