@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from planner.balance.imbalance import parse_balance
 from planner.costs.breakdown import Operator
@@ -14,53 +12,12 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
 from tests.instances import broken_down, cloudmatrix_decode, even_cost, instance, with_bandwidth
 
-INSTANCES = {
-    "split cores, dedicated shared": cloudmatrix_decode(),
-    "split cores, shared everywhere": cloudmatrix_decode(shared_ranks=0, redundant=64),
-    "compute beside communication": instance(
-        "deepseek-r1", "h800", "decode", "fp8", attention_dp=32, moe_ep=32, drafts=1
-    ),
-    "hybrid experts": instance(
-        "qwen3-235b-a22b", "910b", "decode", "bf16", attention_tp=8, attention_dp=2, moe_tp=8, moe_ep=2
-    ),
-    "experts apart, attention binds": instance(
-        "deepseek-r1",
-        "cm384",
-        "decode",
-        "int8",
-        redundant=256,
-        shared_ranks=32,
-        drafts=1,
-        attention_dp=160,
-        moe_ep=288,
-        domains=3,
-    ),
-    "experts apart, experts bind": instance(
-        "deepseek-r1", "cm384", "decode", "int8", attention_dp=32, moe_ep=16, domains=8
-    ),
-    "experts apart, one domain": instance(
-        "deepseek-r1", "cm384", "decode", "int8", attention_dp=32, moe_ep=32, domains=1
-    ),
-    "dense with PP": instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=2, moe_tp=2, pp=2),
-}
+HOPPER = instance("deepseek-r1", "h800", "decode", "fp8", attention_dp=32, moe_ep=32, drafts=1)
 
 
 def exposed(rows: tuple[Operator, ...]) -> float:
     """Sum of what nothing hides."""
     return sum(row.exposed_seconds for row in rows)
-
-
-@pytest.mark.parametrize("name", INSTANCES)
-@settings(max_examples=10, deadline=None)
-@given(batch=st.floats(2, 200), kv=st.floats(1, 50_000), microbatches=st.sampled_from([1, 2]))
-def test_iteration_is_the_sum_of_exposed_operators(name: str, batch: float, kv: float, microbatches: int):
-    """Decode: exposed seconds of all rows sum to the iteration, with measured imbalance."""
-    deployment = INSTANCES[name]
-    cost = balanced_cost(deployment, parse_balance("measured"))
-    load = decode_load(deployment, batch, kv)
-    rows = broken_down(cost, load, microbatches)
-    assert exposed(rows) == pytest.approx(float(evaluate(cost, load, microbatches).seconds), rel=1e-9)
-    assert all(row.seconds >= 0 and row.flops >= 0 for row in rows if row.name not in ("straggler_wait", "host"))
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
@@ -97,7 +54,7 @@ def test_memory_wait_is_its_own_row():
 
 def test_stragglers_wait_in_a_row_of_their_own():
     """Operators stand at the even load; what the busiest rank adds is one row, zero with perfect balance."""
-    deployment = INSTANCES["compute beside communication"]
+    deployment = HOPPER
     load = decode_load(deployment, 64.0, 4096.0)
     even = {row.name: row for row in broken_down(even_cost(deployment), load, 1)}
     skewed = {row.name: row for row in broken_down(balanced_cost(deployment, parse_balance("1.5")), load, 1)}

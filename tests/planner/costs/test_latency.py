@@ -13,17 +13,9 @@ from planner.costs.latency import (
     decode_load,
     deviations,
     prefill_passes,
-    tokens_per_iteration,
 )
 from planner.manifest.stepcost import evaluate_best
 from tests.instances import cloudmatrix_decode, even_cost, instance
-
-
-def test_accepted_tokens():
-    """1 + 0.7 with one draft (CloudMatrix384 section 5.2); 1 + a + a² with two; 1 without."""
-    assert tokens_per_iteration(1, 0.7) == pytest.approx(1.7)
-    assert tokens_per_iteration(2, 0.5) == pytest.approx(1.75)
-    assert tokens_per_iteration(0, 0.7) == 1.0
 
 
 def test_pairs_of_a_causal_prompt():

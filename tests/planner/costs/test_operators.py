@@ -2,25 +2,20 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from hardware.spec import Dtype
 from models.loader import load_model, model_names
 from models.parameters import count_parameters
 from models.spec import GQA, MLA
 from planner.costs.breakdown import Operator
-from planner.costs.deployment import Deployment, StrategyArray
+from planner.costs.deployment import Deployment
 from planner.costs.latency import causal_pairs, decode_load
-from planner.costs.memory import memory, weight_bytes
+from planner.costs.memory import weight_bytes
 from planner.costs.operators import build_step_cost
-from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import ComputeTerm, StepLoad, form, variables
 from tests.instances import broken_down, cloudmatrix_decode, even_cost, instance
 
 KEYS = 4096
-EXPERTS = {"attention_dp": [32, 64, 128], "moe_ep": [32, 64, 128], "redundant": [32, 64, 128]}
-TENSORS = {"attention_tp": [1, 2, 8], "moe_tp": [1, 2, 8], "pp": [1, 4, 2]}
 
 
 def decode_flops(deployment: Deployment) -> float:
@@ -251,38 +246,3 @@ def test_the_first_draft_alone_passes_prompts():
         for load in (prompt(1000.0), decode_load(instance("qwen3-8b", "910c", "mixed", "bf16", drafts=3), 10.0, 100.0))
     ]
     assert flops == pytest.approx([1000, 10 * (4 + 1 + 1)])
-
-
-@pytest.mark.parametrize(
-    ("model", "hardware", "weights", "degrees", "drafts"),
-    [
-        ("deepseek-r1", "cm384", "int8", EXPERTS, 1),
-        ("deepseek-r1", "h200", "fp8", EXPERTS, 1),
-        ("longcat-flash", "cm384", "int8", EXPERTS, 2),
-        ("qwen3-32b", "h200", "bf16", TENSORS, 0),
-        ("qwen3-32b", "h200", "bf16", TENSORS, 3),
-        ("llama-4-scout", "h200", "bf16", TENSORS | {"pp": [1, 1, 1]}, 0),
-    ],
-)
-def test_many_instances_at_once(model: str, hardware: str, weights: Dtype, degrees: dict[str, list[int]], drafts: int):
-    """Arrays of degrees and loads give each instance's seconds and bytes; a group of one device sends nothing."""
-    one = {name: np.ones(3, dtype=int) for name in ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp")}
-    array = {name: np.array(values) for name, values in degrees.items()}
-    fields = {"redundant": array.pop("redundant", 0), "drafts": drafts}
-    batches, keys = np.array([128.0, 48.0, 8.0]), np.array([500.0, 9000.0, 100_000.0])
-    strategy = StrategyArray(**one | array, staged=False)
-    together = instance(model, hardware, "decode", weights, strategy=strategy, **fields)
-    for number, (batch, kv) in enumerate(zip(batches.tolist(), keys.tolist(), strict=True)):
-        own = {name: values[number] for name, values in degrees.items()}
-        alone = instance(model, hardware, "decode", weights, drafts=drafts, **own)
-        for microbatches in (1, 2):
-            found, expected = (
-                np.asarray(evaluate(build_step_cost(each), decode_load(each, *load), microbatches).seconds)
-                for each, load in ((together, (batches, keys)), (alone, (batch, kv)))
-            )
-            assert found[number] == pytest.approx(float(expected), rel=1e-12)
-        used, own_used = (
-            np.asarray(memory(each, kv_tokens=1e5, sequences=1.0, tokens=tokens).used)
-            for each, tokens in ((together, batches), (alone, batch))
-        )
-        assert used[number] == pytest.approx(float(own_used))

@@ -33,6 +33,11 @@ CASES: dict[str, dict[str, Any]] = {
     "GQA MoE mixed": {"model": "qwen3-235b-a22b", "hardware": "h100", "phase": "mixed", "strategy": "TP=8, EP=8"},
     "dense mixed": {"model": "qwen3-32b", "hardware": "h100", "phase": "mixed", "strategy": "TP=4"},
 }
+APART = {
+    name: {"model": "deepseek-r1", "hardware": "cm384", "phase": "decode", "strategy": strategy}
+    for name, strategy in (("experts apart", "DP=160 x 3, EP=288"), ("experts bind", "DP=32 x 8, EP=16"))
+}
+"""Whose operators are of two kinds of devices."""
 
 
 def configuration(**fields: Any) -> Configuration:
@@ -86,7 +91,7 @@ def faster(spec: HardwareSpec, memory: float, links: float) -> HardwareSpec:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    name=st.sampled_from(sorted(CASES)),
+    name=st.sampled_from(sorted(CASES | APART)),
     size=st.integers(1, 96),
     kv=st.integers(16, 32000),
     reuse=st.sampled_from([0.0, 0.3, 0.9]),
@@ -95,7 +100,7 @@ def faster(spec: HardwareSpec, memory: float, links: float) -> HardwareSpec:
 def test_exposed_seconds_add_up(name: str, size: int, kv: int, reuse: float, split: int | None) -> None:
     """Whatever overlaps, the exposed seconds of the operators are the iteration, in every phase."""
     asked = configuration(
-        **CASES[name],
+        **(CASES | APART)[name],
         batch=size,
         concurrency=size,
         kv_tokens=kv,
@@ -165,11 +170,6 @@ def test_requests_that_fill_all_ranks_are_a_batch() -> None:
     assert even.tokens_per_second == pytest.approx(batch.tokens_per_second)
     assert odd.memory.kv_cache == pytest.approx(even.memory.kv_cache * 21 / 20)
     assert even.iteration_seconds < odd.iteration_seconds < 1.05 * even.iteration_seconds
-
-
-def test_a_lone_request_is_not_split() -> None:
-    """Two microbatches need two sequences."""
-    assert predict(configuration(**CASES["wide EP on CM384"], batch=1)).microbatches == 1
 
 
 def test_a_long_prompt_takes_several_passes() -> None:

@@ -49,16 +49,6 @@ def tried_one_by_one(measure: Callable[[Floats], Floats], limit: float, low: Flo
 
 
 @settings(max_examples=60, deadline=None)
-@given(steps=st.lists(st.sampled_from([0.0, 0.0, 0.0, 1.0, 40.0]), min_size=1, max_size=80), limit=st.floats(-1, 400))
-def test_largest_on_plateaus_and_cliffs(steps: list[float], limit: float):
-    """Flat stretches and jumps, where false position alone would creep."""
-    values = np.cumsum(steps)
-    found = largest(lambda at: values[np.asarray(at, dtype=int)], limit, np.zeros(1), np.array([len(steps) - 1.0]))
-
-    assert found.tolist() == [int((values <= limit).sum()) - 1]
-
-
-@settings(max_examples=60, deadline=None)
 @given(rows=ROWS, limit=st.floats(0.5, 60))
 def test_largest_is_the_brute_force_answer(rows: list[tuple[float, float, int, int]], limit: float):
     """Row by row what trying every integer finds, rows that are done left out or not."""

@@ -55,21 +55,6 @@ def test_batches_are_the_largest_of_all_integers(model, hardware, devices, draft
                 assert found[row].batch == max(most.values()) == most[found[row].microbatches]
 
 
-@pytest.mark.parametrize("squared_cv", [0.0, 1.0])
-def test_no_smaller_batch_carries_more(squared_cv: float) -> None:
-    """Time per request falls with the batch, which is why the largest suffices."""
-    question = small_question(squared_cv=squared_cv)
-    for group in groups(question, "decode", role_rows(question, "decode"), 0):
-        cost = balanced_cost(group.deployment, question.balance)
-        ranks = expected_maximum_normal(group.deployment.strategy.attention_dp)
-        kv = running_kv_tokens(question.workload)
-        each = [
-            np.broadcast_to(iteration(cost, ranks, float(batch), kv, 1) / batch, len(group.rows))
-            for batch in (*range(1, 40), *range(40, 2000, 49))
-        ]
-        assert (np.diff(np.array(each), axis=0) <= 1e-12).all()
-
-
 @pytest.mark.parametrize("model", ["qwen3-8b", "deepseek-v2-lite"])
 def test_the_array_search_times_a_batch_as_the_prediction_does(model: str) -> None:
     """The iteration of each size's best equals ``predict`` at the KV of its busiest rank."""

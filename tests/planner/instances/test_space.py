@@ -41,7 +41,14 @@ def test_groups_hold_every_row_once(model: str, role) -> None:
 
 @pytest.mark.parametrize(
     ("model", "hardware", "drafts"),
-    [("qwen3-30b-a3b", "h100", 0), ("deepseek-v2-lite", "cm384", 0), ("deepseek-r1", "h200", 1)],
+    [
+        ("qwen3-30b-a3b", "h100", 0),
+        ("deepseek-v2-lite", "cm384", 0),
+        ("deepseek-r1", "h200", 1),
+        ("longcat-flash", "cm384", 2),
+        ("qwen3-32b", "h200", 3),
+        ("llama-4-scout", "h200", 0),
+    ],
 )
 def test_a_row_costs_the_same_alone_as_among_others(model: str, hardware: str, drafts: int) -> None:
     """Iteration seconds and memory from arrays equal those of the row in plain numbers."""

@@ -1,22 +1,14 @@
 """Several models on one cluster: budgets hold, nothing is better, and a fleet of one is a plan."""
 
-import math
 from dataclasses import replace
-from itertools import product
 
-import numpy as np
 import pytest
 
 from ground.errors import BadInput
-from planner.instances.candidates import Count
-from planner.instances.space import role_rows
-from planner.offers.aggregated_kinds import AggregatedKind
-from planner.offers.aggregated_offers import aggregated_offers
 from planner.question import Question
 from planner.search.answer import Answer
 from planner.search.cluster import plan_cluster
 from planner.search.fleet import Fleet, Member
-from planner.search.gather import gather
 from planner.search.search import search
 from tests.questions import small_question
 
@@ -95,46 +87,6 @@ def test_a_fleet_searches_decode_beyond_the_grid_as_a_plan_does() -> None:
 
     assert answer.plans[0].devices == best.devices
     assert any(each.what.startswith("experts: decode rows beyond the grid") for each in answer.bound.pruned)
-
-
-def fewest_of_each(question: Question, devices: int) -> dict[str, float]:
-    """Return the fewest devices of either shape that carry the asked rate: every row and count, every queue solved."""
-    rate = question.rate_per_second or 0.0
-    machines = replace(question.prefill, devices=devices)
-    asked = replace(question, prefill=machines, decode=machines)
-    rows = role_rows(asked, "mixed")
-    offers, _ = aggregated_offers(asked, rows, Count(), lambda sizes: np.full(sizes.shape, 1e-9))
-    found = {"separate": math.inf, "aggregated": math.inf}
-    for number, size in enumerate(offers.devices.tolist()):
-        kind = offers.build(number)
-        assert isinstance(kind, AggregatedKind)
-        able = (count for count in range(1, devices // size + 1) if kind.pool_carries(count, rate))
-        found["aggregated"] = min(found["aggregated"], size * next(able, math.inf))
-    prefill, decode = gather(asked).sides
-    for own, other in product(range(prefill.size), range(decode.size)):
-        together = int(prefill.devices[own] + decode.devices[other])
-        if together < found["separate"] and all(
-            side.server(int(side.offer[column])).pool_carries(int(side.left[column]), rate)
-            for side, column in ((prefill, own), (decode, other))
-        ):
-            found["separate"] = float(together)
-    return found
-
-
-def test_each_model_takes_the_shape_with_fewer_devices() -> None:
-    """Against every row of both shapes at every count: of as many, separate pools stay."""
-    members = (
-        member("small", 2.0, shape="auto", devices=4),
-        member("large", 10.0, shape="auto", devices=4, tpot_seconds=0.02, lengths=(2048.0, 256.0)),
-    )
-    answer = plan_cluster(Fleet(members=members, devices={POOL: 4}))
-
-    assert answer.feasible and answer.bound.gap <= 1e-6
-    for own, plan in zip(members, answer.plans, strict=True):
-        fewest = fewest_of_each(own.question, 4)
-        assert plan.devices == min(fewest.values())
-        assert ([role for role, _ in plan.pools()] == ["mixed"]) == (fewest["aggregated"] < fewest["separate"])
-    assert [len(plan.pools()) for plan in answer.plans] == [1, 2]
 
 
 def test_too_small_a_cluster_is_told_with_the_share_that_fits() -> None:

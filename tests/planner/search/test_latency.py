@@ -1,27 +1,21 @@
 """The quickest plan against trying every pair of columns, and bounds that no queue undercuts."""
 
-import math
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from planner.instances.candidates import Count
-from planner.instances.least import Least
 from planner.objective import Aim
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.kinds import PrefillKind
-from planner.offers.offer import Offers
 from planner.programme.columns import Side
-from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.gather import Pools, gather
 from planner.search.gather import aggregated as aggregate
-from tests.questions import best_of, machines, small_answer, small_question
+from tests.questions import best_of, small_answer, small_question
 
 SMALL: list[dict[str, Any]] = [
     {"model": "qwen3-8b", "devices": 3, "rate_per_second": 4.0, "ttft_seconds": 0.3},
@@ -166,55 +160,3 @@ def test_no_aggregated_column_is_quicker_than_its_bound(asked: dict[str, Any]) -
             rate = float(side.rate[column]) * share
             bound = float(at_rate(side, rate).seconds[column])
             assert 0 < bound <= seconds_of(side, int(column), rate)
-
-
-class _Fixed:
-    """A kind whose requests take known seconds, or for ever."""
-
-    independent = False
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def mean_seconds(self, instances: int, rate_per_second: float) -> float:
-        """The same for any rate; each further instance saves a little."""
-        return self.seconds - 0.001 * instances
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_bounds_that_are_solved_lazily_find_the_best_pair(data: st.DataObject) -> None:
-    """Drawn kinds, some of which miss their limit, with bounds of any looseness, on one budget."""
-    pool = machines("qwen3-8b", "h100", 6)
-    drawn = st.tuples(st.integers(1, 4), st.floats(1.0, 9.0), st.floats(0.3, 1.0), st.booleans())
-    sides = []
-    for role in ("prefill", "decode"):
-        kinds = data.draw(st.lists(drawn, min_size=1, max_size=5))
-        servers = [_Fixed(math.inf if missed else seconds) for _, seconds, _, missed in kinds]
-        lowest = np.array([(seconds - 0.01) * loose for _, seconds, loose, _ in kinds])
-        offers = Offers(
-            devices=np.array([size for size, *_ in kinds], dtype=np.int64),
-            bound_per_second=np.full(len(kinds), 10.0),
-            guess_per_second=np.full(len(kinds), 10.0),
-            layers=np.ones((len(kinds), 2), dtype=np.int64),
-            build=lambda number, servers=servers: servers[number],  # type: ignore[misc]
-            least=Least.of(np.ones((len(kinds), 1)), lowest[:, None], np.zeros(len(kinds))),
-        )
-        sides.append(Side(role, pool, offers))
-    exact = [
-        [side.server(int(offer)).seconds - 0.001 * int(left) for offer, left in zip(side.offer, side.left, strict=True)]  # type: ignore[attr-defined]
-        for side in sides
-    ]
-    pairs = [
-        (exact[0][one] + exact[1][other], int(sides[0].devices[one] + sides[1].devices[other]))
-        for one, other in product(range(sides[0].size), range(sides[1].size))
-        if sides[0].devices[one] + sides[1].devices[other] <= 6
-    ]
-    best = min(pairs, default=(math.inf, 0))
-
-    asked = Programme(((tuple(sides),),), Aim(devices={pool.budget: 6}, objective="latency", rate=1.0))
-    found = asked.settle()
-
-    assert (found is None) == math.isinf(best[0])
-    if found is not None:
-        assert asked.seconds(found) == pytest.approx(best[0], rel=1e-6)

@@ -5,27 +5,11 @@ from dataclasses import replace
 import pytest
 
 from planner.question import Formats, Question
-from planner.search.changes.nearest import _least, _quantised, nearest_changes
+from planner.search.changes.nearest import _quantised, nearest_changes
 from planner.search.changes.variations import has_plan
 from planner.search.search import search
 from tests.plans import small_plan
 from tests.questions import small_question
-
-
-@pytest.mark.parametrize("edge", [1.02, 1.3, 7.0, 31.0])
-def test_the_least_factor_is_bracketed(edge: float) -> None:
-    """What is returned holds and is at most 4 % beyond the least; nothing is returned that was not tried."""
-    tried: list[float] = []
-
-    def holds(factor: float) -> bool:
-        tried.append(factor)
-        return factor >= edge
-
-    found = _least(holds, 32.0)
-    assert found is not None
-    assert edge <= found <= 1.05 * max(edge, 1.06)
-    assert found in tried
-    assert _least(lambda factor: False, 32.0) is None
 
 
 def _asked() -> Question:

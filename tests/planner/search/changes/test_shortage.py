@@ -15,17 +15,6 @@ def asked(rate: float, **fields: object) -> Question:
     return replace(small_question(model="qwen3-8b", **fields), objective="chips", rate_per_second=rate)  # type: ignore[arg-type]
 
 
-def test_the_devices_named_carry_the_rate() -> None:
-    """Of one pool for both roles; a node less of what is named need not."""
-    question = asked(900.0, devices=8)
-    answer = answered(question)
-
-    assert answer.binding_limit == "devices"
-    (count,) = re.findall(r"--devices (\d+)", answer.explanation)
-    larger = replace(question.prefill, devices=int(count))
-    assert has_plan(replace(question, prefill=larger, decode=larger))
-
-
 def test_a_pool_of_some_gpus_of_a_server_grows_by_gpus() -> None:
     """Three GPUs that carry a little less than asked are told of the fourth, not of a whole server."""
     question = asked(1.05 * most_carried(small_question(model="qwen3-8b", devices=3)), devices=3)
