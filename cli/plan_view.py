@@ -247,9 +247,7 @@ def work_cells(plan: Plan) -> dict[str, list[str]]:
     words = {"prefill": ("prompt", workload.input_tokens.mean), "encode": ("picture", float(pictures))}
     told = [(pool, *words.get(pool.role, ("output", workload.output_tokens.mean))) for pool in pools]
     rate = plan.requests_per_second
-    cells = {
-        "tokens/s per chip": [f"{format_count(rate * mean / pool.chips)} {word}" for pool, word, mean in told],
-    }
+    cells = {"tokens/s per chip": [f"{format_count(rate * mean / pool.chips)} {word}" for pool, word, mean in told]}
     if any(pool.machines.devices_per_chip > 1 for pool in pools):
         cells["per device"] = [format_count(rate * mean / pool.devices) for pool, _, mean in told]
     cells["load"] = [f"{pool.utilisation:.0%}" for pool in pools]

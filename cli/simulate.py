@@ -10,13 +10,7 @@ from cli.output import Outputs, Screen, print_json, short_duration
 from ground.units import HOUR_SECONDS, format_count, format_rate
 from planner.manifest.document import read_manifest
 from podplan.options import SimulateFlags
-from podplan.simulation import (
-    PoliciesResult,
-    SimulateResult,
-    differences,
-    simulated,
-    simulated_policies,
-)
+from podplan.simulation import PoliciesResult, SimulateResult, differences, simulated, simulated_policies
 from runtime.simulate.metrics import SimulationResult
 
 SHOWN_EVERY_SECONDS = 0.5

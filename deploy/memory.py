@@ -10,14 +10,7 @@ from deploy.roles import RolePlan, aligned
 from ground.errors import Infeasible
 from ground.units import GIBI, format_bytes
 from models.spec import MLA
-from planner.engines.memory import (
-    Holding,
-    dispatch_tokens,
-    exchange_bytes,
-    kept_bytes,
-    low_latency_bytes,
-    taken_share,
-)
+from planner.engines.memory import Holding, dispatch_tokens, exchange_bytes, kept_bytes, low_latency_bytes, taken_share
 from planner.engines.spec import EngineProfile
 
 SCALES = (10**3, 10**4, 10**5, 10**6)  # of the digits of a share of memory

@@ -20,13 +20,7 @@ from planner.engines.loader import (
 )
 from planner.engines.memory import prefill_prompts
 from planner.engines.nearest import describe, nearest_reachable
-from planner.engines.rules import (
-    Broken,
-    Setup,
-    broken_pair,
-    broken_rule,
-    expert_mode,
-)
+from planner.engines.rules import Broken, Setup, broken_pair, broken_rule, expert_mode
 from planner.engines.spec import Accelerator, EngineProfile, ExpertMode, ShapeName
 from planner.manifest.layout import ExpertMap, Instance
 from planner.manifest.schema import AnswerKinds, Manifest, MemoryBytes, Pool, PromptKinds, Role

@@ -347,8 +347,7 @@ class Device(Stated):
     memory_bandwidth_bytes_per_second: Sourced
     reserve_bytes: Sourced = described("memory that the runtime and its libraries keep")
     sustained_fraction: Sourced | None = described(
-        "share of short kernels' rates that hours of matrix work reach at the clock power allows",
-        default=None,
+        "share of short kernels' rates that hours of matrix work reach at the clock power allows", default=None
     )
 
     def __post_init__(self) -> None:
@@ -395,8 +394,7 @@ class HardwareSpec(Stated):
         "a chip with its share of host, network and cooling, as far as the source counts them", default=None
     )
     chip_power_watts: Sourced | None = described(
-        "the chip alone: its thermal design power, or the largest reading where none is stated",
-        default=None,
+        "the chip alone: its thermal design power, or the largest reading where none is stated", default=None
     )
     price_usd_per_chip_hour: Sourced | None = None
     price_basis: str | None = described(

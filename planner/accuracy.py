@@ -142,11 +142,7 @@ def load_excluded(path: Path = PUBLISHED / "excluded.csv") -> list[Excluded]:
     """Return what is published and not compared."""
     return [
         Excluded(
-            what=row["what"],
-            ids=tuple(row["ids"].split()),
-            rows=int(row["rows"]),
-            reason=row["reason"],
-            url=row["url"],
+            what=row["what"], ids=tuple(row["ids"].split()), rows=int(row["rows"]), reason=row["reason"], url=row["url"]
         )
         for _, row in csv_table(read_text(path), str(path))
     ]

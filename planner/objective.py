@@ -63,9 +63,7 @@ OBJECTIVES: dict[ObjectiveName, Objective] = {
     ),
     "chips": Objective(key=lambda found: (float(found.devices), -found.requests_per_second), unit="chips"),
     "cost": Objective(
-        key=lambda found: (found.cost_per_hour or float(found.devices), float(found.devices)),
-        unit="USD/h",
-        priced=True,
+        key=lambda found: (found.cost_per_hour or float(found.devices), float(found.devices)), unit="USD/h", priced=True
     ),
     "latency": Objective(key=lambda found: (found.e2e_mean_seconds, float(found.devices)), unit="s", timed=True),
 }

@@ -224,10 +224,7 @@ def _mirrored(cursor: _Cursor, attention: dict[str, int], moe: bool) -> dict[str
             cursor.token,
             f"SP is a parallelism of attention alone; name the experts' after a comma, such as EP={example}",
         )
-    return {
-        "TP": attention.get("SP", attention.get("TP", 1)),
-        "EP": attention.get("DP", attention.get("EP", 1)),
-    }
+    return {"TP": attention.get("SP", attention.get("TP", 1)), "EP": attention.get("DP", attention.get("EP", 1))}
 
 
 def _pipeline(cursor: _Cursor) -> int:

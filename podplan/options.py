@@ -136,8 +136,7 @@ class QuestionFlags(Flags):
         "1M requests: how long the devices take.",
     )
     offline: Text = flag(
-        "R/s[,P+A]",
-        "Offline requests beside --rate or --trace, of prompts of P and answers of A [as long], that wait.",
+        "R/s[,P+A]", "Offline requests beside --rate or --trace, of prompts of P and answers of A [as long], that wait."
     )
     trace: Text = flag("FILE", "Lengths, arrivals and rate of a trace, in any of its formats.")
     format: Text = flag("NAME", "azure or mooncake [as the file looks].")

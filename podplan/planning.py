@@ -256,9 +256,7 @@ def _settled(asked: Asked, first: Callable[..., Answer]) -> "tuple[Asked, tuple[
         from podplan.prefixes import in_own_caches  # with the runtime, which only this needs
 
         asked, known = in_own_caches(
-            asked,
-            partial(traced, first=first),
-            lambda each: (search(each.question, beside=False), None),
+            asked, partial(traced, first=first), lambda each: (search(each.question, beside=False), None)
         )
     if asked.job is not None:
         asked = replace(asked, question=asked.job.ending_in_time(asked.question))

@@ -34,14 +34,7 @@ from podplan.job import UTILISATION, read_job
 from podplan.machines import read_machines
 from podplan.options import QuestionFlags, flag_name
 from podplan.readers import by_role, read_redundant, read_shared, read_tokens
-from podplan.traffic import (
-    AskedPool,
-    AskedTraffic,
-    read_offline,
-    read_prefix_pool,
-    read_prefix_routing,
-    read_traffic,
-)
+from podplan.traffic import AskedPool, AskedTraffic, read_offline, read_prefix_pool, read_prefix_routing, read_traffic
 
 ROLES: tuple[Role, ...] = get_args(Role)
 FIELDS = {  # flags that may be given per role, and what they fix

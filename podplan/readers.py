@@ -310,12 +310,7 @@ def weights_of(text: str | None, role: str) -> str | None:
 
 
 def by_role(
-    text: str,
-    flag: str,
-    *,
-    known: Sequence[str] = ROLES,
-    right: str = "prefill=... or decode=...",
-    signs: bool = False,
+    text: str, flag: str, *, known: Sequence[str] = ROLES, right: str = "prefill=... or decode=...", signs: bool = False
 ) -> dict[str, str]:
     """Return what ``prefill=A,decode=B`` gives each role, or the whole text under ``""``; values may hold commas.
 

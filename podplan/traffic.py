@@ -146,12 +146,7 @@ def read_growth(text: str) -> tuple[float, ...]:
         raise BadInput(f"{GROWTH}: {text[:40]!r}: {error}") from None
 
 
-def _from_trace(
-    flags: QuestionFlags,
-    known: Known,
-    rate: float | None,
-    reuse: float | None,
-) -> AskedTraffic:
+def _from_trace(flags: QuestionFlags, known: Known, rate: float | None, reuse: float | None) -> AskedTraffic:
     from ground.trace_lengths import fitting  # readers of many formats, for --trace alone
     from ground.traces import TraceFormat, read_trace, reused_tokens, with_blocks
 

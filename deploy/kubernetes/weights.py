@@ -5,13 +5,7 @@ import re
 from collections.abc import Iterator
 
 from deploy.commands.launch import Target
-from deploy.kubernetes.pods import (
-    driver,
-    pod_settings,
-    resources,
-    security,
-    weights_mount,
-)
+from deploy.kubernetes.pods import driver, pod_settings, resources, security, weights_mount
 from deploy.kubernetes.templates import LOCKED, objects, template
 from deploy.templates import Object, filled
 from deploy.words import quoted

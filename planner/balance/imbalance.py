@@ -70,10 +70,7 @@ MIXED = LoadDistribution(  # traffic of several domains, the default
 )
 
 SINGLE_DOMAIN = LoadDistribution(
-    name="single-domain",
-    log_sigma=1.04,
-    drift_log_sigma=0.10,
-    source=f"the same, translation alone: {_ESFT}; {_DRIFT}",
+    name="single-domain", log_sigma=1.04, drift_log_sigma=0.10, source=f"the same, translation alone: {_ESFT}; {_DRIFT}"
 )
 """Traffic of one domain: as skewed as TensorRT-LLM tech blog 4 measured DeepSeek-R1 on a translation data set."""
 

@@ -127,14 +127,7 @@ def most_exchanged(ep: Number, experts: int, tensor: Number) -> Number:
 
 
 def exchange_of(
-    generation: Generation,
-    *,
-    ep: int,
-    experts: int,
-    tokens: int,
-    capacity: Number,
-    world: int,
-    experts_per_token: int,
+    generation: Generation, *, ep: int, experts: int, tokens: int, capacity: Number, world: int, experts_per_token: int
 ) -> Exchange:
     """Return the exchange of a step of ``tokens`` per DP rank with EP degree ``ep`` over ``world`` devices.
 

@@ -43,12 +43,7 @@ def _layouts(setup: Setup, strategy: Strategy) -> Iterator[Setup]:
         for drafts in range(setup.drafts, -1, -1):
             for microbatches in {setup.microbatches, 1}:
                 yield replace(
-                    setup,
-                    strategy=strategy,
-                    redundant=redundant,
-                    dedicated=0,
-                    drafts=drafts,
-                    microbatches=microbatches,
+                    setup, strategy=strategy, redundant=redundant, dedicated=0, drafts=drafts, microbatches=microbatches
                 )
 
 

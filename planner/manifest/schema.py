@@ -15,15 +15,7 @@ from hardware.spec import Dtype, HardwareSpec
 from models.spec import ModelSpec
 from planner.manifest.costs import Amount, Natural, Positive, Rate, Result, Share, StepCostModel
 from planner.manifest.curves import Number, charged_tokens
-from planner.manifest.layout import (
-    MOST_INSTANCES,
-    Degrees,
-    ExpertMap,
-    GroupRule,
-    Instance,
-    RankTable,
-    ShardRule,
-)
+from planner.manifest.layout import MOST_INSTANCES, Degrees, ExpertMap, GroupRule, Instance, RankTable, ShardRule
 from planner.manifest.loading import (
     STARTUP_SECONDS,
     STORAGE_BYTES_PER_SECOND,
@@ -205,8 +197,7 @@ class KvTransfer(CacheShape):
     bytes_per_token: Rate = Field(description="whole model, each layer once, of a token within all windows")
     mapping: LinkMapping
     links: Literal["balanced", "first"] = Field(
-        default="balanced",
-        description="balanced: by the mapping; first: from the first ranks of a prefill TP group",
+        default="balanced", description="balanced: by the mapping; first: from the first ranks of a prefill TP group"
     )
 
 

@@ -29,17 +29,7 @@ from planner.manifest.terms import (
 )
 
 # Stages of one stream stand side by side: kernels behind one gate are then one block.
-ORDER: tuple[Stage, ...] = (
-    "dense",
-    "attention",
-    "gate",
-    "dispatch",
-    "combine",
-    "shared",
-    "experts",
-    "head",
-    "draft",
-)
+ORDER: tuple[Stage, ...] = ("dense", "attention", "gate", "dispatch", "combine", "shared", "experts", "head", "draft")
 
 
 class StackedTerms(tuple[Term, ...]):

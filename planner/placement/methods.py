@@ -245,8 +245,5 @@ def hold_out(problem: Problem, split: Split, method: str = "auto") -> HeldOut:
     seen, unseen = (replace(problem, loads=problem.loads[:, :, part]) for part in parts)
     slots = METHODS[default_method(seen) if method == "auto" else method](seen)
     return HeldOut(
-        split=split,
-        seen=measure(seen, slots),
-        unseen=measure(unseen, slots),
-        eplb_unseen=measure(unseen, eplb(seen)),
+        split=split, seen=measure(seen, slots), unseen=measure(unseen, slots), eplb_unseen=measure(unseen, eplb(seen))
     )

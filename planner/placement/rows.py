@@ -135,10 +135,7 @@ def _pair_costs(state: Rows, rows: Ints, busy: Ints) -> Floats:
     carried, total = state.carried[rows], state.total[rows]
     shift = carried[each, busy][:, :, None] - carried.reshape(count, 1, ranks * slots, -1)
     cost = state.objective.cost
-    after = np.maximum(
-        cost(total[each, busy][:, None, None] - shift),
-        cost(total[:, rank_of][:, None] + shift),
-    )
+    after = np.maximum(cost(total[each, busy][:, None, None] - shift), cost(total[:, rank_of][:, None] + shift))
     mine = state.held[rows, busy]  # [rows, own slot]
     after[state.on[rows[:, None], mine][:, :, rank_of]] = np.inf
     theirs = state.held[rows].reshape(count, -1)

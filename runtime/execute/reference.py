@@ -56,10 +56,7 @@ def forward(weights: Weights, sequences: Sequence[Sequence[int]]) -> list[Forwar
 def draft_input(weights: Weights, at: str, embedded: Floats, state: Floats) -> Floats:
     """Next token's embedding beside the main model's state, each normed, [T, 2h] (DeepSeek-V3 Eq. (21))."""
     return np.concatenate(
-        [
-            rms_norm(embedded, weights.whole(f"{at}.enorm.weight")),
-            rms_norm(state, weights.whole(f"{at}.hnorm.weight")),
-        ],
+        [rms_norm(embedded, weights.whole(f"{at}.enorm.weight")), rms_norm(state, weights.whole(f"{at}.hnorm.weight"))],
         axis=1,
     )
 

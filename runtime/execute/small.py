@@ -87,10 +87,7 @@ def shrink(model: ModelSpec, pools: Sequence[Pool]) -> SmallModel:
             if not any(first <= layer < end for layer in kept):
                 kept.add(first)
     return SmallModel(
-        source=model,
-        spec=small,
-        layers=tuple(sorted(kept)),
-        draft_layer=model.layers if model.mtp_layers else None,
+        source=model, spec=small, layers=tuple(sorted(kept)), draft_layer=model.layers if model.mtp_layers else None
     )
 
 

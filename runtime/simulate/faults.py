@@ -161,12 +161,7 @@ class Faults:
                 if isinstance(other, PrefillInstance) and other.up:  # the role that it might flip to begins anew
                     self._stop_prompts(other)
                     other.up = True
-            self._shared.engine.at(
-                self._shared.engine.now_seconds + back,
-                COMPLETION,
-                self._repair,
-                (name, ranks),
-            )
+            self._shared.engine.at(self._shared.engine.now_seconds + back, COMPLETION, self._repair, (name, ranks))
             return
         self._dead[name].subtract(ranks)
         self._take_down(name, back, alive=True, dead=gone)
