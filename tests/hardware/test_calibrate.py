@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ground.errors import BadInput
 from ground.yamldata import to_yaml
 from hardware.calibrate import calibrate, overlay
 from hardware.fits import CALIBRATION, Product, attention_seconds, collective_seconds, exchange_seconds, matmul_seconds
@@ -114,33 +113,3 @@ def test_launches_and_copies_fill_host_and_vector(tmp_path: Path) -> None:
     assert mine.kernels.gemm == HARDWARE.kernels.gemm
     bandwidth = HARDWARE.device.memory_bandwidth_bytes_per_second.value * mine.kernels.vector.memory_fraction
     assert 2e9 / bandwidth + mine.kernels.vector.floor_seconds == pytest.approx(1e-3, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("", "first line"),
-        ("a,b\n1,2\n", "first line"),
-        ("kernel,seconds\nwarp,1\n", "line 2.*warp"),
-        ("kernel,dtype,groups,rows,columns,depth,seconds\ngemm,fp3,1,1,1,1,1\n", "dtype.*fp3"),
-        ("kernel,dtype,groups,rows,columns,depth,seconds\ngemm,bf16,1,0,1,1,1\n", "rows.*positive"),
-        ("kernel,dtype,groups,rows,columns,depth,seconds\ngemm,bf16,1,1,1,1,nan\n", "seconds.*positive"),
-        ("kernel,flops,bytes,mean_keys,seconds\nmla_decode,0,0,1,1\n", "both 0"),
-        ("kernel\ngemm\n", "name the columns: seconds"),
-        ("kernel,seconds\n", "has no row"),
-        ("kernel,seconds,seconds\neager_launch,1,1\n", "'seconds' stands twice"),
-        ("kernel,seconds\neager_launch\n", "line 2: has 1 fields, the header has 2"),
-        ("kernel,seconds\neager_launch,1e-6,3\n", "line 2: has 3 fields, the header has 2"),
-        ("kernel,seconds\neager_launch,1e30\n", "seconds is '1e30'; it must be from 1e-09 to 100000"),
-        ("kernel,seconds\neager_launch,1e-30\n", "seconds is '1e-30'; it must be from"),
-        ("kernel,bytes,seconds\nmemory_copy,1e300,1\n", "bytes is '1e300'"),
-        ("op,scope,in_graph,ranks,message_bytes,seconds\nall_reduce,rack,no,8,1,1\n", "scope.*rack"),
-        ("kernel,seconds,used_by\neager_launch,1e-6,h200\n", "no row.*h100"),
-    ],
-)
-def test_a_row_that_cannot_be_read_is_named(tmp_path: Path, text: str, named: str) -> None:
-    """One sentence names the file, the line and the column."""
-    path = tmp_path / "measured.csv"
-    path.write_text(text)
-    with pytest.raises(BadInput, match=named):
-        calibrate(HARDWARE, read_measurements([path], "h100"))

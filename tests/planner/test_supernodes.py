@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import podplan
-from ground.errors import BadInput
 from planner.supernodes import Blocks, Fabric, allocated
 
 
@@ -39,15 +38,6 @@ def test_the_share_is_that_of_filling_by_lot(chips: int) -> None:
     assert allocated(chips, blocks) == pytest.approx(np.mean(fills) / chips, abs=0.002)
 
 
-def test_a_size_or_block_that_cannot_be_is_refused() -> None:
-    """By the flag."""
-    for given, told in (
-        ({"sizes": "30"}, "--sizes: 30 chips are no whole nodes of 8"),
-        ({"sizes": "32", "blocks": "64:1"}, "blocks of 64 chips fit no supernode of 32"),
-        ({"blocks": "many"}, "--blocks: 'many' is not"),
-        ({"blocks": "../" * 2000}, "--blocks: .*is not"),
-        ({"blocks": "mean=200,largest=64"}, "sizes on both sides"),
-    ):
-        with pytest.raises(BadInput, match=told):
-            podplan.supernode("cm384", **given)
+def test_the_usual_sizes() -> None:
+    """Where none is asked for."""
     assert [row["chips"] for row in podplan.supernode().rows()] == [192, 224, 256, 288, 352, 384]

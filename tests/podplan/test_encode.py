@@ -43,24 +43,6 @@ def test_the_answer_tells_the_encode_pool(shape: str) -> None:
     assert told["question"]["encode"] == "separate"
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["qwen3-8b", "--encode", "separate"], "have no pictures"),
-        (["qwen2.5-vl-7b-instruct", "--images", "1@640x640", "--encode", "apart"], "fused, separate or auto"),
-        (["qwen2.5-vl-7b-instruct", "--images", "1@640x640", "--encode", "auto", "--queueing", "mixserve"], "mixserve"),
-        (["qwen2.5-vl-7b-instruct", "--images", "1@640x640", "--encode", "separate", "--engine", "trtllm"], "TensorRT"),
-        (["qwen2.5-vl-7b-instruct", "--images", "1@640x640", "--instances", "encode=2"], "add --encode separate"),
-    ],
-)
-def test_what_cannot_be_asked_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """One sentence that names the flag, exit code 2."""
-    assert main([*words, "--hw", "h800", "--nodes", "1"]) == 2
-    error = capsys.readouterr().err
-    assert told in error
-    assert error.count("\n") == 1
-
-
 def test_a_limit_that_encode_passes_is_told_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     """Twenty pictures on one device take longer than half of the limit: the refusal says which stage is late."""
     words = ["qwen2.5-vl-7b-instruct", "--hw", "h800", "--nodes", "1", "--images", "20@1280x720", "--ttft", "300ms"]

@@ -7,7 +7,7 @@ from cli import main
 from cli.exit_codes import ExitCode
 from podplan.question_files import merged_flags
 from podplan.traffic import read_growth
-from tests.shell import answered, refused
+from tests.shell import answered
 
 SMALL = {"hw": "h100", "nodes": 2, "isl": 1024, "osl": 256, "shape": "disaggregated", "engine": "vllm"}
 LINE = ["qwen3-8b", *(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))]
@@ -55,25 +55,6 @@ def test_rates_may_grow_by_equal_factors_and_fall() -> None:
     """What is there stays where the rate falls."""
     assert read_growth("10/s..1000/s:3:log") == (10, 100, 1000)
     assert read_growth("600/min..5/s:2") == (10, 5)
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--growth", "25/s"], "is not RATE..RATE:MONTHS"),
-        (["--growth", "25/s..100/s"], "is not RATE..RATE:MONTHS"),
-        (["--growth", "25/s..100/s:1"], "must have from 2"),
-        (["--growth", "25/s..100/s:999"], "more than the 120"),
-        (["--growth", "25..100:3"], "is not a rate"),
-        (["--growth", "25/s..25/s:3"], "two different ends"),
-        (["--growth", GROWTH, "--rate", "5/s"], "leave one of them out"),
-        (["--growth", GROWTH, "--rate-profile", "0:00=5/s"], "leave one of them out"),
-        (["--growth", GROWTH, "--objective", "throughput"], "contradict"),
-    ],
-)
-def test_what_is_no_growth_is_told_in_one_line(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Naming the flag."""
-    refused(capsys, f"--growth … {told}", *LINE, *flags)
 
 
 def test_growth_in_a_question_file_replaces_a_shared_rate() -> None:

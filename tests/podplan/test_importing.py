@@ -507,24 +507,6 @@ def test_the_parts_of_pipeline_stages_make_a_step(tmp_path: Path) -> None:
     assert pool.limits.tokens_per_device * pool.degrees.attention_tp * pool.degrees.pp == 4 * 512
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("nofile.yaml", "no such file; give a YAML file"),
-        ("ollama run qwen3", "has no command that is read here"),
-        ("vllm serve nobody/knows-this", "--model: 'nobody/knows-this' is not of the catalogue"),
-        ("vllm serve Qwen/Qwen3-8B -tp many", "'many' is not a number of devices"),
-        ("vllm serve 'Qwen/Qwen3-8B", "cannot be split into words"),
-        ("vllm serve --port 80", "has no command that is read here"),
-    ],
-)
-def test_what_cannot_be_read_says_why(source: str, said: str) -> None:
-    """One sentence, whatever it is."""
-    with pytest.raises(BadInput) as error:
-        import_deployment(source, hw="h100")
-    assert said in str(error.value) and "\n" not in str(error.value)
-
-
 def test_the_command_prints_headroom_and_findings(capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 0 where it runs and keeps the limits."""
     arguments = [

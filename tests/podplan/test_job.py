@@ -11,7 +11,6 @@ from cli.exit_codes import ExitCode
 from planner.search.jobs import Job, confidence_in_time, job_seconds, last_seconds, seconds_with
 from podplan.job import read_job
 from podplan.options import QuestionFlags
-from tests.shell import refused
 
 SMALL: dict[str, Any] = {"hw": "h100", "nodes": 1, "isl": 1024, "osl": 256, "engine": "vllm", "shape": "disaggregated"}
 LINE = ["qwen3-8b", *(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))]
@@ -101,20 +100,3 @@ def test_words_of_a_job() -> None:
     told = [read_job(each) for each in flags]
     read = [each and (each.requests, each.seconds) for each in told]
     assert read == [(1_000_000, 21_600.0), (1000, 90.0), (5, None), (20_000, None), None]
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--job", "many"], "is not COUNT requests in TIME"),
-        (["--job", "1M requests in"], "is not COUNT requests in TIME"),
-        (["--job", "1M requests in 6"], "has no unit"),
-        (["--job", "0 requests in 6h"], "--job"),
-        (["--job", JOB, "--rate", "5/s"], "leave one of them out"),
-        (["--job", JOB, "--objective", "throughput"], "contradict"),
-        (["--job", "1M requests", "--objective", "chips"], "needs the rate"),
-    ],
-)
-def test_what_is_no_job_is_told_in_one_line(flags: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Naming the flag."""
-    refused(capsys, told, *LINE, *flags)

@@ -79,30 +79,6 @@ def test_a_given_batch_costs_what_predict_says() -> None:
     assert plan.prefill.candidate.pass_seconds == pytest.approx(one.prediction.iteration_seconds, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"strategy": "decode=DP=12, EP=12", "redundant_experts": "decode=5"}, "decode=4 or 16"),
-        ({"strategy": "decode=DP=32, EP=32"}, "takes 32 devices and there are 16"),
-        ({"strategy": "decode=DP=8, EP=8", "instances": "decode=3"}, "--instances: .* take 25 devices"),
-        ({"strategy": "decode=TP=3"}, "--strategy decode: 'TP=3' does not fit"),
-        ({"strategy": "prefil=TP=2"}, "'prefil' at position 1"),
-        ({"strategy": "prefill=DP=4 x 2, EP=4"}, "in decode alone"),
-        ({"strategy": "prefill=TP=2,prefill=TP=4"}, "prefill stands twice"),
-        ({"strategy": "prefill=TP=2", "shape": "aggregated"}, "prefill instances are of no aggregated"),
-        ({"strategy": "mixed=TP=2 + DP=4, TP=2 + EP=4", "engine": "vllm"}, "--strategy mixed: .*expert"),
-        ({"batch": "prefill=4"}, "--batch: prefill instances have none; give it for decode or mixed"),
-        ({"instances": "prefill=0"}, "--instances prefill"),
-        ({"tokens": "prefill=1"}, "too many passes"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_what_cannot_be_is_refused_by_its_flag(given: dict[str, str], told: str) -> None:
-    """One sentence, before anything is searched."""
-    with pytest.raises(BadInput, match=told):
-        read_question(QuestionFlags(**{**SMALL, **given}))
-
-
 def test_what_gives_no_plan_tells_what_would() -> None:
     """A batch that no memory holds binds, and the one of the best plan is named; it is a plan when it is asked for."""
     found = answer(strategy="decode=DP=8, EP=8", batch="decode=4000")

@@ -19,7 +19,7 @@ from planner.workload import Workload
 from podplan.offered import read_offered
 from podplan.options import QuestionFlags, SimulateFlags, flags_of
 from podplan.question_files import read_questions
-from podplan.traffic import read_histogram, read_traffic
+from podplan.traffic import read_traffic
 from runtime.simulate.workload import open_loop
 from tests.manifests import manifest
 from tests.shell import answered
@@ -88,42 +88,6 @@ def test_a_plan_is_made_for_a_histogram(tmp_path: Path, capsys: pytest.CaptureFi
     assert single["assumptions"]["lengths"].startswith("prompts as in ")
     spread = planned("--isl-histogram", _file(tmp_path, HISTOGRAM))
     assert spread["best"]["requests_per_second"] < rate
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("length,weight\n5,1\n", "must name the columns: tokens,weight"),
-        ("tokens,weight\n5,1\n5,2\n", "line 3: 5 tokens stand twice"),
-        ("tokens,weight\n0,1\n", "line 2: '0' is zero"),
-        ("tokens,weight\n5.5,1\n", "line 2: '5.5' is not a whole number"),
-        ("tokens,weight\n5,-1\n", "line 2: '-1' is not a weight"),
-        ("tokens,weight\n5,nan\n", "line 2: 'nan' is not a weight"),
-        ("tokens,weight\n5,0\n", "the weights must sum to more than 0"),
-        ("tokens,weight\n5,1e308\n6,1e308\n", "to a finite number"),
-    ],
-)
-def test_a_bad_histogram_is_one_sentence(tmp_path: Path, text: str, told: str) -> None:
-    """It names the file, and the line where there is one."""
-    file = _file(tmp_path, text)
-    with pytest.raises(BadInput, match=told) as caught:
-        read_histogram(Path(file))
-    assert str(caught.value).startswith(file)
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        ({"isl": "5"}, "--isl and --isl-histogram both"),
-        ({"isl_cv": "1"}, "--isl-cv and --isl-histogram both"),
-        ({"isl_distribution": "gamma"}, "--isl-distribution and --isl-histogram both"),
-        ({"trace": "x.csv"}, "--isl-histogram and --trace both"),
-    ],
-)
-def test_lengths_are_given_once(tmp_path: Path, flags: dict[str, str], told: str) -> None:
-    """A histogram stands in place of mean, CV and distribution, and of a trace."""
-    with pytest.raises(BadInput, match=told):
-        _workload(isl_histogram=_file(tmp_path, HISTOGRAM), **flags)
 
 
 def test_no_file_is_no_histogram() -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 import podplan
-from ground.errors import BadInput
 from planner.workload import Lengths, Workload, reserved_kv_tokens
 
 
@@ -41,13 +40,3 @@ def test_a_recommender_is_planned_and_plays_as_planned() -> None:
     assert [pool.mtp.beams for pool in pools] == [1, 128]
     played = plan.simulate(requests=2000).to_dict()
     assert played["e2e_seconds"]["mean"] == pytest.approx(plan.best.e2e_mean_seconds, rel=0.15)
-
-
-def test_what_does_not_go_with_beams_is_refused() -> None:
-    """Drafts of one answer, and aggregated instances."""
-    with pytest.raises(BadInput, match="--mtp: drafts of one answer"):
-        podplan.plan("deepseek-r1", hw="cm384", beams=4, mtp=1)
-    with pytest.raises(BadInput, match="--beams: requests with beams are answered"):
-        podplan.plan("qwen3-8b", hw="910b", beams=4, shape="aggregated")
-    with pytest.raises(BadInput, match="--beams: 4096 are more than"):
-        podplan.plan("qwen3-8b", hw="910b", beams=4096)
