@@ -175,52 +175,6 @@ def test_a_repeated_trace_goes_on_at_its_rate(tmp_path: Path) -> None:
     assert again.session.tolist() == [0, 1, 0, 1, 2, 3, 2, 3] and np.nansum(again.delay_seconds) == 8.0
 
 
-@pytest.mark.parametrize(
-    ("text", "format", "message"),
-    [
-        ('{"a": 1}', None, "no known format has the fields a"),
-        ('{"timestamp": 0, "text_input": "hello", "output_length": 3}', "aiperf", "input_length is missing"),
-        ("arrived_at,num_decode_tokens\n1,2", "vidur", "column num_prefill_tokens is missing"),
-        ("Timestamp,Request tokens,Response tokens\nx,1,1", None, "line 2: Timestamp"),
-        (lines({"input_toks": 1, "output_toks": 1, "sub_requests": 3}), None, "sub_requests: must be a list"),
-        (lines({"id": "a", "requests": [3]}), None, "requests: must be a list of objects"),
-        (lines({"spans": [{"attributes": 1}]}), None, "must have attributes"),
-        ('[{"timestamp": 0, "input_length": -4, "output_length": 1}]', None, "item 1: input_length"),
-        ("PAR1 is how Parquet begins", None, "Parquet"),
-        ("[1, 2]", None, "item 1: must be a JSON object"),
-        ("\ufeff\n \n", None, "has no request"),
-        ('TIMESTAMP,ContextTokens,GeneratedTokens\n"x', None, "line 2: "),
-        ("Timestamp,Request tokens,Response tokens\n5,9,0", None, "has no request"),
-        ("input_length,output_length\n9,2", "guidellm", "column timestamp is missing for the format guidellm"),
-        (lines(*MOONCAKE), "moncake", "trace format 'moncake' is not known; use one of azure"),
-        (lines({"id": "a", "requests": 3}), None, "requests: must be a list"),
-        (lines({"spans": 3}), "otel", "spans: must be a list"),
-        (lines({"spans": [{"attributes": {f"{USAGE}input_tokens": 1}}]}), None, "has no request"),
-        (
-            lines({"spans": [{"attributes": dict.fromkeys([f"{USAGE}input_tokens", f"{USAGE}output_tokens"], 1)}]}),
-            None,
-            "start_time is missing",
-        ),
-        (lines({"conversations": 3}), "sharegpt", "conversations: must be a list of objects"),
-        (lines({"conversations": [{"value": "a"}]}), "sharegpt", "has no request"),
-        (lines({"conversations": [{"value": 3}, {"value": "a"}]}), "sharegpt", "value: must be a text"),
-        (lines(MOONCAKE[0], {"input_length": 9, "output_length": 2}), None, "timestamp is missing|has no arrival"),
-        (lines({**MOONCAKE[0], "session_id": True}), None, "session_id: must be a text or a whole number"),
-        (
-            lines({**MOONCAKE[0], "session_id": "a"}, {**MOONCAKE[1], "session_id": "a", "delay": -1}),
-            None,
-            "must not be",
-        ),
-        ('{"timestamp": 0,\n', None, "line 1: must be a JSON object"),
-    ],
-)
-def test_what_a_format_lacks_is_told(tmp_path: Path, text: str, format: str | None, message: str) -> None:
-    """One sentence with the place and the field."""
-    with pytest.raises(BadInput, match=message) as caught:
-        read_trace(written(tmp_path, text), format)  # type: ignore[arg-type]
-    assert "\n" not in str(caught.value)
-
-
 def test_a_document_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """JSON that spans lines is held whole, so it may be smaller than JSON lines; a packed one must be whole."""
     text = json.dumps(MOONCAKE, indent=1)

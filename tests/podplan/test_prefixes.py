@@ -9,14 +9,11 @@ import pytest
 
 import podplan
 from ground.errors import BadInput
-from hardware.loader import load_hardware
-from planner.question import Machines
 from podplan.options import QuestionFlags
 from podplan.question import read_question
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import open_loop
 
-MACHINES = Machines(hardware=load_hardware("cm384"), devices=64, weights="int8", budget="cm384")
 ASKED = {
     "hw": "cm384", "nodes": 2, "isl": 8192, "osl": 200, "isl_cv": 0.5, "prefix_reuse": 0.6, "rate": 6, "ttft": 3,
     "engine": "reference", "strategy": {"prefill": "TP=2", "decode": "TP=2"},

@@ -60,28 +60,6 @@ def test_a_question_replaces_what_its_own_keys_contradict(shared, own, left):
     assert merged_flags(shared, own) == left
 
 
-WRONG: list[tuple[object, str]] = [
-    ([], "a question file is a mapping of flags to values"),
-    ({"modle": "x"}, "modle is not a known key; did you mean model"),
-    ({"zzzzzz": "x"}, "zzzzzz is not a known key; accepted are model"),
-    ({"osl-cv": 1, "osl_cv": 1}, "osl-cv stands twice; give it once"),
-    ({"model": [1]}, "model must be a text or a number, as behind"),
-    ({"weights": {}}, "weights must be a text or a number"),
-    ({"questions": []}, r"questions must be a list of 1 to 1000 mappings"),
-    ({"questions": 3}, r"questions must be a list of 1 to 1000 mappings"),
-    ({"questions": [{} for _ in range(1001)]}, r"questions must be a list of 1 to 1000 mappings"),
-    ({"questions": [{}, 3]}, r"questions\[1\] must be a mapping of flags to values, such as rate: 100/s"),
-]
-
-
-@pytest.mark.parametrize(("data", "said"), WRONG)
-def test_what_is_wrong_is_told_by_its_place(tmp_path: Path, data: object, said: str) -> None:
-    """The file, the question of it and the key."""
-    with pytest.raises(BadInput, match=said) as caught:
-        read_questions(written(tmp_path, data))
-    assert "q.yaml" in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_rows_of_another_list(tmp_path: Path) -> None:
     """None where the file has no such list."""
     path = written(tmp_path, {"pools": [{"hw": "h100"}]})

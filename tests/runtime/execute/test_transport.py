@@ -28,27 +28,6 @@ def test_a_rank_that_raises_is_named() -> None:
         Loop().run({3: fails})
 
 
-def test_the_same_program_runs_the_same_way_every_time() -> None:
-    """The order of events is a function of the programs alone."""
-
-    def ranks(log: list[int]):  # type: ignore[no-untyped-def]
-        def program(number: int):  # type: ignore[no-untyped-def]
-            async def run(rank: Endpoint) -> None:
-                for _ in range(5):
-                    rank.send((number + 1) % 4, 0, number)
-                    log.append(await rank.receive((number - 1) % 4, 0))
-
-            return run
-
-        return {number: program(number) for number in range(4)}
-
-    first: list[int] = []
-    second: list[int] = []
-    Loop().run(ranks(first))
-    Loop().run(ranks(second))
-    assert first == second and len(first) == 20
-
-
 def test_a_failed_run_leaves_nothing_behind() -> None:
     """The same loop runs again, with no message of before."""
 

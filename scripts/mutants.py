@@ -1,4 +1,4 @@
-"""`python -m tests.mutants planner/manifest tests/planner/manifest`: whether tests notice small faults.
+"""`python -m scripts.mutants planner/manifest tests/planner/manifest`: whether tests notice small faults.
 
 Each mutant is the module, or one of the folder's, with one operator, constant, condition or raise changed. It runs
 under the tests given, in a process of its own, and is killed where one of them fails or takes too long; survivors are
@@ -161,7 +161,7 @@ def survives(path: Path, mutant: tuple[int, int] | None, tests: Sequence[str], l
 
 def run() -> int:
     """Tell the survivors among so many mutants of all modules together, and the share that is killed of each."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m scripts.mutants", description=__doc__)
     parser.add_argument("modules", type=Path, help="a module, or a folder of them")
     parser.add_argument("tests", nargs="+")
     parser.add_argument("--sample", type=int, default=100)
