@@ -43,7 +43,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, percentiles
-from planner.instances.candidates import Count
+from planner.instances.candidates import MEMORY_DEVIATIONS, Count
 from planner.instances.least import BATCHES, Least
 from planner.manifest.stacks import taken
 from planner.manifest.stepcost import evaluate_each, stage_layers
@@ -57,7 +57,7 @@ _BELOW, _ABOVE = (0.0, 0.25, 0.5, 1.0), (0.25, 0.5, 0.75, 1.0)
 """Chunks at which steps are costed: parts of the mean chunk; exponents from there geometrically to the free budget."""
 _SURE = 1.5
 """Multiple of the share of late requests that is set aside for long prompts, as some meet fewer running requests."""
-_RANGE, _TURNS = 256.0, 2
+_RANGE, _TURNS, _ROUNDS = 256.0, 2, 3
 _FEWEST, _SHORTEST = 1e-3, 1e-3
 """Least mean running requests of a rank; least steps of an answer."""
 _EMPTIEST = 1e-3
@@ -65,6 +65,8 @@ _EMPTIEST = 1e-3
 _QUANTILES = np.arange(2.5, 100.0, 5.0)
 _LEVELS = (3, 9, 14, 17, 19)
 """Indices of the quantiles that separate classes of chunks."""
+_CONTEXTS = (0.125, 0.25, 0.5, 0.75, 1.0)
+"""Contexts of full chunks, of the largest quantile; no counted chunk has the last."""
 _TRIED = 5
 """Rounds of trial rates in ``single_bound``; in the last, rates differ by the eighth root of ``_RANGE``."""
 _SAMPLE = 4000
@@ -287,31 +289,32 @@ class Bounds:
         most = np.maximum(self.most_running(room), _FEWEST)
         running = np.full(rate.shape, _FEWEST)
         for _ in range(_TURNS):
-            step, full, part = self._with_singles(rate, running)
+            step, full, part = self._with_singles(rate, running, most)
             needed = rate * self.iterations * step / self.ranks
             running = np.clip(needed, _FEWEST, most)
         seen = (step - (1 - share) * full) / share
         timely = part <= ttft_seconds
         return np.asarray((seen <= limit) & timely & (needed <= np.maximum(most, _FEWEST) * (1 + 1e-9)))
 
-    def _with_singles(self, rate: Floats, running: Floats) -> tuple[Floats, Floats, Floats]:
+    def _with_singles(self, rate: Floats, running: Floats, most: Floats) -> tuple[Floats, Floats, Floats]:
         """Least seconds of the mean step, of a full step and of the longest prompt, given running requests, [rows]."""
-        chunk = self._free(running)
-        lengths, levels = np.array(self.means.lengths)[:, None, None], np.array(self.means.lengths)[list(_LEVELS)]
-        longest = self.means.longest
-        tokens = np.minimum(np.concatenate([levels, [np.inf, longest]])[:, None], chunk)  # [levels, rows]
-        pairs = tokens * np.minimum(self.means.pairs, tokens / 2)
-        pairs[-1] = tokens[-1] * longest / 2
-        none = np.zeros((1, chunk.size))
-        tokens = np.concatenate([none, tokens])
+        chunk, longest = self._free(running), self.means.longest
+        lengths = np.array(self.means.lengths)[:, None, None]
+        sizes = np.minimum(lengths[list(_LEVELS), 0], chunk)  # of chunks without context, [levels, rows]
+        contexts = np.array(_CONTEXTS)[:, None] * lengths[-1, 0] + np.zeros_like(chunk)  # of full chunks
+        whole = np.floor(lengths / chunk)
+        parts = (np.maximum(whole, 1.0) * (lengths >= sizes), np.maximum(whole - np.ceil(contexts / chunk), 0.0))
+        tokens = np.concatenate([0 * chunk[None], sizes, chunk + 0 * contexts, np.minimum(longest, chunk)[None]])
+        context = np.concatenate([np.zeros((1 + len(sizes), chunk.size)), contexts, ((longest - tokens[-1]) / 2)[None]])
         load = self._load(running, tokens, tokens / self.ranks)
-        load = load._replace(prefill_context_tokens=0.0, prefill_pairs=np.concatenate([none, pairs]))
-        seconds = self._seconds(load, (levels.size + 3, chunk.size))
-        least, *larger, full = np.maximum.accumulate(seconds[:-1], axis=0)
-        parts = np.maximum(np.floor(lengths / chunk), 1.0) * (lengths >= tokens[1:-2])
-        come = 1 - np.exp(-self.means.thinned * rate * least * parts.mean(axis=0))
-        step = least + (np.diff([least, *larger], axis=0) * come).sum(axis=0)
-        return step, full, np.maximum(longest / chunk, 1.0) * seconds[-1]
+        load = load._replace(prefill_context_tokens=0.0, prefill_pairs=tokens * (context + tokens / 2))
+        seconds = self._seconds(load, tokens.shape)
+        least, *larger = np.maximum.accumulate(seconds[:-1], axis=0)
+        steps, come = np.stack([least, *larger]), rate * np.concatenate(parts, axis=1).mean(axis=0)
+        step, longer = (_mean_step(self.means.thinned * come, steps, rounds) for rounds in (1, _ROUNDS))
+        held = rate * self.iterations * longer / self.ranks
+        step = np.where(held + MEMORY_DEVIATIONS * np.sqrt(held) <= most, longer, step)
+        return step, larger[-1], np.maximum(longest / chunk, 1.0) * seconds[-1]
 
     def longest_in_batches(self) -> Floats:
         """Least seconds of the longest prompt that must be in time, alone in the batches of a pipeline, [rows].
@@ -396,6 +399,18 @@ class Bounds:
         self.count.evaluated += len(found) * int(np.prod(shape))
         seconds = [np.broadcast_to(np.asarray(each.seconds, dtype=np.float64), shape) for each in found]
         return np.asarray(np.min(seconds, axis=0))
+
+
+def _mean_step(per_second: Floats, steps: Floats, rounds: int) -> Floats:
+    """Return the least mean of step seconds, [rows]: in each round steps are as long as the round before shows.
+
+    Args: ``per_second``: chunks of at least each class; ``steps``: seconds without a chunk, then with each, rising.
+    """
+    come = np.zeros_like(per_second)
+    for _ in range(rounds):
+        last = -np.diff(come, axis=0, prepend=1.0, append=0.0)  # probability of each length, [1 + classes, rows]
+        come = 1 - (last * np.exp(-per_second[:, None] * steps)).sum(axis=1)
+    return np.asarray(steps[0] + (np.diff(steps, axis=0) * come).sum(axis=0))
 
 
 def _most(running: Floats, least: Floats, slowest: Floats) -> Floats:
