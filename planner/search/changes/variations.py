@@ -100,7 +100,10 @@ def has_plan(question: Question, costing: Costing | None = None, known: Known | 
         return _likely_holds(question, costing) or search(question, beside=False).feasible
     if question.rate_per_second is not None and _rows_carry(question, costing, known):
         return True
-    return any(_has_plan(gather_fleet(Fleet.of(each), costing=costing), known) for each in alternatives(question))
+    every = [gather_fleet(Fleet.of(each), costing=costing) for each in alternatives(question)]
+    if question.rate_per_second is not None and any(_likely_plan(each, known) for each in every):
+        return True  # one engine's likely plan takes less time than the proof that another has none
+    return any(_has_plan(each, known) for each in every)
 
 
 def alike(choice: Choice | Gathered | None = None) -> Callable[[Question], bool]:
@@ -124,7 +127,7 @@ def _rows_carry(question: Question, costing: Costing, known: Known) -> bool:
             if each.engine != own.engine or own_formats(each) != own_formats(own):
                 continue
             gathered = gather_fleet(Fleet.of(each), rows=rows, costing=costing)
-            if _likely_plan(unpruned(gathered, aim_of(gathered.fleet), rows)) is not None:
+            if _likely_plan(unpruned(gathered, aim_of(gathered.fleet), rows), []):
                 return True
     return False
 
@@ -136,8 +139,6 @@ def _has_plan(separate: Gathered, known: Known) -> bool:
             return True
         every = unpruned(separate, aim)
         return not every.closed and every.programme(aim).carries_any()
-    if _likely_plan(separate) is not None:
-        return True
     every = unpruned(separate, aim)
     programme = None if every.closed else every.programme(aim)
     picks = None if programme is None else programme.sufficient() or programme.carrying(aim.rate)
@@ -149,9 +150,16 @@ def _has_plan(separate: Gathered, known: Known) -> bool:
     return bool(find(separate).plans)
 
 
-def _likely_plan(gathered: Gathered) -> Plan | None:
-    """Return the plan of the first choice found that carries the asked rate in time; None where none does."""
-    return _in_time(gathered, None if gathered.closed else gathered.programme(aim_of(gathered.fleet)).sufficient())
+def _likely_plan(gathered: Gathered, known: Known) -> Plan | None:
+    """Return the plan of the first choice found that carries the asked rate in time; None where none does.
+
+    Its rows are added to those that are ``known``.
+    """
+    picks = None if gathered.closed else gathered.programme(aim_of(gathered.fleet)).sufficient()
+    plan = _in_time(gathered, picks)
+    if picks and plan:
+        known.append(_rows_of(*chosen_of(gathered, picks)[0]))
+    return plan
 
 
 def _in_time(gathered: Gathered, picks: Picks | None) -> Plan | None:
@@ -166,7 +174,7 @@ def _likely_holds(question: Question, costing: Costing) -> bool:
         times: Times = {}
         for _ in range(ROUNDS):
             asked = stressed(each, times)
-            plan = _likely_plan(gather_fleet(Fleet.of(asked), costing=costing))
+            plan = _likely_plan(gather_fleet(Fleet.of(asked), costing=costing), [])
             if plan is None:
                 break
             if holds(plan, each, asked):
