@@ -23,10 +23,15 @@ slots only lowers the rate. A smaller budget allows no other steps, so the bound
 A chunk is computed by one rank, and all ranks wait for it. Let prompts arrive at rate r and steps last at least b
 seconds. The probability that no prompt which arrived in the k-th step before has a k-th chunk of at least x tokens is
 at most exp(-r b P(x, k)), where P(x, k) is the share of prompts with such a chunk. Over all k the largest chunk of a
-step is below x with probability at most exp(-r b N(x)), where N(x) is the mean number of such chunks per prompt. Let
-f(x) be the seconds of a step in which only the busiest rank computes x tokens; f rises. Then
+step is below x with probability at most exp(-r b N(x)), where N(x) is the mean number of such chunks per prompt. Sort
+x by tokens, then full chunks by the tokens of earlier chunks, which they read. Let f(x) be the seconds of a step in
+which only the busiest rank computes such a chunk; f rises. Then
 
     E T >= b + sum over rising x of (f(x) - f(x before)) (1 - exp(-r b N(x)))
+
+Steps with chunks are longer, and more prompts come during them: by Hoelder's inequality the probability is at most
+E exp(-r T N(x)), where T is as long as the line above says. That holds while no prompt waits for slots, which would let
+prompts in together; so where a rank's running requests come near its slots, T is b.
 
 Gaps of arrivals dealt in turn are HNBUE, so Poisson arrivals bound them (R. E. Barlow and F. Proschan, Statistical
 Theory of Reliability, 1975, section 6.4). Bursty arrivals have d times the variance; the probability that nothing
@@ -337,22 +342,14 @@ class Bounds:
             found = np.minimum(found, seconds[0] + (tokens / chunk - 1) * pace[1])
         return found
 
-    def longest_alone(self) -> Floats:
-        """Least seconds of the longest prompt that must be in time, in full steps with nothing else, [rows].
+    def alone(self, tokens: float) -> Floats:
+        """Least seconds of a prompt with so many computed tokens, in full steps with nothing else, [rows].
 
         Step time is about convex in query-key pairs, so equally full steps are the least.
         """
-        tokens = self.means.timely
         chunk = np.broadcast_to(np.minimum(tokens, self.budget_tokens), self.ranks.shape)
         load = self._load(np.zeros_like(chunk), chunk, chunk / self.ranks)
         load = load._replace(prefill_context_tokens=0.0, prefill_pairs=chunk * tokens / 2)
-        return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
-
-    def alone_seconds(self, tokens: float) -> Floats:
-        """Seconds of a prompt with so many computed tokens, in steps with nothing else, [rows]."""
-        chunk = np.broadcast_to(np.minimum(tokens, self.budget_tokens), self.ranks.shape)
-        pairs = chunk * np.minimum(self.means.pairs, tokens / 2)
-        load = self._load(np.zeros_like(chunk), chunk, chunk / self.ranks)._replace(prefill_pairs=pairs)
         return np.asarray(self._seconds(load, chunk.shape) * tokens / chunk)
 
     def bare(self, running: Floats) -> Floats:
@@ -439,5 +436,5 @@ def aggregated_least(bounds: Bounds, most_running: float) -> Least:
     crowded = bounds.least_step(np.repeat(batches[:, None], ranks.size, axis=1))  # [points, rows]
     seconds = bounds.iterations * np.concatenate([bounds.bare(1 / ranks)[None], crowded])
     requests = np.concatenate([np.ones((1, ranks.size)), batches[:, None] * ranks])
-    alone = bounds.alone_seconds(bounds.means.new_tokens)
+    alone = bounds.alone(bounds.means.new_tokens)
     return Least.of(requests.T, np.maximum.accumulate(seconds).T, alone)

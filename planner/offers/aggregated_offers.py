@@ -138,7 +138,7 @@ def _with_least(question: Question, own: Built, bounds: Bounds, known: tuple[Flo
 
 
 def _with_largest(question: Question, own: Built, bounds: Bounds, known: tuple[Floats, Floats]) -> Floats:
-    timely = bounds.longest_alone() <= question.ttft_seconds
+    timely = bounds.alone(bounds.means.timely) <= question.ttft_seconds
     found = bounds.bound(step_limit(question, bounds.accepted), question.percentile / 100, known[0])
     return np.where(timely, found, 0.0)[None]
 

@@ -187,7 +187,7 @@ def fastest_alone(question: Question) -> tuple[float, float]:
         held = whole.select(holding(question, whole.group))
         if held.group.rows:
             bounds = bounds_of(question, held, Count())
-            ttft = min(ttft, float(bounds.longest_alone().min()))
+            ttft = min(ttft, float(bounds.alone(bounds.means.timely).min()))
             tpot = min(tpot, float((bounds.bare(1 / bounds.ranks) / bounds.accepted).min()))
     return ttft, tpot
 
