@@ -39,12 +39,12 @@ def test_a_refusal_is_explained_from_a_file(tmp_path: Path, capsys: pytest.Captu
 
 def test_what_is_left_after_a_loss_is_not_what_all_instances_carry(capsys: pytest.CaptureFixture[str]) -> None:
     """The two rates are named, and so are the confidence and what the rate bounds."""
-    line = ["qwen3-8b", "--hw", "h100", "--devices", "4", "--engine", "vllm", "--shape", "disaggregated", "--rate"]
-    assert main(["explain", *line, "3/s", "--survive", "instance"]) == ExitCode.DONE
+    line = ["qwen3-8b", "--hw", "h100", "--isl", "4k", "--engine", "vllm", "--shape", "disaggregated", "--devices"]
+    assert main(["explain", *line, "4", "--rate", "3/s", "--survive", "instance"]) == ExitCode.DONE
     shown = " ".join(capsys.readouterr().out.split())
     assert "spare instances included. " in shown and "After losing any one instance its pools carry " in shown
     assert "Limits the asked rate; fewer chips miss it" in shown and "Sure limits hold with confidence" in shown
-    assert main(["explain", *line[:-1]]) == ExitCode.DONE
+    assert main(["explain", *line, "3"]) == ExitCode.DONE
     shown = " ".join(capsys.readouterr().out.split())
     assert "the devices at hand; " in shown and "% less." in shown and "too few" not in shown
 

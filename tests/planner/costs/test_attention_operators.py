@@ -1,25 +1,24 @@
 """Sparse attention, windows, keys that are parameters, and delta-net layers: by hand and as measured."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from hardware.engines import with_engine
-from hardware.formats import KvDtype
 from models.loader import load_model
 from models.parameters import count_parameters
 from planner.costs.attention_operators import attention_terms
 from planner.costs.cache import device_cache, model_cache
-from planner.costs.deployment import Phase
 from planner.costs.sparse_attention import chunk_flops
 from planner.instances.grid import strategy_grid
-from planner.manifest.terms import ComputeTerm, StepLoad, timing, variables
+from planner.manifest.terms import ComputeTerm, StepLoad
 from planner.strategy import Strategy, model_conflicts
 from tests.instances import broken_down, even_cost, instance
 
 KEYS = 65536
-UNCOMPILED = 56e-6
-"""What vLLM's dense latent attention takes on B300, timed uncompiled, beyond that on B200: 16 requests."""
+TABLE = Path(__file__).with_name("attention.csv").read_text(encoding="utf-8")
+MEASURED = [row for row in TABLE.splitlines() if not row.startswith("#")]
 STATE = 32 * 128 * 128 * 4
 CONVOLUTION = 3 * (2 * 2048 + 4096) * 2
 
@@ -126,21 +125,6 @@ def test_blocks_are_cached_in_place_of_tokens() -> None:
     assert cache.sequence_bytes == pytest.approx(512 * (61 * 128 * 2 + (30 * 8 + 31 * 128) * 8))
 
 
-@pytest.mark.parametrize(
-    ("machine", "tp", "requests", "keys", "microseconds"),
-    [("b200", 8, 1, 8192, 70), ("b200", 8, 32, 8192, 86), ("b200", 1, 128, 1024, 171), ("h200", 1, 32, 8192, 177)],
-)
-def test_block_attention_takes_about_what_was_measured(machine, tp, requests, keys, microseconds):
-    """vLLM 0.24's modules, the mean of both kinds by their layers (aiconfigurator-core 0.12.0): within a fifth."""
-    degrees = {"attention_tp": tp, "moe_tp": tp}
-    deployment = instance("deepseek-v4-pro", machine, "decode", "mxfp4", kv_dtype="fp8", engine="vllm", **degrees)
-    deployment = replace(deployment, hardware=with_engine(deployment.hardware, "vllm"))
-    terms = [term.name for term in attention_terms(deployment) if not term.name.startswith(("attention_", "hyper_"))]
-    rows = broken_down(even_cost(deployment), decode(requests, keys), 1)
-    found = sum(row.seconds for row in rows if row.name in [*terms, "attention_quantise"])
-    assert found / 61 == pytest.approx(microseconds * 1e-6, rel=0.2)
-
-
 def rows(model: str, load: StepLoad, phase: str = "decode") -> dict[str, tuple[int, float, float]]:
     """Return count, FLOP and bytes of every operator on one H200."""
     cost = even_cost(instance(model, "h200", phase, "bf16"))  # type: ignore[arg-type]
@@ -169,31 +153,6 @@ def test_short_contexts_know_no_window() -> None:
     found = rows("llama-4-scout", decode(3.0, 1000.0))
     together = found["attention"][1] + found["window_attention"][1]
     assert together == pytest.approx(48 * 3000 * 4 * 40 * 128)
-
-
-@pytest.mark.parametrize(
-    ("machine", "engine", "phase", "measured"),
-    [
-        ("b200", "trtllm", "prefill", 221e-6),
-        ("b200", "sglang", "prefill", 122e-6),
-        ("b200", "vllm", "prefill", 146e-6),
-        ("h200", "trtllm", "prefill", 345e-6),
-        ("h200", "vllm", "prefill", 185e-6),
-        ("h200", "sglang", "decode", 20.8e-6),
-        ("l40s", "sglang", "prefill", 3414e-6),
-        ("rtx-pro-6000", "vllm", "prefill", 337e-6),
-    ],
-)
-def test_windows_have_kernels_of_their_own(machine: str, engine: str, phase: Phase, measured: float) -> None:
-    """A layer of gpt-oss with a window of 128: a prompt of 8,192, or 64 requests of 4,096 (aiconfigurator-core 0.12.0).
-
-    SGLang's kernel on L40S multiplies keys outside the window as well.
-    """
-    deployment = instance("gpt-oss-120b", machine, phase, "mxfp4", engine=engine)
-    deployment = replace(deployment, hardware=with_engine(deployment.hardware, engine))
-    load = decode(64.0, 4096.0) if phase == "decode" else prompt(8192.0)
-    (row,) = (row for row in broken_down(even_cost(deployment), load, 1) if "window" in row.name)
-    assert row.seconds / row.count == pytest.approx(measured, rel=0.2)
 
 
 def test_wide_windows_run_the_kernels_of_full_attention() -> None:
@@ -256,165 +215,6 @@ def test_decode_flops_are_twice_the_active_parameters() -> None:
     assert sum(row.flops for row in rows) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("phase", "kernel", "measured"),
-    [
-        ("decode", "recurrent_state", 613e-6),
-        ("decode", "short_convolution", 48e-6),
-        ("prefill", "chunkwise_state", 892e-6),
-        ("prefill", "short_convolution", 203e-6),
-    ],
-)
-def test_kernels_take_what_was_measured(phase: Phase, kernel: str, measured: float) -> None:
-    """A layer on an H20: 256 running requests, or a prompt of 4,096 tokens (InferSim, bench_data/gdn)."""
-    deployment = instance("qwen3-next-80b-a3b", "h20", phase, "fp8")
-    load = decode(256.0, 1000.0) if phase == "decode" else StepLoad(prefill_tokens=4096.0, mean_tokens=4096.0)
-    (row,) = (row for row in broken_down(even_cost(deployment), load, 1) if row.name == kernel)
-    assert row.seconds / 36 == pytest.approx(measured, rel=0.12)
-
-
-@pytest.mark.parametrize(
-    ("machine", "engine", "keys", "measured"),
-    [
-        ("b200", "vllm", 1023.0, 193e-6 - UNCOMPILED),
-        ("b200", "vllm", 8191.0, 204e-6 - UNCOMPILED),
-        ("h200", "vllm", 8191.0, 209e-6 - UNCOMPILED),
-        ("b200", "trtllm", 1023.0, 82e-6),
-        ("b200", "trtllm", 8191.0, 132e-6),
-        ("b200", "sglang", 8191.0, 95e-6),
-    ],
-)
-def test_a_layer_with_an_indexer_takes_what_the_engine_takes(
-    machine: str, engine: str, keys: float, measured: float
-) -> None:
-    """Attention of DeepSeek-V3.2 on one of eight ranks, 16 requests, FP8 latents (dsa_generation_module,
-    aiconfigurator-core 0.12.0, without the norm before): engines differ twofold, and by what there is to choose.
-    """
-    degrees = {"attention_tp": 8, "moe_tp": 8}
-    own = instance("deepseek-v3.2", machine, "decode", "fp8", kv_dtype="fp8", engine=engine, **degrees)
-    own = replace(own, hardware=with_engine(own.hardware, engine))
-    values = variables(even_cost(own), decode(16.0, keys), 1)
-    terms = (term for term in attention_terms(own) if isinstance(term, ComputeTerm) and term.name != "attention_norm")
-    assert sum(timing(term, values).seconds() for term in terms) == pytest.approx(measured, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    ("machine", "engine", "tp", "measured"),
-    [
-        ("b200", "trtllm", 8, 236e-6),
-        ("b200", "trtllm", 4, 333e-6),
-        ("b200", "trtllm", 2, 236e-6),
-        ("b200", "vllm", 8, 225e-6),
-        ("b200", "vllm", 4, 302e-6),
-        ("h200", "sglang", 4, 299e-6),
-        ("h200", "vllm", 4, 302e-6),
-    ],
-)
-def test_latents_are_read_again_for_a_second_tile_of_heads(machine: str, engine: str, tp: int, measured: float) -> None:
-    """64 requests of 16,384 cached tokens of DeepSeek-V3 with 128/TP heads: 32 take longer than 16 and 64 on Blackwell
-    (generation_mla; of vLLM's modules what they take beyond those of 128 tokens; aiconfigurator-core 0.12.0).
-    """
-    own = instance("deepseek-v3", machine, "decode", "bf16", attention_tp=tp, moe_tp=tp, engine=engine)
-    own = replace(own, hardware=with_engine(own.hardware, engine))
-    values = variables(even_cost(own), decode(64.0, 16384.0), 1)
-    (term,) = (term for term in attention_terms(own) if isinstance(term, ComputeTerm) and term.name == "attention")
-    assert timing(term, values).seconds() == pytest.approx(measured, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("machine", "engine", "tp", "tokens", "measured"),
-    [
-        ("b200", "vllm", 8, 2048.0, 37.6e-6),
-        ("b200", "vllm", 8, 16384.0, 509.4e-6),
-        ("b200", "vllm", 2, 2048.0, 64.3e-6),
-        ("b200", "vllm", 2, 16384.0, 1768.2e-6),
-    ],
-)
-def test_prompts_of_few_heads_leave_cores_idle(
-    machine: str, engine: str, tp: int, tokens: float, measured: float
-) -> None:
-    """A prompt of Llama-3.1-70B: 8 heads of 2,048 tokens take more than half of what 32 do, of 16,384 under a third
-    (context_attention, aiconfigurator-core 0.12.0).
-    """
-    own = instance("llama-3.1-70b", machine, "prefill", "bf16", attention_tp=tp, moe_tp=tp, engine=engine)
-    hardware = with_engine(own.hardware, engine)
-    own = replace(own, hardware=replace(hardware, device=replace(hardware.device, sustained_fraction=None)))
-    rows = {row.name: row.seconds / row.count for row in broken_down(even_cost(own), prompt(tokens), 1)}
-    assert rows["prefill_attention"] == pytest.approx(measured, rel=0.25)
-
-
-def test_rotation_moves_the_rotary_elements_alone() -> None:
-    """TensorRT-LLM 1.3.0rc20 on B200, a prompt of 4,096 tokens over two devices: its module takes 618 us beyond
-    attention, of which the products take 554 (aiconfigurator-core 0.12.0).
-    """
-    own = instance("deepseek-v3", "b200", "prefill", "bf16", attention_tp=2, moe_tp=2)
-    rows = {row.name: row.seconds / row.count for row in broken_down(even_cost(own), prompt(4096.0), 1)}
-    assert rows["latent_norm_rope"] + rows["key_join"] == pytest.approx(64e-6, rel=0.25)
-
-
-@pytest.mark.parametrize(
-    ("machine", "engine", "phase", "kernel", "measured"),
-    [
-        ("h200", "vllm", "decode", "recurrent_state", 267e-6),
-        ("b200", "sglang", "decode", "recurrent_state", 171e-6),
-        ("h100", "vllm", "decode", "recurrent_state", 364e-6),
-        ("h200", "vllm", "prefill", "short_convolution", 59e-6),
-        ("b200", "sglang", "prefill", "short_convolution", 50e-6),
-        ("b200", "sglang", "prefill", "chunkwise_state", 317e-6),
-        ("b200", "vllm", "prefill", "chunkwise_state", 174e-6),
-    ],
-)
-def test_an_engine_has_linear_kernels_of_its_own(
-    machine: str, engine: str, phase: Phase, kernel: str, measured: float
-) -> None:
-    """A layer of 32 heads, 256 running requests or a prompt of 4,096 tokens (aiconfigurator-core 0.12.0)."""
-    deployment = instance("qwen3-next-80b-a3b", machine, phase, "bf16", engine=engine)
-    deployment = replace(deployment, hardware=with_engine(deployment.hardware, engine))
-    load = decode(256.0, 1000.0) if phase == "decode" else StepLoad(prefill_tokens=4096.0, mean_tokens=4096.0)
-    (row,) = (row for row in broken_down(even_cost(deployment), load, 1) if row.name == kernel)
-    assert row.seconds / 36 == pytest.approx(measured, rel=0.15)
-
-
-def test_one_rank_of_many_waits_for_the_chunks_of_a_prompt() -> None:
-    """TP 8 does not take an eighth of TP 1: SGLang on B200 takes 324 us for 8,192 tokens at 8 heads, 925 at 64."""
-    seconds = []
-    for tp in (1, 8):
-        own = instance("qwen3.5-397b-a17b", "b200", "prefill", "bf16", attention_tp=tp, moe_tp=tp, engine="sglang")
-        own = replace(own, hardware=with_engine(own.hardware, "sglang"))
-        rows = broken_down(even_cost(own), StepLoad(prefill_tokens=8192.0, mean_tokens=8192.0), 1)
-        (row,) = (row for row in rows if row.name == "chunkwise_state")
-        seconds.append(row.seconds / row.count)
-    assert seconds == pytest.approx([925e-6, 324e-6], rel=0.25)
-
-
-@pytest.mark.parametrize(
-    ("machine", "engine", "cache", "prompts", "tokens", "measured"),
-    [
-        ("h200", "trtllm", "bf16", 1, 8192, 13.552e-3),
-        ("h200", "trtllm", "bf16", 8, 1024, 12.027e-3),
-        ("b200", "trtllm", "fp8", 8, 1024, 1.271e-3),
-        ("h200", "sglang", "bf16", 1, 8192, 5.908e-3),
-        ("h200", "sglang", "fp8", 1, 8192, 8.055e-3),
-        ("b200", "sglang", "fp8", 1, 8192, 2.781e-3),
-    ],
-)
-def test_prompts_over_chosen_keys_take_what_the_engine_takes(
-    machine: str, engine: str, cache: KvDtype, prompts: int, tokens: int, measured: float
-) -> None:
-    """Attention of DeepSeek-V3.2 on one of eight ranks (dsa_context_module, aiconfigurator-core 0.12.0, without the
-    norm before): engines differ fivefold, and TensorRT-LLM's kernel on Hopper multiplies 2,048 keys of any prompt.
-    """
-    degrees = {"attention_tp": 8, "moe_tp": 8}
-    own = instance("deepseek-v3.2", machine, "prefill", "fp8", kv_dtype=cache, engine=engine, **degrees)
-    hardware = with_engine(own.hardware, engine)
-    own = replace(own, hardware=replace(hardware, device=replace(hardware.device, sustained_fraction=None)))
-    all_tokens = float(prompts * tokens)
-    load = StepLoad(prefill_tokens=all_tokens, prefill_pairs=all_tokens * (tokens + 1) / 2, mean_tokens=all_tokens)
-    values = variables(even_cost(own), load, 1)
-    terms = (term for term in attention_terms(own) if isinstance(term, ComputeTerm) and term.name != "attention_norm")
-    assert sum(timing(term, values).seconds() for term in terms) == pytest.approx(measured, rel=0.1)
-
-
 def test_sglang_runs_short_prompts_as_dense_attention() -> None:
     """A prompt of 1,024 tokens has no more keys than the indexer picks: no scores, no absorbed products."""
     own = instance("deepseek-v3.2", "b200", "prefill", "fp8", attention_tp=4, moe_tp=4, engine="sglang")
@@ -466,3 +266,27 @@ def test_heads_limit_tensor_parallelism() -> None:
     """Sixteen key heads do not divide over 32 devices."""
     said = list(model_conflicts(Strategy(attention_tp=32, moe_ep=32), load_model("qwen3.5-397b-a17b")))
     assert any("16 key heads of linear attention" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("row", MEASURED)
+def test_kernels_take_what_was_measured(row: str) -> None:
+    """A named kernel, all of a layer but the norm before, or blocks of keys with what chooses them."""
+    model, machine, engine, weights, cache, phase, tp, load, what, measured, within, clock = row.split(",")
+    count, tokens = map(float, load.split("x"))
+    fields = {"kv_dtype": cache, "attention_tp": int(tp), "moe_tp": int(tp), "engine": engine or None}
+    own = instance(model, machine, phase, weights, **fields)  # type: ignore[arg-type]
+    hardware = with_engine(own.hardware, engine) if engine else own.hardware
+    if clock:
+        hardware = replace(hardware, device=replace(hardware.device, sustained_fraction=None))
+    own = replace(own, hardware=hardware)
+    whole = prompt(tokens)
+    several = whole._replace(**{name: count * getattr(whole, name) for name in ("prefill_tokens", "prefill_pairs")})
+    asked = decode(count, tokens) if phase == "decode" else several._replace(mean_tokens=count * tokens)
+    terms = [term.name for term in attention_terms(own) if isinstance(term, ComputeTerm)]
+    names = {
+        "layer": [name for name in terms if name != "attention_norm"],
+        "blocks": [*(name for name in terms if not name.startswith(("attention_", "hyper_"))), "attention_quantise"],
+    }.get(what, what.split())
+    found = [each for each in broken_down(even_cost(own), asked, 1) if each.name in names]
+    layers = own.model.layers if what in ("layer", "blocks") else found[0].count
+    assert sum(each.seconds for each in found) / layers == pytest.approx(float(measured) * 1e-6, rel=float(within))

@@ -6,7 +6,6 @@ import pytest
 
 from ground.errors import BadInput
 from planner.question import Question
-from planner.search.answer import Answer
 from planner.search.cluster import plan_cluster
 from planner.search.fleet import Fleet, Member
 from planner.search.search import search
@@ -49,20 +48,6 @@ def test_every_member_is_served_within_the_pools() -> None:
     assert answer.devices_used[POOL] <= 8
 
 
-def test_growth_is_what_the_devices_stand() -> None:
-    """Rates times the growth fit, and 3 % more do not."""
-    grown = plan_cluster(fleet(objective="throughput"))
-    assert grown.feasible and grown.growth > 1
-
-    def at(factor: float) -> Answer:
-        return plan_cluster(fleet(rates=(30.0 * factor, 80.0 * factor)))
-
-    assert at(grown.growth * 0.999).feasible
-    over = at(grown.growth * 1.03)
-    assert not over.feasible and over.binding_limit == f"devices of {POOL}"
-    assert over.growth == pytest.approx(1 / 1.03, rel=0.02)
-
-
 @pytest.mark.parametrize(
     ("rate", "survive"), [(3.0, None), (40.0, None), (3.0, "instance")], ids=["few", "many", "spare"]
 )
@@ -87,16 +72,6 @@ def test_a_fleet_searches_decode_beyond_the_grid_as_a_plan_does() -> None:
 
     assert answer.plans[0].devices == best.devices
     assert any(each.what.startswith("experts: decode rows beyond the grid") for each in answer.bound.pruned)
-
-
-def test_too_small_a_cluster_is_told_with_the_share_that_fits() -> None:
-    """One device for two models holds neither; few carry a share of the rates."""
-    none = plan_cluster(fleet(devices=1))
-    assert not none.feasible and none.explanation
-
-    little = plan_cluster(fleet(devices=5, rates=(300.0, 800.0)))
-    assert not little.feasible and 0 < little.growth < 1
-    assert plan_cluster(fleet(devices=5, rates=(300.0 * little.growth * 0.99, 800.0 * little.growth * 0.99))).feasible
 
 
 @pytest.mark.parametrize(

@@ -283,16 +283,6 @@ def test_requests_move_off_the_fullest_rank() -> None:
     assert some(moved.tpot_seconds).mean < 0.99 * some(dealt.tpot_seconds).mean
 
 
-def test_drafts_are_accepted_one_by_one() -> None:
-    """Iterations follow 1 + a + a² for two drafts: from acceptance 0 to 1 a third of them is left."""
-    iterations = []
-    for acceptance in (0.0, 0.7, 1.0):
-        made = manifest(drafts=2, mtp={"drafts": 2, "acceptance": acceptance})
-        iterations.append(simulate(made, all_at_once(1, 64, 2401)).steps["decode"])
-    assert iterations[0] == 2400 and iterations[2] == 800
-    assert iterations[1] == pytest.approx(2400 / 2.19, rel=0.05)
-
-
 def test_measured_loads_under_the_placement_slow_the_busiest_rank() -> None:
     """A hot expert: imbalance is its rank over the mean, and steps take longer; a replica halves its share."""
     mapping = manifest().pools[0].expert_map
