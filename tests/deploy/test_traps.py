@@ -26,6 +26,8 @@ from tests.deploy.plans import deployed
 
 MOTOR = "user_config.json"
 MOONCAKE, TRUSTED, CLAIMED = {"kv_transfer": "mooncake"}, {"trust_remote_code": True}, {"model_claim": "mine"}
+POOLED: dict[str, Any] = {"node_selectors": {"all": {"pool": "gpu", "nvidia.com/gpu.present": None}}}
+BONDED, SELECTOR = {"network_interface": "bond0"}, "nodeSelector:\n        "
 STAGED = {"mixed": {"strategy": "TP=1 [PP=4]", "tokens": 512, "requests": 128, "instances": 2}}
 Told = tuple[str, str, PlatformKind, dict[str, Any], str, list[str], list[str]]
 TOLD: list[Told] = [
@@ -87,6 +89,19 @@ TOLD: list[Told] = [
     ("r1-mixed", "sglang", "bare", {}, "mixed.sh", [f"--chunked-prefill-size {16 * 4096} "], ["--enable-mixed-chunk"]),
     ("r1-mixed", "sglang", "bare", {}, "README.md", ["where it drafts, lets those wait"], []),
     ("r1-cm384", "sglang", "bare", {}, "prefill.sh", [], ["--enable-mixed-chunk"]),
+    # TensorRT-LLM's orchestrator waits 180 s by default, less than weights load and long answers take; and it imports
+    # libcuda (NVIDIA/TensorRT-LLM#3629), which nodes without a GPU have not; a site may name others.
+    ("qwen-h800", "trtllm", "slurm", {}, "router.sh", ["-t 3600", "-r 3600"], []),
+    ("qwen-h800", "trtllm", "lws", {}, "router.yaml", [SELECTOR + "nvidia.com/gpu.present: 'true'\n"], []),
+    ("qwen-h800", "vllm", "lws", {}, "router.yaml", [], ["nodeSelector"]),
+    ("qwen-h800", "trtllm", "lws", POOLED, "router.yaml", [SELECTOR + "pool: gpu\n"], ["gpu.present"]),
+    # Where a container starts again in its pod, what a crash left fills shared memory (llm-d/llm-d#352).
+    ("r1-h800", "vllm", "statefulset", {}, "decode.yaml", ["find /dev/shm -type f -delete"], []),
+    ("r1-h800", "vllm", "lws", {}, "decode.yaml", [], ["find /dev/shm"]),
+    # Hosts must have the engine or its image, and the interface by which ranks meet; pods have both by themselves.
+    ("qwen-h800", "trtllm", "slurm", BONDED, "README.md", ["TensorRT-LLM 1.2.1 on every node, or its image nvcr"], []),
+    ("qwen-h800", "trtllm", "slurm", BONDED, "README.md", ["The network interface bond0, where ranks meet"], []),
+    ("qwen-h800", "trtllm", "lws", {}, "README.md", [], ["network interface"]),
 ]
 """Of what is right or wrong by one line of a file: plan, engine, kind, site, file, what it has, what it lacks."""
 SERVER = "ipAddress port maxLinkNum httpsEnabled inferMode allowAllZeroIpListening metricsPort tokenTimeout e2eTimeout"
@@ -585,12 +600,6 @@ def test_pictures_are_taken_and_graphs_left_out_where_planned(engine: str) -> No
     assert "mixed.sh" not in files_of("rare-h800", engine, "dynamo").get("mixed-files.yaml", "")
 
 
-def test_the_orchestrator_waits_for_servers_and_answers() -> None:
-    """Of TensorRT-LLM: 180 s each by default, less than weights load and long answers take."""
-    told = files_of("qwen-h800", "trtllm", "slurm")["router.sh"]
-    assert "-t 3600" in told and "-r 3600" in told
-
-
 @pytest.mark.parametrize(
     ("machine", "kind", "decode", "kernels"),
     [
@@ -615,18 +624,6 @@ def test_tensorrt_llm_s_experts_have_kernels(
     assert found.get("moe_config", {}).get("backend") == kernels
     options = {"moe_config": {"backend": "WIDEEP"}}
     assert not unknown_options(options) and unknown_options(options, dynamo=True) == ["moe_config.backend: WIDEEP"]
-
-
-def test_tensorrt_llm_s_orchestrator_finds_the_driver() -> None:
-    """It imports libcuda (NVIDIA/TensorRT-LLM#3629), which nodes without a GPU have not; a site may name others."""
-    gpu = "nodeSelector:\n        nvidia.com/gpu.present: 'true'\n"
-    assert gpu in files_of("qwen-h800", "trtllm", "lws")["router.yaml"]
-    assert "nodeSelector" not in files_of("qwen-h800", "vllm", "lws")["router.yaml"]
-    own: dict[str, Any] = {"all": {"pool": "gpu", "nvidia.com/gpu.present": None}}
-    assert (
-        "nodeSelector:\n        pool: gpu\n"
-        in files_of("qwen-h800", "trtllm", "lws", node_selectors=own)["router.yaml"]
-    )
 
 
 def test_graphs_on_a2_are_no_larger_than_its_exchange() -> None:
@@ -656,17 +653,3 @@ def test_motor_s_deployer_finds_what_it_asks_for() -> None:
     prefill = {"strategy": "TP=2 + DP=8, EP=16", "weights": "int8"}
     wide = deployed("deepseek-r1", "cm384", prefill=prefill, decode=decode)
     assert "15Gi as the memory that" in files_of(wide, "mindie", "motor")["README.md"]
-
-
-def test_shared_memory_is_emptied_where_a_container_starts_again_in_its_pod() -> None:
-    """llm-d/llm-d#352: what a crash left fills it; other kinds make the pods anew."""
-    for kind, emptied in (("statefulset", True), ("lws", False)):
-        assert ("find /dev/shm -type f -delete" in files_of("r1-h800", "vllm", kind)["decode.yaml"]) == emptied
-
-
-def test_hosts_are_told_what_they_must_have() -> None:
-    """The engine or its image, and the interface by which ranks meet; pods have both by themselves."""
-    told = files_of("qwen-h800", "trtllm", "slurm", network_interface="bond0")["README.md"]
-    assert "TensorRT-LLM 1.2.1 on every node, or its image nvcr.io/nvidia/tensorrt-llm/release:1.2.1, which" in told
-    assert "The network interface bond0, where ranks meet" in told
-    assert "network interface" not in files_of("qwen-h800", "trtllm", "lws")["README.md"]

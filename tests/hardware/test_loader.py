@@ -8,9 +8,8 @@ import pytest
 import yaml
 
 from ground.errors import BadInput
-from ground.files import read_yaml
 from ground.validation import plain
-from hardware.loader import CATALOG, catalogue_entry, hardware_aliases, hardware_names, load_hardware
+from hardware.loader import CATALOG, hardware_aliases, hardware_names, load_hardware
 
 OPS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "point_to_point"}
 
@@ -32,20 +31,6 @@ def test_every_entry_is_found_and_keeps_the_schema(tmp_path: Path, name: str) ->
     assert sorted(entry.aliases) == sorted(alias for alias, to in hardware_aliases().items() if to == name)
     assert all(load_hardware(alias.upper()) is entry for alias in entry.aliases)
     assert repr(load_hardware(shutil.copy(CATALOG / f"{name}.yaml", tmp_path))) == repr(entry)
-
-
-def test_loading_reads_one_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asking for one entry does not parse the others."""
-    read: list[Path] = []
-
-    def spy(path: Path) -> object:
-        read.append(path)
-        return read_yaml(path)
-
-    monkeypatch.setattr("hardware.loader.read_yaml", spy)
-    catalogue_entry.cache_clear()
-    assert load_hardware("h20") is load_hardware("H20")
-    assert read == [CATALOG / "h20.yaml"]
 
 
 @pytest.mark.parametrize(

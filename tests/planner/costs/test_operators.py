@@ -57,35 +57,21 @@ def test_a_token_passes_every_active_parameter_once(model: str):
 
 
 @pytest.mark.parametrize(
-    ("model", "weights", "flops_per_pair"),
+    ("model", "weights", "layers", "decode_pair", "prompt_pair"),
     [
-        ("deepseek-r1", "fp8", 61 * 2 * 128 * (512 + 64 + 512)),
-        ("qwen3-235b-a22b", "bf16", 94 * 4 * 64 * 128),
-        ("qwen3-32b", "bf16", 64 * 4 * 64 * 128),
+        ("deepseek-r1", "fp8", 61, 2 * 128 * (512 + 64 + 512), 2 * 128 * (192 + 128)),
+        ("qwen3-235b-a22b", "bf16", 94, 4 * 64 * 128, 4 * 64 * 128),
+        ("qwen3-32b", "bf16", 64, 4 * 64 * 128, 4 * 64 * 128),
     ],
 )
-def test_decode_flops_are_twice_the_active_parameters(model: str, weights: str, flops_per_pair: int):
-    """One token: 2 x active parameters and attention; MLA absorbed 2·128·(512 + 64 + 512) per pair and layer."""
-    deployment = instance(model, "h200", "decode", weights)
-    expected = 2 * count_parameters(deployment.model).active + KEYS * flops_per_pair
-    assert decode_flops(deployment) == pytest.approx(expected, rel=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("model", "weights", "flops_per_pair"),
-    [
-        ("deepseek-r1", "fp8", 61 * 2 * 128 * (192 + 128)),
-        ("qwen3-235b-a22b", "bf16", 94 * 4 * 64 * 128),
-        ("qwen3-32b", "bf16", 64 * 4 * 64 * 128),
-    ],
-)
-def test_prefill_flops_are_twice_the_active_parameters(model: str, weights: str, flops_per_pair: int):
-    """A prompt: 2 x active parameters per token, the head once; MLA unabsorbed 2·128·(192 + 128) per causal pair."""
-    deployment, tokens = instance(model, "h200", "prefill", weights), 1000
-    count = count_parameters(deployment.model)
-    rows = broken_down(even_cost(deployment), prompt(1000.0), 1)
+def test_flops_are_twice_the_active_parameters(model, weights, layers, decode_pair, prompt_pair):
+    """Beside attention, by pair and layer: MLA is absorbed in decode and not for prompts, which pass the head once."""
+    decode, prefill = (instance(model, "h200", phase, weights) for phase in ("decode", "prefill"))
+    count, tokens = count_parameters(decode.model), 1000
+    assert decode_flops(decode) == pytest.approx(2 * count.active + KEYS * layers * decode_pair, rel=1e-9)
+    rows = broken_down(even_cost(prefill), prompt(1000.0), 1)
     expected = 2 * tokens * (count.active - count.table) + 2 * count.table
-    expected += tokens * (tokens + 1) // 2 * flops_per_pair
+    expected += tokens * (tokens + 1) // 2 * layers * prompt_pair
     assert sum(row.flops for row in rows) == pytest.approx(expected, rel=1e-9)
 
 

@@ -44,16 +44,6 @@ def test_what_is_left_open_is_bounded_and_the_leading_rows_are_not(asked):
         assert some.bound_per_second[other] == pytest.approx(every.bound_per_second[first], rel=1e-9)
 
 
-def test_most_rows_of_a_large_space_are_left_open():
-    """Rows far behind others of their size cost one look."""
-    question = small_question(**ASKED[0])
-    every, all_of_them = offers_of(question, 2, 10**9)
-    some, fewer = offers_of(question, 2, 0)
-
-    assert fewer < 0.8 * all_of_them
-    assert (some.bound_per_second > every.bound_per_second * (1 + 1e-9)).mean() > 0.3
-
-
 @pytest.mark.parametrize("asked", ASKED[:3], ids=str)
 def test_rows_that_were_left_open_are_built_as_all_others_are(asked):
     """The largest batch, its microbatches and its seconds."""

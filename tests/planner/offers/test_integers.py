@@ -35,19 +35,6 @@ def test_the_least_is_found_with_few_measures(low, span, least, slope, none, wit
     assert low <= number <= low + span
 
 
-@given(low=st.integers(0, 60), span=st.integers(0, 60))
-def test_a_level_ends_the_search(low: int, span: int) -> None:
-    """Numbers that all measure the same are not all measured."""
-    tried: list[int] = []
-
-    def measure(number: int) -> tuple[float, float]:
-        tried.append(number)
-        return 1.0, 1.0
-
-    assert least_of(measure, low, low + span)[1] == (1.0, 1.0)
-    assert len(tried) <= 3
-
-
 @example(best=10, most=1.0, first=0)  # the number to begin with carries a rate of 0
 @given(best=st.integers(0, 30), most=st.floats(1.0, 50.0), first=st.integers(0, 30))
 def test_no_number_carries_more_than_what_is_answered(best: int, most: float, first: int) -> None:

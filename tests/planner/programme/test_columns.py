@@ -46,17 +46,6 @@ class Queue:
         return self
 
 
-def test_hopeless_columns_are_never_solved():
-    """One offer is far ahead: nothing else is asked for its queue."""
-    queues = [Queue(10.0, 0.0), Queue(1.0, 0.0)]
-    offers = offers_of(*((1, queue.each * 1.02, lambda queue=queue: queue) for queue in queues))
-    own = Side("prefill", POOL, offers)
-
-    Programme((((own,),),), Aim(devices={POOL.budget: 6}, objective="throughput")).settle()
-
-    assert queues[0].solved and not queues[1].solved
-
-
 def test_offers_race_on_few_requests_before_one_is_solved():
     """All bounds let them lead; the offer that leads on few requests is solved in full, the others are only tried."""
     queues = [Queue(few * 0.95, 0.0, few=few) for few in (8.0, 10.0, 9.0)]

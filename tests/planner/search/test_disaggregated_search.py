@@ -3,17 +3,14 @@
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 
 from ground.yamldata import parse_yaml
 from models.loader import load_model
-from planner.balance.imbalance import expected_maximum_normal
-from planner.costs.latency import balanced_cost
-from planner.instances.candidates import Count, decode_memory_used, iteration
+from planner.instances.candidates import Count
 from planner.instances.grid import Grid, strategy_grid
 from planner.instances.operating import DecodeServer
-from planner.instances.space import Group, Row, groups, role_space, row_deployment
+from planner.instances.space import Row, role_space
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.manifest.schema import Manifest
 from planner.offers.decode_offers import decode_offers
@@ -21,11 +18,9 @@ from planner.plans.assemble import assemble
 from planner.plans.expectation import expect
 from planner.plans.plan import Plan
 from planner.plans.recorded import expect_alone
-from planner.question import Question
 from planner.search.search import search
 from planner.serving.deployed import workload_of
 from planner.strategy import check_strategy, format_strategy, parse_strategy
-from planner.workload import reserved_kv_tokens, running_kv_tokens
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import closed_loop
 from tests.questions import plan_over, small_question
@@ -53,32 +48,6 @@ def test_every_shape_fits_the_model_and_fills_the_instance(model: str) -> None:
         check_strategy(strategy, load_model(model))
         assert strategy.devices == 768
         assert parse_strategy(format_strategy(strategy)) == strategy
-
-
-def apart_groups(question: Question) -> list[Group]:
-    """Return the groups of decode rows with domains."""
-    rows = [row for row in role_space(question, "decode").rows if row.strategy.domains]
-    return groups(question, "decode", rows, 0)
-
-
-def test_a_row_costs_the_same_alone_as_among_others() -> None:
-    """Iteration, memory of the fuller kind of device and size from arrays equal those of the row in plain numbers."""
-    question = small_question("deepseek-r1", "cm384", 320)
-    kv, held = running_kv_tokens(question.workload), reserved_kv_tokens(question.workload)
-    found = apart_groups(question)
-    assert found and {row.strategy.domains for group in found for row in group.rows} == {1, 2, 3}
-    for group in found:
-        size = len(group.rows)
-        spread = expected_maximum_normal(group.deployment.strategy.attention_groups)
-        seconds = iteration(balanced_cost(group.deployment, question.balance), spread, 24.0, kv, 2)
-        used = np.broadcast_to(decode_memory_used(group.deployment, 24.0, held), size)
-        for number in range(0, size, 17):
-            alone = row_deployment(group.deployment, group.rows[number])
-            ranks = expected_maximum_normal(alone.strategy.attention_groups)
-            expected = iteration(balanced_cost(alone, question.balance), ranks, 24.0, kv, 2)
-            assert np.broadcast_to(seconds, size)[number] == pytest.approx(expected, rel=1e-9)
-            assert used[number] == pytest.approx(float(decode_memory_used(alone, 24.0, held)), rel=1e-12)
-            assert group.sizes[number] == alone.strategy.devices
 
 
 def test_experts_that_do_not_fit_their_devices_are_no_instance() -> None:

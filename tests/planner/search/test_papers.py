@@ -1,13 +1,10 @@
 """Published deployments beside plans: evaluated like any candidate, and never better than the plan."""
 
-from functools import cache
-
 import pytest
 
 from hardware.loader import load_hardware
 from models.loader import load_model
 from planner.question import Machines, Question
-from planner.search.answer import Answer
 from planner.search.papers import matching, published_deployments
 from planner.search.search import search
 from planner.strategy import check_strategy
@@ -29,15 +26,9 @@ def cloudmatrix(output_tokens: float) -> Question:
     )
 
 
-@cache
-def planned(output_tokens: float) -> Answer:
-    """Return the answer for answers of that length."""
-    return search(cloudmatrix(output_tokens))
-
-
 def test_the_plan_matches_or_beats_cloudmatrix() -> None:
     """Against its prefill EP32 and decode EP320 instances in the numbers that serve best, on the same devices."""
-    answer = planned(2350)
+    answer = search(cloudmatrix(2350))
     beside, other = answer.published
 
     assert (beside.published.name, other.published.name) == ("CloudMatrix384", "xDeepServe")
@@ -45,18 +36,6 @@ def test_the_plan_matches_or_beats_cloudmatrix() -> None:
     assert [beside.plan.prefill.candidate.devices, beside.plan.decode.candidate.devices] == [32, 320]
     assert beside.plan.ttft.at(99) <= 8.0 and beside.plan.tpot.at(99) <= 0.05
     assert answer.best.requests_per_second >= max(beside.plan.requests_per_second, other.plan.requests_per_second)
-
-
-def test_the_ratio_follows_the_balance_of_the_pools() -> None:
-    """Longer answers take devices from prefill to decode, and neither pool is left with much more than the other."""
-    shares = []
-    for length in (1024, 2350, 4096):
-        best = planned(length).best
-        shares.append(best.prefill.instances * best.prefill.candidate.devices / best.devices)
-        capacities = [best.prefill.capacity_per_second, best.decode.capacity_per_second]
-        assert max(capacities) <= 1.25 * min(capacities)
-    assert shares == sorted(shares, reverse=True)
-    assert shares[0] > 1.5 * shares[-1]
 
 
 @pytest.mark.parametrize("published", published_deployments(), ids=lambda each: each.name)
