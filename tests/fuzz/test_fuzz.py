@@ -1,9 +1,6 @@
 """A small share of the hunt; all of it is `python -m tests.fuzz --cases 20000`."""
 
-import subprocess
-import sys
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -73,10 +70,3 @@ def test_contradictions_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(contradictions(0, 1, [truth])[1]) > 0 for truth in (looser, sized)] == [True, True]
     monkeypatch.setattr(Asking, "rate", lambda *_, **__: next(rising))
     assert len(contradictions(0, 1, [most])[1]) == 3
-
-
-def test_the_hunt_runs_in_processes_of_its_own() -> None:
-    """As `python -m tests.fuzz` starts them."""
-    line = [sys.executable, "-m", "tests.fuzz", "--cases", "2", "--commands", "manifest", "--seed", "3", "--jobs", "1"]
-    done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "2 cases of seed 3 (manifest 2): 0 with a fault\n"), done.stderr
