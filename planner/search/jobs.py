@@ -35,26 +35,30 @@ class Job(NamedTuple):
         return _SHARE * (self.seconds or YEAR_SECONDS)
 
     def ending_in_time(self, question: Question) -> Question:
-        """Return a question at the rate at which the job's last request ends in time; unchanged without a time.
+        """Return a question at the rate at which the job's last request ends in time; unchanged without a time."""
+        return question if self.seconds is None else self._ending_in(self.seconds, question)[0]
+
+    def _ending_in(self, seconds: float, question: Question) -> tuple[Question, Plan | None]:
+        """Return the question at that rate, and its plan.
 
         The last request begins after all others and then takes its own time, which depends on the plan, so the rate is
         iterated. A request takes at most half of the time, so twice the mean rate suffices.
         """
-        if self.seconds is None:
-            return question
-        question = replace(question, rate_per_second=self.rate_per_second)
-        for _ in range(_ROUNDS):
-            best = search(question, beside=False).best
-            if best is None or job_seconds(best, self) <= self.seconds:
-                break
-            left = max(self.seconds - last_seconds(best), self.seconds / 2)
+        left = seconds
+        for _ in range(_ROUNDS + 1):
             question = replace(question, rate_per_second=self.requests / left)
-        return question
+            best = search(question, beside=False).best
+            if best is None or job_seconds(best, self) <= seconds:
+                break
+            left = max(seconds - last_seconds(best), seconds / 2)
+        return question, best
 
     def ends(self, question: Question) -> bool:
         """Whether a question has a plan that ends the job in time."""
-        best = search(self.ending_in_time(question), beside=False).best
-        return best is not None and job_seconds(best, self) <= (self.seconds or math.inf)
+        if self.seconds is None:
+            return search(question, beside=False).feasible
+        best = self._ending_in(self.seconds, question)[1]
+        return best is not None and job_seconds(best, self) <= self.seconds
 
 
 def job_seconds(plan: Plan, job: Job) -> float:
