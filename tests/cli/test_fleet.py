@@ -112,12 +112,6 @@ models:
     refused(capsys, "--csv", "fleet", path, "--csv", str(tmp_path / "table.csv"))
 
 
-def test_a_fleet_that_is_too_large_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit code 3 with the limit that binds."""
-    assert main(["fleet", _written(tmp_path, FILE.replace("2/s", "5000/s"))]) == ExitCode.INFEASIBLE
-    assert "the cluster does not carry the fleet" in capsys.readouterr().err
-
-
 def test_models_stand_on_pools_and_their_manifests_beside_each_other(tmp_path, capsys):
     """Named pools hold; manifests read back, overlap nowhere and survive a lost node; files are not replaced."""
     path, out = _written(tmp_path, POOLS), tmp_path / "out"

@@ -92,22 +92,6 @@ def test_a_mistyped_command_suggests_commands(typed: str, meant: str, capsys: py
     assert shown.out == ""
 
 
-@pytest.mark.parametrize(
-    ("typed", "run"),
-    [
-        (["deepseek-r1", "--hw", "cm384"], ["search", "deepseek-r1", "--hw", "cm384"]),
-        (["--hw", "cm384", "deepseek-r1"], ["search", "--hw", "cm384", "deepseek-r1"]),
-        (["depseek-r1"], ["search", "depseek-r1"]),
-        (["models", "deepseek-r1"], ["models", "deepseek-r1"]),
-        (["--version"], ["--version"]),
-        ([], []),
-    ],
-)
-def test_a_model_alone_is_searched(typed: list[str], run: list[str]) -> None:
-    """`plan MODEL ...` is short for `plan search MODEL ...`, mistyped models included: the search suggests models."""
-    assert main._with_command(typed) == run
-
-
 def test_a_file_that_resembles_a_command_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What exists is not a typing mistake."""
     monkeypatch.chdir(tmp_path)

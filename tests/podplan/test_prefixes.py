@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import podplan
-from ground.errors import BadInput
 from podplan.options import QuestionFlags
 from podplan.question import read_question
 from runtime.simulate.run import simulate
@@ -108,19 +107,3 @@ def test_what_prompts_find_depends_on_who_is_sent_where(heads: str) -> None:
     assert reuse[None] == pytest.approx(3 / 4 * 8 / 9)
     assert shares["round_robin"] == pytest.approx(2 / 4 * 8 / 9, abs=0.01)
     assert shares["prefix_aware"] == pytest.approx(reuse[None], abs=0.02) and reuse["prefix_aware"] > 0.6
-
-
-def test_prefixes_of_instances_need_blocks_and_times(tmp_path: Path, heads: str) -> None:
-    """One sentence that names the flag; a fleet's instances share their prefixes."""
-    flags = QuestionFlags(model="qwen3-8b", hw="910b", trace=heads, prefix_routing="prefix_aware")
-    plain, fleet = tmp_path / "plain.csv", tmp_path / "fleet.yaml"
-    plain.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:01:00,64,8\n2023-11-16 18:01:01,64,8\n")
-    fleet.write_text("models:\n  - {model: qwen3-8b, hw: h100, rate: 1/s, prefix_routing: least_load}\n")
-    wrong: list[dict[str, str | None]] = [
-        {"trace": str(plain)}, {"trace": None}, {"prefix_routing": "nearest"}, {"prefix_reuse": "0.5"},
-    ]  # fmt: skip
-    for changed in wrong:
-        with pytest.raises(BadInput, match="--prefix-r"):
-            read_question(replace(flags, **changed))
-    with pytest.raises(BadInput, match="prefix_routing"):
-        podplan.fleet(fleet)

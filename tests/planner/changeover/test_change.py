@@ -1,19 +1,17 @@
 """Changes between small manifests: what is kept, flipped and loaded, and that every stage is a manifest."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from ground.errors import BadInput, Infeasible
 from ground.yamldata import parse_yaml
-from planner.changeover.change import Changeover, Conditions, change
+from planner.changeover.change import Conditions, change
 from planner.changeover.moving import Terms
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.manifest.layout import Degrees
-from planner.manifest.migration import instance_names, read_migration, same_content, union
+from planner.manifest.migration import instance_names, same_content
 from planner.manifest.schema import Manifest
-from podplan.migrating import MigrateResult
 from tests.changes import tight
 
 
@@ -186,36 +184,3 @@ def test_another_model_is_refused() -> None:
     other = new.model.model_copy(update={"sha256": "0" * 64})
     with pytest.raises(BadInput, match="NEW: serves"):
         change(tight(2, 2), new.model_copy(update={"model": other}))
-
-
-def _written(found: Changeover, folder: Path) -> Path:
-    MigrateResult(change=found, asked=Conditions(terms=Terms()), seconds=0.0).save(folder)
-    return folder / "migration.yaml"
-
-
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    """migration.yaml and its stages come back as they were, and their union has every instance once."""
-    found = change(tight(4, 2), tight(2, 4), Conditions(rate_per_second=10.0))
-    staged = read_migration(_written(found, tmp_path))
-    assert staged.migration == found.migration
-    assert staged.stages == found.stages
-    assert len(instance_names(union(staged.stages))) == 8
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ("- prefill-3", "- nobody", "drain and start do not lead"),
-        ("begin: stage-00.yaml", "begin: ../etc/passwd.yaml", "begin"),
-        ("migration_version: 1", "migration_version: 2", "migration_version"),
-        ("begin_sha256: ", "begin_sha256: 0", "begin_sha256"),
-    ],
-)
-def test_a_stranger_crashes_nothing(old: str, new: str, told: str, tmp_path: Path) -> None:
-    """A changed file is refused with its field."""
-    path = _written(change(tight(4, 2), tight(2, 4), Conditions(rate_per_second=10.0)), tmp_path)
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-    with pytest.raises(BadInput, match=told):
-        read_migration(path)

@@ -1,4 +1,4 @@
-"""Mean waits in closed form, as oracles: Pollaczek-Khinchine, Kingman, Erlang C, Allen-Cunneen.
+"""Mean waits in closed form, as oracles: Pollaczek-Khinchine, Erlang C, Allen-Cunneen.
 
 They take rates, service times and squared coefficients of variation.
 """
@@ -13,20 +13,10 @@ def pollaczek_khinchine_wait(rate_per_second: float, service_seconds: float, ser
 
     Ref: F. Pollaczek 1930, A. Khinchine 1932; L. Kleinrock, Queueing Systems I, section 5.6.
     """
-    return kingman_wait(rate_per_second, service_seconds, 1.0, service_squared_cv)
-
-
-def kingman_wait(
-    rate_per_second: float, service_seconds: float, arrival_squared_cv: float, service_squared_cv: float
-) -> float:
-    """Mean wait of G/G/1 in seconds: rho/(1 - rho) (ca^2 + cs^2)/2 S; exact for Poisson arrivals, else heavy traffic.
-
-    Ref: J. F. C. Kingman, The single server queue in heavy traffic, Proc. Camb. Phil. Soc. 57:902, 1961.
-    """
     utilisation = rate_per_second * service_seconds
     if utilisation >= 1:
         return math.inf
-    return utilisation / (1 - utilisation) * (arrival_squared_cv + service_squared_cv) / 2 * service_seconds
+    return utilisation / (1 - utilisation) * (1 + service_squared_cv) / 2 * service_seconds
 
 
 def erlang_c(servers: int, offered: float) -> float:

@@ -71,3 +71,8 @@ def test_steps_lead_from_stage_to_stage(tmp_path: Path) -> None:
         read_migration(written(tmp_path, start=[START.model_dump(), again]))
     with pytest.raises(BadInput, match=r"begin_sha256: a\.yaml was changed"):
         read_migration(written(tmp_path, TWO))
+    for old, new in (("begin: a.yaml", "begin: ../etc/a.yaml"), ("migration_version: 1", "migration_version: 2")):
+        path = written(tmp_path)
+        path.write_text(path.read_text(encoding="utf-8").replace(old, new), encoding="utf-8")
+        with pytest.raises(BadInput, match=old.partition(":")[0]):
+            read_migration(path)

@@ -13,7 +13,7 @@ from runtime.simulate.observe import Observer
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval
 from runtime.simulate.run import simulate
-from runtime.simulate.workload import Modulation, Requests, closed_loop, modulated, open_loop, open_stream
+from runtime.simulate.workload import Modulation, Requests, closed_loop, modulated, open_loop
 from tests.manifests import build, manifest, pool
 from tests.planner.closed_forms.waits import erlang_c
 from tests.planner.serving.costs import linear_cost
@@ -116,28 +116,6 @@ def test_littles_law_holds_in_what_is_sampled() -> None:
     rows = [line.split(",") for line in series.getvalue().splitlines()[1:]]
     inside = np.mean([float(row[1]) for row in rows])
     assert inside == pytest.approx(result.requests_per_second * result.e2e_seconds.mean, rel=0.03)
-
-
-def test_a_stream_in_parts_is_the_stream() -> None:
-    """The same parts give the same run, one after the other or at once."""
-    made = manifest(workload={"output_tokens": 8})
-    parts = list(open_stream(made.workload, 300.0, 70_000, 1))
-    assert [len(part) for part in parts] == [65_536, 4_464]
-    assert float(parts[1].arrival_seconds[0]) > float(parts[0].arrival_seconds[-1])
-    rate = 70_000 / float(parts[1].arrival_seconds[-1])
-    assert rate == pytest.approx(300.0, rel=0.02)
-    short = [open_loop(made.workload, 300.0, 50, 1), open_loop(made.workload, 300.0, 50, 1)]
-    later = short[1].arrival_seconds + short[0].arrival_seconds[-1]
-    split = simulate(made, [short[0], Requests(**_fields(short[1], later))])
-    whole = np.concatenate([short[0].arrival_seconds, later])
-    joined = {name: np.tile(getattr(short[0], name), 2) for name in ("input_tokens", "output_tokens", "reused_tokens")}
-    together = simulate(made, Requests(arrival_seconds=whole, **joined))
-    assert split.e2e_seconds == together.e2e_seconds
-
-
-def _fields(requests: Requests, arrival: np.ndarray) -> dict[str, Any]:
-    names = ("input_tokens", "output_tokens", "reused_tokens")
-    return {name: getattr(requests, name) for name in names} | {"arrival_seconds": arrival}
 
 
 def test_bursts_have_the_mean_rate_and_clump() -> None:
