@@ -157,10 +157,7 @@ def _data(made: Deployment, changes: list[str] | None, out: Path | None) -> dict
         for role in made.target.roles
     ]
     return {
-        "engine": made.target.profile.engine,
-        "engine_version": made.target.version,
-        "kind": made.target.kind,
-        "manifest_sha256": made.target.manifest_sha256,
+        **picked(made.target, "engine=profile.engine engine_version=version kind manifest_sha256"),
         "roles": roles,
         "devices": sum(role.devices * len(role.instances) for role in made.target.roles),
         "files_bytes": {name: len(text.encode()) for name, text in sorted(made.files.items())},

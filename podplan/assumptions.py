@@ -12,6 +12,7 @@ from planner.question import Machines, Question, Role
 from podplan.machines import catalogue_devices, figure_texts
 from podplan.question import Asked
 from podplan.readers import is_any, is_auto
+from podplan.result import picked
 
 _OFFLINE = (
     "requests wait: TTFT and TPOT are of online ones that they give way to at once; their rule may use 40 % of the "
@@ -129,12 +130,8 @@ def _implied(asked: Asked) -> dict[str, object]:
     if asked.flags.size is None:
         implied["size"] = _sizes(question)
     if question.model.moe is not None and question.balance.kind in ("measured", "none"):
-        implied["expert_load_distribution"] = {
-            "name": question.balance.distribution.name,
-            "log_sigma": question.balance.distribution.log_sigma,
-            "drift_log_sigma": question.balance.distribution.drift_log_sigma,
-            "source": question.balance.distribution.source,
-        }
+        spread = picked(question.balance.distribution, "name log_sigma drift_log_sigma source")
+        implied["expert_load_distribution"] = spread
     figures = figure_texts(machines.hardware for machines in (question.prefill, question.decode))
     if question.goal.priced:
         figures.setdefault("price", "none stated, so the fewest chips are the cheapest")

@@ -97,9 +97,7 @@ class HardwareResult(Result):
 def _machine(spec: HardwareSpec) -> dict[str, Any]:
     devices = spec.nodes.value * spec.devices_per_node.value
     return {
-        "name": spec.name,
-        "title": spec.title,
-        "aliases": spec.aliases,
+        **picked(spec, "name title aliases"),
         "nodes": int(spec.nodes.value),
         "devices": int(devices),
         "chips": int(devices / spec.devices_per_chip.value),
@@ -116,10 +114,8 @@ def _checked(spec: HardwareSpec) -> dict[str, object]:
         "values": len(values),
         "based_on": plain(spec.based_on) if spec.based_on else None,
         "weights": {"multiplied": list(multiplied(spec)), "dequantised": list(storable(spec)[len(multiplied(spec)) :])},
-        "assumed": [
-            {"field": path, "source": held.source, "note": held.note} for path, held in values if held.kind == "assumed"
-        ],
-        "missing": [{"field": gap.field, "instead": gap.instead} for gap in gaps(spec)],
+        "assumed": [{"field": path, **picked(held, "source note")} for path, held in values if held.kind == "assumed"],
+        "missing": [picked(gap, "field instead") for gap in gaps(spec)],
     }
 
 
