@@ -44,8 +44,8 @@ def long(player: PlayedPrefill, rate: float, requests: int, seeds: int) -> np.nd
     streams = (
         stationary(player.workload, requests, seed=1 + seed, most_tokens=player.most_tokens) for seed in range(seeds)
     )
-    outcomes = (prefill_outcome(player.pool, stream.at_rate(rate)).counted() for stream in streams)
-    return np.concatenate([each.ttft_seconds for each in outcomes])
+    outcomes = ((prefill_outcome(player.pool, stream.at_rate(rate)), stream.counting) for stream in streams)
+    return np.concatenate([outcome.ttft_seconds[inner] for outcome, inner in outcomes])
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def main() -> None:
         for player in players(cv):
             for utilisation in (0.5, 0.7, 0.85, 0.95):
                 rate = utilisation * player.saturation_per_second
-                told, played = player.trial(rate), long(player, rate, asked.requests, asked.seeds)
+                told, played = player.trial(rate, 1, None), long(player, rate, asked.requests, asked.seeds)
                 mean, p99 = float(played.mean()), float(np.percentile(played, 99))
                 low, high = (end * (player.limits.ttft_seconds or 1.0) / told.ttft.p99 - 1 for end in told.interval())
                 covers = low <= p99 / told.ttft.p99 - 1 <= high

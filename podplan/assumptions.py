@@ -139,18 +139,18 @@ def _implied(asked: Asked) -> dict[str, object]:
 
 
 def _lengths(asked: Asked) -> str:
-    """Say how lengths spread; decode takes of outputs their moments only."""
+    """Say how lengths spread: as they are drawn, though decode takes of outputs their moments only."""
     if (workload := asked.question.workload).sessions is not None:
         mean, reuse = workload.input_tokens.mean, workload.prefix_reuse
         return f"prompts of sessions, {mean:.4g} tokens on average, {reuse:.3g} of them of the turns before"
     workload, traffic = asked.question.workload, asked.flags
     spreads = {}
-    for side, lengths, file, shape in (
-        ("prompts", workload.input_tokens, traffic.isl_histogram, workload.input_tokens.shape),
-        ("outputs", workload.output_tokens, traffic.osl_histogram, "gamma"),
+    for side, lengths, file in (
+        ("prompts", workload.input_tokens, traffic.isl_histogram),
+        ("outputs", workload.output_tokens, traffic.osl_histogram),
     ):
         by = "by mean and CV" if file is None else f"by mean and CV of {file}"
-        spreads[side] = f"{by}, {shape}" if lengths.squared_cv else "fixed"
+        spreads[side] = f"{by}, {lengths.shape}" if lengths.squared_cv else "fixed"
         if file is not None and side == "prompts":
             spreads[side] = f"as in {file}"
     if len(set(spreads.values())) == 1:

@@ -85,7 +85,7 @@ class PlayedAggregated(Player):
         refills = _REFILLS if requests == FEW else 2 * _REFILLS
         # A short stream is shorter, too, where a long one is, but less so: it has to tell candidates apart.
         short = int(FEW * math.sqrt(self._most_requests / _REQUESTS))
-        requests = short if requests == FEW else min(requests, self._most_requests)
+        requests = short if requests == FEW else min(requests, self._most_requests) * max(requests // MANY, 1)
         while requests < min(refills * self.most_open, _LONGEST):
             requests *= 2
         return super().stream(requests, instances)
@@ -96,7 +96,8 @@ class PlayedAggregated(Player):
         stages = self.pool.times.layers.size
         if stages == 1:
             return _REQUESTS
-        return min(max(int(_TURNS / (stages * self.workload.output_tokens.mean)), _PIPELINED), _REQUESTS)
+        each = stages * self.workload.output_tokens.mean / self.most_open
+        return min(max(int(_TURNS / each), _PIPELINED), _REQUESTS)
 
     @cached_property
     def saturation_per_second(self) -> float:
@@ -119,13 +120,13 @@ class PlayedAggregated(Player):
         span = left[last] - left[first]
         return float((last - first) / span if span > 0 else count / left[-1])
 
-    def state(self, rate_per_second: float, instances: int = 1, requests: int = MANY) -> AggregatedState | None:
+    def state(self, rate_per_second: float, instances: int = 1, requests: int | None = MANY) -> AggregatedState | None:
         """Return the state of one of ``instances`` at its rate; None beyond saturation."""
         if not 0 < rate_per_second <= self.saturation_per_second * (1 + 1e-9):
             return None
         key = self._key(rate_per_second, instances, requests)
         if key not in self._states:
-            stream = self.plays(requests, instances)[1]
+            stream = self.plays(key[2], instances)[1]
             outcome = self.trial(rate_per_second, instances, requests).outcome
             self._states[key] = self.state_of(rate_per_second, outcome, stream.answer_tokens[stream.counting] - 1)
         return self._states[key]
@@ -203,6 +204,7 @@ def player_of(
         limits=limits,
         most_tokens=context_tokens,
         pool=pool,
+        most_times=4,
         most_open=min(most_open or most, most),
         count=count,
     )
@@ -289,10 +291,10 @@ class AggregatedServer:
         """Whether ``pool_capacity`` is at least a rate that few requests do not show to be late."""
         return self.player.reaches(rate_per_second / instances, instances, lambda: self.most_per_second)
 
-    def told(self, rate_per_second: float, instances: int) -> Sample:
+    def told(self, rate_per_second: float, instances: int, requests: int | None = MANY) -> Sample:
         """Return sample and confidence intervals of a pool of so many instances, given the rate of one."""
-        return self.player.told(rate_per_second, instances, self.most_per_second * instances)
+        return self.player.told(rate_per_second, instances, self.most_per_second * instances, requests)
 
-    def state(self, rate_per_second: float, instances: int = 1) -> AggregatedState | None:
+    def state(self, rate_per_second: float, instances: int = 1, requests: int | None = MANY) -> AggregatedState | None:
         """State of one of ``instances`` that requests are dealt to in turn, at its rate; None beyond saturation."""
-        return self.player.state(rate_per_second, instances)
+        return self.player.state(rate_per_second, instances, requests)

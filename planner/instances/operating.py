@@ -33,7 +33,7 @@ from planner.question import Question
 from planner.serving.capacity import Capacity, Limits, largest_rate
 from planner.serving.decode import DecodePool, iteration_times
 from planner.serving.latency import Latency
-from planner.serving.played import Played, PlayedPrefill
+from planner.serving.played import MANY, Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.workload import Lengths, Workload, running_kv_tokens, total_kv_tokens
 
@@ -125,8 +125,10 @@ class PrefillServer:
     """The step cost, stacked, where it is known already."""
     known_times: TableArrays | None = field(default=None, repr=False, compare=False)
     """The pass times up to a larger budget, off whose knots they are read less exactly; None: up to this one."""
-    _solved: dict[tuple[float, int], Latency | None] = field(default_factory=dict, repr=False, compare=False)
-    """TTFT by rate of one instance and number of instances."""
+    _solved: dict[tuple[float, int, int | None], Latency | None] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """TTFT by rate of one instance, number of instances and requests of the stream."""
 
     @property
     def independent(self) -> bool:
@@ -254,23 +256,28 @@ class PrefillServer:
         assert self.player is not None, "asked only where instances are played"
         return self.player.reaches(rate_per_second / instances, instances, lambda: self.most_per_second)
 
-    def ttft(self, rate_per_second: float, instances: int = 1) -> Latency | None:
-        """TTFT of one of ``instances`` that are dealt requests in turn, at the rate of one; None beyond saturation."""
+    def ttft(self, rate_per_second: float, instances: int = 1, requests: int | None = MANY) -> Latency | None:
+        """TTFT of one of ``instances`` that are dealt requests in turn, at the rate of one; None beyond saturation.
+
+        Args: ``requests`` of the stream that is played, see ``Player.trial``.
+        """
         if self.question.queueing == "mixserve":
             return memoryless_ttft(rate_per_second, self.most_prompts, self.candidate.pass_seconds)
-        key, player = (rate_per_second, instances), self.player
+        key, player = (rate_per_second, instances, requests), self.player
         if key not in self._solved:
             if player is None:
                 found = latency_of(self.passes, rate_per_second, self._squared_cv(instances))
             else:
                 late = rate_per_second >= self.saturation_per_second
-                found = None if late else player.trial(rate_per_second, instances).ttft
+                found = None if late else player.trial(rate_per_second, instances, requests).ttft
             self._solved[key] = found
         return self._solved[key]
 
-    def played(self, rate_per_second: float, instances: int, most_per_second: float) -> Played | None:
+    def played(
+        self, rate_per_second: float, instances: int, most_per_second: float, requests: int | None = MANY
+    ) -> Played | None:
         """Return sample and intervals of the play at the rate of one instance; None where a closed form is exact."""
-        return self.player.told(rate_per_second, instances, most_per_second) if self.player else None
+        return self.player.told(rate_per_second, instances, most_per_second, requests) if self.player else None
 
     def _squared_cv(self, instances: int) -> float:
         """Squared CV of the gaps between arrivals at one of so many instances."""

@@ -15,6 +15,7 @@ from planner.plans.plan import Plan
 from planner.plans.pools import ROUNDING, Leaving, PlannedEncode, PlannedPool, answering
 from planner.question import Question
 from planner.serving.latency import Latency
+from planner.serving.played import MANY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +88,16 @@ class AggregatedPlan(Plan):
         state = server.player.state_of(times * each, counted, later).scaled(times)
         return replace(self, encode=encode, mixed=replace(pool, state=state), ttft=state.ttft, tpot=state.tpot)
 
-    def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "AggregatedPlan | None"]:
+    def language_under(
+        self, question: Question, share: float = 1.0, requests: int | None = MANY
+    ) -> Callable[[float], "AggregatedPlan | None"]:
         """Return the pool's plan under a question as a function of the rate; None beyond saturation."""
         if question.queueing == "mixserve":
             return lambda _: None
         pool = self.mixed
         server = AggregatedServer(question, pool.candidate)
         each = pool.capacity_per_second / pool.instances / share
-        return lambda rate_per_second: make_aggregated(question, server, pool.instances, each, rate_per_second)
+        return lambda rate: make_aggregated(question, server, pool.instances, each, rate, requests)
 
 
 def limit_of(plan: AggregatedPlan) -> str:
@@ -117,11 +120,16 @@ def told_limits(plan: AggregatedPlan) -> str:
 
 
 def make_aggregated(
-    question: Question, server: AggregatedServer, instances: int, capacity_of_each: float, rate_per_second: float
+    question: Question,
+    server: AggregatedServer,
+    instances: int,
+    capacity_of_each: float,
+    rate_per_second: float,
+    requests: int | None = MANY,
 ) -> AggregatedPlan | None:
-    """Return the plan of so many instances at a rate; None beyond saturation."""
+    """Return the plan of so many instances at a rate, played over so many requests; None beyond saturation."""
     times = question.stretch_of("mixed")
-    state = server.state(times * rate_per_second / instances, instances)
+    state = server.state(times * rate_per_second / instances, instances, requests)
     if state is None:
         return None
     if times != 1:
@@ -135,7 +143,7 @@ def make_aggregated(
         utilisation=state.utilisation,
         state=state,
     )
-    told = None if question.stretch else server.told(rate_per_second / instances, instances)
+    told = None if question.stretch else server.told(rate_per_second / instances, instances, requests)
     if told is not None and told.requests_per_second[1] <= rate_per_second:  # the largest rate was played elsewhere
         most = max(pool.capacity_per_second, rate_per_second)
         told = told._replace(requests_per_second=(most, most))

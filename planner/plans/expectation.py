@@ -179,7 +179,7 @@ def pool_mixed(
     every = instances if manifest.routing.prefill == "round_robin" else 1
     context, played = manifest.model.spec.max_position, aggregated_pool(manifest, pool, workload=workload)
     player = player_of(played, workload, Limits(percentile=99.0), context)
-    return player.state(rate_per_second, every)
+    return player.state(rate_per_second, every, None)
 
 
 def pool_pair(manifest: Manifest) -> tuple[Pool, Pool] | str:
@@ -265,7 +265,7 @@ def pool_ttft(
     )
     player = PlayedPrefill.of(played, workload, limits, context)
     rate = rate_per_second * together
-    return player.trial(rate, instances // together).ttft if rate < player.saturation_per_second else None
+    return player.trial(rate, instances // together, None).ttft if rate < player.saturation_per_second else None
 
 
 def pool_passes(pool: Pool, workload: Workload) -> Passes:

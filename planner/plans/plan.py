@@ -32,7 +32,7 @@ from planner.plans.pools import (
 )
 from planner.question import Loss, Machines, Question
 from planner.serving.latency import Latency, independent_sum
-from planner.serving.played import Played
+from planner.serving.played import MANY, Played
 from planner.serving.prefill import play_prefill
 
 
@@ -103,16 +103,19 @@ class Plan(ABC):
     def explanation(self) -> str:
         """The binding limit in one sentence, with its numbers."""
 
-    def under(self, question: Question, share: float = 1.0) -> Callable[[float], "Plan | None"]:
+    def under(
+        self, question: Question, share: float = 1.0, requests: int | None = MANY
+    ) -> Callable[[float], "Plan | None"]:
         """Return the plan of the same pools under a question as a function of the rate; None beyond saturation.
 
-        The known capacities of the pools are ``share`` times those under the question.
+        The known capacities of the pools are ``share`` times those under the question. Args: ``requests`` of a stream
+        that is played, see ``Player.trial``.
         """
         pool = self.encode
         if pool is None:
-            return self.language_under(question, share)
+            return self.language_under(question, share, requests)
         asked = apart(question, self.question.encode_share)
-        rest, server = self.language_under(asked, share), pool.server(asked)
+        rest, server = self.language_under(asked, share, requests), pool.server(asked)
 
         def at(rate_per_second: float) -> "Plan | None":
             plan = rest(rate_per_second)
@@ -130,7 +133,9 @@ class Plan(ABC):
         """Return the plan behind an encode pool, with latencies from the arrival at encode on."""
 
     @abstractmethod
-    def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "Plan | None"]:
+    def language_under(
+        self, question: Question, share: float = 1.0, requests: int | None = MANY
+    ) -> Callable[[float], "Plan | None"]:
         """Return ``under`` for the pools that run the language model."""
 
     @property
@@ -363,10 +368,12 @@ class DisaggregatedPlan(Plan):
             limits=(self.prefill.limit, self.decode.limit),
         )
 
-    def language_under(self, question: Question, share: float = 1.0) -> Callable[[float], "DisaggregatedPlan | None"]:
+    def language_under(
+        self, question: Question, share: float = 1.0, requests: int | None = MANY
+    ) -> Callable[[float], "DisaggregatedPlan | None"]:
         """Return the plan of both pools under a question as a function of the rate; None beyond saturation."""
-        pools = self._served(question, share)
-        return lambda rate: make_plan(question, *pools, rate, limits=(self.prefill.limit, self.decode.limit))
+        pools, limits = self._served(question, share), (self.prefill.limit, self.decode.limit)
+        return lambda rate: make_plan(question, *pools, rate, limits=limits, requests=requests)
 
     def decoder(self, question: Question) -> DecodeServer:
         """Return the server of one decode instance under a question, behind the plan's transfers."""
@@ -399,15 +406,17 @@ def make_plan(
     rate_per_second: float,
     *,
     limits: tuple[str, str] | None = None,
+    requests: int | None = MANY,
 ) -> DisaggregatedPlan | None:
     """Return the plan of (server, instances, rate of one instance) per role at a rate; None beyond saturation.
 
     Where a role's steps take f times what is predicted, its clock is slower by f and its rate on that clock f times as
-    high, transfers included. ``limits``: what the rates of prefill and decode instances reach, where known.
+    high, transfers included. ``limits``: what the rates of prefill and decode instances reach, where known;
+    ``requests`` over which prefill is played.
     """
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     times, slower = question.stretch_of("prefill"), question.stretch_of("decode")
-    ttft = first.ttft(times * rate_per_second / first_count, first_count)
+    ttft = first.ttft(times * rate_per_second / first_count, first_count, requests)
     if ttft is None:
         return None
     second = fed(question, ((first, first_count), (second, second_count)))
@@ -433,7 +442,7 @@ def make_plan(
     crowding = Crowding.before(state, rate_per_second, first_count * prefill_pool.room_prompts, ttft)
     played = None
     if not question.stretch:  # else told once the plan is restated as predicted
-        played = first.played(rate_per_second / first_count, first_count, second_count * second_rate)
+        played = first.played(rate_per_second / first_count, first_count, second_count * second_rate, requests)
         if known is not None:
             told = rate_per_second, ttft.at(question.percentile), prefill_pool.capacity_per_second
             played = both_played(played, (known, second_count), told)

@@ -21,7 +21,7 @@ from planner.question import Machines, Question
 from planner.search.answer import Answer
 from planner.search.changes.refusal import refused
 from planner.search.fleet import Fleet, Member, check_fleet
-from planner.search.solve import find, mean_seconds
+from planner.search.solve import find, lasting, mean_seconds
 from planner.search.sure import STRESSED, is_plain, restated, surely, told_of
 from planner.search.ways import formats_of, gather_fleet
 
@@ -77,7 +77,7 @@ def _with_engines(fleet: Fleet, member: Member) -> Member:
 def _plan(fleet: Fleet) -> Answer:
     """Return the best plans for the predicted service times."""
     separate = gather_fleet(fleet)
-    found = find(separate)
+    found = lasting(find(separate))
     if found.choice is None:
         return refused(separate)
     sized = not fleet.goal.maximised and not fleet.goal.timed

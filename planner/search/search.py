@@ -28,7 +28,7 @@ from planner.search.fleet import Fleet
 from planner.search.gather import Costing, Option, aggregated, make_side
 from planner.search.papers import Beside, Published, as_deployed, matching
 from planner.search.pareto import front_of
-from planner.search.solve import Choice, Found, chosen_of, find, in_time, plan_of
+from planner.search.solve import Choice, Found, chosen_of, find, in_time, lasting, plan_of
 from planner.search.sure import holds, in_own_terms, is_plain, surely
 from planner.search.ways import gather_fleet
 
@@ -205,13 +205,22 @@ def _answer(
 
 
 def _found(asked: Sequence[Question], costing: Costing | None = None, *, most_alone: bool = False) -> list[Found]:
-    """Return the result of every alternative; with ``most_alone`` lower rates than the largest so far are no plans."""
+    """Return the result of every alternative; with ``most_alone`` lower rates than the largest so far are no plans.
+
+    The best is told over as many requests as that takes, which may make another one the best.
+    """
     costing, found, known = costing or Costing(), list[Found](), 0.0
     for number, each in enumerate(asked):
         costing.count.allow(0, len(asked) - number)
         found.append(find(gather_fleet(Fleet.of(each), costing=costing), known=known))
         if most_alone:
             known = max(known, found[-1].growth / (1 + found[-1].gap))
+    lowered = set[int]()
+    while asked and (place := preferred([each.best for each in found], asked[0].goal)) is not None:
+        before, found[place] = found[place], found[place] if place in lowered else lasting(found[place])
+        if found[place].gap <= before.gap:
+            break
+        lowered.add(place)
     return found
 
 

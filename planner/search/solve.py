@@ -1,7 +1,7 @@
 """The best choice of columns for a fleet (a single model is a fleet of one), and its plans."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -22,6 +22,10 @@ from planner.serving.capacity import largest_rate
 
 # Factor on KV transfer times that made a plan late, for the next search, which then carries a little less.
 LONGER = 1.02
+
+# Parts by which the largest rate is lowered, tried in turn, where more requests show it to be late. A step takes a long
+# play, and the least is as much as such a sample errs by.
+_LOWER = tuple(0.005 * 1.6**step for step in range(10))
 
 # Factors on the asked rate, tried in turn, where the prefill memory is full at the asked rate.
 ROOMIER = (1.001, 1.01, 1.1, 1.5)
@@ -206,8 +210,60 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known
     return replace(found, plans=(slower,), gap=plans[0].requests_per_second / slower.requests_per_second - 1)
 
 
-def _with_room(late: Found) -> Found:
+def lasting(found: Found) -> Found:
+    """Return a result whose plans keep their limits over as many requests as tell so (``Player.lasting``).
+
+    The search plays over fewer, and its largest rate owes something to the luck of the sample. A plan that is late has
+    its rate lowered, and the gap tells by how much; for an asked rate see ``_with_room``. If there is none, or several
+    models share devices, plans stay as they are, with their intervals; so do the quickest, whose time is the bound.
+    """
+    if found.separate.fleet.goal.timed:
+        return found
+    played = tuple(_replayed(plan) for plan in found.plans)
+    late = [plan for plan in played if plan.played and _lateness(plan) > 1]
+    if not late:
+        return replace(found, plans=played)
+    if not found.separate.fleet.single:
+        return found
+    (best,), (slower,) = found.plans, late
+    if not best.question.goal.maximised:
+        roomy = _with_room(found, _replayed)
+        return roomy if roomy.plans else found
+    at = best.under(best.question, requests=slower.played.asked_requests if slower.played else None)
+    lower = (at((1 - part) * best.requests_per_second) for part in _LOWER)
+    lowered = next((plan for plan in lower if plan and _lateness(plan) <= 1), None)
+    if lowered is None:
+        return found
+    gap = (1 + found.gap) * best.requests_per_second / lowered.requests_per_second - 1
+    return replace(found, plans=(_carrying(lowered, best),), gap=gap)
+
+
+def _replayed(plan: Plan) -> Plan:
+    """Return a plan played over as many requests as tell its latencies; itself where none are played."""
+    if plan.played is None or plan.encode is not None or plan.question.workload.trace is not None:
+        return plan
+    found = plan.under(plan.question, requests=None)(plan.requests_per_second)
+    return _carrying(found, plan) if found else plan
+
+
+def _carrying(plan: Plan, searched: Plan) -> Plan:
+    """Return a plan with the interval of the rate that the search found for its pools."""
+    if plan.played is None or searched.played is None:
+        return plan
+    low, high = searched.played.requests_per_second
+    ends = min(low, plan.requests_per_second), max(high, plan.requests_per_second)
+    return replace(plan, played=plan.played._replace(requests_per_second=ends))
+
+
+def _lateness(plan: Plan) -> float:
+    """Return the latency at the percentile over its limit, the largest of what is played and of what is not."""
+    return max(plan.excess, plan.played.excess if plan.played else 0.0)
+
+
+def _with_room(late: Found, told: Callable[[Plan], Plan] = lambda plan: plan) -> Found:
     """Return the plan of columns that carry more than is asked, so that prompts find room in prefill.
+
+    Args: ``told`` returns a plan as it is to be judged and told.
 
     ``late`` is what the columns that are best for the asked rate make of it; what it counts bounds every other choice.
     The columns that carry most come last: where they are late, too, there is no plan.
@@ -219,8 +275,8 @@ def _with_room(late: Found) -> Found:
         choice = choose(late.separate, each)
         if not isinstance(choice, Choice):
             continue
-        plans = tuple(_carried(option, columns, 1.0) for option, columns in choice.chosen)
-        if plans[0].excess <= 1:
+        plans = tuple(told(_carried(option, columns, 1.0)) for option, columns in choice.chosen)
+        if _lateness(plans[0]) <= 1:
             growth = _spare(choice.programme.picked(choice.picks), plans)
             gap = 0.0 if aim.goal.timed else 1 - late.plans[0].chips / plans[0].chips
             return replace(late, plans=plans, growth=growth, gap=gap)

@@ -199,6 +199,13 @@ class Trial:
             return value, value
         return percentile_interval(seconds, percentile, level)
 
+    @property
+    def half_width(self) -> float:
+        """Half the confidence interval of a percentile over its value, the larger of TTFT and TPOT."""
+        both = () if self.whole else (self.outcome.ttft_seconds, self.outcome.tpot_seconds)
+        ends = [percentile_interval(seconds, self.limits.percentile) for seconds in both if seconds.size]
+        return max(((high - low) / (high + low) for low, high in ends if high), default=0.0)
+
     def surely_late(self, level: float) -> bool:
         """Whether the whole confidence interval of a percentile lies beyond its limit."""
         return self.ended or (self.excess > 1 and self.interval(level)[0] > 1)

@@ -5,6 +5,7 @@ interval is late on few requests counts as late. The others are played on many r
 A play that only asks whether limits are kept ends once the answer is certain (few requests) or sure (many).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -30,10 +31,15 @@ from planner.serving.streams import Stream, stationary, traced
 from planner.workload import Workload
 
 FEW, MANY = 2_500, 60_000
-"""Requests of a stream: few to prune candidates, many to report latencies.
+"""Requests of a stream: few to prune candidates, many to compare them and, mostly, to report latencies.
 
 At half to 0.9 of saturation and CV up to 1 the means over many are within 1 % of those of endless streams on average.
 """
+_CLOSE = 0.08
+"""Part of a percentile up to which its interval may reach on each side, before a plan is told over more than many."""
+_RELAXATIONS = 100
+"""Relaxation times that such a stream spans: the mean wait over n of them has a standard error of 1/sqrt(n) in M/M/1
+(W. Whitt, Planning queueing simulations, Management Science 35:1341, 1989)."""
 _STEPS = 25
 """Full steps that the shortest stream fills."""
 SURE = 0.99
@@ -51,6 +57,10 @@ class Played(NamedTuple):
     """Interval of TTFT at the question's percentile."""
     requests_per_second: tuple[float, float]
     """Interval of the rate that the plan carries, as far as the played pool bounds it."""
+    excess: float = 0.0
+    """Latency at the percentile over its limit, the larger of TTFT and TPOT."""
+    asked_requests: int = MANY
+    """Requests for which the stream was asked, see ``Player.trial``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,9 +77,12 @@ class Player:
     """Context length of the model."""
     at_once: int = 1
     """Requests of a full step."""
+    most_times: int = 8
+    """Most times many that a stream is long, a power of two: a play of so many takes a twentieth of a search."""
     _trials: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
     _ended: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
     """Trials that ended early."""
+    _lasting: dict[tuple[float, int, int], int] = field(default_factory=dict, repr=False)
     _late: dict[tuple[int, int], Trial] = field(default_factory=dict, repr=False)
     """By instances and requests: the trial at the smallest rate known to miss a limit; every higher rate misses it."""
     _capacities: dict[int, Capacity] = field(default_factory=dict, repr=False)
@@ -81,6 +94,35 @@ class Player:
             requests *= 2
         return stationary(self.workload, requests, every=instances, most_tokens=self.most_tokens)
 
+    @property
+    def saturation_per_second(self) -> float:
+        """Requests per second that the instance serves at most."""
+        raise NotImplementedError
+
+    def lasting(self, rate_per_second: float, instances: int = 1) -> int:
+        """Return the requests of a stream that tells percentiles of one of ``instances`` at a rate closely.
+
+        Near saturation a queue forgets its past within 2 (Ca^2 + Cs^2) / (1 - rho)^2 gaps between arrivals (relaxation
+        time of the diffusion; L. Kleinrock, Queueing Systems, vol. 2, section 2.9), and over few of them waits and
+        intervals are too short. Where answers hold their places for minutes, an interval tells more: it is as wide as
+        requests are late in a row, and narrows with the square root of the stream's length.
+        """
+        key = self._key(rate_per_second, instances, MANY)
+        if key not in self._lasting:
+            idle, workload, times = 1 - rate_per_second / self.saturation_per_second, self.workload, 1
+            lengths = max(workload.input_tokens.squared_cv, workload.output_tokens.squared_cv)
+            slow = 2 * _RELAXATIONS * (workload.arrival_squared_cv / instances + lengths)
+            while times < self.most_times and times * MANY * max(idle, 0.0) ** 2 < slow:
+                times *= 2
+            while times < self.most_times and (wide := self._wide(rate_per_second, instances, times * MANY)) > 1:
+                times = min(times << math.ceil(2 * math.log2(wide)), self.most_times)
+            self._lasting[key] = times * MANY
+        return self._lasting[key]
+
+    def _wide(self, rate_per_second: float, instances: int, requests: int) -> float:
+        """Return half the width of the intervals of so many requests over what is close."""
+        return self.trial(rate_per_second, instances, requests).half_width / _CLOSE
+
     def plays(self, requests: int, instances: int = 1) -> tuple[Play, Stream]:
         """Return the play of one of ``instances`` and its stream; a trace is played whole, dealt to all instances."""
         trace = self.workload.trace
@@ -89,17 +131,20 @@ class Player:
         instances = min(instances, np.size(trace.arrival_seconds))
         return self.together(instances), traced(trace, instances)
 
-    def trial(self, rate_per_second: float, instances: int = 1, requests: int = MANY) -> Trial:
-        """Play one of ``instances`` at its rate."""
+    def trial(self, rate_per_second: float, instances: int = 1, requests: int | None = MANY) -> Trial:
+        """Play one of ``instances`` at its rate; None: over as many requests as ``lasting`` tells."""
         key = self._key(rate_per_second, instances, requests)
         if key not in self._trials:
-            play, stream = self.plays(requests, instances)
+            play, stream = self.plays(key[2], instances)
             self._trials[key] = trial(play, stream, rate_per_second, self.limits)
         return self._trials[key]
 
-    def _key(self, rate_per_second: float, instances: int, requests: int) -> tuple[float, int, int]:
+    def _key(self, rate_per_second: float, instances: int, requests: int | None) -> tuple[float, int, int]:
         """Return the key of a trial: rates that differ by rounding are equal, and a trace is always played whole."""
-        return float(f"{rate_per_second:.12g}"), instances, requests if self.workload.trace is None else MANY
+        rate = float(f"{rate_per_second:.12g}")
+        if self.workload.trace is not None:
+            return rate, instances, MANY
+        return rate, instances, requests or self.lasting(rate, instances)
 
     def verdict(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> Trial:
         """Play one of ``instances`` at its rate, ending early once a limit is certainly missed."""
@@ -150,9 +195,11 @@ class Player:
             return False
         return self.keeps(most(), instances, few=False)
 
-    def told(self, rate_per_second: float, instances: int, most_per_second: float) -> Played:
+    def told(
+        self, rate_per_second: float, instances: int, most_per_second: float, requests: int | None = MANY
+    ) -> Played:
         """Return sample and intervals for ``instances``, given the rate of one and the most that all may carry."""
-        found = self.trial(rate_per_second, instances)
+        found = self.trial(rate_per_second, instances, requests)
         low = high = rate = rate_per_second * instances
         if instances in self._capacities:
             capacity = self._capacities[instances]
@@ -162,6 +209,8 @@ class Player:
             requests=found.outcome.ttft_seconds.size,
             ttft_seconds=found.ttft_interval(),
             requests_per_second=(low, high),
+            excess=found.excess,
+            asked_requests=requests or self.lasting(rate_per_second, instances),
         )
 
     def capacity(

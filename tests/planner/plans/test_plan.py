@@ -97,7 +97,7 @@ def test_end_to_end_follows_the_lengths() -> None:
     )
     assert decode.p50 == pytest.approx(math.sqrt(0.5) * decode.mean, rel=0.05)
     assert decode.p99 == pytest.approx(4.907 * decode.mean, rel=0.1)
-    assert plan.e2e.at(99) == pytest.approx(decode.p99 + plan.ttft.mean, rel=0.05)  # long prompts have a tail, too
+    assert plan.e2e.at(99) == pytest.approx(decode.p99 + plan.ttft.mean, rel=0.06)  # long prompts have a tail, too
 
 
 def test_no_decode_after_a_single_token() -> None:

@@ -52,6 +52,17 @@ def test_many_requests_tell_what_very_many_do(squared_cv: float, load: float) ->
     assert min(low, 0.92 * found.excess) <= longer.excess <= max(high, 1.08 * found.excess)
 
 
+def test_a_stream_is_longer_where_requests_are_late_in_a_row() -> None:
+    """Near saturation one queue makes thousands late, and a percentile of fewer requests is a third too low."""
+    player = _player(1.0, 1.0, ranks=2)
+    calm, busy = (load * player.saturation_per_second for load in (0.3, 0.98))
+    assert player.lasting(calm) == MANY < player.lasting(busy)
+    found, longest = player.trial(busy, 1, None), player.trial(busy, 1, 32 * MANY)
+    assert player.trial(busy).excess < 0.7 * longest.excess
+    assert found.excess == pytest.approx(longest.excess, rel=0.08)
+    assert player.told(busy, 1, busy, None).asked_requests == player.lasting(busy)
+
+
 def test_even_requests_wait_least() -> None:
     """What is late however evenly they come is late; so is what few of them tell is."""
     player = _player(1.0, 0.1, ranks=2)
