@@ -95,14 +95,15 @@ def attention_seconds(
     compute = FLOP / (bf16 peak·f) · (1 + half_length/L) · (1 + half_head/d) · (1 + half_queries/Q),
     memory = bytes / (bandwidth·g), L = ``mean_keys`` per query, d = elements of a ``head``, Q = ``rows``, queries
     times heads;
-    max(compute, memory) + serial_fraction · min(compute, memory) + floor
+    max(compute, memory) + serial_fraction · min(compute, memory) + min(slow_fraction · memory, slow_seconds) + floor
     """
     peak = device.peak_flops_per_second["bf16"].value * fit.peak_fraction
     bandwidth = device.memory_bandwidth_bytes_per_second.value * fit.memory_fraction
     filling = (1.0 + fit.half_length / mean_keys) * (1.0 + fit.half_head / head) * (1.0 + fit.half_queries / rows)
     compute, memory = flops / peak * filling, moved_bytes / bandwidth
     exposed = fit.serial_fraction * np.minimum(compute, memory)
-    return np.maximum(compute, memory) + exposed + fit.floor_seconds
+    started = fit.floor_seconds + np.minimum(fit.slow_fraction * memory, fit.slow_seconds)
+    return np.maximum(compute, memory) + exposed + started
 
 
 def wire_bytes(op: CollectiveOp, message_bytes: Number, ranks: Number) -> Number:

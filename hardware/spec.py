@@ -80,7 +80,8 @@ class AttentionFit(Fitted):
     tiles of them leave cores idle. Memory, serial fraction and floor as for
     matrix products. A kernel of windows can handle a share ``beyond_fraction`` of the keys outside them for nothing.
     Latents are read once for all heads, but for 17 to 32 in two tiles of heads, of which the second reads a share
-    ``again_fraction`` of them from memory again.
+    ``again_fraction`` of them from memory again. Until enough is under way the memory is read slower: by a share
+    ``slow_fraction`` of its seconds, ``slow_seconds`` in all.
     """
 
     peak_fraction: Fraction
@@ -89,6 +90,8 @@ class AttentionFit(Fitted):
     half_queries: NotNegative = 0
     beyond_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     again_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
+    slow_fraction: NotNegative = 0
+    slow_seconds: NotNegative = 0
     memory_fraction: Fraction
     serial_fraction: Annotated[float, Limits(ge=0, le=1)] = 0
     floor_seconds: NotNegative

@@ -10,7 +10,7 @@ import polars
 from hardware.engines import SOURCE
 from hardware.spec import ChunkFit, HardwareSpec, Number, VectorFit
 from planner.costs.sparse_attention import chunk_flops
-from scripts.fitting import Array, Bounds, Row, fitted, read
+from scripts.fitting import Array, Bounds, Measured, Row, fitted, read
 from scripts.served import COLD, as_served
 
 VECTOR: Bounds = {"memory_fraction": (0.01, 1.0, 0.6, 0.3), "floor_seconds": (0.0, 1e-3, 4e-6, 4e-6)}
@@ -34,11 +34,13 @@ def linear(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
         ):
             moved, time = moved_bytes(own, family), own["latency"].to_numpy().astype(float) / 1e3
             held = moved / 2 if family == "recurrence" else moved  # a state is written where it was read
-            kept = as_served(hw, held, moved, time)
+            measured = Measured(time, as_served(hw, held, moved, time))
+            told = measured.told
             # TensorRT-LLM's convolution is said to read 2.5 times what the memory gives
-            if kept.sum() >= LEAST_ROWS and np.mean(moved[kept] > bandwidth * time[kept]) < COLD:
-                seconds = partial(vector_seconds, moved[kept] / bandwidth)
-                yield fitted(family, version, hw.kernels.vector, VECTOR, seconds, time[kept])
+            if told.sum() >= LEAST_ROWS and np.mean(moved[told] > bandwidth * time[told]) < COLD:
+                yield fitted(
+                    family, version, hw.kernels.vector, VECTOR, partial(vector_seconds, moved / bandwidth), measured
+                )
         # Chunks of one prompt wait for each other, which many prompts at once would hide: a server whose requests end
         # one by one takes them in one by one.
         own = table.filter(~convolves & prompts & (polars.col("batch_size") == 1) & (polars.col("seq_len") >= 127))
@@ -47,7 +49,8 @@ def linear(folder: Path, engine: str, hw: HardwareSpec) -> Iterator[Row]:
             flops = tokens * heads * np.vectorize(chunk_flops)(key, value)
             form = ChunkFit(kind="fitted", source=SOURCE, version="", peak_fraction=1, token_seconds=0, floor_seconds=0)
             seconds = partial(chunk_seconds, flops / hw.device.peak_flops_per_second["bf16"].value, tokens)
-            yield fitted("chunkwise", version, form, CHUNK, seconds, own["latency"].to_numpy().astype(float) / 1e3)
+            time = own["latency"].to_numpy().astype(float) / 1e3
+            yield fitted("chunkwise", version, form, CHUNK, seconds, Measured(time, time))
 
 
 def moved_bytes(table: polars.DataFrame, family: str) -> Array:

@@ -20,7 +20,7 @@ from planner.costs.sparse_attention import SCORE_BYTES
 from planner.manifest.curves import choices, pairs_within
 from planner.manifest.terms import ComputeTerm, timing
 from planner.strategy import Strategy
-from scripts.fitting import FEWEST, LATENT, VALUE, Array, Bounds, Row, columns, fitted, read, work
+from scripts.fitting import FEWEST, LATENT, VALUE, Array, Bounds, Measured, Row, columns, fitted, read, work
 
 MODELS = {
     "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
@@ -148,7 +148,7 @@ def kernel(path: Path, hw: HardwareSpec, own: Modules, form: ModuleFit, cache: K
         more = own.queries * (fit.token_seconds + fit.head_seconds * own.heads) + own.chosen * fit.choice_seconds
         return own.rest + more + attention_seconds(hw.device, fit, flops, read, np.inf)
 
-    row = fitted("", " ".join(path.parts[-3:-1]), form, bounds, seconds, own.seconds)
+    row = fitted("", " ".join(path.parts[-3:-1]), form, bounds, seconds, Measured(own.seconds, own.seconds))
     found = [pair for pair in str(row["parameters"]).split() if pair.partition("=")[0] not in UNCOMPILED]
     stated = (name for name in ("choice_seconds", "tile_heads", "floor_seconds") if name not in bounds)
     return row | {"parameters": " ".join([*found, *(f"{name}={getattr(form, name):.3g}" for name in stated)])}

@@ -32,7 +32,7 @@ CACHE_BYTES = {
 SPILLED = 1.25
 """Times the cache from which on nothing is found there: an RTX PRO 6000 reads 134 MB at 1.5 times its memory's rate."""
 COLD = 0.1
-"""Share of a time that reading from memory may take where operands were in the cache."""
+"""Share of a time that reading may take where operands were in the cache, and the row still says what a server sees."""
 
 
 def spreads(group: polars.DataFrame) -> bool:
@@ -67,7 +67,10 @@ def fewer_hit(points: Array, spread: float) -> Array:
     return np.minimum(taken / even, 1.0)
 
 
-def as_served(hw: HardwareSpec, repeated_bytes: Array, read_bytes: Array, seconds: Array) -> NDArray[np.bool_]:
-    """Which times a server would see: operands came from memory, or reading them takes little of the time."""
+def as_served(hw: HardwareSpec, repeated_bytes: Array, read_bytes: Array, seconds: Array) -> Array:
+    """The longest that a server would see of each time: all reading longer where operands stayed in the cache.
+
+    To leave such rows out unless reading is a small part of their time would keep the slow ones alone.
+    """
     reading = read_bytes / hw.device.memory_bandwidth_bytes_per_second.value
-    return np.asarray((repeated_bytes > SPILLED * CACHE_BYTES[hw.name]) | (reading < COLD * seconds))
+    return np.where(repeated_bytes > SPILLED * CACHE_BYTES[hw.name], seconds, seconds + reading)

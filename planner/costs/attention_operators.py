@@ -68,7 +68,7 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     down = latent + (mla.q_lora_rank or 0)
     cached = scale(TOKENS, latent * ELEMENT_BYTES[deployment.kv_dtype])
     terms: list[Term] = [
-        roofline.vector("attention_norm", "attention", scale(own, hidden * (3 * 2.0 + 1.0))),
+        roofline.norm("attention_norm", "attention", own, hidden),
         *roofline.quantise("attention_quantise", "attention", scale(own, hidden), dtype),
         roofline.matmul("q_kv_down", "attention", own, down, hidden, dtype),
         roofline.vector("latent_norm_rope", "attention", combine(TOKENS, (down + heads * rotated) * 4.0, cached, 1.0)),
@@ -108,7 +108,7 @@ def compressed_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     key, rank = float(mla.kv_elements_per_token), float(mla.q_lora_rank or hidden)
     groups, width = blocks.output_groups / tp, float(mla.heads * mla.v_head_dim // blocks.output_groups)
     terms: list[Term] = [
-        roofline.vector("attention_norm", "attention", scale(TOKENS, hidden * (3 * 2.0 + 1.0))),
+        roofline.norm("attention_norm", "attention", TOKENS, hidden),
         *roofline.quantise("attention_quantise", "attention", scale(TOKENS, hidden), dtype),
         roofline.matmul("q_kv_down", "attention", TOKENS, key + rank, hidden, dtype),
         roofline.vector("latent_norm_rope", "attention", scale(TOKENS, (key + rank + heads * key) * 4.0)),
@@ -289,7 +289,7 @@ def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
     width = heads * gqa.head_dim + gqa_cached_elements(gqa, tp)
     cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]
     terms: list[Term] = [
-        roofline.vector("attention_norm", "attention", scale(TOKENS, hidden * (3 * 2.0 + 1.0))),
+        roofline.norm("attention_norm", "attention", TOKENS, hidden),
         *roofline.quantise("attention_quantise", "attention", scale(TOKENS, hidden), dtype),
         roofline.matmul("qkv_proj", "attention", TOKENS, width + (value if gqa.output_gate else 0.0), hidden, dtype),
         roofline.vector("rope_cache", "attention", scale(TOKENS, width * 4.0 + cached), kernels=1 + int(gqa.qk_norm)),

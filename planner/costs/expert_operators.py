@@ -65,7 +65,7 @@ def gate_terms(deployment: Deployment) -> list[Term]:
     roofline, model, moe = Roofline.of(deployment), deployment.model, deployment.moe
     hidden, rows, measured = float(model.hidden_size), sharded_tokens(deployment), measured_experts(deployment)
     terms: list[Term] = [
-        roofline.vector("moe_norm", "gate", scale(rows, hidden * (3 * 2.0 + 1.0))),
+        roofline.norm("moe_norm", "gate", rows, hidden),
         roofline.matmul("gate", "gate", rows, float(moe.experts), hidden, "bf16"),
     ]
     if measured is None or not measured.routes:

@@ -246,7 +246,7 @@ def dense_terms(deployment: Deployment) -> list[Term]:
     rows = scale(TOKENS, 1.0 / strategy.attention_tp) if strategy.staged else TOKENS
     width = model.dense_intermediate_size / split
     terms: list[Term] = [
-        roofline.vector("ffn_norm", "dense", scale(rows, hidden * (3 * 2.0 + 1.0))),
+        roofline.norm("ffn_norm", "dense", rows, hidden),
         *roofline.quantise("dense_quantise", "dense", scale(rows, hidden), dtype),
         roofline.matmul("dense_gate_up", "dense", rows, 2 * width, hidden, dtype),
         roofline.vector("dense_activation", "dense", scale(rows, width * (2 * 2.0 + 1.0))),

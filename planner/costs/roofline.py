@@ -1,6 +1,6 @@
 """Kernels and collectives as terms: work and bytes, and the efficiency with which a device or a link does them.
 
-Every function of a kernel returns a ``ComputeTerm`` whose seconds are max(c, m) + serial·min(c, m) + floor with
+Every function of a kernel returns a ``ComputeTerm`` (``planner.manifest.terms``) of
 c = (flops + idle) / rate / cores and m = bytes / bandwidth. The shape-dependent efficiency
 M/(M + half_rows) of ``hardware.spec.MatmulFit`` makes time linear in M: 2·N·K·(M + half_rows)
 FLOP-equivalents at the rate of a full tile; the second part is ``idle_flops``.
@@ -60,13 +60,15 @@ class Roofline(NamedTuple):
     """Kernel rates of one device; ``sustained`` is the share of them that lasting matrix work reaches.
 
     ``static``: activations are quantised by one scale that the checkpoint states. ``apart``: by a kernel of its own,
-    though the engine can fuse it into the one before.
+    though the engine can fuse it into the one before. ``norms``: how many of the norms run by themselves, 0 where the
+    all-reduce before them computes them.
     """
 
     hardware: HardwareSpec
     sustained: float = 1.0
     static: bool = False
     apart: bool = False
+    norms: Number = 1.0
 
     @classmethod
     def of(cls, deployment: Deployment) -> "Roofline":
@@ -82,7 +84,11 @@ class Roofline(NamedTuple):
         own, model = behaviour(deployment.engine), deployment.model
         fused = own.quantises_in_norms if own is not None else None
         apart = fused is not None and model.architecture not in fused
-        return cls(deployment.hardware, sustained, model.native_dtype != "fp8", apart)
+        strategy = deployment.strategy
+        norms: Number = 1.0
+        if own is not None and model.hidden_size >= own.norms_in_sums.get(model.architecture, np.inf):
+            norms = either((strategy.attention_tp > 1) & (strategy.attention_dp == 1), 0.0, 1.0)
+        return cls(deployment.hardware, sustained, model.native_dtype != "fp8", apart, norms)
 
     def _fit(self, dtype: Dtype, grouped: bool) -> MatmulFit:
         kernels = self.hardware.kernels
@@ -173,6 +179,8 @@ class Roofline(NamedTuple):
             bytes_per_second=self.bandwidth * fit.memory_fraction,
             floor_seconds=fit.floor_seconds,
             serial=fit.serial_fraction,
+            slow=fit.slow_fraction,
+            slow_seconds=fit.slow_seconds,
             residual=residual(fit),
             shape=Shape(self._attention_family(fit), pairs, queries),
         )
@@ -200,6 +208,11 @@ class Roofline(NamedTuple):
             launches=kernels,
             residual=residual(fit),
         )
+
+    def norm(self, name: str, stage: Stage, rows: Form, hidden: Number) -> ComputeTerm:
+        """Norm of each row: it adds the residual, and may write the sum, the result and that quantised."""
+        term = self.vector(name, stage, scale(rows, hidden * (3 * 2.0 + 1.0)))
+        return term._replace(floor_seconds=term.floor_seconds * self.norms)
 
     def quantise(self, name: str, stage: Stage, elements: Form, dtype: Dtype) -> list[ComputeTerm]:
         """The kernel that quantises BF16 activations before a product: 2 bytes read per element, and it is written.
@@ -239,6 +252,7 @@ def in_some_layers(terms: Iterable[ComputeTerm], share: float) -> list[ComputeTe
             idle_flops=scale(term.idle_flops, share),
             bytes=scale(term.bytes, share),
             floor_seconds=term.floor_seconds * share,
+            slow_seconds=term.slow_seconds * share,
             share=term.share * share,
         )
         for term in terms

@@ -226,7 +226,7 @@ def linear_attention_terms(deployment: Deployment, linear: GatedDeltaNet) -> lis
     columns = inner + value + 2 * linear.value_heads / tp
     convolved = combine(TOKENS, inner * 4.0, {"decode": 1.0}, 2.0 * linear.convolution_bytes / tp / queries(deployment))
     terms = [
-        roofline.vector("linear_norm", "attention", scale(TOKENS, hidden * (3 * 2.0 + 1.0))),
+        roofline.norm("linear_norm", "attention", TOKENS, hidden),
         *roofline.quantise("linear_quantise", "attention", scale(TOKENS, hidden), dtype),
         roofline.matmul("linear_in_proj", "attention", TOKENS, columns, hidden, dtype),
         roofline.vector(

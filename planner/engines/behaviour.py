@@ -50,7 +50,8 @@ class Behaviour(Stated):
     replays, and ``prompt_expert_launch_seconds`` per layer of experts besides, of models with latent attention:
     such a step takes no less; ``prompt_moe_layer_seconds`` a layer's experts take in it beyond their kernels, by
     machine; ``replay_seconds`` the device waits in every layer of a decode step, whose graphs are replayed layer by
-    layer. ``quantises_in_norms``: model types whose norms write quantised activations. ``sends_duplicates``: every
+    layer. ``quantises_in_norms``: model types whose norms write quantised activations. ``norms_in_sums``: those whose
+    norms are part of the all-reduce before them, and the narrowest that are. ``sends_duplicates``: every
     device of a DP rank sends all its tokens to the experts. ``fuses_shared``: model types whose shared expert a kernel
     of routed experts, by its name, computes as one more of every token. ``expert_start_up_seconds``: what a block of
     routed experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
@@ -67,6 +68,7 @@ class Behaviour(Stated):
     prompt_moe_layer_seconds: dict[str, Sourced] = field(default_factory=dict)
     replay_seconds: Sourced | None = None
     quantises_in_norms: list[str] | None = None
+    norms_in_sums: dict[str, int] = field(default_factory=dict)
     sends_duplicates: bool = False
     fuses_shared: dict[str, list[str]] = field(default_factory=dict)
     expert_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)

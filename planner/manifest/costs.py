@@ -82,6 +82,8 @@ class ComputeTermModel(_Mirror):
     bytes_per_second: Rate
     floor_seconds: Amount
     serial: Share = 0.0
+    slow: Amount = 0.0
+    slow_seconds: Amount = 0.0
     launches: Natural = 1
     residual: Amount = 0.0
     share: Share = 1.0

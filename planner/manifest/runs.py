@@ -53,7 +53,7 @@ class Transfers:
     """What one stage sends, seconds per unit of each variable with latencies as those of ``one``, and its curves."""
 
     only: Form = field(default_factory=dict)  # of all transfers that have one protocol, added up
-    fastest: list[list[Form]] = field(default_factory=list)  # of each other transfer, by protocol
+    fastest: list[list[Form]] = field(default_factory=list)  # of each other transfer, by protocol, and of slow reads
     curves: list[tuple[Form, Floats]] = field(default_factory=list)
     """Of kernels that were measured along a curve: the form of their load, and the ``logarithms`` of its points."""
 
@@ -118,6 +118,9 @@ def runs_of(
         if isinstance(term, CurveTerm):
             sent.curves.append((renamed(term.load, names), logarithms(term.seconds)))
             continue
+        if term.slow:
+            slower = renamed(times(over(term.bytes, term.bytes_per_second), term.slow), names)
+            sent.fastest.append([slower, {"one": term.slow_seconds}])
         gate = tuple(sorted({names.get(name, name) for name in term.flops or term.bytes}))
         runs.setdefault((stage, gate), Run(stage, gate)).add(term, names)
     return list(runs.values()), transfers

@@ -25,7 +25,7 @@ and of prompts, where an indexer has something to choose and where all keys are 
     chunk_chosen, pairs_chosen, picked           chunk, pairs and pairs_within if some key is out of reach, else 0
     chunk_short, context_short, pairs_short      chunk, context and pairs if none is, else 0
 
-A compute term takes ``max(c, m) + serial·min(c, m) + floor`` seconds, with
+A compute term takes ``max(c, m) + serial·min(c, m) + min(slow·m, slow_seconds) + floor`` seconds, with
 c = (flops + idle) / rate / cores, m = bytes / bandwidth, ``idle`` the FLOP-equivalent of unfilled
 tiles and ``serial`` what the kernel does not overlap; a communication term takes the fastest of
 its protocols, latency + bytes / rate; a curve term what was measured at its load (``planner.manifest.curves``).
@@ -63,9 +63,8 @@ class Shape(NamedTuple):
 class ComputeTerm(NamedTuple):
     """A kernel (or a fused chain) on one device; forms are over the module's variables.
 
-    ``residual`` is the median relative error of the fit that it rests on. ``share`` is the part of the layers of its
-    stage that run it, 1 but for models whose layers differ: work and start-up are then those of the mean layer
-    (``costs.roofline.in_some_layers``), and ``share`` only counts how often it runs.
+    ``residual``: median relative error of the fit that it rests on. ``share``: part of the layers of its stage that run
+    it, of which work and start-up are the mean (``costs.roofline.in_some_layers``); it only counts how often it runs.
     """
 
     name: str
@@ -77,6 +76,8 @@ class ComputeTerm(NamedTuple):
     bytes_per_second: Number
     floor_seconds: Number
     serial: float = 0.0
+    slow: float = 0.0
+    slow_seconds: Number = 0.0
     launches: int = 1
     residual: float = 0.0
     share: float = 1.0
@@ -329,11 +330,12 @@ def timing(term: Term, values: Mapping[str, Number]) -> Timing:
     if isinstance(term, ComputeTerm):
         flops, moved = form(term.flops, values), form(term.bytes, values)
         compute, memory = (flops + form(term.idle_flops, values)) / term.flops_per_second, moved / term.bytes_per_second
+        fixed = term.floor_seconds + (smaller(term.slow * memory, term.slow_seconds) if term.slow else 0.0)
         work = flops if term.flops else moved
         if work.all() if isinstance(work, np.ndarray) else work > 0:
-            return Timing(compute, memory, term.floor_seconds, term.serial, flops, moved)
+            return Timing(compute, memory, fixed, term.serial, flops, moved)
         runs: Number = np.asarray(np.asarray(work) > 0, dtype=np.float64)
-        return Timing(runs * compute, runs * memory, runs * term.floor_seconds, term.serial, flops, moved)
+        return Timing(runs * compute, runs * memory, runs * fixed, term.serial, flops, moved)
     if isinstance(term, CurveTerm):
         flops, moved = form(term.flops, values), form(term.bytes, values)
         return Timing(0.0, 0.0, curve_seconds(term.seconds, form(term.load, values)), flops=flops, bytes=moved)
