@@ -33,7 +33,7 @@ from planner.plans.plan import end_to_end
 from planner.serving.capacity import Limits
 from planner.serving.deployed import aggregated_pool, group_budget, separate_pools, workload_of
 from planner.serving.latency import Latency, independent_sum
-from planner.serving.played import PlayedPrefill
+from planner.serving.played import MANY, PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.workload import Lengths, Workload
 
@@ -73,7 +73,7 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
         return Expectation(prediction=None, basis=pools)
     prefill, decode = pools
     count = len(prefill.instances)
-    ttft = pool_ttft(manifest, prefill, workload, requests_per_second / count, count)
+    ttft = pool_ttft(manifest, prefill, workload, requests_per_second / count, count, None)
     if ttft is None:
         return Expectation(prediction=None, basis="the prefill pool cannot keep up with this rate")
     several = len(decode.instances)
@@ -105,7 +105,7 @@ def _expect_mixed(
     manifest: Manifest, pool: Pool, workload: Workload, requests_per_second: float, encode: Callable[[Latency], Latency]
 ) -> Expectation:
     count = len(pool.instances)
-    state = pool_mixed(manifest, pool, workload, requests_per_second / count, count)
+    state = pool_mixed(manifest, pool, workload, requests_per_second / count, count, None)
     if state is None:
         return Expectation(prediction=None, basis="the aggregated instances cannot keep up with this rate")
     limits, state = manifest.service_levels, state._replace(ttft=encode(state.ttft), e2e=encode(state.e2e))
@@ -173,13 +173,18 @@ def encode_latency(
 
 
 def pool_mixed(
-    manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
+    manifest: Manifest,
+    pool: Pool,
+    workload: Workload,
+    rate_per_second: float,
+    instances: int,
+    requests: int | None = MANY,
 ) -> AggregatedState | None:
-    """State of one of so many aggregated instances, at its rate; None beyond saturation."""
+    """State of one of so many aggregated instances, at its rate, see ``Player.trial``; None beyond saturation."""
     every = instances if manifest.routing.prefill == "round_robin" else 1
     context, played = manifest.model.spec.max_position, aggregated_pool(manifest, pool, workload=workload)
     player = player_of(played, workload, Limits(percentile=99.0), context)
-    return player.state(rate_per_second, every, None)
+    return player.state(rate_per_second, every, requests)
 
 
 def pool_pair(manifest: Manifest) -> tuple[Pool, Pool] | str:
@@ -243,9 +248,14 @@ def attainment(latency: Latency, limit_seconds: float | None) -> float:
 
 
 def pool_ttft(
-    manifest: Manifest, pool: Pool, workload: Workload, rate_per_second: float, instances: int
+    manifest: Manifest,
+    pool: Pool,
+    workload: Workload,
+    rate_per_second: float,
+    instances: int,
+    requests: int | None = MANY,
 ) -> Latency | None:
-    """TTFT of one of so many prefill instances, at its rate; None beyond saturation.
+    """TTFT of one of so many prefill instances, at its rate, see ``Player.trial``; None beyond saturation.
 
     Policies other than dealing in turn count as random in closed forms, and as least load where they are played.
     """
@@ -265,7 +275,7 @@ def pool_ttft(
     )
     player = PlayedPrefill.of(played, workload, limits, context)
     rate = rate_per_second * together
-    return player.trial(rate, instances // together, None).ttft if rate < player.saturation_per_second else None
+    return player.trial(rate, instances // together, requests).ttft if rate < player.saturation_per_second else None
 
 
 def pool_passes(pool: Pool, workload: Workload) -> Passes:

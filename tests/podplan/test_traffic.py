@@ -66,6 +66,12 @@ def test_a_long_histogram_is_cut_at_levels(tmp_path: Path) -> None:
     assert found.mean_tokens == pytest.approx(workload.input_tokens.mean)
 
 
+def test_lengths_are_told_as_they_are_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers are log-normal whatever prompts are."""
+    found = answered(capsys, *SMALL, "--isl-cv", "1", "--osl-cv", "0.5", "--isl-distribution", "gamma", "--ttft", "9s")
+    assert found["assumptions"]["lengths"] == "prompts by mean and CV, gamma; outputs by mean and CV, lognormal"
+
+
 def test_prompts_may_be_gamma_distributed() -> None:
     """Same moments, a lighter tail than log-normal."""
     gamma = prompts_of(_workload(isl_cv="1", isl_distribution="gamma"))
