@@ -98,7 +98,7 @@ def _language(manifest: Manifest, workload: Workload) -> Deployed:
             DeployedPool(
                 role="prefill",
                 instances=len(prefill.instances),
-                at=lambda rate, count: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count)),
+                at=lambda rate, count: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count, None)),
                 deviation=_step_deviation(prefill, full_pass),
                 room_prompts=room_prompts(prefill, workload),
             ),
@@ -123,7 +123,7 @@ def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> 
             DeployedPool(
                 role="mixed",
                 instances=len(pool.instances),
-                at=lambda rate, count: standing_of(pool_mixed(manifest, pool, workload, rate, count)),
+                at=lambda rate, count: standing_of(pool_mixed(manifest, pool, workload, rate, count, None)),
                 deviation=_step_deviation(pool, full_batch),
             ),
         ),

@@ -96,7 +96,7 @@ def test_a_manifest_keeps_its_histograms(tmp_path: Path, capsys: pytest.CaptureF
     assert weighed("--isl-histogram", str(rows)) == pytest.approx(planned, rel=1e-3)
     assert weighed("--prefix-reuse", "0") == pytest.approx(planned, rel=1e-3)
     assert weighed("--prefix-reuse", "0.5") < 0.9 * planned
-    assert weighed("--isl", "1600", code=ExitCode.INFEASIBLE) > 1.5 * planned  # as widely spread, log-normal
+    assert weighed("--isl", "1600", code=ExitCode.INFEASIBLE) > 1.4 * planned  # as widely spread, log-normal
     assert weighed("--isl", "1600", "--isl-cv", "0") < 0.5 * planned
 
 

@@ -215,7 +215,7 @@ def test_prompts_of_many_lengths_are_played_on_the_manifests_own_pass_times() ->
     manifest = assemble(plan, {"model": "qwen3-8b"})
     workload = workload_of(manifest.workload)
     for rate in (plan.requests_per_second, 0.5 * plan.requests_per_second):
-        own = standing(from_plan(plan), rate).ttft
+        own = plan.under(plan.question, requests=None)(rate).ttft
         assert standing(from_manifest(manifest, workload), rate).ttft.at(99) == pytest.approx(own.at(99), rel=1e-6)
     assert plan.ttft.at(99) <= 0.3
 
