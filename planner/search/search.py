@@ -205,21 +205,23 @@ def _answer(
 
 
 def _found(asked: Sequence[Question], costing: Costing | None = None, *, most_alone: bool = False) -> list[Found]:
-    """Return the result of every alternative; with ``most_alone`` lower rates than the largest so far are no plans.
+    """Return the result of every alternative, told over as many requests as its queue needs.
 
-    The best is told over as many requests as that takes, which may make another one the best.
+    With ``most_alone`` lower rates than the largest so far are no plans, and only the best is told so, which may make
+    another one the best.
     """
     costing, found, known = costing or Costing(), list[Found](), 0.0
     for number, each in enumerate(asked):
         costing.count.allow(0, len(asked) - number)
-        found.append(find(gather_fleet(Fleet.of(each), costing=costing), known=known))
+        own = find(gather_fleet(Fleet.of(each), costing=costing), known=known)
+        found.append(own if most_alone else lasting(own))
         if most_alone:
-            known = max(known, found[-1].growth / (1 + found[-1].gap))
+            known = max(known, own.growth / (1 + own.gap))
     lowered = set[int]()
-    while asked and (place := preferred([each.best for each in found], asked[0].goal)) is not None:
-        before, found[place] = found[place], found[place] if place in lowered else lasting(found[place])
-        if found[place].gap <= before.gap:
+    while most_alone and (place := preferred([each.best for each in found], asked[0].goal)) is not None:
+        if place in lowered:
             break
+        found[place] = lasting(found[place])
         lowered.add(place)
     return found
 
@@ -276,7 +278,7 @@ def _comparisons(question: Question, costing: Costing, *, chosen: bool) -> Besid
     """
     asked = replace(question, engine=REFERENCE)
     published = tuple(published_plan(asked, each) for each in matching(asked))
-    unrestricted = find(gather_fleet(Fleet.of(asked), costing=costing)).best if chosen else None
+    unrestricted = lasting(find(gather_fleet(Fleet.of(asked), costing=costing))).best if chosen else None
     return Besides(published, unrestricted)
 
 
