@@ -185,6 +185,8 @@ class Bounds:
     together: bool
     """Whether decode and prompts share the budget; else prompts come first."""
     count: Count
+    most_utilisation: float = 1.0
+    """Rate over saturation at which an instance may be planned."""
     least: bool = False
     """Whether steps take the lower bound that is quick to evaluate (``stepcost.split_least``)."""
 
@@ -221,7 +223,7 @@ class Bounds:
     def quick_bound(self, room: Floats) -> Floats:
         """Return a bound on the rate from steps without prompts and without latency limits, [rows]."""
         running = self.most_running(room)
-        return self.rate(running, self.bare(running))
+        return self.most_utilisation * self.rate(running, self.bare(running))
 
     def bound(self, limit: Number, share: float, room: Floats) -> Floats:
         """Return the bound on the rate of each row, [rows]; 0 where no rate keeps the limit.
@@ -240,7 +242,7 @@ class Bounds:
         found = np.full(room.shape, np.inf)
         for price in self._prices(chunks):
             least = _convex(running, self._unpriced(chunks, price)) + price * beside
-            found = np.minimum(found, _most(running, least, slowest))
+            found = np.minimum(found, _most(running, least, slowest, self.most_utilisation))
         able = (room > 0) & (self.bare(running[0]) <= limit)
         return np.where(able, self.rate(found, np.ones_like(found)), 0.0)
 
@@ -410,18 +412,21 @@ def _mean_step(per_second: Floats, steps: Floats, rounds: int) -> Floats:
     return np.asarray(steps[0] + (np.diff(steps, axis=0) * come).sum(axis=0))
 
 
-def _most(running: Floats, least: Floats, slowest: Floats) -> Floats:
+def _most(running: Floats, least: Floats, slowest: Floats, most_utilisation: float) -> Floats:
     """Return the most running requests per second of mean step, [rows], where that keeps to the ``slowest``.
 
-    Args: ``least`` seconds of the mean step at knots of ``running`` requests, each [knots, rows], linear between them.
+    It is at most ``most_utilisation`` of the most with steps of any length. Args: ``least`` seconds of the mean step at
+    knots of ``running`` requests, each [knots, rows], linear between them.
     """
     sane = np.maximum(least, 1e-12)  # a price that is too high leaves nothing of some step, and says nothing
-    found = np.max(np.where(least <= slowest, running / sane, 0.0), axis=0)
+    each = running / sane
+    found = np.max(np.where(least <= slowest, each, 0.0), axis=0)
     for low in range(len(running) - 1):
         (first, last), (below, above) = running[low : low + 2], least[low : low + 2]
         crosses = (below <= slowest) & (above > slowest)
         part = (slowest - below) / np.where(crosses, above - below, 1.0)
         found = np.where(crosses, np.maximum(found, (first + part * (last - first)) / slowest), found)
+    found = np.minimum(found, most_utilisation * each.max(axis=0))
     return np.where((least <= 0).any(axis=0), np.inf, found)
 
 

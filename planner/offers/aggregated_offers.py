@@ -89,6 +89,7 @@ def bounds_of(question: Question, own: Built, count: Count) -> Bounds:
         accepted=np.broadcast_to(accepted_tokens(deployment, question.acceptance), (len(own.group.rows),)),
         together=engine_rule(question.engine).order != "prompts_first",
         count=count,
+        most_utilisation=question.most_utilisation,
     )
 
 

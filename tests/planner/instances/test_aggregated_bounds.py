@@ -40,3 +40,15 @@ def test_late_chunks_of_long_prompts_read_what_earlier_ones_left() -> None:
     step = bounds._with_singles(busy, few, many)[0]
 
     assert (step > 1.2 * bounds.alone(4096.0)).all()
+
+
+def test_half_of_saturation_bounds_an_instance_that_may_take_no_more() -> None:
+    """With limits that bind nothing, the bound falls as the utilisation that is planned with."""
+    found = []
+    for most in (1.0, 0.5):
+        question = small_question("qwen3-8b", "h100", 1, shape="aggregated", most_utilisation=most)
+        (own,) = built(question, "mixed", role_rows(question, "mixed"))
+        bounds, room = bounds_of(question, own, Count()), np.full(len(own.group.rows), 64.0)
+        found.append([bounds.bound(1e3, 0.99, room), bounds.quick_bound(room)])
+
+    assert np.array(found[1]) == pytest.approx(0.5 * np.array(found[0]))
