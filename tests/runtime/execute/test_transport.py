@@ -1,5 +1,6 @@
 """Ranks as coroutines: order, forks, errors that name rank and operation."""
 
+import numpy as np
 import pytest
 
 from runtime.execute.transport import Endpoint, Loop, RankFailed, Stuck
@@ -16,6 +17,12 @@ def test_who_waits_for_nobody_is_named() -> None:
 
     with pytest.raises(Stuck, match="rank 0 waits for rank 1 in KV of request 7"):
         Loop().run({0: waits, 1: ends})
+
+    async def counts(rank: Endpoint) -> None:
+        await rank.counts([0, 1], rank.rank, "c", np.arange(2), "dispatch")
+
+    with pytest.raises(Stuck, match="rank 0 waits for the others of its group in dispatch"):
+        Loop().run({0: counts})
 
 
 def test_a_rank_that_raises_is_named() -> None:
