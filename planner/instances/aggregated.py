@@ -33,7 +33,7 @@ FEWEST = 600
 """Requests of the shortest stream. An instance seldom fills on it, so one that is late on it is far off."""
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
 """Requests of a long stream; times that a stream must fill an instance, which begins empty; most requests for that."""
-_TURNS, _PIPELINED = 20_000_000, 10_000
+_TURNS, _PIPELINED = 5_000_000, 10_000
 """Turns of a pipeline's batches after which a long stream has requests enough, which takes half a second to play; and
 fewest requests of it. A turn per stage and token is played: elsewhere steps in which nobody comes or goes are summed.
 """

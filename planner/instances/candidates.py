@@ -88,7 +88,7 @@ class IterationTime:
         return replace(self, cost=taken(self.cost, rows), deviations=spread)
 
 
-MOST_TURNS = 800_000_000
+MOST_TURNS = 500_000_000
 """Turns of batches, of about 25 ns, that the searches of a question play before they end."""
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from planner.instances.candidates import Count
 from planner.instances.reachable import REFERENCE
 from planner.instances.space import check_layouts, supernode_step
 from planner.objective import Aim, preferred
@@ -204,15 +203,17 @@ def _answer(
     )
 
 
-def _found(asked: Sequence[Question], costing: Costing | None = None, *, most_alone: bool = False) -> list[Found]:
+def _found(
+    asked: Sequence[Question], costing: Costing | None = None, *, most_alone: bool = False, further: int = 0
+) -> list[Found]:
     """Return the result of every alternative, told over as many requests as its queue needs.
 
     With ``most_alone`` lower rates than the largest so far are no plans, and only the best is told so, which may make
-    another one the best.
+    another one the best. The turns that may be played are also for so many ``further`` searches.
     """
     costing, found, known = costing or Costing(), list[Found](), 0.0
     for number, each in enumerate(asked):
-        costing.count.allow(0, len(asked) - number)
+        costing.count.allow(0, len(asked) - number + further)
         own = find(gather_fleet(Fleet.of(each), costing=costing), known=known)
         found.append(own if most_alone else lasting(own))
         if most_alone:
@@ -254,7 +255,8 @@ def _besides(engines: Sequence[Question], question: Question | None = None) -> I
     """
     costing, beside = Costing(), question is not None
     goal = engines[0].goal if engines else None
-    found = _found(engines, costing, most_alone=goal is not None and goal.maximised and not beside)
+    most_alone = goal is not None and goal.maximised and not beside
+    found = _found(engines, costing, most_alone=most_alone, further=int(beside))
     told = Besides(
         tried=tuple(map(tried_of, found)),
         bounds=tuple(each.bound() if each.plans and beside else None for each in found),
@@ -263,7 +265,7 @@ def _besides(engines: Sequence[Question], question: Question | None = None) -> I
     )
     yield told
     if question is not None:
-        compared = _comparisons(question, replace(costing, count=Count()), chosen=True)
+        compared = _comparisons(question, costing, chosen=True)
         told = told._replace(published=compared.published, unrestricted=compared.unrestricted)
     yield told
     place = preferred([each.best for each in found], goal) if goal else None
@@ -278,6 +280,7 @@ def _comparisons(question: Question, costing: Costing, *, chosen: bool) -> Besid
     """
     asked = replace(question, engine=REFERENCE)
     published = tuple(published_plan(asked, each) for each in matching(asked))
+    costing.count.allow(0, 1)
     unrestricted = lasting(find(gather_fleet(Fleet.of(asked), costing=costing))).best if chosen else None
     return Besides(published, unrestricted)
 
