@@ -221,15 +221,20 @@ def main(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
     except (StdoutClosed, BrokenPipeError):
-        # Python flushes stdout once more at exit; it must find something that is open.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _leave_stdout()
         return ExitCode.PIPE_CLOSED
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return _fault(error)
+        _leave_stdout()
         return _fail(ExitCode.BAD_INPUT, f"the output cannot be written: {error.strerror}; give it more room")
     except Exception as error:  # noqa: BLE001 - the last handler: what comes here is a defect of podplan
         return _fault(error)
+
+
+def _leave_stdout() -> None:
+    """Let stdout lead nowhere: Python flushes it once more at exit, and must find something that can be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fault(error: Exception) -> int:

@@ -29,7 +29,7 @@ from planner.manifest.schema import (
     ServiceLevels,
     Statistics,
 )
-from planner.plans.plan import end_to_end
+from planner.plans.pools import end_to_end
 from planner.serving.capacity import Limits
 from planner.serving.deployed import aggregated_pool, group_budget, separate_pools, workload_of
 from planner.serving.latency import Latency, independent_sum

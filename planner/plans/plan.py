@@ -9,7 +9,7 @@ from functools import cached_property
 from ground.records import Sourced
 from ground.units import carried_rate, format_duration
 from hardware.spec import HardwareSpec
-from planner.closed_forms.birth_death import Crowding, DecodeState
+from planner.closed_forms.birth_death import Crowding
 from planner.instances.alignment import Places
 from planner.instances.encoding import apart
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
@@ -26,6 +26,7 @@ from planner.plans.pools import (
     PlannedPrefill,
     decode_pool_of,
     encode_pool,
+    end_to_end,
     leaving,
     limit_of,
     prefill_pool_of,
@@ -108,8 +109,7 @@ class Plan(ABC):
     ) -> Callable[[float], "Plan | None"]:
         """Return the plan of the same pools under a question as a function of the rate; None beyond saturation.
 
-        The known capacities of the pools are ``share`` times those under the question. Args: ``requests`` of a stream
-        that is played, see ``Player.trial``.
+        The pools' known capacities are ``share`` times those under the question; ``requests``: see ``Player.trial``.
         """
         pool = self.encode
         if pool is None:
@@ -391,14 +391,6 @@ class DisaggregatedPlan(Plan):
         )
 
 
-def end_to_end(ttft: Latency, decode: DecodeState, tokens_after_first: float) -> Latency:
-    """Time from scheduled arrival to the last token, with TTFT and decode as independent variables.
-
-    It is not TPOT times the mean length: answers differ in length, and short answers have the longest TPOT.
-    """
-    return independent_sum(ttft, decode.span) if tokens_after_first > 0 else ttft
-
-
 def make_plan(
     question: Question,
     prefill: tuple[PrefillServer, int, float],
@@ -411,8 +403,7 @@ def make_plan(
     """Return the plan of (server, instances, rate of one instance) per role at a rate; None beyond saturation.
 
     Where a role's steps take f times what is predicted, its clock is slower by f and its rate on that clock f times as
-    high, transfers included. ``limits``: what the rates of prefill and decode instances reach, where known;
-    ``requests`` over which prefill is played.
+    high, transfers included. ``limits`` of the rates of instances, where known; ``requests`` that prefill is played on.
     """
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     times, slower = question.stretch_of("prefill"), question.stretch_of("decode")

@@ -20,7 +20,7 @@ from planner.instances.encoding import before, behind, embedding_seconds
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role, Row, machines_of
 from planner.question import Machines, Question
-from planner.serving.latency import Latency
+from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import MANY
 from planner.serving.prefill import play_prefill
 from planner.serving.streams import Stream, stationary
@@ -285,3 +285,11 @@ def leaving(question: Question, pool: PlannedEncode, rate_per_second: float) -> 
     ready = times * (ready + embedding_seconds(question))
     order, stays = np.argsort(ready, kind="stable"), ready - times * stream.arrival_seconds
     return Leaving(replace(stream.select(order), arrival_seconds=ready[order]), stays[order])
+
+
+def end_to_end(ttft: Latency, decode: DecodeState, tokens_after_first: float) -> Latency:
+    """Time from scheduled arrival to the last token, with TTFT and decode as independent variables.
+
+    It is not TPOT times the mean length: answers differ in length, and short answers have the longest TPOT.
+    """
+    return independent_sum(ttft, decode.span) if tokens_after_first > 0 else ttft
