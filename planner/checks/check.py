@@ -31,21 +31,16 @@ class Verdict:
     """The answer to one question; ``margins`` are at the asked confidence."""
 
     holds: bool
-    binding: str
-    """The limit that fails first, or that has least room."""
+    binding: str  # the limit that fails first, or that has least room
     explanation: str
     margins: tuple[Margin, ...] = ()
-    confidence: float | None
-    """The asked confidence."""
+    confidence: float | None  # the asked confidence
     held_confidence: float | None = None
     """Largest confidence at which each latency limit holds; None beyond the saturation of a pool."""
     after_loss: AfterLoss | None = None
-    plan: Plan | None = None
-    """The plan that is judged; None for a manifest, and where there is no plan."""
-    rate_per_second: float | None = None
-    """The rate that is judged; None where there is no plan."""
-    played: bool = False
-    """Whether the figures come from the trace's own requests; else from stationary queues."""
+    plan: Plan | None = None  # the plan that is judged; None for a manifest, and where there is no plan
+    rate_per_second: float | None = None  # the rate that is judged; None where there is no plan
+    played: bool = False  # whether the figures come from the trace's own requests; else from stationary queues
 
 
 def check_deployed(
@@ -130,8 +125,7 @@ class _Most:
     answer: Answer
     plan: Plan | None
     rate_per_second: float
-    played: bool = False
-    """Whether the rate is one at which the limits hold on the trace's own requests."""
+    played: bool = False  # whether the rate is one at which the limits hold on the trace's own requests
 
     def carries(self, asked: float | None) -> bool:
         return asked is None or self.rate_per_second >= asked * (1 - 1e-9)

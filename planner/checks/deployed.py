@@ -61,8 +61,7 @@ class Standing(NamedTuple):
 
     ttft: Latency | None = None
     tpot: Latency | None = None
-    line: DecodeState | None = None
-    """Decode state, where requests that wait for decode may fill prefill memory."""
+    line: DecodeState | None = None  # decode state, where requests that wait for decode may fill prefill memory
 
 
 At = Callable[[float, int], Standing]
@@ -74,12 +73,9 @@ class DeployedPool:
 
     role: Role
     instances: int
-    at: At
-    """Returns the standing of one of so many instances, given the rate of one."""
-    deviation: float
-    """Relative standard deviation of the predicted step times."""
-    room_prompts: float = math.inf
-    """Prompts whose KV a prefill instance holds."""
+    at: At  # returns the standing of one of so many instances, given the rate of one
+    deviation: float  # relative standard deviation of the predicted step times
+    room_prompts: float = math.inf  # prompts whose KV a prefill instance holds
     alone: At | None = None
     """As ``at``, as the search sizes instances: to the utilisation limit, and decode that is not played each alone."""
 
@@ -90,8 +86,7 @@ class Deployed:
 
     pools: tuple[DeployedPool, ...]
     losses: dict[Loss, tuple[Lost, ...]]
-    asked_at_most: int | None = None
-    """Evaluations that take acceptable time; None where an evaluation is quick."""
+    asked_at_most: int | None = None  # evaluations that take acceptable time; None where an evaluation is quick
 
 
 def standing(

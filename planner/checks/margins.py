@@ -17,8 +17,7 @@ Name = Literal["ttft", "tpot", "rate"]
 
 _ROUNDS = 7
 _MOST_SCORE = 3.0
-SURE = 0.9
-"""Confidence of the second rate that a plan reports, beside the planned one."""
+SURE = 0.9  # confidence of the second rate that a plan reports, beside the planned one
 
 
 class Margin(NamedTuple):

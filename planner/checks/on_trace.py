@@ -32,25 +32,19 @@ from planner.serving.deployed import play
 from planner.serving.latency import Latency
 from planner.workload import TraceRows, Traffic
 
-MOST_PLAYED = 600_000
-"""Most requests played in the search for the largest rate."""
-_FILLED = 3.0
-"""Least number of requests of a trace that loads a plan, over the requests in the system."""
+MOST_PLAYED = 600_000  # most requests played in the search for the largest rate
+_FILLED = 3.0  # least number of requests of a trace that loads a plan, over the requests in the system
 _STEPS = 7
-_BEYOND = 2.0
-"""Upper end of the search for the largest rate, over what the plan's pools carry."""
+_BEYOND = 2.0  # upper end of the search for the largest rate, over what the plan's pools carry
 
 
 class OnTrace(NamedTuple):
     """Results of a plan on a trace; latencies are those of all its requests."""
 
-    factor: float
-    """Plan's rate over the trace's own rate."""
+    factor: float  # plan's rate over the trace's own rate
     recorded: Served
-    attainment: float
-    """Share of requests that keep both limits."""
-    keeps: bool
-    """Whether both limits hold at the question's percentile, each on its own."""
+    attainment: float  # share of requests that keep both limits
+    keeps: bool  # whether both limits hold at the question's percentile, each on its own
     most_per_second: float | None
     """Largest rate found within both limits, up to twice what the pools carry; None where none was found."""
 

@@ -22,8 +22,7 @@ from planner.manifest.terms import Number
 # The indexer's keys are FP8 whatever the KV type, with one FP32 scale per key (DeepSeek-V3.2 report, section 2.1;
 # the FlashMLA and DeepGEMM kernels take no other form).
 INDEX_SCALE_BYTES = 4.0
-POOL_BYTES = 1e12
-"""The pool that an answer states how many prefixes it holds of: a round figure, not a machine's."""
+POOL_BYTES = 1e12  # the pool that an answer states how many prefixes it holds of: a round figure, not a machine's
 
 
 class Cache(NamedTuple):

@@ -98,17 +98,14 @@ class Deployment:
     drafts: Number = 0
     decode_drafts: int = 0
     """Of a prefill instance: the most that decode drafts, whose layers engines load in prefill, too."""
-    beams: int = 1
-    """Beams of a request, which read its prompt's KV together."""
-    seen: Seen | None = None
-    """Pictures of the prompts, which every device of a group encodes a part of."""
+    beams: int = 1  # beams of a request, which read its prompt's KV together
+    seen: Seen | None = None  # pictures of the prompts, which every device of a group encodes a part of
     host_seconds: float | None = None
     host: Host = DRIVEN
     engine: str | None = None
     prefix_plane: str | None = None
     """Plane over which prefill reads reused prefixes off a pool; None: they are in device memory."""
-    prefix_ssd_share: float = 0.0
-    """Of those, what comes from the SSD behind it."""
+    prefix_ssd_share: float = 0.0  # of those, what comes from the SSD behind it
 
     @property
     def queries(self) -> Number:

@@ -44,10 +44,8 @@ from planner.manifest.terms import (
     timing,
 )
 
-LIKE_RESIDUAL = 0.09
-"""Median relative error granted to a curve of experts of other sizes (``curve_of``)."""
-FUSED_POINTS = 24
-"""Points of a fused exchange, at 1, 2, 4, ... copies on a rank."""
+LIKE_RESIDUAL = 0.09  # median relative error granted to a curve of experts of other sizes (``curve_of``)
+FUSED_POINTS = 24  # points of a fused exchange, at 1, 2, 4, ... copies on a rank
 
 
 def sharded_tokens(deployment: Deployment) -> Form:

@@ -13,13 +13,11 @@ from typing import NamedTuple
 from planner.costs.breakdown import Operator
 from planner.costs.deployment import Phase
 
-LEVEL = 0.8
-"""Share of outcomes that an interval is to hold."""
+LEVEL = 0.8  # share of outcomes that an interval is to hold
 
 # Standard deviations of what no operator measurement covers, as shares of what they are of. Assumed: no publication
 # states them; `plan accuracy` shows how many published values the intervals hold.
-UNLISTED_DEVIATION = 0.04
-"""Of the whole step: small kernels that the list of operators lacks, clocks, host jitter."""
+UNLISTED_DEVIATION = 0.04  # of the whole step: small kernels that the list of operators lacks, clocks, host jitter
 
 OVERLAP_DEVIATION = 0.05
 """Of the time that overlap hides: xLLM's report (arXiv 2510.14686) hides 80 % of communication where two streams could

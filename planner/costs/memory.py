@@ -22,8 +22,7 @@ from planner.engines.memory import Holding, kept_bytes, most_carried, prefill_pr
 from planner.engines.spec import EngineProfile
 from planner.manifest.terms import Number
 
-BLOCK_TOKENS = 128
-"""KV is paged in blocks of so many tokens (CloudMatrix384 section 4.4.2)."""
+BLOCK_TOKENS = 128  # KV is paged in blocks of so many tokens (CloudMatrix384 section 4.4.2)
 
 # Normal exchange kernels move a pass in chunks through buffers of this size, dispatch and combine
 # together: the size that DeepEP's get_dispatch_config/get_combine_config hints give for 8-64 ranks

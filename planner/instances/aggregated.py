@@ -25,12 +25,9 @@ from planner.serving.streams import Stream
 from planner.serving.tables import aggregated_times
 from planner.workload import Workload
 
-_LIKELY = 0.8
-"""Share of saturation at which the search for a capacity begins."""
-_EASY = 0.5
-"""Latency over limit, with confidence ``SURE`` on few requests, up to which an instance counts as in time."""
-FEWEST = 600
-"""Requests of the shortest stream. An instance seldom fills on it, so one that is late on it is far off."""
+_LIKELY = 0.8  # share of saturation at which the search for a capacity begins
+_EASY = 0.5  # latency over limit, with confidence ``SURE`` on few requests, up to which an instance counts as in time
+FEWEST = 600  # requests of the shortest stream. An instance seldom fills on it, so one that is late on it is far off
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
 """Requests of a long stream; times that a stream must fill an instance, which begins empty; most requests for that."""
 _TURNS, _PIPELINED = 5_000_000, 10_000
@@ -43,19 +40,13 @@ class AggregatedState(NamedTuple):
     """Latencies and load of an aggregated instance at one arrival rate, over the played requests."""
 
     rate_per_second: float
-    ttft: Latency
-    """From arrival to the first token."""
+    ttft: Latency  # from arrival to the first token
     tpot: Latency
-    e2e: Latency
-    """From arrival to the last token."""
-    mean_requests: float
-    """Mean number of requests in decode, over time."""
-    mean_step_seconds: float
-    """Mean step time, weighted by the requests in decode."""
-    prompt_steps: float
-    """Share of steps that compute prompts."""
-    utilisation: float
-    """Rate over the saturation rate."""
+    e2e: Latency  # from arrival to the last token
+    mean_requests: float  # mean number of requests in decode, over time
+    mean_step_seconds: float  # mean step time, weighted by the requests in decode
+    prompt_steps: float  # share of steps that compute prompts
+    utilisation: float  # rate over the saturation rate
 
     def scaled(self, times: float) -> "AggregatedState":
         """Return the instance on a clock that runs slower by a factor."""
@@ -73,8 +64,7 @@ class PlayedAggregated(Player):
     """One of several aggregated instances that requests are dealt to in turn."""
 
     pool: AggregatedPool
-    most_open: int
-    """Most open requests of one instance."""
+    most_open: int  # most open requests of one instance
     count: Count = field(default_factory=Count)
     _states: dict[tuple[float, int, int], AggregatedState] = field(default_factory=dict, repr=False)
 
@@ -216,10 +206,8 @@ class AggregatedServer:
 
     question: Question
     candidate: AggregatedCandidate
-    like: "AggregatedServer | None" = None
-    """An equal instance with another budget, whose step table is shared."""
-    count: Count | None = None
-    """Plays are added to it."""
+    like: "AggregatedServer | None" = None  # an equal instance with another budget, whose step table is shared
+    count: Count | None = None  # plays are added to it
 
     @property
     def independent(self) -> bool:

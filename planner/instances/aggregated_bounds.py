@@ -56,49 +56,35 @@ from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.serving.streams import stationary
 from planner.workload import Workload
 
-_KNOTS = np.array([0.0, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1.0])
-"""Running requests at which steps are costed, of the most."""
+_KNOTS = np.array([0.0, 1 / 16, 1 / 4, 1 / 2, 3 / 4, 1.0])  # running requests at which steps are costed, of the most
 _BELOW, _ABOVE = (0.0, 0.25, 0.5, 1.0), (0.25, 0.5, 0.75, 1.0)
 """Chunks at which steps are costed: parts of the mean chunk; exponents from there geometrically to the free budget."""
 _SURE = 1.5
 """Multiple of the share of late requests that is set aside for long prompts, as some meet fewer running requests."""
 _RANGE, _TURNS, _ROUNDS = 256.0, 2, 3
-_FEWEST, _SHORTEST = 1e-3, 1e-3
-"""Least mean running requests of a rank; least steps of an answer."""
-_EMPTIEST = 1e-3
-"""Least mean prompt tokens of a step, of those that it has room for."""
+_FEWEST, _SHORTEST = 1e-3, 1e-3  # least mean running requests of a rank; least steps of an answer
+_EMPTIEST = 1e-3  # least mean prompt tokens of a step, of those that it has room for
 _QUANTILES = np.arange(2.5, 100.0, 5.0)
-_LEVELS = (3, 9, 14, 17, 19)
-"""Indices of the quantiles that separate classes of chunks."""
+_LEVELS = (3, 9, 14, 17, 19)  # indices of the quantiles that separate classes of chunks
 _CONTEXTS = (0.125, 0.25, 0.5, 0.75, 1.0)
 """Contexts of full chunks, of the largest quantile; no counted chunk has the last."""
-_TRIED = 5
-"""Rounds of trial rates in ``single_bound``; in the last, rates differ by the eighth root of ``_RANGE``."""
-_SAMPLE = 4000
-"""Requests of the stream over which means are taken."""
+_TRIED = 5  # rounds of trial rates in ``single_bound``; in the last, rates differ by the eighth root of ``_RANGE``
+_SAMPLE = 4000  # requests of the stream over which means are taken
 
 
 class Means(NamedTuple):
     """Means over a stream of requests, which end at the model's context."""
 
-    new_tokens: float
-    """Computed prompt tokens per request."""
-    context: float
-    """Reused tokens per computed token; the kernel of each step reads them."""
-    pairs: float
-    """Query-key pairs per computed token."""
-    decoded_tokens: float
-    """Answer tokens after the first."""
-    kv_tokens: float
-    """Cached tokens of a running request."""
+    new_tokens: float  # computed prompt tokens per request
+    context: float  # reused tokens per computed token; the kernel of each step reads them
+    pairs: float  # query-key pairs per computed token
+    decoded_tokens: float  # answer tokens after the first
+    kv_tokens: float  # cached tokens of a running request
     longest: float
     """Computed tokens of the longest prompt that must be in time, with ``_SURE`` times as many late ones set aside."""
-    timely: float
-    """Computed tokens of the longest prompt that must be in time, one rank down: the sample is stratified."""
-    lengths: tuple[float, ...]
-    """Evenly spaced quantiles of the computed tokens."""
-    thinned: float
-    """Rate of the Poisson process with the same probability of no arrival, over the rate."""
+    timely: float  # computed tokens of the longest prompt that must be in time, one rank down: the sample is stratified
+    lengths: tuple[float, ...]  # evenly spaced quantiles of the computed tokens
+    thinned: float  # rate of the Poisson process with the same probability of no arrival, over the rate
 
 
 @lru_cache(maxsize=8)
@@ -153,8 +139,7 @@ class _Chunks(NamedTuple):
 
 
 _MEAN = len(_BELOW) - 1
-_ALIKE = 1e-9
-"""Chunks that differ by no more than this share of the larger one are one knot."""
+_ALIKE = 1e-9  # chunks that differ by no more than this share of the larger one are one knot
 
 
 def _convex(running: Floats, values: Floats) -> Floats:
@@ -173,22 +158,16 @@ def _convex(running: Floats, values: Floats) -> Floats:
 class Bounds:
     """Many instances with a token budget per DP rank, and their traffic."""
 
-    cost: StepCost
-    """Step costs of all rows, stacked."""
+    cost: StepCost  # step costs of all rows, stacked
     means: Means
-    ranks: Floats
-    """[rows]."""
+    ranks: Floats  # [rows]
     budget_tokens: Number
     microbatches: Sequence[int]
-    accepted: Number
-    """Tokens per running request and step."""
-    together: bool
-    """Whether decode and prompts share the budget; else prompts come first."""
+    accepted: Number  # tokens per running request and step
+    together: bool  # whether decode and prompts share the budget; else prompts come first
     count: Count
-    most_utilisation: float = 1.0
-    """Rate over saturation at which an instance may be planned."""
-    least: bool = False
-    """Whether steps take the lower bound that is quick to evaluate (``stepcost.split_least``)."""
+    most_utilisation: float = 1.0  # rate over saturation at which an instance may be planned
+    least: bool = False  # whether steps take the lower bound that is quick to evaluate (``stepcost.split_least``)
 
     def of(self, rows: NDArray[np.int64]) -> "Bounds":
         """Return the instances of some rows, in that order; a row may occur several times."""

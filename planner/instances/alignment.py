@@ -15,8 +15,7 @@ import numpy as np
 from ground.arrays import Ints
 from planner.question import Loss, Machines
 
-Places = dict[str, list[int]]
-"""First device of every instance, by role."""
+Places = dict[str, list[int]]  # first device of every instance, by role
 
 
 def scope_devices(machines: Machines) -> int | None:

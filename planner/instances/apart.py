@@ -39,8 +39,7 @@ MOST_DOMAINS = 16
 _COLUMN = {name: place for place, name in enumerate(COLUMNS)}
 _SLACK = 1e-9
 _MOST_RATE = 1e12
-Layout = tuple[int, int, int]
-"""EP, redundant slots, dedicated shared ranks."""
+Layout = tuple[int, int, int]  # EP, redundant slots, dedicated shared ranks
 
 
 class Apart(NamedTuple):
@@ -54,10 +53,8 @@ class Alone(NamedTuple):
     """The most requests that keep the limit with attention alone or experts alone, of layouts of one structure."""
 
     layouts: list["Layout"]
-    attention: Floats
-    """Requests of each attention group, [drafts, TP]."""
-    experts: Floats
-    """Requests of the whole instance, [drafts, layouts]."""
+    attention: Floats  # requests of each attention group, [drafts, TP]
+    experts: Floats  # requests of the whole instance, [drafts, layouts]
 
 
 def _most_alone(question: Question, count: Count) -> list[Alone]:

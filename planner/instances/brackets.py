@@ -48,10 +48,8 @@ class _Bracket:
     above: Floats
     bottom: Floats
     top: Floats
-    stalled: NDArray[np.int64]
-    """Steps in a row that did not halve the bracket."""
-    apart: bool = False
-    """Whether guesses keep a distance from the line."""
+    stalled: NDArray[np.int64]  # steps in a row that did not halve the bracket
+    apart: bool = False  # whether guesses keep a distance from the line
 
     @classmethod
     def between(cls, limit: Number, low: Floats, high: Floats) -> Self:

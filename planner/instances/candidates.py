@@ -88,20 +88,16 @@ class IterationTime:
         return replace(self, cost=taken(self.cost, rows), deviations=spread)
 
 
-MOST_TURNS = 500_000_000
-"""Turns of batches, of about 25 ns, that the searches of a question play before they end."""
+MOST_TURNS = 500_000_000  # turns of batches, of about 25 ns, that the searches of a question play before they end
 
 
 @dataclass(slots=True)
 class Count:
     """What a search has done so far."""
 
-    evaluated: int = 0
-    """Candidates costed."""
-    turns: int = 0
-    """Turns of batches that were played, and what else took as long."""
-    end: int = MOST_TURNS
-    """Turns after which the search ends with the best choice so far."""
+    evaluated: int = 0  # candidates costed
+    turns: int = 0  # turns of batches that were played, and what else took as long
+    end: int = MOST_TURNS  # turns after which the search ends with the best choice so far
 
     @property
     def long(self) -> bool:
@@ -268,15 +264,13 @@ def with_given_batch(question: Question, room: NDArray[np.float64]) -> NDArray[n
 class AggregatedCandidate(Candidate):
     """One aggregated instance with one token budget."""
 
-    batch: int
-    """Batch slots of a DP rank; prompts in progress take one too."""
+    batch: int  # batch slots of a DP rank; prompts in progress take one too
     batched_tokens: int
     """Token budget of a step on one DP rank: a token per running request and draft, and prompt chunks.
 
     Each pipeline stage holds a part of it; vLLM puts consecutive chunks of one prompt into consecutive parts.
     """
-    most_open: int | None = None
-    """Most open requests of an instance within the limits, where known."""
+    most_open: int | None = None  # most open requests of an instance within the limits, where known
 
     def memory(self, workload: Workload) -> Memory:
         """Bytes per device with a full step and the mean KV of a full batch."""

@@ -26,10 +26,8 @@ class PlayedDecode(Player):
 
     pool: DecodePool
     trace: TraceRows
-    reserved: Callable[[Floats], Floats]
-    """KV tokens reserved for requests of so many tokens, [requests]."""
-    full_per_second: float
-    """Requests per second that a full instance finishes."""
+    reserved: Callable[[Floats], Floats]  # KV tokens reserved for requests of so many tokens, [requests]
+    full_per_second: float  # requests per second that a full instance finishes
     _states: dict[tuple[float, int], DecodeState] = field(default_factory=dict, repr=False)
 
     @classmethod

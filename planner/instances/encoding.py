@@ -26,10 +26,8 @@ from planner.question import Pin, Question
 from planner.strategy import Strategy
 from planner.workload import Lengths
 
-SHARES = (0.25, 0.5)
-"""Shares of the TTFT limit for encode instances that the search tries."""
-LATE = 0.1
-"""Share of the late requests that may be late in encode."""
+SHARES = (0.25, 0.5)  # shares of the TTFT limit for encode instances that the search tries
+LATE = 0.1  # share of the late requests that may be late in encode
 ROWS = [Row(Strategy(), 0, 0, 1)]
 """Layouts of an encode instance: one device. A picture is encoded on one device, so more devices gain nothing."""
 

@@ -23,8 +23,7 @@ _PASSES = 10.0
 """Full passes that an answer lasts where the closed form holds. Beside plays of 40 random plans (seven models, six
 machines, answers of 8 to 256 tokens) p99 of TPOT was 1 to 15 % above beyond them, -79 to +20 % off before them."""
 _LEAST_PLAYED, _MOST_PLAYED = 40_000, 80_000
-_FILLED = 12.0
-"""Requests that are played over those in decode, so that what is left out at the stream's begin fills it."""
+_FILLED = 12.0  # requests that are played over those in decode, so that what is left out at the stream's begin fills it
 
 
 def short_answers(workload: Workload, passes: Passes, queue: DecodeQueue) -> bool:
@@ -41,10 +40,8 @@ class Handover:
 
     pools: SeparatePools
     workload: Workload
-    context: float
-    """Tokens at which a prompt and its answer end."""
-    full_per_second: float
-    """Requests per second that a full decode instance finishes."""
+    context: float  # tokens at which a prompt and its answer end
+    full_per_second: float  # requests per second that a full decode instance finishes
     _states: dict[tuple[float, int], DecodeState | None] = field(default_factory=dict, repr=False)
     _capacities: dict[tuple[float, Limits, int], Capacity | None] = field(default_factory=dict, repr=False)
     _last: dict[tuple[str, int], HandedOver] = field(default_factory=dict, repr=False)

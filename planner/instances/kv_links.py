@@ -48,11 +48,9 @@ class KvLinks(NamedTuple):
 
     prefill: LinkSide
     decode: LinkSide
-    link_bytes_per_second: float
-    """Bandwidth of one link, one way."""
+    link_bytes_per_second: float  # bandwidth of one link, one way
     latency_seconds: float
-    cache: Cache
-    """Cache of the whole model, each layer once."""
+    cache: Cache  # cache of the whole model, each layer once
 
     @property
     def width(self) -> int:
@@ -81,18 +79,13 @@ class KvLinks(NamedTuple):
 class LinkState(NamedTuple):
     """Links at a rate: means over prompts."""
 
-    transfer_seconds: float
-    """Seconds of a transfer alone, with its latency."""
-    wait_seconds: float
-    """Seconds until the links of a transfer are free on both sides."""
-    utilisation: dict[Role, float]
-    """Share of time in which a link of each role carries KV."""
+    transfer_seconds: float  # seconds of a transfer alone, with its latency
+    wait_seconds: float  # seconds until the links of a transfer are free on both sides
+    utilisation: dict[Role, float]  # share of time in which a link of each role carries KV
     most_per_second: dict[Role, float]
     """Requests that the links of each role carry at ``MOST_LINK_UTILISATION``; none where no KV is sent."""
-    sent_bytes: float
-    """Bytes sent for one prompt."""
-    width: int
-    """Links of one transfer."""
+    sent_bytes: float  # bytes sent for one prompt
+    width: int  # links of one transfer
     link_bytes_per_second: float
 
     @property
@@ -104,16 +97,14 @@ class LinkState(NamedTuple):
 class Source(NamedTuple):
     """The prefill side: instances that prompts are dealt to in turn."""
 
-    passes: Passes
-    """Pass times of mean prompts."""
+    passes: Passes  # pass times of mean prompts
     instances: int
 
 
 class Sink(NamedTuple):
     """The decode side: instances whose ranks are chosen by least reserved KV."""
 
-    queue: DecodeQueue
-    """The queue of an instance."""
+    queue: DecodeQueue  # the queue of an instance
     instances: int
 
 

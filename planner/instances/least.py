@@ -26,8 +26,7 @@ from planner.question import Question
 
 BATCHES = (1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128, 181, 256, 362, 512, 724, 1024, 1448, 2048, 2896, 4096)
 """Requests per DP rank at which iterations are evaluated."""
-_SLACK = 0.999
-"""Factor that keeps the bound below the queue, which interpolates iteration times linearly."""
+_SLACK = 0.999  # factor that keeps the bound below the queue, which interpolates iteration times linearly
 
 
 class Least(NamedTuple):

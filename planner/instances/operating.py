@@ -37,8 +37,7 @@ from planner.serving.played import MANY, Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.workload import Lengths, Workload, running_kv_tokens, total_kv_tokens
 
-_LIKELY = 0.7
-"""Share of a full instance's rate at which the search for its capacity on a trace begins."""
+_LIKELY = 0.7  # share of a full instance's rate at which the search for its capacity on a trace begins
 
 
 class Decoding(NamedTuple):
@@ -47,8 +46,7 @@ class Decoding(NamedTuple):
     cost: StepCost
     workload: Workload
     ranks: int
-    slots: int
-    """Batch slots of a rank."""
+    slots: int  # batch slots of a rank
     microbatches: int
     drafts: int
     acceptance: Acceptance
@@ -294,8 +292,7 @@ class DecodeServer:
     known_cost: StepCost | None = field(default=None, repr=False, compare=False)
     """The step cost, stacked, where it is known already."""
     known_queue: DecodeQueue | None = field(default=None, repr=False, compare=False)
-    handover: Handover | None = None
-    """Its prefill instances, where it is played behind them."""
+    handover: Handover | None = None  # its prefill instances, where it is played behind them
 
     def after(self, transfer_seconds: float) -> "DecodeServer":
         """Return the instance behind other transfers."""

@@ -25,8 +25,7 @@ from planner.question import Question, Role
 from planner.strategy import Strategy
 
 REFERENCE = "reference"
-Layers = tuple[int, int]
-"""Attention TP and pipeline stages."""
+Layers = tuple[int, int]  # attention TP and pipeline stages
 _SHARED = Kept[dict[Strategy, Broken | None]](most=8)
 """Results by engine, shared by its three roles, which have most strategies in common."""
 

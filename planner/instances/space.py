@@ -35,8 +35,7 @@ from planner.strategy import Strategy
 SUPERNODE_STEP = 32
 
 
-ROLES: tuple[Role, ...] = ("prefill", "decode")
-"""Roles of a disaggregated deployment; aggregated instances are mixed."""
+ROLES: tuple[Role, ...] = ("prefill", "decode")  # roles of a disaggregated deployment; aggregated instances are mixed
 COLUMNS = ("attention_tp", "attention_dp", "moe_tp", "moe_ep", "pp", "domains", "redundant", "dedicated", "drafts")
 _LAYOUTS = Kept[dict[tuple[int, int], list[tuple[int, int]]]](most=8)
 """Expert layouts of a model, by expert TP and EP, shared by all engines."""
@@ -48,8 +47,7 @@ class Row(NamedTuple):
     strategy: Strategy
     redundant: int
     dedicated: int
-    microbatches: int = 2
-    """Most microbatches that the engine overlaps in this layout."""
+    microbatches: int = 2  # most microbatches that the engine overlaps in this layout
 
 
 class RoleSpace(NamedTuple):
@@ -63,8 +61,7 @@ class Group(NamedTuple):
     """Rows of one structure, their degrees as a table, and the deployment that represents all of them."""
 
     rows: list[Row]
-    table: NDArray[np.float64]
-    """[rows, columns of COLUMNS]."""
+    table: NDArray[np.float64]  # [rows, columns of COLUMNS]
     deployment: Deployment
 
     @property

@@ -17,45 +17,32 @@ class TableArrays(NamedTuple):
     one.
     """
 
-    levels: Floats
-    """Running requests of all ranks that ``loaded`` stands for; 0 alone in prefill."""
-    shares: Floats
-    """Prompt tokens of the mean rank over those of the rank in question."""
-    tokens: Floats
-    """Prompt tokens of the rank."""
-    lengths: Floats
-    """Query-key pairs per prompt token."""
+    levels: Floats  # running requests of all ranks that ``loaded`` stands for; 0 alone in prefill
+    shares: Floats  # prompt tokens of the mean rank over those of the rank in question
+    tokens: Floats  # prompt tokens of the rank
+    lengths: Floats  # query-key pairs per prompt token
     prefixes: Floats
     """Cached tokens that the prompts attend to over ``lengths``: about how many of the prompts have some. A kernel that
     goes over from compute to memory does so along this axis and ``tokens`` alone."""
-    loaded: Floats
-    """Seconds of a rank with prompts of which one ends, [levels, shares, tokens, lengths, prefixes]."""
-    running: Floats
-    """Running requests of all ranks that what follows stands for."""
-    means: Floats
-    """Prompt tokens of the mean rank."""
-    alone: Floats
-    """Seconds of a rank without prompts, [running, means]."""
+    loaded: Floats  # seconds of a rank with prompts of which one ends, [levels, shares, tokens, lengths, prefixes]
+    running: Floats  # running requests of all ranks that what follows stands for
+    means: Floats  # prompt tokens of the mean rank
+    alone: Floats  # seconds of a rank without prompts, [running, means]
     first_row_seconds: Floats
     """What a first prompt that ends adds to a step, [running]; a step without is shorter by it than ``loaded``."""
-    row_seconds: Floats
-    """What each further one adds, [running]."""
+    row_seconds: Floats  # what each further one adds, [running]
     usual_kv: Floats
     """Cached tokens of the running requests of a rank that ``loaded`` and ``alone`` stand for, [running]."""
 
-    kv_seconds: Floats
-    """What one more of them adds, [running]."""
+    kv_seconds: Floats  # what one more of them adds, [running]
     sequence_seconds: Floats
     """What a running request beyond those of the mean rank adds to a rank, its cached tokens apart, [running]."""
     head_seconds: Floats
     """What the output head, drafts and sampling take of a step of so many, [running]: on the last pipeline stage."""
-    prompt_seconds: float
-    """What prompts add to it, however many: the engine takes them in."""
-    layers: Floats
-    """Share of the layers that each pipeline stage has, [stages]."""
+    prompt_seconds: float  # what prompts add to it, however many: the engine takes them in
+    layers: Floats  # share of the layers that each pipeline stage has, [stages]
     ranks: float
-    loading_seconds: float
-    """What a cached token takes to come from the pool of prefixes, before the pass."""
+    loading_seconds: float  # what a cached token takes to come from the pool of prefixes, before the pass
 
     @property
     def content(self) -> bytes:

@@ -11,8 +11,7 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from planner.loops.compiled import njit
 
-Records = np.recarray[Any, Any]
-"""Records beside each other: loops read several fields of a request or a rank at once."""
+Records = np.recarray[Any, Any]  # records beside each other: loops read several fields of a request or a rank at once
 
 RESERVE, NEED, ESTIMATE = 0, 1, 2
 ROUND_ROBIN, LEAST_REQUESTS, LEAST_KV = 0, 1, 2
@@ -131,39 +130,26 @@ CALM = np.dtype(
 class Rule(NamedTuple):
     """The scheduling rule in numbers; limits are of one rank."""
 
-    together: bool
-    """Whether prompts and decode share a step."""
-    whole_prompts: bool
-    """Whether a prompt is cut only where it has a step's budget to itself."""
-    wait_steps: int
-    """Steps that prompts wait for beside running requests, unless a step would carry ``wait_tokens``."""
+    together: bool  # whether prompts and decode share a step
+    whole_prompts: bool  # whether a prompt is cut only where it has a step's budget to itself
+    wait_steps: int  # steps that prompts wait for beside running requests, unless a step would carry ``wait_tokens``
     wait_tokens: float
-    balance_steps: int
-    """The same until every rank has prompts."""
+    balance_steps: int  # the same until every rank has prompts
     admission: int
     overlapped: bool
-    interval: int
-    """Arrivals are received every so many decode iterations, and after every step with prompts."""
+    interval: int  # arrivals are received every so many decode iterations, and after every step with prompts
     dealing: int
     budget: int
-    queries: int
-    """Tokens of the budget that a running request takes."""
+    queries: int  # tokens of the budget that a running request takes
     slots: int
-    batch_slots: int
-    """Requests of one of the batches in flight."""
-    stages: int
-    """Pipeline stages: so many batches are in flight."""
-    capacity: int
-    """Blocks of KV; tokens where whole answers are reserved."""
-    block: int
-    """Tokens of a block."""
-    whole_blocks: bool
-    """Whether requests gain one token a step, so that blocks are counted one by one."""
-    clipped: bool
-    """Whether answers are longer than ``clip``."""
+    batch_slots: int  # requests of one of the batches in flight
+    stages: int  # pipeline stages: so many batches are in flight
+    capacity: int  # blocks of KV; tokens where whole answers are reserved
+    block: int  # tokens of a block
+    whole_blocks: bool  # whether requests gain one token a step, so that blocks are counted one by one
+    clipped: bool  # whether answers are longer than ``clip``
     clip: float
-    fixed_lengths: bool
-    """Whether the engine knows that no answer ends early, and looks ahead instead of estimating."""
+    fixed_lengths: bool  # whether the engine knows that no answer ends early, and looks ahead instead of estimating
     initial_ratio: float
     least_ratio: float
     ratio_step: float
@@ -181,27 +167,18 @@ class Instances(NamedTuple):
     own. Waiting requests and KV are held by the batch whose turn it is, which hands them on (``turns_loop``).
     """
 
-    heads: Records
-    """[instances]."""
-    ranks: Records
-    """[instances, ranks]."""
-    lines: Records
-    """[instances, ranks + 1]: prompts of each rank, and last those who arrived and are not dealt to any."""
-    steps: Records
-    """[instances, 2]: the step that was launched last and the other one."""
-    marks: Records
-    """[instances, 2, ranks]."""
-    buckets: Ints
-    """[instances, ranks, BUCKETS]: who leaves at an iteration, modulo the number of buckets."""
+    heads: Records  # [instances]
+    ranks: Records  # [instances, ranks]
+    lines: Records  # [instances, ranks + 1]: prompts of each rank, and last those who arrived and are not dealt to any
+    steps: Records  # [instances, 2]: the step that was launched last and the other one
+    marks: Records  # [instances, 2, ranks]
+    buckets: Ints  # [instances, ranks, BUCKETS]: who leaves at an iteration, modulo the number of buckets
     phases: Ints
     """[instances, ranks, block]: running requests by the iteration at which they next need a block, modulo the block.
     """
-    loads: Records
-    """[ranks]: tokens, context, query-key pairs and ended prompts of the step that is scheduled."""
-    calm: Records
-    """[instances]: what the next steps of a batch take while nobody joins or leaves it."""
-    passed: Floats
-    """[instances, stages] of whole instances: when each pipeline stage is free."""
+    loads: Records  # [ranks]: tokens, context, query-key pairs and ended prompts of the step that is scheduled
+    calm: Records  # [instances]: what the next steps of a batch take while nobody joins or leaves it
+    passed: Floats  # [instances, stages] of whole instances: when each pipeline stage is free
     following: Ints
     """[3] of a closed loop: the next request to send, how many there are in all, and how many have arrived."""
     news: Ints

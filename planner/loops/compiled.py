@@ -91,7 +91,6 @@ levels in one would cost more, for types are inferred of all of them together.
 """
 called: Decorator = _njit(**_INNER)
 """Decorator of large ones that are called at several places, seldom: each would hold all of their code."""
-making: Decorator = _njit(**_INNER | {"_nrt": True})
-"""Decorator of those that make arrays, which are counted."""
+making: Decorator = _njit(**_INNER | {"_nrt": True})  # decorator of those that make arrays, which are counted
 outermost: Decorator = _njit(**_OPTIONS)
 """Decorator of those that Python calls: machine code is kept on disk; NUMBA_DISABLE_JIT=1 leaves plain Python."""

@@ -16,28 +16,18 @@ _NOBODY = -1
 class Jobs(NamedTuple):
     """Requests in the order in which they are placed: as their prompts end, [requests] each."""
 
-    ready: Floats
-    """Seconds at which the first token is out."""
-    kv: Floats
-    """Cached tokens with which a request begins."""
-    need: Floats
-    """KV tokens that are set aside for it."""
-    steps: Ints
-    """Iterations that it takes, at least 1."""
-    growth: Floats
-    """Cached tokens that each of them adds."""
-    held: Floats
-    """Seconds for which its transfer keeps its links."""
-    source: Ints
-    """Attention group of the prefill pool that holds its KV."""
-    behind: Ints
-    """Next in a list: of the line, of those whose KV is on its way, or of those who leave together."""
+    ready: Floats  # seconds at which the first token is out
+    kv: Floats  # cached tokens with which a request begins
+    need: Floats  # KV tokens that are set aside for it
+    steps: Ints  # iterations that it takes, at least 1
+    growth: Floats  # cached tokens that each of them adds
+    held: Floats  # seconds for which its transfer keeps its links
+    source: Ints  # attention group of the prefill pool that holds its KV
+    behind: Ints  # next in a list: of the line, of those whose KV is on its way, or of those who leave together
     rank: Ints
-    there: Floats
-    """Seconds at which its KV is there."""
+    there: Floats  # seconds at which its KV is there
     left: Floats
-    waited: Floats
-    """Seconds from room in decode until its links were free."""
+    waited: Floats  # seconds from room in decode until its links were free
 
 
 class Ranks(NamedTuple):
@@ -54,26 +44,17 @@ class Ranks(NamedTuple):
 class Clocks(NamedTuple):
     """Where the instances are, [instances], and who leaves them when."""
 
-    free: Floats
-    """End of the iterations under way; infinite where none is."""
+    free: Floats  # end of the iterations under way; infinite where none is
     start: Floats
-    first: Floats
-    """Seconds of the first of the iterations under way."""
-    more: Floats
-    """Seconds by which each is longer than the one before it."""
-    steps: Ints
-    """Iterations under way."""
-    done: Ints
-    """Iterations so far."""
-    total: Ints
-    """Running requests."""
-    coming: Ints
-    """First of the requests whose KV is on its way or there, by ``there``."""
-    leaving: Ints
-    """[instances, span]: first of those who leave with an iteration, by its number modulo the span."""
+    first: Floats  # seconds of the first of the iterations under way
+    more: Floats  # seconds by which each is longer than the one before it
+    steps: Ints  # iterations under way
+    done: Ints  # iterations so far
+    total: Ints  # running requests
+    coming: Ints  # first of the requests whose KV is on its way or there, by ``there``
+    leaving: Ints  # [instances, span]: first of those who leave with an iteration, by its number modulo the span
     busy: Floats
-    turn: Ints
-    """[1]: requests that were placed."""
+    turn: Ints  # [1]: requests that were placed
 
 
 class Links(NamedTuple):
@@ -81,8 +62,7 @@ class Links(NamedTuple):
 
     source: Floats
     target: Floats
-    latency: Floats
-    """[1] seconds."""
+    latency: Floats  # [1] seconds
 
 
 @njit

@@ -21,8 +21,7 @@ from planner.loops.tables_loop import Line, alone_line, head_seconds, kv_slope, 
 from planner.loops.turns_loop import acting, any_launched, hand_on, only_batch, through_stages
 
 _NEVER = 1 << 60
-_NEAR = 4
-"""Steps per running request in which nobody leaves, until it is quicker to look through all who run."""
+_NEAR = 4  # steps per running request in which nobody leaves, until it is quicker to look through all who run
 
 
 @njit

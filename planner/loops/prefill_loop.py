@@ -22,39 +22,27 @@ class Prompts(NamedTuple):
     arrival: Floats
     length: Ints
     reused: Ints
-    behind: Ints
-    """Next in the line of its instance, or in the list of those whose last pass runs."""
-    first: Floats
-    """Seconds at which its last pass ends."""
-    origin: Ints
-    """DP rank that holds its KV, counted over all instances."""
-    started: Floats
-    """Seconds at which its first pass begins."""
+    behind: Ints  # next in the line of its instance, or in the list of those whose last pass runs
+    first: Floats  # seconds at which its last pass ends
+    origin: Ints  # DP rank that holds its KV, counted over all instances
+    started: Floats  # seconds at which its first pass begins
 
 
 class Instances(NamedTuple):
     """What instances hold, [instances] or [instances, ranks]."""
 
     head: Ints
-    tail: Ints
-    """Of the line of prompts that wait."""
-    under: Ints
-    """[instances, ranks]: the prompt that a rank is in the middle of."""
-    done: Ints
-    """[instances, ranks]: tokens of it that are there."""
-    ended: Ints
-    """First of those whose last pass runs."""
-    free: Floats
-    """When the pass under way ends, or the last one did."""
-    held: Ints
-    """Prompt tokens that wait or run."""
+    tail: Ints  # of the line of prompts that wait
+    under: Ints  # [instances, ranks]: the prompt that a rank is in the middle of
+    done: Ints  # [instances, ranks]: tokens of it that are there
+    ended: Ints  # first of those whose last pass runs
+    free: Floats  # when the pass under way ends, or the last one did
+    held: Ints  # prompt tokens that wait or run
     turn: Ints
     busy: Floats
     passes: Ints
-    room: Ints
-    """[ranks]: tokens that the pass which is made up has left."""
-    load: Floats
-    """[ranks, 5]: what it carries."""
+    room: Ints  # [ranks]: tokens that the pass which is made up has left
+    load: Floats  # [ranks, 5]: what it carries
 
 
 @njit

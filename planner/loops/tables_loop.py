@@ -32,10 +32,8 @@ Usual = tuple[float, float, float, float]
 """The usual cached tokens of a rank and what one more takes, its usual requests and what one more takes."""
 Line = tuple[float, float, float, float, float]
 """Seconds of a rank with the usual cached tokens and requests, and these."""
-LEAST_SECONDS = 1e-9
-"""Of a step: what is read off a table of an odd cost may fall below nothing."""
-_FLAT, _ROUNDING = 1e-15, 1e-9
-"""Seconds by which steps grow that are none, and the part of a step that is rounding."""
+LEAST_SECONDS = 1e-9  # of a step: what is read off a table of an odd cost may fall below nothing
+_FLAT, _ROUNDING = 1e-15, 1e-9  # seconds by which steps grow that are none, and the part of a step that is rounding
 
 
 @njit

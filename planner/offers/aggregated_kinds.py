@@ -35,17 +35,14 @@ from planner.serving.capacity import on_grid
 from planner.serving.played import FEW, MANY
 from planner.workload import reserved_kv_tokens
 
-_MORE = 0.003
-"""Relative difference below which capacities count as equal."""
+_MORE = 0.003  # relative difference below which capacities count as equal
 _BEHIND = (0.97, 1.0)
 """Shares of the leader's rate, as few requests tell it, at which rows are raced. It carries a little less on many, and
 a row that is late at less need not be played again there.
 """
 _OCTAVES = tuple(step / 4 for step in range(-3, 4))
-_WIDER = 1.2
-"""Factor from one number of batch slots to the next, where TTFT is late and none is known that misses TPOT."""
-_NEAREST = 3
-"""Budgets tried next to the best listed one."""
+_WIDER = 1.2  # factor from one number of batch slots to the next, where TTFT is late and none is known that misses TPOT
+_NEAREST = 3  # budgets tried next to the best listed one
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,20 +53,14 @@ class AggregatedKind:
     row: Row
     deployment: Deployment
     microbatches: int
-    room: Floats
-    """Requests that the memory of a rank holds, by listed budget."""
-    bound_per_second: Floats
-    """Upper bound on the rate of an instance, by listed budget."""
-    guess_per_second: float
-    """Guess of the capacity of an instance, at which budgets are compared first."""
-    count: Count = field(repr=False)
-    """Plays are added to it."""
+    room: Floats  # requests that the memory of a rank holds, by listed budget
+    bound_per_second: Floats  # upper bound on the rate of an instance, by listed budget
+    guess_per_second: float  # guess of the capacity of an instance, at which budgets are compared first
+    count: Count = field(repr=False)  # plays are added to it
     asked_per_second: float | None = None
     """The rate asked of the pool, beyond which no capacity is sought; None for the largest."""
-    _servers: dict[tuple[int, int], AggregatedServer] = field(default_factory=dict)
-    """Servers by budget and batch slots."""
-    _held: dict[int, int] = field(default_factory=dict)
-    """Batch slots that memory holds, by budget."""
+    _servers: dict[tuple[int, int], AggregatedServer] = field(default_factory=dict)  # servers by budget and batch slots
+    _held: dict[int, int] = field(default_factory=dict)  # batch slots that memory holds, by budget
     _best: dict[int, tuple[float, AggregatedServer | None]] = field(default_factory=dict)
     """By instances: the capacity of the pool, and the server that has it."""
     _tried: dict[int, float] = field(default_factory=dict)

@@ -39,10 +39,8 @@ class DecodeKind:
     """
 
     full: DecodeServer
-    room: int
-    """The largest batch that fits in memory."""
-    bound_per_second: float
-    """Upper bound on the rate of one instance."""
+    room: int  # the largest batch that fits in memory
+    bound_per_second: float  # upper bound on the rate of one instance
     _settled_on_trace: dict[int, tuple[float, DecodeServer]] = field(default_factory=dict)
     """Capacity on the trace and its server, by instances."""
 

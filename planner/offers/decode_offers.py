@@ -36,20 +36,14 @@ from planner.offers.offer import Offers
 from planner.question import Question
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 
-LEADING = 10
-"""Leading rows of each size whose largest batch is always computed; no caller uses the order of more."""
-FEW = 1000
-"""Number of rows up to which the largest batch of all is computed."""
-_LIKELY = 0.9
-"""Part of the leading rows' likely rate that the bound of a row must reach for a second, closer bound."""
-_NEARER = 0.95
-"""Part of the leading rows' likely rate that this second bound must reach."""
-_HIGH = 75
-"""Percentile from which the largest batch bounds how many requests run on average."""
+LEADING = 10  # leading rows of each size whose largest batch is always computed; no caller uses the order of more
+FEW = 1000  # number of rows up to which the largest batch of all is computed
+_LIKELY = 0.9  # part of the leading rows' likely rate that the bound of a row must reach for a second, closer bound
+_NEARER = 0.95  # part of the leading rows' likely rate that this second bound must reach
+_HIGH = 75  # percentile from which the largest batch bounds how many requests run on average
 _EARLIER = 0.98
 """Guess of a capacity over the rate at which the mean TPOT is at the limit: a percentile of it is there earlier."""
-_BEYOND = 1.02
-"""Next batch to try over the likely batch: it probably misses the limit, and then bounds the row."""
+_BEYOND = 1.02  # next batch to try over the likely batch: it probably misses the limit, and then bounds the row
 
 
 @dataclass(slots=True)
@@ -76,20 +70,17 @@ class _Table(NamedTuple):
 
     question: Question
     group: Group
-    times: dict[int, IterationTime]
-    """Iteration times by microbatches, fewest first."""
+    times: dict[int, IterationTime]  # iteration times by microbatches, fewest first
     limit: Floats
     room: Floats
-    alone: Floats
-    """Seconds of an iteration with the fewest microbatches and one request per stage and microbatch."""
+    alone: Floats  # seconds of an iteration with the fewest microbatches and one request per stage and microbatch
     ends: dict[int, _Ends]
     """Ends by microbatches; a low end may come from other microbatches, a high end is late or the most that fits."""
     batch: Floats
     seconds: Floats
     microbatches: Ints
     known: Bools
-    full: Floats
-    """Requests per second of the batch that fills the memory."""
+    full: Floats  # requests per second of the batch that fills the memory
 
     @property
     def most(self) -> Floats:

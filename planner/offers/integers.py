@@ -11,13 +11,11 @@ from ground.arrays import Floats, distinct
 from planner.objective import LEAST_PART
 from planner.serving.capacity import on_grid
 
-Measured = tuple[float, float]
-"""How far beyond a limit, 1 within it, and a latency: the first decides."""
+Measured = tuple[float, float]  # how far beyond a limit, 1 within it, and a latency: the first decides
 Measure = Callable[[int], Measured]
 
 _GOLDEN = (math.sqrt(5) - 1) / 2
-_ALIKE, _SAME = 1e-6, 1e-9
-"""Share of a measure, and of a rate, within which two are the same."""
+_ALIKE, _SAME = 1e-6, 1e-9  # share of a measure, and of a rate, within which two are the same
 
 
 def largest_carried(

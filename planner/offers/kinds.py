@@ -51,8 +51,7 @@ class Budgets(NamedTuple):
     seconds: Floats
     bound_per_second: Floats
     guess_per_second: Floats
-    places: Ints
-    """Indices among the costed budgets."""
+    places: Ints  # indices among the costed budgets
 
     @classmethod
     def listed(
@@ -89,13 +88,10 @@ class PrefillKind:
     deployment: Deployment
     most_prompts: int
     chunks: int
-    cost: StepCost = field(repr=False)
-    """Step cost of the row, stacked: for many loads at once."""
-    costed: Budgets = field(repr=False)
-    """The listed budgets, at which all rows are costed."""
+    cost: StepCost = field(repr=False)  # step cost of the row, stacked: for many loads at once
+    costed: Budgets = field(repr=False)  # the listed budgets, at which all rows are costed
     passes: Passes = field(repr=False)
-    slower: Slower = field(repr=False)
-    """Late instances of all played candidates."""
+    slower: Slower = field(repr=False)  # late instances of all played candidates
     _servers: dict[int, PrefillServer] = field(default_factory=dict)
     _rough: dict[int, PrefillServer] = field(default_factory=dict)
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)

@@ -93,16 +93,11 @@ class Offers:
     """Candidates as arrays, [offers]; thousands are made at once, and few servers are ever built."""
 
     devices: Ints
-    bound_per_second: Floats
-    """Upper bound on the rate of one instance, whatever their number."""
-    guess_per_second: Floats
-    """Estimate of the capacity of one instance; it only decides what is solved first."""
-    layers: Ints
-    """[offers, 2]: attention TP and pipeline stages; in some engines both roles must agree on them."""
-    build: Callable[[int], Server]
-    """Makes the server of an offer by its index."""
-    least: Least | None = None
-    """Lower bounds on a request's time; None unless latency is the objective."""
+    bound_per_second: Floats  # upper bound on the rate of one instance, whatever their number
+    guess_per_second: Floats  # estimate of the capacity of one instance; it only decides what is solved first
+    layers: Ints  # [offers, 2]: attention TP and pipeline stages; in some engines both roles must agree on them
+    build: Callable[[int], Server]  # makes the server of an offer by its index
+    least: Least | None = None  # lower bounds on a request's time; None unless latency is the objective
 
     def __len__(self) -> int:
         return int(self.devices.size)

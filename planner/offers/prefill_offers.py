@@ -50,10 +50,8 @@ class _PrefillTable(NamedTuple):
     fits: Bools
     single: Floats
     longest: Floats
-    saturated: Floats
-    """Upper bound on prompts per second, [rows, budgets]."""
-    microbatches: Ints
-    """Microbatches of the quickest pass, [rows, budgets]."""
+    saturated: Floats  # upper bound on prompts per second, [rows, budgets]
+    microbatches: Ints  # microbatches of the quickest pass, [rows, budgets]
     cost: StepCost
 
 
@@ -87,8 +85,7 @@ def timely_offers(question: Question, costed: PrefillTables, slower: Slower) -> 
     return Offers.joined([_prefill_kinds(question, table, slower) for table in costed.tables])
 
 
-Passed = tuple[tuple[int, ...], int]
-"""Whole prompts per DP group and pass, and chunks per prompt."""
+Passed = tuple[tuple[int, ...], int]  # whole prompts per DP group and pass, and chunks per prompt
 
 
 def _by_passes(question: Question, group: Group) -> Iterator[tuple[Passed, Ints]]:

@@ -17,20 +17,16 @@ from numpy.typing import NDArray
 
 from ground.arrays import Bools, Floats
 
-Excess = Callable[[], Floats]
-"""Returns the excess of a late instance: latency over limit, [budgets]; 0 where unknown."""
+Excess = Callable[[], Floats]  # returns the excess of a late instance: latency over limit, [budgets]; 0 where unknown
 _ROUNDING = 1e-9
 
 
 class Passes(NamedTuple):
     """Pass seconds of an instance by sort of load, and what decides which prompts share a pass."""
 
-    alike: tuple[int, ...]
-    """Properties that decide which prompts share a pass: DP ranks, chunks and budgets."""
-    few: Floats
-    """Seconds of passes with one prompt, [sorts]."""
-    full: Floats
-    """Seconds of full passes of rising budgets, [budgets]; infinite where not costed."""
+    alike: tuple[int, ...]  # properties that decide which prompts share a pass: DP ranks, chunks and budgets
+    few: Floats  # seconds of passes with one prompt, [sorts]
+    full: Floats  # seconds of full passes of rising budgets, [budgets]; infinite where not costed
 
     @property
     def budgets(self) -> int:
@@ -48,8 +44,7 @@ def _over(seconds: Floats, others: Floats) -> Floats:
 class _Late:
     """Late instances, their rates and their excess."""
 
-    rows: NDArray[np.void]
-    """Per instance its passes, the number of instances, and the rate of one; with room for more."""
+    rows: NDArray[np.void]  # per instance its passes, the number of instances, and the rate of one; with room for more
     excess: list[Excess] = field(default_factory=list)
 
     def append(self, row: tuple[object, ...], excess: Excess) -> None:

@@ -12,11 +12,9 @@ from planner.question import Question
 class Window(NamedTuple):
     """A part of the day with one rate. It ends where the next window begins, the last one where the first begins."""
 
-    begin_seconds: float
-    """Seconds after midnight."""
+    begin_seconds: float  # seconds after midnight
     length_seconds: float
-    rate_per_second: float
-    """Requests per second; 0 where nothing arrives."""
+    rate_per_second: float  # requests per second; 0 where nothing arrives
 
 
 class Seen(NamedTuple):

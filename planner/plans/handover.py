@@ -13,8 +13,7 @@ from planner.serving.capacity import Capacity
 from planner.serving.decode import SeparatePools, prefill_pool
 from planner.serving.played import Played
 
-Pair = tuple[tuple[PrefillServer, int], tuple[DecodeServer, int]]
-"""(server, instances) of prefill and of decode."""
+Pair = tuple[tuple[PrefillServer, int], tuple[DecodeServer, int]]  # (server, instances) of prefill and of decode
 
 
 def links_between(question: Question, pair: Pair) -> KvLinks:

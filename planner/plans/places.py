@@ -13,8 +13,7 @@ from planner.instances.space import Role
 from planner.plans.pools import PlannedPool
 from planner.question import Loss, Machines
 
-Pools = Sequence[tuple[Role, PlannedPool]]
-"""Pools with their roles, in the order in which a request passes them."""
+Pools = Sequence[tuple[Role, PlannedPool]]  # pools with their roles, in the order in which a request passes them
 
 
 def clusters_of(pools: Pools) -> tuple[dict[str, str], dict[str, HardwareSpec]]:

@@ -45,8 +45,7 @@ class Plan(ABC):
     requests_per_second: float
     ttft: Latency
     tpot: Latency
-    played: Played | None = None
-    """Sample and intervals of the latencies, where an instance was played."""
+    played: Played | None = None  # sample and intervals of the latencies, where an instance was played
     crowded_share: float = 0.0
     """Share of prompts that wait for a pass because prompts that wait for decode fill the KV memory of prefill."""
     encode: PlannedEncode | None = None
@@ -275,8 +274,7 @@ class DisaggregatedPlan(Plan):
 
     prefill: PlannedPrefill
     decode: PlannedDecode
-    links: LinkState
-    """Transfer and waiting times of the KV links."""
+    links: LinkState  # transfer and waiting times of the KV links
 
     def language_pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pools with their roles, prefill first."""

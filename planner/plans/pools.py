@@ -32,8 +32,7 @@ WHY_BATCH = {
     "tpot": "with which the largest rate keeps TPOT",
 }
 """Reasons for a decode batch, by what limits it."""
-ROUNDING = 1e-6
-"""Relative distance within which a rate reaches a limit of it."""
+ROUNDING = 1e-6  # relative distance within which a rate reaches a limit of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +80,7 @@ class PlannedPrefill(PlannedPool):
 
     role: ClassVar[Role] = "prefill"
     candidate: PrefillCandidate
-    limit: str
-    """What the capacity reaches: utilisation, TTFT or the KV links."""
+    limit: str  # what the capacity reaches: utilisation, TTFT or the KV links
 
     def server(self, question: Question) -> PrefillServer:
         """Return the server of one instance under a question."""
@@ -116,8 +114,7 @@ class PlannedEncode(PlannedPrefill):
     """Encode instances at the planned rate; ``prediction`` is that of a full pass of picture tokens."""
 
     role: ClassVar[Role] = "encode"
-    latency: Latency
-    """Time from arrival until the embeddings of a request's pictures have reached prefill."""
+    latency: Latency  # time from arrival until the embeddings of a request's pictures have reached prefill
 
     def server(self, question: Question) -> PrefillServer:
         """Return the server of one instance under the question of its plan."""

@@ -29,8 +29,7 @@ class Tried(NamedTuple):
     plan: Plan | None
     binding_limit: str
     cut: dict[Role, dict[str, int]]
-    encode: Encode | None = None
-    """Where pictures are encoded; None without pictures."""
+    encode: Encode | None = None  # where pictures are encoded; None without pictures
 
     @property
     def told(self) -> str:

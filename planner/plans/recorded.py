@@ -17,10 +17,8 @@ from planner.serving.deployed import aggregated_pool, aggregated_served, play, s
 from planner.serving.streams import stationary
 from planner.workload import TraceRows, Workload, trace_arrays
 
-_ALONE = 2_500
-"""Played requests of a closed loop of one; their lengths and accepted drafts are stratified."""
-_FAR_SECONDS = 1e6
-"""A gap at which requests never meet."""
+_ALONE = 2_500  # played requests of a closed loop of one; their lengths and accepted drafts are stratified
+_FAR_SECONDS = 1e6  # a gap at which requests never meet
 
 
 def expect_recorded(manifest: Manifest, trace: TraceRows, warmup_seconds: float = 0.0) -> Expectation:

@@ -11,8 +11,7 @@ from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import PlannedDecode, PlannedPool, PlannedPrefill
 from planner.question import Question
 
-PREDICTED = 0.5
-"""Confidence in the predicted figures: service times are as likely longer as shorter."""
+PREDICTED = 0.5  # confidence in the predicted figures: service times are as likely longer as shorter
 
 
 _STEP = 0.002

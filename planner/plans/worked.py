@@ -41,14 +41,11 @@ class Worked:
     amount: float | None
     """FLOP or bytes of one launch, by what binds; None for waiting and other rows without an amount."""
     unit: str
-    rate_per_second: float | None
-    """Rate that the kernel or the link reaches."""
-    least_seconds: float | None
-    """count · amount / rate."""
+    rate_per_second: float | None  # rate that the kernel or the link reaches
+    least_seconds: float | None  # count · amount / rate
     seconds: float
     exposed_seconds: float
-    share: float
-    """Share of the step."""
+    share: float  # share of the step
     told: str
 
 
@@ -59,10 +56,8 @@ class PoolTerms(NamedTuple):
     step_seconds: float
     terms: tuple[Worked, ...]
     rest_seconds: float
-    by_bound: dict[str, float]
-    """Share of the step that each of compute, memory, network and overhead binds."""
-    lines: tuple[str, ...]
-    """Capacity and memory as arithmetic."""
+    by_bound: dict[str, float]  # share of the step that each of compute, memory, network and overhead binds
+    lines: tuple[str, ...]  # capacity and memory as arithmetic
 
     @property
     def step(self) -> str:

@@ -18,15 +18,11 @@ from planner.offers.offer import Offers, Server, Timed
 from planner.question import Loss, Machines
 
 Rates = Literal["bound", "guess", "tried", "exact"]
-RELATIVE = 1e-9
-"""Relative difference below which rates are equal."""
-BELOW = 1e-6
-"""Relative distance below a rate to which a column that does not carry the rate is bounded."""
+RELATIVE = 1e-9  # relative difference below which rates are equal
+BELOW = 1e-6  # relative distance below a rate to which a column that does not carry the rate is bounded
 
-_LOWER = 0.64
-"""Factor on a guess that few requests show to be too high, where no offer leads yet."""
-_LOWEST = 1 / 32
-"""Part of the bound down to which guesses are lowered so."""
+_LOWER = 0.64  # factor on a guess that few requests show to be too high, where no offer leads yet
+_LOWEST = 1 / 32  # part of the bound down to which guesses are lowered so
 
 
 class Side:
@@ -83,10 +79,8 @@ class Side:
         self.allowed = allowed
         self.beyond_grid = False
         self._servers: dict[int, Server] = {}
-        self._carried: dict[int, float] = {}
-        """Largest rate that a column is known to carry, by column."""
-        self._stairs: dict[tuple[int, float, Rates], Ints] = {}
-        """Staircases of the current rates, by arguments."""
+        self._carried: dict[int, float] = {}  # largest rate that a column is known to carry, by column
+        self._stairs: dict[tuple[int, float, Rates], Ints] = {}  # staircases of the current rates, by arguments
 
     @property
     def size(self) -> int:
@@ -272,8 +266,7 @@ class Side:
         return np.asarray(self._rising[order[first]], dtype=np.int64)
 
 
-Way = tuple[Side, ...]
-"""A side of each role of a model, or one of aggregated instances."""
+Way = tuple[Side, ...]  # a side of each role of a model, or one of aggregated instances
 
 
 class Pick(NamedTuple):
@@ -283,5 +276,4 @@ class Pick(NamedTuple):
     columns: tuple[int, ...]
 
 
-Picks = tuple[Pick, ...]
-"""One pick per model."""
+Picks = tuple[Pick, ...]  # one pick per model

@@ -26,8 +26,7 @@ from planner.objective import LEAST_PART, Aim, Incumbent
 from planner.programme.columns import BELOW, RELATIVE, Pick, Picks, Rates, Side, Way
 from planner.programme.routes import Routes
 
-MOST_ROUTES = 2_000_000
-"""Most routes that are compared; more would take too long."""
+MOST_ROUTES = 2_000_000  # most routes that are compared; more would take too long
 
 
 @dataclass(frozen=True)
@@ -36,12 +35,9 @@ class Programme:
 
     ways: tuple[tuple[Way, ...], ...]
     aim: Aim
-    whole_nodes: bool = False
-    """Whether no two models may share a node, so that each takes whole nodes."""
-    shares: tuple[float, ...] = (1.0,)
-    """Share of all requests, by model: its weight in the mean time."""
-    count: Count = field(default_factory=Count)
-    """Plays of its queues, by which a long search ends."""
+    whole_nodes: bool = False  # whether no two models may share a node, so that each takes whole nodes
+    shares: tuple[float, ...] = (1.0,)  # share of all requests, by model: its weight in the mean time
+    count: Count = field(default_factory=Count)  # plays of its queues, by which a long search ends
     unproven: list[Picks] = field(default_factory=list)
     """Choices with which a search ended before they were proven to be the best."""
 

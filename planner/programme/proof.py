@@ -245,8 +245,7 @@ class Bound(NamedTuple):
     covers: str
     queues_solved: int = 0
     pruned: tuple[Pruned, ...] = ()
-    ended: bool = False
-    """Whether the search ended before the plan was proven to be the best."""
+    ended: bool = False  # whether the search ended before the plan was proven to be the best
 
     @property
     def goal(self) -> Objective:

@@ -30,8 +30,7 @@ class Curve:
 
     devices: Ints
     amount: Floats
-    choice: Ints
-    """[points, things]: what each thing does there, by the caller's numbers."""
+    choice: Ints  # [points, things]: what each thing does there, by the caller's numbers
 
     @classmethod
     def of(cls, devices: Ints, amount: Floats, choice: Ints) -> Self:
@@ -65,13 +64,10 @@ NOTHING = Curve(np.zeros(1, dtype=np.int64), np.zeros(1), np.zeros((1, 0), dtype
 """The curve of no side: amount 0 with 0 devices."""
 
 
-MOST_ROUTES = 20_000
-"""Most routes; each takes about a tenth of a millisecond."""
+MOST_ROUTES = 20_000  # most routes; each takes about a tenth of a millisecond
 
-Group = tuple[int, ...]
-"""Indices of the sides of one model on one pool."""
-Route = tuple[int, ...]
-"""Index of the way of each model."""
+Group = tuple[int, ...]  # indices of the sides of one model on one pool
+Route = tuple[int, ...]  # index of the way of each model
 
 
 class Routes:

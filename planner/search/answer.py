@@ -39,12 +39,9 @@ class Answer:
     growth: float = 0.0
     """Least ratio of carried to asked rate over members; where nothing fits, the share of all rates that would."""
     changes: tuple[Change, ...] = ()
-    pareto: tuple[Plan, ...] = ()
-    """The best plan of a single model and the runners-up."""
-    cut: Cut = field(default_factory=dict)
-    """Strategies and layouts that were not costed, by role and rule."""
-    published: tuple[Beside, ...] = ()
-    """Published deployments of a single model on this machine, on the same devices."""
+    pareto: tuple[Plan, ...] = ()  # the best plan of a single model and the runners-up
+    cut: Cut = field(default_factory=dict)  # strategies and layouts that were not costed, by role and rule
+    published: tuple[Beside, ...] = ()  # published deployments of a single model on this machine, on the same devices
     formats: tuple[Tried, ...] = ()
     """Result of each number format, where there were several; the question then has the best one."""
     engines: tuple[Tried, ...] = ()

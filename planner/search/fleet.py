@@ -26,8 +26,7 @@ class Fleet(NamedTuple):
     members: tuple[Member, ...]
     devices: dict[str, int]
     objective: ObjectiveName = "chips"
-    share_nodes: bool = True
-    """Whether two models may stand on one node."""
+    share_nodes: bool = True  # whether two models may stand on one node
 
     @classmethod
     def of(cls, question: Question) -> Self:

@@ -42,8 +42,7 @@ from planner.question import Machines, Question
 
 _Key = tuple[Hashable, ...]
 
-Cut = dict[Role, dict[str, int]]
-"""Strategies and layouts that were not costed, by role and rule."""
+Cut = dict[Role, dict[str, int]]  # strategies and layouts that were not costed, by role and rule
 
 
 class Option(NamedTuple):
@@ -54,8 +53,7 @@ class Option(NamedTuple):
 
     question: Question
     sides: tuple[Side, ...]
-    transfer_seconds: float = 0.0
-    """KV transfer seconds of a prompt for which decode was costed."""
+    transfer_seconds: float = 0.0  # KV transfer seconds of a prompt for which decode was costed
 
     @property
     def aggregated(self) -> bool:
@@ -156,11 +154,9 @@ class Costing:
     """
 
     count: Count = field(default_factory=Count)
-    model: str = ""
-    """Name of the model in a fleet."""
+    model: str = ""  # name of the model in a fleet
     _sides: dict[_Key, Side] = field(default_factory=dict)
-    _tables: dict[_Key, PrefillTables] = field(default_factory=dict)
-    """Prefill tables, at the loosest TTFT limit so far."""
+    _tables: dict[_Key, PrefillTables] = field(default_factory=dict)  # prefill tables, at the loosest TTFT limit so far
     _slower: dict[_Key, Slower] = field(default_factory=dict)
     """Late prefill instances, by what their questions have in common."""
 
@@ -279,8 +275,7 @@ class Aggregated(NamedTuple):
     """Aggregated instances on one pool, and the numbers pruned by a bound and cut by rules."""
 
     offers: Offers
-    slow: int
-    """Rows whose bound does not reach the incumbent."""
+    slow: int  # rows whose bound does not reach the incumbent
     cut: Cut
 
     def option(self, question: Question, model: str = "") -> Option:
@@ -306,8 +301,7 @@ def aggregated(
 Needed = Callable[[Ints], Floats]
 """The rate that one instance of so many devices, [instances], must carry to matter; infinite where none does."""
 
-TINY = 1e-9
-"""A positive rate, in requests per second, that stands for any."""
+TINY = 1e-9  # a positive rate, in requests per second, that stands for any
 
 
 def not_aggregated(question: Question) -> str | None:

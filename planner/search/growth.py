@@ -18,10 +18,8 @@ class Month(NamedTuple):
     requests_per_second: float
     plan: Plan
     nodes: dict[str, int]
-    bought: dict[str, int]
-    """Nodes that this month adds, by machine."""
-    cost_per_hour: float | None
-    """Price of all nodes in USD per hour; None where a chip has no price."""
+    bought: dict[str, int]  # nodes that this month adds, by machine
+    cost_per_hour: float | None  # price of all nodes in USD per hour; None where a chip has no price
 
 
 def by_month(

@@ -11,8 +11,7 @@ from planner.question import Question
 from planner.search.search import search
 from planner.search.sure import times_of
 
-_SHARE = 0.25
-"""Share of a job's time that a request may take to its first token, and again from its first to its last."""
+_SHARE = 0.25  # share of a job's time that a request may take to its first token, and again from its first to its last
 _ROUNDS = 5
 _TAIL_DEVIATIONS = 2.33
 """Standard deviations above the mean of the longest answer of the last batch: 99 % of a normal distribution."""

@@ -21,8 +21,7 @@ class Published(NamedTuple):
     name: str
     models: tuple[str, ...]
     hardware: str
-    pins: tuple[tuple[Role, Pin], ...]
-    """Strategy and batch of each role."""
+    pins: tuple[tuple[Role, Pin], ...]  # strategy and batch of each role
     instances: tuple[int | None, int | None]
     source: str
     where: str

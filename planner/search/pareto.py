@@ -39,21 +39,15 @@ from planner.search.gather import (
 )
 from planner.search.solve import in_time, plan_at
 
-TIGHTEST = 0.3
-"""Tightest level of each latency limit, as a part of it."""
-FEWEST = 0.125
-"""Smallest level of devices, as a part of them; the asked rate rises by the inverse."""
+TIGHTEST = 0.3  # tightest level of each latency limit, as a part of it
+FEWEST = 0.125  # smallest level of devices, as a part of them; the asked rate rises by the inverse
 MOST_LEVELS = 8
-ALIKE = 0.02
-"""A plan is dropped if another is within this share of it in every figure."""
-ROUNDS = 2
-"""Rounds of guesses that are solved per cell; a third changes few plans and takes half as long again."""
+ALIKE = 0.02  # a plan is dropped if another is within this share of it in every figure
+ROUNDS = 2  # rounds of guesses that are solved per cell; a third changes few plans and takes half as long again
 
 
-Cell = tuple[Aim, Incumbent | None]
-"""The objective of a cell, and the incumbent of separate pools."""
-Cells = tuple[list[Cell], list[Plan]]
-"""The cells of two levels of the limits, and the plans of separate pools in them."""
+Cell = tuple[Aim, Incumbent | None]  # the objective of a cell, and the incumbent of separate pools
+Cells = tuple[list[Cell], list[Plan]]  # the cells of two levels of the limits, and the plans of separate pools in them
 Spread = Callable[[Callable[[Pools], list[Cells]], Sequence[Pools]], Iterable[list[Cells]]]
 """Maps a function over items, perhaps in several processes."""
 

@@ -41,19 +41,15 @@ class Besides(NamedTuple):
     """What is told beside an answer, and results of further engines, without their columns and queues."""
 
     published: tuple[Beside, ...] = ()
-    unrestricted: Plan | None = None
-    """Plan of the reference engine, where an engine was to be chosen."""
+    unrestricted: Plan | None = None  # plan of the reference engine, where an engine was to be chosen
     tried: tuple[Tried, ...] = ()
-    bounds: tuple[Bound | None, ...] = ()
-    """Of each of them; None without a plan."""
+    bounds: tuple[Bound | None, ...] = ()  # of each of them; None without a plan
     queues_solved: int = 0
     candidates_evaluated: int = 0
-    answer: Answer | None = None
-    """Of the best of them, once it is told."""
+    answer: Answer | None = None  # of the best of them, once it is told
 
 
-Refuse = Callable[[Sequence[Found], Question], Answer]
-"""Tells why none of some results of a question has a plan."""
+Refuse = Callable[[Sequence[Found], Question], Answer]  # tells why none of some results of a question has a plan
 Aside = Callable[[Callable[[], Iterator[Besides]]], AbstractContextManager[Callable[[], Besides]]]
 """Runs work, at once or in parallel, until the block ends; each call gives its next result."""
 

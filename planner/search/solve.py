@@ -124,8 +124,7 @@ class Found:
 
     separate: Gathered
     choice: Choice | None
-    refused: Gathered | None = None
-    """The gathered options where nothing fits."""
+    refused: Gathered | None = None  # the gathered options where nothing fits
     plans: tuple[Plan, ...] = ()
     growth: float = 0.0
     gap: float = 0.0

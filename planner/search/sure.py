@@ -17,14 +17,11 @@ from planner.plans.servers import PREDICTED, deviation_of, server_of, times_with
 from planner.question import Question, Role
 from planner.search.answer import Answer
 
-Times = dict[Role, float]
-"""Factors on predicted service times, by role."""
+Times = dict[Role, float]  # factors on predicted service times, by role
 ROLES: tuple[Role, ...] = get_args(Role)
 
-_ROUNDS = 6
-"""Most searches; each stresses service times by the factors that the last plan needs for the confidence."""
-_ALIKE = 1e-9
-"""Factors nearer than this are equal."""
+_ROUNDS = 6  # most searches; each stresses service times by the factors that the last plan needs for the confidence
+_ALIKE = 1e-9  # factors nearer than this are equal
 
 
 STRESSED = "the bound is of times and rates as with the confidence"

@@ -41,8 +41,7 @@ from planner.search.gather import (
     why_not_apart,
 )
 
-Rows = dict[Role, list[Row]]
-"""Rows to search, by role; a role that is missing is searched whole."""
+Rows = dict[Role, list[Row]]  # rows to search, by role; a role that is missing is searched whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +54,7 @@ class Gathered:
     roles: tuple[tuple[Question, Pools], ...] = ()
     """For every member its question and its separate pools on its first machines."""
     cut: Cut = field(default_factory=dict)
-    left_out: tuple[Pruned, ...] = ()
-    """Pruned decode instances beyond the grid and pruned aggregated instances."""
+    left_out: tuple[Pruned, ...] = ()  # pruned decode instances beyond the grid and pruned aggregated instances
 
     @property
     def closed(self) -> list[int]:
@@ -76,10 +74,8 @@ class Ways(NamedTuple):
     """All options that may be best, and the incumbent of separate pools."""
 
     gathered: Gathered
-    separate: Picks | None
-    """The best choice of separate pools; None where none fits, or where it was not needed."""
-    least: float
-    """Lower bound on the rate, in units of the asked rates: the aim's rate, or that of separate pools."""
+    separate: Picks | None  # the best choice of separate pools; None where none fits, or where it was not needed
+    least: float  # lower bound on the rate, in units of the asked rates: the aim's rate, or that of separate pools
 
 
 def gather_fleet(

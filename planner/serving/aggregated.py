@@ -33,8 +33,7 @@ _ROUNDING = 1e-9
 _AMPLE = 1 << 50
 _PLAY_TURNS, _PROMPT_TURNS = 50_000, 20
 """Turns of about 25 ns that take as long as the start and end of a play, and as a step with prompts."""
-_LOOK = 400
-"""Fewest requests between two calls of ``enough``: one call takes as long as playing them, 0.2 ms."""
+_LOOK = 400  # fewest requests between two calls of ``enough``: one call takes as long as playing them, 0.2 ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,25 +42,19 @@ class AggregatedPool:
 
     times: TableArrays
     ranks: int
-    budget_tokens: int
-    """Token budget of a step; with pipeline stages each batch in flight has its part of it."""
-    slots: int
-    """Batch slots: the most requests that run at once."""
-    capacity_tokens: float
-    """KV capacity in tokens."""
+    budget_tokens: int  # token budget of a step; with pipeline stages each batch in flight has its part of it
+    slots: int  # batch slots: the most requests that run at once
+    capacity_tokens: float  # KV capacity in tokens
     charged: Callable[[Floats], Floats] | None = None
     """KV tokens charged to requests of so many tokens, where answers are reserved; None: as many."""
     rule: SchedulingRule = REFERENCE_RULE
-    queries: int = 1
-    """Tokens of the budget that a running request takes: one and its drafts."""
-    acceptance: Acceptance = 0.0
-    """Probability that a draft is accepted."""
+    queries: int = 1  # tokens of the budget that a running request takes: one and its drafts
+    acceptance: Acceptance = 0.0  # probability that a draft is accepted
     accepted: float | None = None
     """Tokens that a running request gains in every step; None: one, and the accepted drafts, drawn at random."""
     instances: int = 1
     policy: Policy = "round_robin"
-    request_seconds: float = 0.0
-    """Closed loop: seconds from the client to the engine, per request."""
+    request_seconds: float = 0.0  # closed loop: seconds from the client to the engine, per request
     token_seconds: float = 0.0
     """Closed loop: seconds of tokenizing per prompt token; prompts are tokenized one after another."""
 
@@ -78,22 +71,16 @@ class AggregatedPool:
 class Played:
     """Times of every request, [requests], and totals of the steps."""
 
-    arrival_seconds: Floats
-    """Arrivals; in a closed loop the times at which requests were sent."""
+    arrival_seconds: Floats  # arrivals; in a closed loop the times at which requests were sent
     first_token_seconds: Floats
     left_seconds: Floats
     preemptions: Ints
-    busy_seconds: float
-    """Busy time, summed over instances."""
+    busy_seconds: float  # busy time, summed over instances
     steps: int
-    prompt_steps: int
-    """Steps with prompt tokens."""
-    running_beside_prompts: int
-    """Running requests of all ranks, summed over steps with prompt tokens."""
-    longest_chunks: float
-    """Prompt tokens of the rank that has most, summed over steps with prompt tokens."""
-    ended: bool = False
-    """Whether the play ended early. Times of tokens that were not out by then are lower bounds."""
+    prompt_steps: int  # steps with prompt tokens
+    running_beside_prompts: int  # running requests of all ranks, summed over steps with prompt tokens
+    longest_chunks: float  # prompt tokens of the rank that has most, summed over steps with prompt tokens
+    ended: bool = False  # whether the play ended early. Times of tokens that were not out by then are lower bounds
     stages: int = 1
 
     @property

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from planner.loops.batch_loop import Instances, Records, Rule
 
 _ALL = 1 << 60
-_FEWEST = 64
-"""Records that a driven instance has room for at first."""
+_FEWEST = 64  # records that a driven instance has room for at first
 _LINKS = ("behind", "chain", "later", "sooner", "newer", "older")
 
 
@@ -24,8 +23,7 @@ class Left(NamedTuple):
     """Requests that have all their tokens, in the order in which they arrived."""
 
     number: Ints
-    begun_seconds: Floats
-    """Begin of the first step that carried the prompt."""
+    begun_seconds: Floats  # begin of the first step that carried the prompt
     first_token_seconds: Floats
     left_seconds: Floats
     preemptions: Ints
@@ -113,8 +111,7 @@ class Step(NamedTuple):
 
     start_seconds: float
     end_seconds: float
-    running: int
-    """Requests that decode in each iteration."""
+    running: int  # requests that decode in each iteration
     prompt_tokens: float
     iterations: int
 

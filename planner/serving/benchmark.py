@@ -19,10 +19,8 @@ from planner.serving.rules import REFERENCE_RULE, SchedulingRule
 from planner.serving.streams import Stream
 from planner.serving.tables import Loads, step_table
 
-WAVES = 10
-"""Requests of a benchmark run over its concurrency; see the module's docstring."""
-MOST_OPEN = 100_000
-"""Most requests of a closed loop, which are played one by one."""
+WAVES = 10  # requests of a benchmark run over its concurrency; see the module's docstring
+MOST_OPEN = 100_000  # most requests of a closed loop, which are played one by one
 
 _GOLDEN = 0.6180339887498949  # multiples of it spread evenly over (0, 1): lengths without a random generator
 
@@ -34,24 +32,17 @@ class Benchmark:
     concurrency: int
     prompt_tokens: float
     output_tokens: float
-    spread: float = 0.0
-    """Half width of the uniform length distributions over their means."""
-    reuse: float = 0.0
-    """Share of every prompt whose KV is cached."""
-    accepted: float = 1.0
-    """Tokens per request and iteration, above 1 with drafts."""
+    spread: float = 0.0  # half width of the uniform length distributions over their means
+    reuse: float = 0.0  # share of every prompt whose KV is cached
+    accepted: float = 1.0  # tokens per request and iteration, above 1 with drafts
     ranks: int = 1
     budget_tokens: float
     capacity_tokens: float = math.inf
     rule: SchedulingRule = REFERENCE_RULE
-    request_seconds: float = 0.0
-    """Seconds from the client to the engine, per request."""
-    token_seconds: float = 0.0
-    """Seconds of tokenizing per prompt token; prompts are tokenized one after another."""
-    microbatches: int | None = None
-    """Microbatches of a step; None: each step takes the quicker number."""
-    slots: int | None = None
-    """Batch slots of a rank; None: all of its open requests run."""
+    request_seconds: float = 0.0  # seconds from the client to the engine, per request
+    token_seconds: float = 0.0  # seconds of tokenizing per prompt token; prompts are tokenized one after another
+    microbatches: int | None = None  # microbatches of a step; None: each step takes the quicker number
+    slots: int | None = None  # batch slots of a rank; None: all of its open requests run
 
     @property
     def usual_kv(self) -> float:
@@ -83,11 +74,9 @@ class Benchmark:
 class Measured:
     """Means over all requests of a run. Loads are those of the fullest rank in a mean step without and with prompts."""
 
-    ttft_seconds: float
-    """TTFT from the moment at which the client sends the request."""
+    ttft_seconds: float  # TTFT from the moment at which the client sends the request
     tpot_seconds: float
-    prompt_steps: float
-    """Share of steps that carry prompts."""
+    prompt_steps: float  # share of steps that carry prompts
     decode_load: StepLoad
     mixed_load: StepLoad
 

@@ -25,16 +25,12 @@ of that step: beyond the limit latency grows about as the 20th power of the rate
 """
 STEP, _ROUNDING = 9e-4, 1e-6
 """Relative distance of the rates on the grid of capacities; part of a step that counts as rounding."""
-_SLOW = 4
-"""Rates in a row that fail to halve the bracket, after which bisection finishes."""
+_SLOW = 4  # rates in a row that fail to halve the bracket, after which bisection finishes
 _OVERLOAD = 2.0
 """Latency over its limit at which root finding cuts it off: beyond, latency depends mostly on the stream's length."""
-BATCHES, _TINY = 10, 1e-12
-"""Parts of a sample for batch means; a number that stands for zero."""
-_LEAST_PART = 0.2
-"""Least share of the counting requests from which a play may be judged early."""
-LEVEL = 0.9
-"""Confidence level of intervals of played values."""
+BATCHES, _TINY = 10, 1e-12  # parts of a sample for batch means; a number that stands for zero
+_LEAST_PART = 0.2  # least share of the counting requests from which a play may be judged early
+LEVEL = 0.9  # confidence level of intervals of played values
 
 
 class StatesLimits(Protocol):
@@ -67,10 +63,8 @@ class Outcome:
 
     ttft_seconds: Floats
     tpot_seconds: Floats
-    ended: bool = False
-    """Whether the play ended early: latencies are then lower bounds."""
-    prompt_steps: float = 0.0
-    """Share of an aggregated instance's steps that compute prompts."""
+    ended: bool = False  # whether the play ended early: latencies are then lower bounds
+    prompt_steps: float = 0.0  # share of an aggregated instance's steps that compute prompts
 
     def limited(self, limits: Limits) -> list[tuple[Floats, float]]:
         """Return the latencies that have a limit, each with that limit."""
@@ -99,10 +93,8 @@ class Until(NamedTuple):
 
     limits: Limits
     counting: slice
-    most_late: tuple[int, int]
-    """Late requests up to which the verdict stays open: of TTFT, of TPOT."""
-    level: float | None = None
-    """Confidence at which the part played so far may end the play; None: only certainty does."""
+    most_late: tuple[int, int]  # late requests up to which the verdict stays open: of TTFT, of TPOT
+    level: float | None = None  # confidence at which the part played so far may end the play; None: only certainty does
 
     @classmethod
     def certain(cls, stream: Stream, limits: Limits, level: float | None = None) -> "Until":
@@ -171,13 +163,10 @@ class Trial:
     """A stream played at one rate."""
 
     rate_per_second: float
-    outcome: Outcome
-    """Latencies of the requests that count; empty where the play ended early."""
-    excesses: tuple[float, float]
-    """TTFT and TPOT at the percentile over their limits."""
+    outcome: Outcome  # latencies of the requests that count; empty where the play ended early
+    excesses: tuple[float, float]  # TTFT and TPOT at the percentile over their limits
     limits: Limits
-    ended: bool = False
-    """Whether the play ended early because a limit is missed: excesses are then lower bounds."""
+    ended: bool = False  # whether the play ended early because a limit is missed: excesses are then lower bounds
     whole: bool = False
     """Whether the stream is the whole population, as a trace is: its percentiles have no sampling error."""
 
@@ -256,10 +245,8 @@ class Capacity:
 
     rate_per_second: float
     low: float
-    high: float
-    """End of the interval at confidence ``LEVEL``; the upper bound where no limit binds below it."""
-    trial: Trial
-    """The stream played at that rate."""
+    high: float  # end of the interval at confidence ``LEVEL``; the upper bound where no limit binds below it
+    trial: Trial  # the stream played at that rate
 
 
 def trial(play: Play, stream: Stream, rate_per_second: float, limits: Limits, until: Until | None = None) -> Trial:

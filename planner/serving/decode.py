@@ -39,20 +39,15 @@ class DecodePool:
 
     times: TableArrays
     ranks: int
-    slots: int
-    """Requests of a DP rank."""
-    capacity_tokens: float
-    """KV of a DP rank."""
+    slots: int  # requests of a DP rank
+    capacity_tokens: float  # KV of a DP rank
     instances: int = 1
     policy: RankPolicy = "least_kv"
     drafts: int = 0
     acceptance: Acceptance = 0.0
-    source_groups: int = 1
-    """Attention groups of the prefill pool."""
-    source_channels: int = 1
-    """Transfers that a prefill group sends at once."""
-    target_channels: int = 1
-    """Transfers that a decode rank gets at once."""
+    source_groups: int = 1  # attention groups of the prefill pool
+    source_channels: int = 1  # transfers that a prefill group sends at once
+    target_channels: int = 1  # transfers that a decode rank gets at once
     latency_seconds: float = 0.0
 
 
@@ -60,20 +55,13 @@ class DecodePool:
 class DecodeRequests:
     """Requests that are handed over, [requests] each, in any order."""
 
-    ready_seconds: Floats
-    """When the first token is out."""
-    cached_tokens: Floats
-    """KV with which decode begins."""
-    answer_tokens: Ints
-    """Tokens after the first, at least 1."""
-    reserved_tokens: Floats
-    """KV that is set aside."""
-    transfer_seconds: Floats
-    """For which the transfer keeps its links."""
-    source: Ints
-    """Prefill group that holds the KV."""
-    iterations: Ints | None = None
-    """That each takes; None: as many as are drawn with the pool's drafts."""
+    ready_seconds: Floats  # when the first token is out
+    cached_tokens: Floats  # KV with which decode begins
+    answer_tokens: Ints  # tokens after the first, at least 1
+    reserved_tokens: Floats  # KV that is set aside
+    transfer_seconds: Floats  # for which the transfer keeps its links
+    source: Ints  # prefill group that holds the KV
+    iterations: Ints | None = None  # that each takes; None: as many as are drawn with the pool's drafts
 
     def select(self, chosen: Ints) -> "DecodeRequests":
         """Return some of the requests."""
@@ -87,12 +75,9 @@ class Decoded:
     """What became of every request, [requests]."""
 
     left_seconds: Floats
-    there_seconds: Floats
-    """When its KV is there."""
-    link_wait_seconds: Floats
-    """From its place in decode until its links were free."""
-    busy_seconds: float
-    """Of all instances."""
+    there_seconds: Floats  # when its KV is there
+    link_wait_seconds: Floats  # from its place in decode until its links were free
+    busy_seconds: float  # of all instances
 
 
 def play_decode(pool: DecodePool, requests: DecodeRequests) -> Decoded:
@@ -111,13 +96,11 @@ def play_decode(pool: DecodePool, requests: DecodeRequests) -> Decoded:
 class Gone(NamedTuple):
     """Requests that have all their tokens, in the order in which they were taken."""
 
-    number: Ints
-    """Of the request among all that were taken."""
+    number: Ints  # of the request among all that were taken
     left_seconds: Floats
     there_seconds: Floats
     link_wait_seconds: Floats
-    rank: Ints
-    """Counted over all instances."""
+    rank: Ints  # counted over all instances
 
 
 class DecodeRun:
@@ -277,10 +260,8 @@ class SeparatePools:
     decode: DecodePool
     transfer_seconds: Callable[[Floats], Floats]
     """Seconds for which the KV of prompts of so many tokens keeps its links."""
-    reserved_tokens: Callable[[Floats], Floats]
-    """KV that is set aside in decode for requests of so many tokens in all."""
-    links: int = 1
-    """That a transfer takes at once."""
+    reserved_tokens: Callable[[Floats], Floats]  # KV that is set aside in decode for requests of so many tokens in all
+    links: int = 1  # that a transfer takes at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -291,14 +272,11 @@ class Served:
     tpot_seconds: Floats
     e2e_seconds: Floats
     answer_tokens: Floats
-    end_seconds: float
-    """When the last answer is out, from 0 on as arrivals are counted."""
-    busy: "dict[Role, float]"
-    """Share of the time until then in which a role's instances work."""
+    end_seconds: float  # when the last answer is out, from 0 on as arrivals are counted
+    busy: "dict[Role, float]"  # share of the time until then in which a role's instances work
     link_wait_seconds: Floats | None = None
     """From a place in decode until its links were free, of requests that cross; None where none does."""
-    link_utilisation: "dict[Role, float] | None" = None
-    """Share of the time in which a link of each role carries KV."""
+    link_utilisation: "dict[Role, float] | None" = None  # share of the time in which a link of each role carries KV
 
 
 def served(
@@ -333,10 +311,8 @@ class HandedOver(NamedTuple):
     """What separate pools did with a stream."""
 
     prefilled: Prefilled
-    sent: Ints
-    """Of the stream's requests those with more than one token, which alone reach decode; [sent]."""
-    requests: DecodeRequests | None
-    """As they are handed over; None where all answers have one token."""
+    sent: Ints  # of the stream's requests those with more than one token, which alone reach decode; [sent]
+    requests: DecodeRequests | None  # as they are handed over; None where all answers have one token
     decoded: Decoded | None
 
 

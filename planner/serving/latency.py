@@ -14,12 +14,9 @@ _LEVELS = np.concatenate([np.arange(1.0, 90.0), np.arange(90.0, 99.0, 0.5), np.a
 class Latency(NamedTuple):
     """Distribution of a duration over requests: its mean and its quantiles."""
 
-    mean: float
-    """Seconds."""
-    levels: tuple[float, ...]
-    """Percentiles, rising, each within 0 and 100."""
-    seconds: tuple[float, ...]
-    """The duration at each of ``levels``."""
+    mean: float  # seconds
+    levels: tuple[float, ...]  # percentiles, rising, each within 0 and 100
+    seconds: tuple[float, ...]  # the duration at each of ``levels``
 
     @property
     def p50(self) -> float:

@@ -40,10 +40,8 @@ _CLOSE = 0.08
 _RELAXATIONS = 100
 """Relaxation times that such a stream spans: the mean wait over n of them has a standard error of 1/sqrt(n) in M/M/1
 (W. Whitt, Planning queueing simulations, Management Science 35:1341, 1989)."""
-_STEPS = 25
-"""Full steps that the shortest stream fills."""
-SURE = 0.99
-"""Confidence at which a candidate that is late on few requests counts as late."""
+_STEPS = 25  # full steps that the shortest stream fills
+SURE = 0.99  # confidence at which a candidate that is late on few requests counts as late
 EVENLY = 1_000_000
 """A number of instances at which arrivals dealt in turn are evenly spaced: fewer instances never wait less."""
 
@@ -51,37 +49,28 @@ EVENLY = 1_000_000
 class Played(NamedTuple):
     """Sample behind a plan's latencies, and the confidence intervals that it leaves."""
 
-    requests: int
-    """Requests over which percentiles are taken."""
-    ttft_seconds: tuple[float, float]
-    """Interval of TTFT at the question's percentile."""
+    requests: int  # requests over which percentiles are taken
+    ttft_seconds: tuple[float, float]  # interval of TTFT at the question's percentile
     requests_per_second: tuple[float, float]
     """Interval of the rate that the plan carries, as far as the played pool bounds it."""
-    excess: float = 0.0
-    """Latency at the percentile over its limit, the larger of TTFT and TPOT."""
-    asked_requests: int = MANY
-    """Requests for which the stream was asked, see ``Player.trial``."""
+    excess: float = 0.0  # latency at the percentile over its limit, the larger of TTFT and TPOT
+    asked_requests: int = MANY  # requests for which the stream was asked, see ``Player.trial``
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Player:
     """Plays an instance at given rates, all on the same streams with their gaps scaled. Results are kept."""
 
-    play: Play
-    """Plays one instance."""
-    together: Callable[[int], Play]
-    """Plays so many instances, which are dealt requests in turn."""
+    play: Play  # plays one instance
+    together: Callable[[int], Play]  # plays so many instances, which are dealt requests in turn
     workload: Workload
     limits: Limits
-    most_tokens: float
-    """Context length of the model."""
-    at_once: int = 1
-    """Requests of a full step."""
+    most_tokens: float  # context length of the model
+    at_once: int = 1  # requests of a full step
     most_times: int = 8
     """Most times many that a stream is long, a power of two: a play of so many takes a twentieth of a search."""
     _trials: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
-    _ended: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)
-    """Trials that ended early."""
+    _ended: dict[tuple[float, int, int], Trial] = field(default_factory=dict, repr=False)  # trials that ended early
     _lasting: dict[tuple[float, int, int], int] = field(default_factory=dict, repr=False)
     _late: dict[tuple[int, int], Trial] = field(default_factory=dict, repr=False)
     """By instances and requests: the trial at the smallest rate known to miss a limit; every higher rate misses it."""

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 Policy = Literal["round_robin", "least_load"]
 
-_LOOK = 1250
-"""Prompts that are played while one looks whether enough is known."""
+_LOOK = 1250  # prompts that are played while one looks whether enough is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,8 +35,7 @@ class PrefillPool:
 
     times: TableArrays
     ranks: int
-    budget_tokens: int
-    """Of one DP rank and pass."""
+    budget_tokens: int  # of one DP rank and pass
     instances: int = 1
     policy: Policy = "round_robin"
 
@@ -47,19 +45,15 @@ class Prefilled:
     """What became of every prompt, [requests]."""
 
     first_token_seconds: Floats
-    origin: Ints
-    """The DP rank that holds its KV, counted over all instances."""
-    busy_seconds: float
-    """Of all instances."""
-    ended: bool = False
-    """Whether the play ended early: those who waited have their first tokens then at the earliest."""
+    origin: Ints  # the DP rank that holds its KV, counted over all instances
+    busy_seconds: float  # of all instances
+    ended: bool = False  # whether the play ended early: those who waited have their first tokens then at the earliest
 
 
 class Look(NamedTuple):
     """What ends a play before its stream does."""
 
-    limit_seconds: float
-    """On TTFT."""
+    limit_seconds: float  # on TTFT
     counting: slice
     parts: int
     enough: Callable[[Ints, Ints], bool]
@@ -77,8 +71,7 @@ def play_prefill(pool: PrefillPool, stream: Stream, look: Look | None = None) ->
 class Ended(NamedTuple):
     """Prompts whose last pass has ended, in that order."""
 
-    number: Ints
-    """Of the request in the whole stream."""
+    number: Ints  # of the request in the whole stream
     first_token_seconds: Floats
     origin: Ints
     started_seconds: Floats

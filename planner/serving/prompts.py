@@ -9,8 +9,7 @@ from ground.arrays import Floats
 from planner.serving.streams import SHARE_OF_HITS, gamma_quantiles
 from planner.workload import EDGES, Lengths, Workload
 
-_WITHIN = 8
-"""Levels of a gamma distribution between two edges."""
+_WITHIN = 8  # levels of a gamma distribution between two edges
 
 
 class Prompts(NamedTuple):

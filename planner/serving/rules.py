@@ -26,12 +26,9 @@ class Estimate(NamedTuple):
 
     initial_share: float = 1.0
     least_share: float = 1.0
-    falling_steps: int = 1
-    """Decode iterations in which it falls from the first to the least."""
-    retract_tokens: int = 0
-    """Tokens that each running request is expected to take at least after one was preempted."""
-    clip_tokens: int = 1 << 40
-    """Longer answers are expected to take no more."""
+    falling_steps: int = 1  # decode iterations in which it falls from the first to the least
+    retract_tokens: int = 0  # tokens that each running request is expected to take at least after one was preempted
+    clip_tokens: int = 1 << 40  # longer answers are expected to take no more
 
 
 class SchedulingRule(NamedTuple):
@@ -59,15 +56,12 @@ class SchedulingRule(NamedTuple):
     receive_interval: int = 1
     """Arrivals are received every so many decode iterations, and after every step with prompts."""
     admission: Admission = "reserve"
-    estimate: Estimate = Estimate()
-    """For admission by estimate."""
+    estimate: Estimate = Estimate()  # for admission by estimate
     fixed_lengths: bool = False
     """For the same: whether requests say that their answers do not end early, as those of benchmarks do. Then the
     engine sets aside all that they lack, and lets in who leaves enough until every answer is out."""
-    block_tokens: int = 1
-    """KV is taken in blocks of so many tokens, unless whole answers are reserved."""
-    kept_blocks: int = 0
-    """Blocks that the engine keeps for itself."""
+    block_tokens: int = 1  # KV is taken in blocks of so many tokens, unless whole answers are reserved
+    kept_blocks: int = 0  # blocks that the engine keeps for itself
     dealing: Dealing = "round_robin"
     """The rank that a request goes to; ranks without room are passed over where answers are reserved."""
 

@@ -27,8 +27,7 @@ prompts near none, a tenth above 0.95)."""
 _KEPT_STREAMS = 32
 _EDGE = 0.1
 """Part of a stationary stream at each end that does not count: a stream begins empty and ends with nobody behind."""
-PARTS = 24
-"""Parts of a stream; after each a play may check whether enough is known."""
+PARTS = 24  # parts of a stream; after each a play may check whether enough is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,11 +36,9 @@ class Stream:
 
     arrival_seconds: Floats
     prompt_tokens: Ints
-    reused_tokens: Ints
-    """Prompt tokens whose KV is cached."""
+    reused_tokens: Ints  # prompt tokens whose KV is cached
     answer_tokens: Ints
-    whole: bool = False
-    """Whether all requests count, as in a trace; else the first and the last tenth do not."""
+    whole: bool = False  # whether all requests count, as in a trace; else the first and the last tenth do not
 
     def __len__(self) -> int:
         return int(self.arrival_seconds.size)

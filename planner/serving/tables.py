@@ -29,28 +29,22 @@ _TOKENS, _TOKENS_OF_SEVERAL = 32, 20
 _LEVELS_PER_OCTAVE = 0.5
 _EXACT_COUNTS, _COUNTS_PER_OCTAVE, _MEANS = 8, 6, 14
 _MORE_ROWS = 9.0
-_BLOCK = 8192
-"""Loads per evaluation: few calls, and temporary arrays that fit the processor's cache."""
+_BLOCK = 8192  # loads per evaluation: few calls, and temporary arrays that fit the processor's cache
 
 
 class Loads(NamedTuple):
     """Largest loads of a table."""
 
     ranks: int
-    budget_tokens: float
-    """Most prompt tokens of a rank in a step, with pipeline stages in one of the batches in flight."""
+    budget_tokens: float  # most prompt tokens of a rank in a step, with pipeline stages in one of the batches in flight
     longest_prompt: float
     context_tokens: float = 0.0
     """Longest prompt of other traffic, where it is longer: more knots beyond, which change nothing before."""
-    most_running: int = 0
-    """Most running requests of all ranks together; 0 in prefill."""
-    kv_tokens_per_request: float = 0.0
-    """Mean cached tokens of a running request."""
-    microbatches: int = 1
-    """Most microbatches; a step takes the quicker number."""
+    most_running: int = 0  # most running requests of all ranks together; 0 in prefill
+    kv_tokens_per_request: float = 0.0  # mean cached tokens of a running request
+    microbatches: int = 1  # most microbatches; a step takes the quicker number
     fewest_microbatches: int = 1
-    stages: int = 1
-    """Pipeline stages: a step is one of so many batches in flight. 1 where they all stand for one step."""
+    stages: int = 1  # pipeline stages: a step is one of so many batches in flight. 1 where they all stand for one step
 
 
 def step_table(cost: StepCost, loads: Loads) -> TableArrays:
@@ -115,8 +109,7 @@ def _counts(most: int) -> Floats:
     return distinct(np.append(few, np.round(np.geomspace(_EXACT_COUNTS, most, count))))
 
 
-_TABLES = Kept[TableArrays](most=256)
-"""Step tables by the content of the step cost and by the largest loads."""
+_TABLES = Kept[TableArrays](most=256)  # step tables by the content of the step cost and by the largest loads
 
 
 def aggregated_times(

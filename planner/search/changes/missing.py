@@ -31,8 +31,7 @@ from planner.search.gather import needed_rates, not_aggregated
 from planner.search.ways import Gathered
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 
-TRIED = 12
-"""Aggregated candidates, the most likely first, that are solved before a limit counts as out of reach."""
+TRIED = 12  # aggregated candidates, the most likely first, that are solved before a limit counts as out of reach
 _LATENCY = {"prefill": "ttft", "decode": "tpot"}
 
 

@@ -18,15 +18,11 @@ from planner.workload import Lengths, Workload
 
 Try = Callable[[Question], bool]
 
-MOST_FACTOR = 32.0
-"""Limits are relaxed and lengths shortened by at most this factor."""
+MOST_FACTOR = 32.0  # limits are relaxed and lengths shortened by at most this factor
 _WITHIN = 1.04
-MOST_TRIED = 16_384
-"""Most devices that are tried: a larger search takes long, and such a question is probably a slip."""
-FAR = 4.0
-"""A rate that needs more than so many times the largest size, in proportion, is not searched for."""
-_NEAR_SIZE = 0.01
-"""Relative accuracy of the least size among hundreds of nodes."""
+MOST_TRIED = 16_384  # most devices that are tried: a larger search takes long, and such a question is probably a slip
+FAR = 4.0  # a rate that needs more than so many times the largest size, in proportion, is not searched for
+_NEAR_SIZE = 0.01  # relative accuracy of the least size among hundreds of nodes
 
 
 Direction = Callable[[], Change]

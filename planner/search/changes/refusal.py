@@ -34,13 +34,10 @@ from planner.search.solve import Choice, Found, carried_in_time, choose
 from planner.search.sure import is_plain
 from planner.search.ways import Gathered, every_way, gather_fleet
 
-_LONG_SECONDS = 1e9
-"""A latency limit that never binds."""
+_LONG_SECONDS = 1e9  # a latency limit that never binds
 _IN_PASSES = ("batch", "tokens")
-MOST_FACTOR = 16
-"""Pools are enlarged by at most this factor."""
-_BEYOND = 1.05
-"""Factor on the size that would suffice in proportion, which is tried first."""
+MOST_FACTOR = 16  # pools are enlarged by at most this factor
+_BEYOND = 1.05  # factor on the size that would suffice in proportion, which is tried first
 _MANY_NODES, _MORE_THAN_SHARE = 8, 2.0
 """Pools of so many nodes carry in proportion to their devices, or so many times more: instances fit larger ones better.
 """

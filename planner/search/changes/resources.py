@@ -18,8 +18,7 @@ from planner.search.search import search
 from planner.search.sure import is_plain, rate_with
 from planner.search.ways import Rows
 
-MORE = 1.1
-"""Factor of one unit more: a tenth of compute, bandwidth or memory. A unit of chips is one node."""
+MORE = 1.1  # factor of one unit more: a tenth of compute, bandwidth or memory. A unit of chips is one node
 
 Change = Callable[[HardwareSpec], HardwareSpec]
 Each = Callable[..., Iterable[Any]]
@@ -33,16 +32,13 @@ class Resource:
     name: str
     unit: str
     apply: Callable[[Question], Question]
-    other_sizes: bool = False
-    """Whether instances may have new sizes."""
-    idle: bool = False
-    """Whether the plan does not use the resource, so that nothing is solved again."""
+    other_sizes: bool = False  # whether instances may have new sizes
+    idle: bool = False  # whether the plan does not use the resource, so that nothing is solved again
 
 
 AS_IT_IS = Resource(name="", unit="", apply=lambda question: question)
 
-Size = tuple[int, int]
-"""Devices of prefill and of decode."""
+Size = tuple[int, int]  # devices of prefill and of decode
 NO_SIZES: Mapping[Size, float] = {}
 
 
@@ -53,8 +49,7 @@ class Bought:
     resource: str
     unit: str
     requests_per_second: float
-    gain: float
-    """Relative gain in rate over the plan's devices as they are."""
+    gain: float  # relative gain in rate over the plan's devices as they are
 
 
 def bought(
@@ -191,8 +186,7 @@ def _wider(part: Any) -> Any:
     return replace(part, **{name: _more(own) for name in names if (own := getattr(part, name, None))})
 
 
-Beside = tuple[str, str, bool, Question]
-"""Name, flag, ``less`` and question of a neighbour."""
+Beside = tuple[str, str, bool, Question]  # name, flag, ``less`` and question of a neighbour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,8 +195,7 @@ class Near:
 
     name: str
     flag: str
-    less: bool
-    """Whether the neighbour has one unit of machines less."""
+    less: bool  # whether the neighbour has one unit of machines less
     plan: Plan | None
 
     @property

@@ -27,14 +27,11 @@ from planner.search.sure import Times, holds, is_plain, stressed, times_of
 from planner.search.ways import Gathered, Rows, gather_fleet, unpruned, with_apart
 from planner.serving.capacity import STEP
 
-LEADING = 10
-"""Rows of each size of a role with the largest bounds, which are solved again."""
-ROUNDS = 3
-"""Likely plans that are tried for a confidence, each with the factors that the one before it needs."""
+LEADING = 10  # rows of each size of a role with the largest bounds, which are solved again
+ROUNDS = 3  # likely plans that are tried for a confidence, each with the factors that the one before it needs
 Known = list[tuple[Question, Rows]]
 """Rows of plans of similar questions, each with a question in the plan's engine and formats."""
-NEAR = 0.8
-"""Part of the best rate that the bound of an aggregated row must reach to be solved for again."""
+NEAR = 0.8  # part of the best rate that the bound of an aggregated row must reach to be solved for again
 
 
 def rows_that_matter(question: Question, known_per_second: float) -> Rows:
