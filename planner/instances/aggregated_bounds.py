@@ -287,11 +287,12 @@ class Bounds:
         chunk, longest = self._free(running), self.means.longest
         lengths = np.array(self.means.lengths)[:, None, None]
         sizes = np.minimum(lengths[list(_LEVELS), 0], chunk)  # of chunks without context, [levels, rows]
-        contexts = np.array(_CONTEXTS)[:, None] * lengths[-1, 0] + np.zeros_like(chunk)  # of full chunks
+        contexts = np.repeat(np.array(_CONTEXTS)[:, None] * lengths[-1, 0], chunk.size, axis=1)  # of full chunks
         whole = np.floor(lengths / chunk)
         parts = (np.maximum(whole, 1.0) * (lengths >= sizes), np.maximum(whole - np.ceil(contexts / chunk), 0.0))
-        tokens = np.concatenate([0 * chunk[None], sizes, chunk + 0 * contexts, np.minimum(longest, chunk)[None]])
-        context = np.concatenate([np.zeros((1 + len(sizes), chunk.size)), contexts, ((longest - tokens[-1]) / 2)[None]])
+        whole_chunks, last = np.broadcast_to(chunk, contexts.shape), np.minimum(longest, chunk)[None]
+        tokens = np.concatenate([np.zeros((1, chunk.size)), sizes, whole_chunks, last])
+        context = np.concatenate([np.zeros((1 + len(sizes), chunk.size)), contexts, (longest - last) / 2])
         load = self._load(running, tokens, tokens / self.ranks)
         load = load._replace(prefill_context_tokens=0.0, prefill_pairs=tokens * (context + tokens / 2))
         seconds = self._seconds(load, tokens.shape)

@@ -124,7 +124,7 @@ def _rows_carry(question: Question, costing: Costing, known: Known) -> bool:
             if each.engine != own.engine or own_formats(each) != own_formats(own):
                 continue
             gathered = gather_fleet(Fleet.of(each), rows=rows, costing=costing)
-            if _likely_plan(unpruned(gathered, aim_of(gathered.fleet), rows), []):
+            if _likely_plan(unpruned(gathered, aim_of(gathered.fleet), rows)):
                 return True
     return False
 
@@ -139,30 +139,33 @@ def _has_plan(separate: Gathered, known: Known) -> bool:
     every = unpruned(separate, aim)
     programme = None if every.closed else every.programme(aim)
     picks = None if programme is None else programme.sufficient() or programme.carrying(aim.rate)
-    if picks and _in_time(every, picks):
-        known.append(_rows_of(*chosen_of(every, picks)[0]))
+    if _in_time(every, picks, known):
         return True
     if not picks and why_not_apart(separate.fleet.members[0].question):
         return False
     return bool(find(separate).plans)
 
 
-def _likely_plan(gathered: Gathered, known: Known) -> Plan | None:
-    """Return the plan of the first choice found that carries the asked rate in time; None where none does.
-
-    Its rows are added to those that are ``known``.
-    """
+def _likely_plan(gathered: Gathered, known: Known | None = None) -> Plan | None:
+    """Return the plan of the first choice found that carries the asked rate in time; None where none does."""
     picks = None if gathered.closed else gathered.programme(aim_of(gathered.fleet)).sufficient()
-    plan = _in_time(gathered, picks)
-    if picks and plan:
-        known.append(_rows_of(*chosen_of(gathered, picks)[0]))
+    return _in_time(gathered, picks, known)
+
+
+def _in_time(gathered: Gathered, picks: Picks | None, known: Known | None = None) -> Plan | None:
+    """Return the plan of a single model's choice at the asked rate; None without a choice, or where it is late.
+
+    The rows of a choice in time are added to those ``known``.
+    """
+    if picks is None:
+        return None
+    option, columns = chosen_of(gathered, picks)[0]
+    plan = plan_of(option, columns, 1.0)
+    if plan is None or plan.excess > 1:
+        return None
+    if known is not None:
+        known.append(_rows_of(option, columns))
     return plan
-
-
-def _in_time(gathered: Gathered, picks: Picks | None) -> Plan | None:
-    """Return the plan of a single model's choice at the asked rate; None without a choice, or where it is late."""
-    plan = None if picks is None else plan_of(*chosen_of(gathered, picks)[0], 1.0)
-    return plan if plan and plan.excess <= 1 else None
 
 
 def _likely_holds(question: Question, costing: Costing) -> bool:
@@ -171,7 +174,7 @@ def _likely_holds(question: Question, costing: Costing) -> bool:
         times: Times = {}
         for _ in range(ROUNDS):
             asked = stressed(each, times)
-            plan = _likely_plan(gather_fleet(Fleet.of(asked), costing=costing), [])
+            plan = _likely_plan(gather_fleet(Fleet.of(asked), costing=costing))
             if plan is None:
                 break
             if holds(plan, each, asked):
