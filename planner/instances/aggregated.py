@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ground.arrays import Floats, Ints
+from ground.identity import Kept, Same
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
 from planner.instances.candidates import AggregatedCandidate, Count
@@ -200,6 +201,10 @@ def player_of(
     )
 
 
+_PLANNED = Kept[PlayedAggregated](most=16)
+"""Players of planned instances by all that decides their results, so that who asks a plan again plays nothing twice."""
+
+
 @dataclass(frozen=True)
 class AggregatedServer:
     """An aggregated instance with its token budget; satisfies ``offers.offer.Server``."""
@@ -241,10 +246,24 @@ class AggregatedServer:
 
     @cached_property
     def player(self) -> PlayedAggregated:
-        """The player of one of several such instances."""
+        """The player of one of several such instances; a search makes its own, so that it counts what it plays."""
+        return self._made() if self.count else _PLANNED.of(self._decisive, self._made)
+
+    def _made(self) -> PlayedAggregated:
         question = self.question
         limits, context = Limits.of(question), question.model.max_position
         return player_of(self.pool, question.workload, limits, context, self.candidate.most_open, self.count)
+
+    @property
+    def _decisive(self) -> tuple[object, ...]:
+        """What decides the results of the player."""
+        question = self.question
+        objects = self.candidate, question.model, question.workload, question.balance
+        return (*map(Same, objects), Limits.of(question), question.acceptance, question.engine)
+
+    def planned(self) -> None:
+        """Keep the player for those who ask about a plan of such instances."""
+        _PLANNED.of(self._decisive, lambda: self.player)
 
     @property
     def most_per_second(self) -> float:

@@ -130,6 +130,7 @@ def make_aggregated(
     """Return the plan of so many instances at a rate, played over so many requests; None beyond saturation."""
     times = question.stretch_of("mixed")
     state = server.state(times * rate_per_second / instances, instances, requests)
+    server.planned()
     if state is None:
         return None
     if times != 1:

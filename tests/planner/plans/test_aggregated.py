@@ -398,6 +398,15 @@ def test_a_plan_travels_to_another_process() -> None:
     assert pickle.loads(pickle.dumps(plan)).ttft == plan.ttft
 
 
+def test_who_asks_a_plan_again_plays_nothing_again() -> None:
+    """Neither what the search played for the plan, nor what it was told over more requests."""
+    plan = answer(devices=1).best
+    assert isinstance(plan, AggregatedPlan)
+    again = AggregatedServer(plan.question, plan.mixed.candidate)
+    assert again.state(plan.requests_per_second, requests=None) is plan.mixed.state
+    assert again.player.count.turns > 0, "the search played on it"
+
+
 @pytest.mark.parametrize(("ttft", "percentile", "limit"), [(0.1, 90.0, "ttft"), (2.0, 60.0, "utilisation")])
 def test_what_is_told_to_bind_is_reached(ttft: float, percentile: float, limit: str) -> None:
     """Saturation is told where the pool is saturated, however near TTFT is to its limit."""
