@@ -16,8 +16,7 @@ from ground.workers import executor_of
 from planner.checks.check import Verdict
 from planner.checks.margins import Margin
 from planner.plans.day import Window
-from podplan.checking import STATIONARY, Checked, after_text, lost_text, spares_text
-from podplan.checking import check as verdicts
+from podplan.checking import STATIONARY, Checked, after_text, check as verdicts, lost_text, spares_text
 from podplan.day import span_text
 from podplan.options import flag, switch
 from podplan.plan_data import bounded_text

@@ -12,8 +12,7 @@ from ground.errors import BadInput
 from ground.units import format_duration, format_rate
 from ground.workers import executor_of
 from planner.question import Question
-from podplan.comparison import CompareResult, compare
-from podplan.comparison import sweep as swept
+from podplan.comparison import CompareResult, compare, sweep as swept
 from podplan.machines import basis_lines, unlike_prices
 from podplan.options import flag, switch
 from podplan.question import Asked

@@ -18,8 +18,7 @@ from planner.manifest.schema import Manifest
 from podplan.options import Flags, Text, argument, flag, flag_name, switch
 from podplan.readers import read_choice
 from podplan.result import picked
-from runtime.execute.check import TOLERANCE, Report, groups_with_four
-from runtime.execute.check import execute as run_check
+from runtime.execute.check import TOLERANCE, Report, execute as run_check, groups_with_four
 from runtime.execute.faults import Recovered, execute_with_drop, parse_drop
 from runtime.execute.mpi import MpiLoop, connect
 from runtime.execute.run import Settings

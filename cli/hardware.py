@@ -16,9 +16,7 @@ from hardware.formats import multiplied
 from hardware.loader import load_hardware, problems_of
 from hardware.spec import Fitted, HardwareSpec
 from hardware.values import sourced_values
-from podplan.catalogue import HardwareResult
-from podplan.catalogue import hardware as hardware_of
-from podplan.catalogue import supernode as supernode_of
+from podplan.catalogue import HardwareResult, hardware as hardware_of, supernode as supernode_of
 from podplan.options import argument, flag, switch
 
 

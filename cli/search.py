@@ -14,8 +14,7 @@ from ground.units import counted, format_count, format_duration, format_rate
 from ground.workers import aside, executor_of
 from planner.search.search import at_need
 from podplan.options import flag, switch
-from podplan.planning import FILES as SAVED
-from podplan.planning import PlanResult, read_levels, solved, widened
+from podplan.planning import FILES as SAVED, PlanResult, read_levels, solved, widened
 from podplan.question import Asked
 from podplan.question_files import asked_of, single_question
 from podplan.result import Row

@@ -15,8 +15,7 @@ from ground.units import read_index
 from planner.engines.loader import engine_names
 from planner.instances.reachable import REFERENCE
 from planner.manifest.document import dump_manifest
-from podplan.catalogue import hardware as hardware_of
-from podplan.catalogue import models as models_of
+from podplan.catalogue import hardware as hardware_of, models as models_of
 from podplan.options import QuestionFlags, argument, command_line, flag, switch
 from podplan.planning import PlanResult, plan
 
@@ -115,8 +114,7 @@ def command(
 
 def show(desk: Desk) -> None:
     """Build the page of one visitor."""
-    from nicegui import run
-    from nicegui import ui as pages
+    from nicegui import run, ui as pages
 
     pages.add_head_html(f"<style>{STYLE} body {{ max-width: none; margin: 0 }}</style>")
     state = {"asked": 0}

@@ -16,9 +16,7 @@ from typing import Any
 
 from ground.errors import BadInput
 from ground.units import MEBI
-from ground.yamldata import SIZE_LIMIT
-from ground.yamldata import parse_yaml as parse_yaml
-from ground.yamldata import to_yaml as to_yaml
+from ground.yamldata import SIZE_LIMIT, parse_yaml as parse_yaml, to_yaml as to_yaml
 
 MOST_ROWS = 1_000_000
 MOST_FILES = 100_000

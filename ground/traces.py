@@ -19,8 +19,7 @@ from ground.arrays import Floats
 from ground.errors import BadInput
 from ground.prefix_cache import POOL_BLOCK_TOKENS, PrefixCache
 from ground.servegen import is_client_set, read_stream
-from ground.trace_formats import FORMATS, FormatSpec, see_format
-from ground.trace_formats import TraceFormat as TraceFormat
+from ground.trace_formats import FORMATS, FormatSpec, TraceFormat as TraceFormat, see_format
 from ground.trace_lines import MOST_ROWS, Record, TraceRow, records
 
 Integers = NDArray[np.int64]

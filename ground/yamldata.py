@@ -17,8 +17,7 @@ from ground.errors import BadInput
 from ground.units import MEBI
 
 if TYPE_CHECKING:
-    from yaml import SafeDumper as _BaseDumper
-    from yaml import SafeLoader as _Parser
+    from yaml import SafeDumper as _BaseDumper, SafeLoader as _Parser
 else:  # libyaml's are about ten times as fast and not in every build of PyYAML
     _BaseDumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
     _Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

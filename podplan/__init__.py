@@ -16,43 +16,33 @@ from typing import TYPE_CHECKING
 from ground.workers import spare_threads
 
 if TYPE_CHECKING:
-    from ground.errors import BadInput as BadInput
-    from ground.errors import Infeasible as Infeasible
-    from podplan.catalogue import HardwareResult as HardwareResult
-    from podplan.catalogue import ModelsResult as ModelsResult
-    from podplan.catalogue import SupernodeResult as SupernodeResult
-    from podplan.catalogue import hardware as hardware
-    from podplan.catalogue import models as models
-    from podplan.catalogue import supernode as supernode
-    from podplan.checking import CheckResult as CheckResult
-    from podplan.checking import check as check
-    from podplan.comparison import CompareResult as CompareResult
-    from podplan.comparison import compare as compare
-    from podplan.comparison import sweep as sweep
-    from podplan.explaining import ExplainResult as ExplainResult
-    from podplan.explaining import explain as explain
-    from podplan.fleets import FleetResult as FleetResult
-    from podplan.fleets import fleet as fleet
-    from podplan.importing import ImportResult as ImportResult
-    from podplan.importing import import_deployment as import_deployment
-    from podplan.migrating import MigrateResult as MigrateResult
-    from podplan.migrating import migrate as migrate
-    from podplan.placement import PlaceResult as PlaceResult
-    from podplan.placement import place as place
-    from podplan.planning import PlanResult as PlanResult
-    from podplan.planning import plan as plan
-    from podplan.prediction import PredictResult as PredictResult
-    from podplan.prediction import predict as predict
-    from podplan.scenarios import ScenariosResult as ScenariosResult
-    from podplan.scenarios import robust as robust
-    from podplan.simulation import PoliciesResult as PoliciesResult
-    from podplan.simulation import SimulateResult as SimulateResult
-    from podplan.simulation import simulate as simulate
-    from podplan.simulation import simulate_policies as simulate_policies
-    from podplan.verification import VerifyResult as VerifyResult
-    from podplan.verification import verify as verify
-    from podplan.watching import WatchResult as WatchResult
-    from podplan.watching import watch as watch
+    from ground.errors import BadInput as BadInput, Infeasible as Infeasible
+    from podplan.catalogue import (
+        HardwareResult as HardwareResult,
+        ModelsResult as ModelsResult,
+        SupernodeResult as SupernodeResult,
+        hardware as hardware,
+        models as models,
+        supernode as supernode,
+    )
+    from podplan.checking import CheckResult as CheckResult, check as check
+    from podplan.comparison import CompareResult as CompareResult, compare as compare, sweep as sweep
+    from podplan.explaining import ExplainResult as ExplainResult, explain as explain
+    from podplan.fleets import FleetResult as FleetResult, fleet as fleet
+    from podplan.importing import ImportResult as ImportResult, import_deployment as import_deployment
+    from podplan.migrating import MigrateResult as MigrateResult, migrate as migrate
+    from podplan.placement import PlaceResult as PlaceResult, place as place
+    from podplan.planning import PlanResult as PlanResult, plan as plan
+    from podplan.prediction import PredictResult as PredictResult, predict as predict
+    from podplan.scenarios import ScenariosResult as ScenariosResult, robust as robust
+    from podplan.simulation import (
+        PoliciesResult as PoliciesResult,
+        SimulateResult as SimulateResult,
+        simulate as simulate,
+        simulate_policies as simulate_policies,
+    )
+    from podplan.verification import VerifyResult as VerifyResult, verify as verify
+    from podplan.watching import WatchResult as WatchResult, watch as watch
 
 _HOMES = {
     "ground.errors": ("BadInput", "Infeasible"),

@@ -20,8 +20,7 @@ from planner.placement.decide import Choice, Verdict, best_choice, curve, redund
 from planner.placement.dual import Certified, certify
 from planner.placement.eplb import eplb, eplb_as_published
 from planner.placement.loadfiles import LoadFile, read_loads
-from planner.placement.methods import HeldOut, Placement, Split, hold_out, measure, trivial
-from planner.placement.methods import place as place_experts
+from planner.placement.methods import HeldOut, Placement, Split, hold_out, measure, place as place_experts, trivial
 from planner.placement.problem import Problem
 from podplan.options import Flags, PredictFlags, Text, argument, flag, flag_name, flags_of, switch
 from podplan.prediction import read_configuration

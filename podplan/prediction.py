@@ -14,8 +14,7 @@ from models.parameters import Seen
 from models.spec import ModelSpec
 from planner.costs.cache import POOL_BYTES, find_plane, prefixes_held
 from planner.costs.deployment import Phase, check_disaggregation
-from planner.costs.predict import Configuration, Prediction
-from planner.costs.predict import predict as predict_configuration
+from planner.costs.predict import Configuration, Prediction, predict as predict_configuration
 from planner.engines.behaviour import ADMISSION_SECONDS, DEFAULT_BUDGET, host_costs, untimed
 from planner.engines.loader import load_engine
 from planner.instances.reachable import REFERENCE

@@ -24,8 +24,7 @@ from runtime.simulate.faults import parse_fault
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.observe import Observer
 from runtime.simulate.quantiles import interval
-from runtime.simulate.run import simulate as run_simulation
-from runtime.simulate.run import with_policies
+from runtime.simulate.run import simulate as run_simulation, with_policies
 from runtime.simulate.workload import Requests, backlog
 
 Progress = Callable[[float, int, int], None]  # is told the simulated seconds, and how many requests came and are done

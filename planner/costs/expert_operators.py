@@ -8,13 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from hardware.engines import ExpertCurves, expert_curves, measured_as
-from hardware.engines import Shape as ExpertShape
+from hardware.engines import ExpertCurves, Shape as ExpertShape, expert_curves, measured_as
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES
 from hardware.spec import Dtype
 from planner.costs.deployment import Deployment, several, shared_split
-from planner.costs.roofline import SIBLING_RESIDUAL as LENT_RESIDUAL
 from planner.costs.roofline import (
+    SIBLING_RESIDUAL as LENT_RESIDUAL,
     Roofline,
     collective,
     combine,

@@ -19,8 +19,7 @@ from planner.question import Question
 from planner.serving.aggregated import AggregatedPool, play_aggregated
 from planner.serving.capacity import Capacity, Limits, Outcome, Until
 from planner.serving.latency import Latency
-from planner.serving.played import FEW, MANY, Player
-from planner.serving.played import Played as Sample
+from planner.serving.played import FEW, MANY, Played as Sample, Player
 from planner.serving.rules import engine_rule
 from planner.serving.streams import Stream
 from planner.serving.tables import aggregated_times

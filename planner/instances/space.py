@@ -27,8 +27,7 @@ from planner.instances.grid import Grid, device_counts, strategy_grid
 from planner.instances.reachable import REFERENCE, Reach, summary
 from planner.manifest.stacks import stacked, taken
 from planner.manifest.terms import Number, StepCost
-from planner.question import Machines, Pin, Question
-from planner.question import Role as Role
+from planner.question import Machines, Pin, Question, Role as Role
 from planner.strategy import Strategy
 
 # CloudMatrix384 deploys in multiples of 32 devices (sections 4.1, 4.3); other machines in nodes.

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import translate
 from functools import cache
-from re import Pattern
-from re import compile as pattern
+from re import Pattern, compile as pattern
 
 from ground.errors import BadInput
 from planner.manifest.layout import Place, ShardRule

@@ -6,8 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cli.output import Screen, short_duration
 from cli.plan_parts import WORDS, engine_text, show_rows

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli import main
-from cli import search as search_command
+from cli import main, search as search_command
 from cli.exit_codes import ExitCode
 from cli.plan_view import interval_text
 from ground.files import write_files

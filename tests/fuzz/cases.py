@@ -8,8 +8,7 @@ from typing import Any
 from zlib import crc32
 
 import typer
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
 
 from cli.main import app_of
 from tests.fuzz.documents import ANYWHERE, files

@@ -6,8 +6,19 @@ import pytest
 
 from tests.fuzz.cases import PREDICTED, WEIGHTS, Case, drawn, read_case
 from tests.fuzz.hunt import faults
-from tests.fuzz.truths import TRUTHS, Asking, Truth, alike, contradictions, explained, looser, most, repeated, sized
-from tests.fuzz.truths import drawn as drawn_question
+from tests.fuzz.truths import (
+    TRUTHS,
+    Asking,
+    Truth,
+    alike,
+    contradictions,
+    drawn as drawn_question,
+    explained,
+    looser,
+    most,
+    repeated,
+    sized,
+)
 
 QUICK = [name for name, share in WEIGHTS.items() if share > 2 and name != "import"]  # which plans, in seconds
 SMALL_QUESTIONS = [each for each in range(80) if drawn_question(each, 3).flags["devices"] <= 4][:4]

@@ -28,8 +28,7 @@ from ground.units import carried_rate, counted, format_duration
 from planner.manifest.document import dump_manifest, parse_manifest
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.search.search import search
-from podplan.checking import Checked
-from podplan.checking import check as checked
+from podplan.checking import Checked, check as checked
 from podplan.explaining import ExplainResult, explain
 from podplan.options import QuestionFlags, flags_of
 from podplan.plan_data import limit_text

@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from ground import files
 from ground.archives import read_members

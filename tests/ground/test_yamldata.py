@@ -1,8 +1,7 @@
 """YAML in and out."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ground.errors import BadInput
 from ground.yamldata import parse_yaml, to_yaml

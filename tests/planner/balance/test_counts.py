@@ -4,8 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ground.errors import BadInput
 from planner.balance.counts import check_redundancy, longest_first, replica_counts

@@ -6,8 +6,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ground.errors import BadInput
 from planner.closed_forms.birth_death import Crowding, DecodeQueue

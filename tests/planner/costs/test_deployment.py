@@ -1,7 +1,6 @@
 """Where experts may stand: what is tried divides, is the least that does, and leaves no expert out."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from models.loader import load_model
 from planner.costs.deployment import redundancy_choices, shared_choices

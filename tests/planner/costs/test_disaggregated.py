@@ -1,8 +1,7 @@
 """Attention and experts on devices of their own (xDeepServe sections 3, 5.2 and 7.1, arXiv 2508.02520)."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from planner.balance.imbalance import parse_balance
 from planner.costs.deployment import Deployment

@@ -3,8 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from planner.balance.imbalance import MIXED, parse_balance, static_factor
 from planner.costs.latency import (

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from planner.engines.loader import engine_names, load_engine
 from planner.engines.nearest import describe, nearest_reachable

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from planner.manifest.costs import CurveTermModel
 from planner.manifest.curves import at, charged_tokens, context_within, curve_seconds, kept_tokens, pairs_within

@@ -3,8 +3,7 @@
 from fnmatch import fnmatch
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from planner.manifest.checks import check_manifest
 from planner.manifest.layout import RANK_COLUMNS, Degrees, group_rules, rank_table, shard_rules

@@ -4,8 +4,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from planner.costs.latency import balanced_cost
 from planner.instances.space import groups, role_rows

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ground.errors import BadInput
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads

@@ -4,8 +4,7 @@ import math
 from itertools import product
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from planner.programme.routes import NOTHING, Curve
 

@@ -13,8 +13,7 @@ from planner.offers.decode_kinds import DecodeKind
 from planner.offers.kinds import PrefillKind
 from planner.programme.columns import Side
 from planner.question import Question
-from planner.search.gather import Pools, gather
-from planner.search.gather import aggregated as aggregate
+from planner.search.gather import Pools, aggregated as aggregate, gather
 from tests.questions import best_of, small_answer, small_question
 
 SMALL: list[dict[str, Any]] = [

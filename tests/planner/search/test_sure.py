@@ -6,8 +6,7 @@ from statistics import NormalDist
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from planner.costs.interval import Interval
 from planner.plans.servers import deviation_behind

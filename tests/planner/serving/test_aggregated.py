@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from planner.loops import admission_loop, aggregated_loop
 from planner.manifest.stepcost import layers_per_stage

@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from planner.serving.decode import DecodePool, DecodeRequests, DecodeRun, iteration_times, play_decode
 from planner.serving.streams import stationary

@@ -5,8 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from planner.serving.decode import prefill_pool
 from planner.serving.prefill import Look, PrefillPool, PrefillRun, play_prefill

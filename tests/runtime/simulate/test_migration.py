@@ -1,8 +1,7 @@
 """Migrations and autoscalers at work: nothing is lost, whatever fails in their middle, and the clock keeps the plan."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from ground.errors import BadInput
 from planner.changeover.change import Conditions, change
