@@ -81,6 +81,15 @@ def engine_text(question: Question) -> str:
     return f"the reference runtime (no engine of the catalogue runs {question.model.name} on {machines})"
 
 
+_BESIDE = {
+    "throughput": ("carries", "more", "less"),
+    "chips": ("takes", "more chips", "fewer chips"),
+    "cost": ("costs", "more", "less"),
+    "latency": ("takes", "longer", "less time"),
+}
+"""What the reference runtime does beside an engine, by objective."""
+
+
 def show_engines(screen: Screen, answer: Answer) -> None:
     """Write what each engine reaches and which layouts it cannot run; last what the reference engine would."""
     rows = []
@@ -95,7 +104,9 @@ def show_engines(screen: Screen, answer: Answer) -> None:
     if best is not None and most is not None:
         goal = best.question.goal
         gap = goal.value(most) / goal.value(best) - 1
-        told = f"nothing: {gap:+.1%} {goal.unit}" if abs(gap) > 5e-4 else "nothing, and is no better"
+        does, more, less = _BESIDE[best.question.objective]
+        told = f"nothing; with its own kernels {does} {abs(gap):.1%} {more if gap > 0 else less}"
+        told = told if abs(gap) > 5e-4 else "nothing, and is no better"
         rows.append(["the reference runtime", *_reached(most, ""), told])
     screen.table(["engine", "requests", "chips", "does not run"], rows, right=["requests", "chips"])
 

@@ -160,7 +160,8 @@ def sure_text(plan: Plan, sure: "Sureness | None", job: Job | None = None) -> st
     held = "less than told apart" if sure.held is None else bounded_text(sure.held)
     more = requests_text(sure.rate_per_second) if sure.rate_per_second else "no rate"
     beside = f"{more} with confidence {sure.level:g}"
-    return f"limits hold with confidence {held}; {beside}. {interval_text(plan)}"
+    loss = f", also after losing any one {plan.question.survive}," if plan.question.survive else ""
+    return f"limits hold{loss} with confidence {held}; {beside}. {interval_text(plan)}"
 
 
 def _per_hour(plan: Plan) -> list[str]:
@@ -338,7 +339,8 @@ def proof_text(answer: Answer, seconds: float, *, verbose: bool, growth: str = "
     if bound is None:
         return f"{costed}."
     unit = growth if growth and bound.goal.maximised else bound.goal.unit
-    told = f"Bound: {bound.value:.4g} {unit}, gap {bound.gap:.2%}"
+    value = counted(float(f"{bound.value:.4g}"), "chip") if unit == "chips" else f"{bound.value:.4g} {unit}"
+    told = f"Bound: {value}, gap {bound.gap:.2%}"
     if bound.ended:
         told += ", as the search was long and ended early"
     if verbose:

@@ -32,6 +32,11 @@ def load_model(name_or_path: str) -> ModelSpec:
     raise _unknown(name_or_path)
 
 
+def is_stand_in(name_or_path: str, spec: ModelSpec) -> bool:
+    """Whether a spec is loaded by the name of another model, of the same shapes, not by a short form of its own."""
+    return not os.path.exists(name_or_path) and _bare(name_or_path.strip().lower()) not in spec.name
+
+
 def model_names() -> list[str]:
     """Return the names of the catalogue, sorted."""
     return list(_names())

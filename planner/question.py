@@ -56,9 +56,9 @@ class Machines:
 
     @property
     def device_cost(self) -> float:
-        """Price of a device and hour in USD; 1 where the chip has none."""
+        """Price of a device and hour in USD; that of a chip counts as 1 where it has none."""
         price = self.hardware.price_usd_per_chip_hour
-        return price.value / self.devices_per_chip if price else 1.0
+        return (price.value if price else 1.0) / self.devices_per_chip
 
     def per_device(self, goal: Objective) -> tuple[float, float]:
         """Return what a device counts in an objective, and in its tie-break."""

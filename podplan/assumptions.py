@@ -3,6 +3,8 @@
 from ground.units import format_bytes
 from hardware.formats import product_dtype, storable
 from hardware.loader import PURCHASE, prices
+from models.loader import is_stand_in
+from models.spec import ModelSpec
 from planner.engines.behaviour import untimed
 from planner.instances.reachable import REFERENCE
 from planner.instances.space import ROLES, engine_cut
@@ -96,6 +98,8 @@ def _model(question: Question, best: Plan | None) -> dict[str, object]:
     if len(question.drafts) > 1:
         chosen = f"{best.answering.drafts}, " if best else ""
         taken["mtp"] = f"{chosen}best of {' and '.join(str(depth) for depth in question.drafts)}"
+    if question.workload.beams > 1 and question.model.mtp_layers:
+        taken["mtp"] = "0, as beams are not drafted"
     if max(question.drafts):
         taken["mtp_acceptance"] = question.acceptance
     if question.model.moe is not None:
@@ -108,7 +112,7 @@ def _model(question: Question, best: Plan | None) -> dict[str, object]:
 def _implied(asked: Asked) -> dict[str, object]:
     """Assumptions that no single flag stands for."""
     question, trace = asked.question, asked.trace
-    implied: dict[str, object] = {}
+    implied = _stand_in(asked.flags.model or "", question.model)
     if trace is None:
         implied["lengths"] = _lengths(asked)
         implied["arrivals"] = "Poisson" if asked.job is None else "all there when the instances are up"
@@ -136,6 +140,11 @@ def _implied(asked: Asked) -> dict[str, object]:
     if question.goal.priced:
         figures.setdefault("price", "none stated, so the fewest chips are the cheapest")
     return implied | {name: told for name, told in figures.items() if name in asked.flags.defaulted}
+
+
+def _stand_in(named: str, model: ModelSpec) -> dict[str, object]:
+    """Say that a model that is named by another is planned."""
+    return {"model": f"{named}, planned as {model.name}, whose shapes it has"} if is_stand_in(named, model) else {}
 
 
 def _lengths(asked: Asked) -> str:

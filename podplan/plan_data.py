@@ -402,4 +402,5 @@ def limit_text(plan: Plan, job: Job | None = None) -> str:
         return f"the {'asked rate' if job is None else 'time of the job'}{less.get(plan.question.objective, '')}"
     role, _, limit = reached.rpartition(" ")
     where = "the devices at hand" if held == "devices" else "the given instances"
-    return f"{where}; {role or 'their pool'} reaches {_REACHED.get(limit, limit)}"
+    reaches = "is full" if job is not None and limit == "utilisation" else f"reaches {_REACHED.get(limit, limit)}"
+    return f"{where}; {role or 'their pool'} {reaches}"

@@ -66,11 +66,14 @@ class AggregatedPlan(Plan):
         """What limits the pool, with its numbers."""
         pool, state = self.mixed, self.mixed.state
         share = f"{state.prompt_steps:.0%}" if state.prompt_steps >= 0.01 else "less than 1%"
+        steps = (
+            f"A step of an aggregated instance takes {format_duration(state.mean_step_seconds)} in the mean over "
+            f"tokens; {share} of the steps carry prompts, which lengthen those of all that are answered"
+            if state.mean_step_seconds
+            else "Answers end with their first token, so steps carry prompts alone"
+        )
         return (
-            f"{self.encode_text}A step of an aggregated instance takes "
-            f"{format_duration(state.mean_step_seconds)} in the mean over tokens; {share} of the steps carry prompts, "
-            f"which lengthen those of all that are answered. At p{self.question.percentile:g} {told_limits(self)}. "
-            f"The pool carries {carried_rate(pool.capacity_per_second)}"
+            f"{self.encode_text}{steps}. The pool carries {carried_rate(pool.capacity_per_second)}"
             f"{', spare instances included' if self.question.survive else ''}."
         )
 
@@ -108,15 +111,6 @@ def limit_of(plan: AggregatedPlan) -> str:
         return "utilisation"
     ttft, tpot = plan.ttft.at(level) / question.ttft_seconds, plan.tpot.at(level) / question.tpot_seconds
     return "ttft" if ttft >= tpot else "tpot"
-
-
-def told_limits(plan: AggregatedPlan) -> str:
-    """Return a phrase with the used share of each limit."""
-    question, level = plan.question, plan.question.percentile
-    pairs = (("TTFT", plan.ttft, question.ttft_seconds), ("TPOT", plan.tpot, question.tpot_seconds))
-    return " and ".join(
-        f"{name} {format_duration(found.at(level))} of {format_duration(limit)}" for name, found, limit in pairs
-    )
 
 
 def make_aggregated(

@@ -185,12 +185,15 @@ def _mixed_lines(plan: Plan, pool: PlannedAggregated) -> tuple[str, ...]:
     step, level = format_duration(state.mean_step_seconds), question.percentile
     running = state.mean_requests / ranks
     each = plan.requests_per_second / pool.instances
-    return (
+    answered = (
         f"rate: {running:.3g} requests x {ranks} DP ranks x {accepted:.3g} tokens / ({step} x {answer:.0f} tokens) = "
         f"{each:.3g} requests/s of one instance at the plan's rate; within TTFT and TPOT {_carried(pool)}",
         f"TPOT: {step} / {accepted:.3g} = {format_duration(state.mean_step_seconds / accepted)} of "
         f"{format_duration(question.tpot_seconds)}; p{level:g} {format_duration(plan.tpot.at(level))}. The {step} are "
         "the mean over tokens: requests come unevenly, and the longer steps answer more of them",
+    )
+    return (
+        *(answered if state.mean_step_seconds else ()),  # of one token
         f"prompts: {candidate.batched_tokens} tokens a step and DP rank, {state.prompt_steps:.0%} of the steps carry "
         f"some; TTFT p{level:g} {format_duration(plan.ttft.at(level))} of {format_duration(question.ttft_seconds)}",
         _room_line(pool, candidate.batch),

@@ -161,8 +161,8 @@ class Found:
         """
         pools = [pool for plan in self.plans for _, pool in plan.pools()]
         cost, kinds = cost_of(self.plans), {pool.machines.budget: pool.machines for pool in pools}
-        if cost is None:
-            return bound
+        if cost is None:  # one kind of chip, without a price, of which the fewest are the cheapest
+            return bound._replace(objective="chips")
         spent = sum(pool.devices * pool.machines.device_cost for pool in pools)
         apart = self.separate.fleet.single and len(kinds) > 1 and bound.value >= spent * (1 - SLACK)
         if apart or any(plan.spread for plan in self.plans):

@@ -66,15 +66,14 @@ class Outcome:
     ended: bool = False  # whether the play ended early: latencies are then lower bounds
     prompt_steps: float = 0.0  # share of an aggregated instance's steps that compute prompts
 
-    def limited(self, limits: Limits) -> list[tuple[Floats, float]]:
-        """Return the latencies that have a limit, each with that limit."""
-        pairs = (self.ttft_seconds, limits.ttft_seconds), (self.tpot_seconds, limits.tpot_seconds)
-        return [(seconds, limit) for seconds, limit in pairs if limit]
+    def limited(self, limits: Limits) -> tuple[tuple[Floats, float], tuple[Floats, float]]:
+        """Return TTFT and TPOT, each with its limit; without any where no limit applies."""
+        ttft, tpot = limits.ttft_seconds, limits.tpot_seconds
+        return (self.ttft_seconds if ttft else _NONE, ttft or 1.0), (self.tpot_seconds if tpot else _NONE, tpot or 1.0)
 
     def excesses(self, limits: Limits) -> tuple[float, float]:
         """Return TTFT and TPOT at the percentile over their limits; 0 where no limit applies."""
-        pairs = (self.ttft_seconds, limits.ttft_seconds), (self.tpot_seconds, limits.tpot_seconds)
-        ttft, tpot = (at_percentile(own, limits.percentile) / limit if limit else 0.0 for own, limit in pairs)
+        ttft, tpot = (at_percentile(own, limits.percentile) / limit for own, limit in self.limited(limits))
         return ttft, tpot
 
     def counted(self, inner: slice) -> "Outcome":
@@ -82,7 +81,8 @@ class Outcome:
         return replace(self, ttft_seconds=self.ttft_seconds[inner], tpot_seconds=self.tpot_seconds[inner])
 
 
-_NOTHING = Outcome(ttft_seconds=np.zeros(0), tpot_seconds=np.zeros(0))
+_NONE = np.zeros(0)
+_NOTHING = Outcome(ttft_seconds=_NONE, tpot_seconds=_NONE)
 
 Play = Callable[[Stream, "Until | None"], Outcome]
 """Plays a stream to its end, or until ``Until`` says that enough is known."""
@@ -201,14 +201,18 @@ class Trial:
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Return the confidence interval of the excess."""
+        low, high = zip(*self.intervals(level), strict=True)
+        return max(low), max(high)
+
+    def intervals(self, level: float = LEVEL) -> list[tuple[float, float]]:
+        """Return the confidence intervals of TTFT and TPOT at the percentile over their limits."""
         if self.whole:
-            return self.excess, self.excess
+            return [(each, each) for each in self.excesses]
         found = [
-            (low / limit, high / limit)
-            for seconds, limit in self.outcome.limited(self.limits)
-            for low, high in [percentile_interval(seconds, self.limits.percentile, level)]
+            (percentile_interval(own, self.limits.percentile, level), limit)
+            for own, limit in self.outcome.limited(self.limits)
         ]
-        return max((low for low, _ in found), default=0.0), max((high for _, high in found), default=0.0)
+        return [(low / limit, high / limit) for (low, high), limit in found]
 
 
 def percentile_interval(seconds: Floats, percentile: float, level: float = LEVEL) -> tuple[float, float]:
@@ -288,7 +292,8 @@ def capacity(
 ) -> Capacity | None:
     """Return the largest rate up to ``upper`` at which a stream keeps the limits; None where none does.
 
-    The interval of the rate follows from that of the excess and the slope of the excess over the rate.
+    The interval of the rate follows from those of TTFT and TPOT over their limits and the slope of each over the rate:
+    where TPOT binds, which hardly rises, a queue that is not known well takes little of the rate.
 
     Args:
         play: returns the latencies of a stream.
@@ -310,21 +315,29 @@ def capacity(
     rate = largest_rate(excess, 1.0, upper, about, kept)
     if rate is None:
         return None
-    found, slope = trials[rate], _slope(trials, rate)
-    low, high = (rate * (max(end, _TINY) / max(found.excess, _TINY)) ** (-1 / slope) for end in found.interval()[::-1])
+    found = trials[rate]
+    most, ends = (
+        max(found.excess, _TINY),
+        zip(found.intervals(), (_slope(trials, rate, of) for of in (0, 1)), strict=True),
+    )
+    moved = [
+        ((max(above, most) / most) ** (-1 / slope), (max(below, _TINY) / most) ** (-1 / slope))
+        for (below, above), slope in ends
+    ]
+    low, high = (rate * min(each) for each in zip(*moved, strict=True))
     # Where no limit binds below ``upper`` and the whole interval keeps the limit, the rate is ``upper`` for certain.
     low = rate if rate == upper and found.interval()[1] <= 1 else low
     return Capacity(rate_per_second=rate, low=low, high=min(high, upper), trial=found)
 
 
-def _slope(trials: dict[float, Trial], rate: float) -> float:
-    """Elasticity of the excess in the rate: the least from the answer to a higher rate, else that from the one below.
+def _slope(trials: dict[float, Trial], rate: float, of: int) -> float:
+    """Elasticity of a latency in the rate: the least from the answer to a higher rate, else that from the one below.
 
     Excess is convex in the rate, so the nearest should have least. But a tail of few requests may rise by 7 % from one
     rate of the grid to the next and fall again, and a steep slope would make the interval of the rate too narrow.
     """
-    found = trials[rate].excess
-    others = {other: each.excess for other, each in trials.items() if 0 < each.excess < math.inf}
+    found = trials[rate].excesses[of]
+    others = {other: each.excesses[of] for other, each in trials.items() if 0 < each.excesses[of] < math.inf}
     above = [other for other in others if other > rate * (1 + _ROUNDING * STEP)]
     below = max((other for other in others if other < rate * (1 - _ROUNDING * STEP)), default=None)
     if found <= 0 or not (above or below):

@@ -43,7 +43,8 @@ def test_what_is_left_after_a_loss_is_not_what_all_instances_carry(capsys: pytes
     assert main(["explain", *line, "4", "--rate", "3/s", "--survive", "instance"]) == ExitCode.DONE
     shown = " ".join(capsys.readouterr().out.split())
     assert "spare instances included. " in shown and "After losing any one instance its pools carry " in shown
-    assert "Limits the asked rate; fewer chips miss it" in shown and "Sure limits hold with confidence" in shown
+    assert "Limits the asked rate; fewer chips miss it" in shown
+    assert "Sure limits hold, also after losing any one instance, with confidence" in shown
     assert main(["explain", *line, "3"]) == ExitCode.DONE
     shown = " ".join(capsys.readouterr().out.split())
     assert "the devices at hand; " in shown and "% less." in shown and "too few" not in shown

@@ -13,7 +13,10 @@ from cli.plan_view import interval_text
 from ground.files import write_files
 from planner.manifest.document import read_manifest
 from planner.plans.plan import DisaggregatedPlan
+from podplan.assumptions import assumptions
+from podplan.options import QuestionFlags, flags_of
 from podplan.plan_data import plan_json
+from podplan.question import read_question
 from tests.questions import small_answer
 from tests.shell import answered, refused
 
@@ -63,7 +66,12 @@ def test_defaults_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert named["expert_balance"] == "measured"
     assert named["expert_load_distribution"]["name"] == "mixed-domains"
     assert named["osl"] == 1024
-    assert not {"isl", "weights", "size", "mtp"} & named.keys()
+    assert not {"isl", "weights", "size", "mtp", "model"} & named.keys()
+    flags = {"hw": "h200", "nodes": 1, "rate": "1/s"}
+    beams = read_question(flags_of(QuestionFlags, {"model": "qwen/qwen3.6-35b-a3b", "beams": 2} | flags))
+    other = read_question(flags_of(QuestionFlags, {"model": "qwen3-coder-30b-a3b-instruct"} | flags))
+    assert assumptions(beams, None)["mtp"] == "0, as beams are not drafted" and "model" not in assumptions(beams, None)
+    assert "planned as qwen3-30b-a3b-2507, whose shapes it has" in assumptions(other, None)["model"]  # type: ignore[operator]
 
 
 def test_a_head_that_drafts_is_searched_with_and_without(capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,6 +169,10 @@ def test_no_limit_is_told_that_does_not_apply(capsys: pytest.CaptureFixture[str]
     assert main.main([*SMALL, "--osl", "1", "--rate", "5/s"]) == ExitCode.DONE
     (does,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Does"))
     assert "5 requests/s within TTFT 2 s at p99" in does
+    assert main.main(["explain", *SMALL[:-1], "aggregated", "--osl", "1", "--rate", "5/s"]) == ExitCode.DONE
+    text = capsys.readouterr().out
+    assert "Answers end with their first token" in text
+    assert " 0 s" not in text and "TPOT" not in text
 
 
 def test_an_idle_plan_of_answers_of_one_token_reads_as_well(capsys: pytest.CaptureFixture[str]) -> None:
@@ -271,6 +283,8 @@ def test_prices_and_power_of_the_user_replace_the_catalogues(capsys: pytest.Capt
     assert given["energy_joules_per_million_tokens"] == pytest.approx(2 * stated["energy_joules_per_million_tokens"])
     assert {"price", "power"} <= answers[0]["assumptions"].keys()
     assert not {"price", "power"} & answers[1]["assumptions"].keys()
+    unpriced = answered(capsys, *SMALL[:4], "910b4", *SMALL[5:], "--rate", "1/s", "--objective", "cost")
+    assert (unpriced["bound"]["objective"], unpriced["bound"]["value"]) == ("chips", unpriced["best"]["chips"])
 
 
 def test_a_refusal_over_all_engines_tells_the_one_that_lacks_least(capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,8 +105,6 @@ def test_excess_is_the_latency_over_its_limit() -> None:
     outcome = _outcome(np.arange(0.0, 11.0), [1.0, np.nan, 2.0])
     assert outcome.excesses(BOTH) == pytest.approx((4.5, 1.9 / 0.5))
     assert outcome.excesses(BOTH._replace(tpot_seconds=None)) == (4.5, 0)
-    assert [limit for _, limit in outcome.limited(BOTH)] == [2.0, 0.5]
-    assert [limit for _, limit in outcome.limited(BOTH._replace(ttft_seconds=None))] == [0.5]
     assert _outcome(NONE).excesses(BOTH) == (0, 0)
     assert outcome.counted(slice(1, 3)).ttft_seconds.tolist() == [1, 2]
     assert np.nanmax(outcome.counted(slice(0, 2)).tpot_seconds) == 1
@@ -246,6 +244,18 @@ def test_an_interval_of_latency_becomes_one_of_the_rate() -> None:
     assert found.low <= found.rate_per_second <= found.high
     again = capacity(_played(8.0, 0.1), stream, ONE, 2.0, known=[found.trial])
     assert again is not None and again.rate_per_second == found.rate_per_second
+
+
+def test_a_wide_interval_of_ttft_is_divided_by_the_slope_of_ttft() -> None:
+    """TPOT binds, is known exactly and hardly rises; what is not known of TTFT takes little where it rises steeply."""
+
+    def play(at: Stream, until: Until | None) -> Outcome:
+        wide = _played(8.0, 0.6)(at, until).ttft_seconds
+        return _outcome(0.9 * wide, _played(1.0)(at, until).ttft_seconds)
+
+    found = capacity(play, _stream(), ONE._replace(tpot_seconds=1.0), 2.0)
+    high = found.trial.intervals()[0][1]
+    assert high > 1.2 and found.low / found.rate_per_second == pytest.approx((high / found.trial.excess) ** -0.125)
 
 
 def test_a_trial_counts_the_middle_of_its_stream() -> None:
