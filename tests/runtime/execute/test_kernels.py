@@ -1,10 +1,10 @@
-"""Routing of the model families."""
+"""Routing of the model families, and INT8 with a scale per token."""
 
 import numpy as np
 import pytest
 
 from models.spec import MoE
-from runtime.execute.kernels import route
+from runtime.execute.kernels import quantise, route
 
 GROUPED = MoE(experts=8, experts_per_token=2, intermediate_size=4, groups=4, groups_per_token=1)
 PLAIN = MoE(experts=4, experts_per_token=2, intermediate_size=4)
@@ -38,3 +38,13 @@ def test_deepseek_v2_values_a_group_by_its_best_expert() -> None:
 def test_no_tokens_route_nowhere() -> None:
     """An empty batch keeps its shapes."""
     assert route(np.zeros((0, 8)), np.zeros(8), GROUPED, "deepseek_v3").experts.shape == (0, 2)
+
+
+def test_a_row_takes_the_whole_range_of_int8():
+    """Its largest value is 127 steps and none is off by more than half a step; a part has the scale of its row."""
+    x = np.random.default_rng(1).standard_normal((5, 64)) * np.array([[1e-6], [1.0], [3.0], [1e4], [0.0]])
+    q, scale = quantise(x)
+    assert np.abs(q).max(axis=1).tolist() == [127, 127, 127, 127, 0]
+    assert (np.abs(x - q * scale) <= scale * (0.5 + 1e-9)).all()
+    part, same = quantise(x[:, :8], np.abs(x).max(axis=1, keepdims=True))
+    assert (part == q[:, :8]).all() and (same == scale).all()
