@@ -1,6 +1,5 @@
 """`plan hardware`."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,13 +8,6 @@ from cli.main import main
 from hardware.loader import gaps, hardware_names, load_hardware
 from hardware.values import sourced_values
 from tests.shell import answered, refused
-
-
-def test_the_table_lists_every_entry(capsys: pytest.CaptureFixture[str]) -> None:
-    """All names, with their size."""
-    assert main(["hardware"]) == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in hardware_names())
 
 
 def test_one_entry_shows_every_value_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,13 +60,14 @@ def test_check_lists_everything_that_is_wrong_with_a_file(tmp_path: Path, capsys
     refused(capsys, "line", "hardware", str(path), "--check")
 
 
-def test_json_gives_devices_and_chips(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_entry_is_listed_with_its_size(capsys):
     """All of CloudMatrix384 is 48 nodes, 384 chips and 768 dies (arXiv 2506.12708 section 3)."""
-    assert main(["hardware", "--json"]) == 0
-    entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)["hardware"]}
+    assert main(["hardware"]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in hardware_names())
+    entries = {entry["name"]: entry for entry in answered(capsys, "hardware")["hardware"]}
     assert (entries["cm384"]["nodes"], entries["cm384"]["chips"], entries["cm384"]["devices"]) == (48, 384, 768)
-    assert main(["hardware", "cm384", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["spec"]["name"] == "cm384"
+    assert answered(capsys, "hardware", "cm384")["spec"]["name"] == "cm384"
 
 
 def test_an_engines_experts_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from cli.main import main
 from planner.manifest.document import dump_manifest
 from tests.manifests import manifest
-from tests.shell import refused
+from tests.shell import answered, refused
 
 
 def test_a_valid_manifest_is_told_with_its_pools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,8 +17,7 @@ def test_a_valid_manifest_is_told_with_its_pools(tmp_path: Path, capsys: pytest.
     path.write_text(dump_manifest(manifest(decode=2)))
     assert main(["manifest", "validate", str(path)]) == 0
     assert "2 x DP=8, EP=8" in capsys.readouterr().out
-    assert main(["manifest", "validate", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["valid"] is True
+    assert answered(capsys, "manifest", "validate", str(path))["valid"] is True
 
 
 def test_a_wrong_field_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

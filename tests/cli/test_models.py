@@ -7,18 +7,11 @@ from models.loader import model_names
 from tests.shell import answered
 
 
-def test_the_table_lists_every_model(capsys: pytest.CaptureFixture[str]) -> None:
-    """All names, with parameters."""
+def test_the_table_lists_every_model_with_its_kind_of_attention(capsys):
+    """All names, with parameters; windows, sparse attention, blocks of keys and hybrids are told apart."""
     assert main(["models"]) == 0
     shown = capsys.readouterr().out
-    assert all(name in shown for name in model_names())
-    assert "671G" in shown
-
-
-def test_the_table_names_the_kinds_of_attention(capsys: pytest.CaptureFixture[str]) -> None:
-    """Windows, sparse attention, blocks of keys and hybrids are told apart."""
-    assert main(["models"]) == 0
-    shown = capsys.readouterr().out
+    assert all(name in shown for name in model_names()) and "671G" in shown
     for told in ("GQA, 18 within 128", "MLA, sparse over 2048", "12 GQA, 36 delta-net", "blocks of keys"):
         assert told in shown
     assert main(["models", "gpt-oss-20b"]) == 0

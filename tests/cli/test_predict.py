@@ -59,10 +59,7 @@ def test_what_was_asked_is_echoed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_assumptions_name_the_defaults_and_not_what_was_given(capsys: pytest.CaptureFixture[str]) -> None:
     """A flag that is given leaves the assumptions; the load distribution is named while it matters."""
     bare = answered(capsys, *DECODE)["assumptions"]
-    assert bare["kv_len"] == 4096
-    assert bare["mtp"] == 0
-    assert bare["weights"] == "int8"
-    assert bare["expert_balance"] == "measured"
+    assert {"kv_len": 4096, "mtp": 0, "weights": "int8", "expert_balance": "measured"}.items() <= bare.items()
     assert bare["expert_load_distribution"].startswith("mixed-domains")
     given = answered(capsys, *DECODE, "--kv-len", "2048", "--weights", "bf16", "--expert-balance", "perfect")
     assert not {"kv_len", "weights", "expert_balance", "expert_load_distribution"} & set(given["assumptions"])

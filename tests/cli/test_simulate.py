@@ -184,8 +184,7 @@ def test_answers_of_one_token_are_simulated(tmp_path: Path, capsys: pytest.Captu
     """Nothing is in decode then, not when the run begins either."""
     path = tmp_path / "manifest.yaml"
     path.write_text(dump_manifest(manifest(workload={"output_tokens": 1})))
-    assert main(["simulate", str(path), "--rate", "5/s", "--requests", "50", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["completed"] == 50
+    assert simulated(capsys, str(path), "--rate", "5/s", "--requests", "50")["completed"] == 50
 
 
 def test_a_series_without_end_is_refused(planned, tmp_path, capsys, monkeypatch):

@@ -57,6 +57,13 @@ def metrics(engine: str, requests: int, tpot: float = 0.02, cached: float = 0.0)
     return "\n".join(lines) + "\n"
 
 
+def scraped(folder: Path, requests: int, engine: str = "vllm", **told: float) -> list[str]:
+    """Write two scrapes ten minutes and so many requests apart; return the words that name them."""
+    for name, count in (("a", 50), ("b", 50 + requests)):
+        (folder / f"{name}.prom").write_text(metrics(engine, count, **told))
+    return [str(folder / "a.prom"), str(folder / "b.prom"), "--window", "10min"]
+
+
 def seen(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> dict[str, Any]:
     """Return what a look prints with --json, of an exit code."""
     assert main(["watch", *arguments, "--once", "--json"]) == code
@@ -84,9 +91,7 @@ def rate_of(share: float) -> float:
 def test_two_scrapes_tell_rate_lengths_and_reuse(engine, planned, tmp_path, capsys):
     """Counters of every engine's own names give the same estimates; a lightly loaded plan is too large for an hour."""
     count = round(rate_of(0.2) * 600)
-    for name, requests in (("a", 50), ("b", 50 + count)):
-        (tmp_path / f"{name}.prom").write_text(metrics(engine, requests, cached=0.25))
-    files = [str(tmp_path / "a.prom"), str(tmp_path / "b.prom"), "--window", "10min", "--manifest", planned]
+    files = [*scraped(tmp_path, count, engine, cached=0.25), "--manifest", planned]
     found = seen(capsys, 3, *files)
     assert found["rate_per_second"] == pytest.approx(count / 600)
     assert found["rate_half_width"] == pytest.approx(1.96 * count**0.5 / 600)
@@ -101,24 +106,18 @@ def test_two_scrapes_tell_rate_lengths_and_reuse(engine, planned, tmp_path, caps
 
 def test_a_plan_that_is_too_small_pays_to_change(planned, tmp_path, capsys):
     """More than it carries: exit code 3, or none of the machines' plans carries it, and that is said."""
-    count = round(rate_of(1.2) * 600)
-    for name, requests in (("a", 50), ("b", 50 + count)):
-        (tmp_path / f"{name}.prom").write_text(metrics("vllm", requests))
-    files = [str(tmp_path / "a.prom"), str(tmp_path / "b.prom"), "--window", "10min", "--manifest", planned]
-    found = seen(capsys, 3, *files, "--headroom", "0")
+    files = scraped(tmp_path, round(rate_of(1.2) * 600))
+    found = seen(capsys, 3, *files, "--manifest", planned, "--headroom", "0")
     assert found["headroom"] < 0
     assert found["plan"]["requests_per_second"] > found["rate_per_second"]
 
 
 def test_slow_steps_break_the_interval(planned: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A mean TPOT far above the prediction is outside the interval and takes of what the plan carries."""
-    count = round(rate_of(0.5) * 600)
     carried = []
     for tpot in (0.02, 0.08):
-        for name, requests in (("a", 50), ("b", 50 + count)):
-            (tmp_path / f"{name}.prom").write_text(metrics("vllm", requests, tpot=tpot))
-        files = [str(tmp_path / f"{name}.prom") for name in "ab"]
-        main(["watch", *files, "--window", "10min", "--manifest", planned, "--once", "--json"])
+        files = scraped(tmp_path, round(rate_of(0.5) * 600), tpot=tpot)
+        main(["watch", *files, "--manifest", planned, "--once", "--json"])
         found = json.loads(capsys.readouterr().out)
         carried.append(found["carries_requests_per_second"])
     assert found["interval_violated"]

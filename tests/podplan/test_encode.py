@@ -10,16 +10,8 @@ import podplan
 from cli.main import main
 from podplan.planning import PlanResult
 
-ASKED: dict[str, Any] = {
-    "hw": "h800",
-    "nodes": 1,
-    "isl": 512,
-    "images": "2@1280x720",
-    "osl": 64,
-    "rate": "20/s",
-    "engine": "sglang",
-    "encode": "separate",
-}
+ASKED: dict[str, Any] = {"hw": "h800", "nodes": 1, "isl": 512, "images": "2@1280x720", "osl": 64, "rate": "20/s"}
+ASKED |= {"engine": "sglang", "encode": "separate"}
 
 
 @cache
@@ -28,14 +20,22 @@ def answer(shape: str, engine: str = "sglang") -> PlanResult:
     return podplan.plan("qwen2.5-vl-7b-instruct", **(ASKED | {"shape": shape, "engine": engine}))
 
 
+def deployed(folder: Path, found: PlanResult, engine: str, kind: str, code: int = 0) -> str:
+    """Return the files of a plan as one text; what deploying them ends with is ``code``."""
+    found.save(folder / "plan")
+    platform = ["bare"] if kind == "bare" else ["kubernetes", "--kind", kind]
+    words = ["deploy", str(folder / "plan" / "manifest.yaml"), "--engine", engine, "--platform", *platform]
+    assert main([*words, "--out", str(folder / "files")]) == code
+    return "\n".join(path.read_text() for path in sorted((folder / "files").rglob("*")) if path.is_file())
+
+
 @pytest.mark.parametrize("shape", ["disaggregated", "aggregated"])
 def test_the_answer_tells_the_encode_pool(shape: str) -> None:
     """Its pool stands first, with what a pass takes, what it holds, and how long requests are there."""
     told = answer(shape).to_dict()
     best = told["best"]
     encode = best["pools"][0]
-    assert encode["role"] == "encode"
-    assert encode["weights"] == "bf16"
+    assert (encode["role"], encode["weights"]) == ("encode", "bf16")
     assert encode["tokens_per_device"] == encode["requests_per_pass"] * 2392
     assert encode["memory_bytes_per_device"]["weights"] < 1.5e9
     assert best["devices"] == sum(pool["devices"] for pool in best["pools"])
@@ -55,15 +55,9 @@ def test_a_limit_that_encode_passes_is_told_as_such(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize("shape", ["disaggregated", "aggregated"])
 def test_sglang_starts_encoders_and_tells_the_others_of_them(shape: str, kind: str, tmp_path: Path) -> None:
     """Files are read back against the manifest; what encodes does so alone, what prefills knows every address."""
-    out = tmp_path / "plan"
-    answer(shape).save(out)
-    platform = ["bare"] if kind == "bare" else ["kubernetes", "--kind", kind]
-    words = ["deploy", str(out / "manifest.yaml"), "--engine", "sglang", "--platform", *platform]
-    assert main([*words, "--out", str(tmp_path / "files")]) == 0
-    text = "\n".join(path.read_text() for path in sorted((tmp_path / "files").rglob("*")) if path.is_file())
+    text = deployed(tmp_path, answer(shape), "sglang", kind)
     pools = answer(shape).to_dict()["best"]["pools"]
-    assert text.count("--encoder-only") == 1
-    assert text.count("--language-only") == 1
+    assert text.count("--encoder-only") == text.count("--language-only") == 1
     urls = text.partition("--encoder-urls ")[2].partition("--")[0]
     assert urls.count("http://") == pools[0]["instances"]
 
@@ -71,13 +65,8 @@ def test_sglang_starts_encoders_and_tells_the_others_of_them(shape: str, kind: s
 @pytest.mark.parametrize("kind", ["bare", "lws", "statefulset"])
 def test_vllm_has_a_proxy_before_encoders_and_aggregated_instances(kind: str, tmp_path: Path) -> None:
     """Its router knows every instance of both roles, and where each of the second listens for embeddings."""
-    answer("aggregated", "vllm").save(tmp_path / "plan")
-    platform = ["bare"] if kind == "bare" else ["kubernetes", "--kind", kind]
-    words = ["deploy", str(tmp_path / "plan" / "manifest.yaml"), "--engine", "vllm", "--platform", *platform]
-    assert main([*words, "--out", str(tmp_path / "files")]) == 0
-    text = "\n".join(path.read_text() for path in sorted((tmp_path / "files").rglob("*")) if path.is_file())
-    assert "ec_producer" in text
-    assert "ec_consumer" in text
+    text = deployed(tmp_path, answer("aggregated", "vllm"), "vllm", kind)
+    assert "ec_producer" in text and "ec_consumer" in text
     encode, mixed = (pool["instances"] for pool in answer("aggregated", "vllm").to_dict()["best"]["pools"])
     router = text.partition("disagg_epd_proxy.py")[2].partition("\n\n")[0]
     told = router.partition("--encode-servers-urls")[2].partition("--")[0]
@@ -94,9 +83,7 @@ def test_any_engine_is_one_that_has_them() -> None:
 @pytest.mark.parametrize(("shape", "engine"), [("aggregated", "trtllm"), ("disaggregated", "vllm")])
 def test_other_engines_refuse_the_manifest(shape, engine, tmp_path, capsys):
     """By the rule that cuts them in a search, with exit code 3."""
-    answer(shape).save(tmp_path / "plan")
-    words = ["deploy", str(tmp_path / "plan" / "manifest.yaml"), "--engine", engine, "--platform", "bare"]
-    assert main([*words, "--out", str(tmp_path / "files")]) == 3
+    deployed(tmp_path, answer(shape), engine, "bare", code=3)
     assert "encode-pools" in capsys.readouterr().err
 
 

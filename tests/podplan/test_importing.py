@@ -12,10 +12,13 @@ from cli.main import main
 from deploy.reading.check import expected
 from deploy.reading.foreign import read_source
 from ground.errors import BadInput, Infeasible
+from ground.files import write_files
 from planner.engines.spec import PlatformKind
 from planner.manifest.document import read_manifest
-from podplan.importing import _text_of, import_deployment
-from tests.deploy.cases import made, pairs
+from planner.manifest.schema import Manifest
+from planner.plans.assemble import assemble
+from podplan.importing import ImportResult, _text_of, import_deployment
+from tests.deploy.cases import files_of, made, pairs
 from tests.questions import best_of
 
 LWS = """
@@ -194,13 +197,10 @@ def test_objects_of_objects_count_what_they_start(tmp_path: Path) -> None:
     """A slice of a DisaggregatedSet has all its roles; pods of a StatefulSet may be one instance's."""
     text, path = LWS.replace("nvidia.com/gpu", "huawei.com/Ascend910"), tmp_path / "objects.yaml"
     roles = [{"name": name, "spec": yaml.safe_load(text)["spec"]} for name in ("prefill", "decode")]
-    path.write_text(
-        yaml.safe_dump({"kind": "DisaggregatedSet", "spec": {"slices": 3, "roles": roles}}), encoding="utf-8"
-    )
-    assert [(role.name, role.engine, role.instances, role.nodes) for role in read_source(str(path))] == [
-        ("prefill", "vllm-ascend", 6, 2),
-        ("decode", "vllm-ascend", 6, 2),
-    ]
+    whole = {"kind": "DisaggregatedSet", "spec": {"slices": 3, "roles": roles}}
+    path.write_text(yaml.safe_dump(whole), encoding="utf-8")
+    read = [(role.name, role.engine, role.instances, role.nodes) for role in read_source(str(path))]
+    assert read == [(name, "vllm-ascend", 6, 2) for name in ("prefill", "decode")]
     pods = []
     for number, ranks in enumerate(("16", "16", "8")):
         words = ["python3", "-m", "sglang.launch_server", "--model-path", "Qwen/Qwen3-8B", "--tp", ranks]
@@ -261,11 +261,8 @@ export HCCL_BUFFSIZE=600 TASK_QUEUE_ENABLE=1  # of decode
 export A="--max-num-seqs 7"; export TP=4
 DP=2 B=3 vllm serve deepseek-r1 -tp $TP -dp $DP $A --host $IP"""
     (role,) = read_source(script)
-    assert role.environment == {"HCCL_BUFFSIZE": "600", "TASK_QUEUE_ENABLE": "1", "A": "--max-num-seqs 7"} | {
-        "TP": "4",
-        "DP": "2",
-        "B": "3",
-    }
+    known = {"HCCL_BUFFSIZE": "600", "TASK_QUEUE_ENABLE": "1", "A": "--max-num-seqs 7"}
+    assert role.environment == known | {"TP": "4", "DP": "2", "B": "3"}
     assert (role.devices, role.flags["--max-num-seqs"], role.flags["--host"]) == (8, "7", None)
 
 
@@ -346,8 +343,7 @@ def test_what_deploy_writes_is_read_as_it_was_planned(
         deployment = made(name, engine, kind)
     except Infeasible:  # TensorRT-LLM over several nodes, and the like
         pytest.skip("its engine cannot run it")
-    for file, text in deployment.files.items():
-        (tmp_path / file).write_text(text, encoding="utf-8")
+    write_files({tmp_path / file: text for file, text in deployment.files.items()}, force=False)
     held = read_source(*_text_of(str(tmp_path)))
     assert [(role.role, role.instances, role.nodes, role.engine, role.unknown) for role in held] == [
         (role.role, len(role.instances), role.nodes, engine, ()) for role in deployment.target.roles
@@ -361,50 +357,33 @@ def test_what_deploy_writes_is_read_as_it_was_planned(
         assert replace(counted, moe_ep=wanted.moe_ep if not planned.setup.experts else counted.moe_ep) == wanted
 
 
+def redeployed(folder: Path, manifest: Manifest, engine: str, kind: PlatformKind, **flags: object) -> ImportResult:
+    """Return what the files of a manifest are read as, of which nothing must be mended."""
+    write_files({folder / name: text for name, text in files_of(manifest, engine, kind).items()}, force=False)
+    result = import_deployment(str(folder), **flags)
+    assert [finding for finding in result.findings if finding.blocking] == []
+    return result
+
+
 def test_a_plan_that_was_deployed_carries_its_rate_again(tmp_path: Path) -> None:
     """Search, deploy, import: the rate within the limits is the plan's, and nothing is wrong."""
-    from deploy.render import render
-    from deploy.site import Site
-    from planner.engines.loader import load_engine
-    from planner.plans.assemble import assemble
-
     best = best_of(hardware="h100", devices=32, engine="vllm@0.33.0")
     manifest = assemble(best, {})
-    files = render(manifest, load_engine("vllm"), "lws", Site(), "0" * 64).files
-    for name, text in files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    traffic = manifest.workload
-    levels = manifest.service_levels
-    result = import_deployment(
-        str(tmp_path),
-        hw="h100",
-        isl=traffic.input_tokens,
-        osl=traffic.output_tokens,
-        ttft=levels.ttft_seconds,
-        tpot=levels.tpot_seconds,
-        out=tmp_path / "plan",
-    )
+    traffic, levels = manifest.workload, manifest.service_levels
+    asked = {"isl": traffic.input_tokens, "osl": traffic.output_tokens, "out": tmp_path / "plan"}
+    asked |= {"ttft": levels.ttft_seconds, "tpot": levels.tpot_seconds}
+    result = redeployed(tmp_path, manifest, "vllm", "lws", hw="h100", **asked)
     assert result.most_per_second == pytest.approx(best.requests_per_second, rel=0.05)
-    assert [finding for finding in result.findings if finding.blocking] == []
-    assert {pool.role for pool in read_manifest(tmp_path / "plan" / "manifest.yaml").pools} == {
-        pool.role for pool in manifest.pools
-    }
+    written = read_manifest(tmp_path / "plan" / "manifest.yaml")
+    assert {pool.role for pool in written.pools} == {pool.role for pool in manifest.pools}
 
 
 @pytest.mark.parametrize(("engine", "kind"), [("mindie", "motor"), ("xllm", "bare")])
 def test_a_plan_on_npus_carries_its_rate_again(engine: str, kind: PlatformKind, tmp_path: Path) -> None:
     """MindIE's documents and xLLM's processes say all that the plan counts."""
-    from deploy.render import render
-    from deploy.site import Site
-    from planner.engines.loader import load_engine
-
-    planned = podplan.plan("deepseek-r1", hw="cm384", nodes="8", engine=engine)
-    manifest = planned.manifest()
-    for name, text in render(manifest, load_engine(engine), kind, Site(), "0" * 64).files.items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    result = import_deployment(str(tmp_path), hw="cm384")
+    manifest = podplan.plan("deepseek-r1", hw="cm384", nodes="8", engine=engine).manifest()
+    result = redeployed(tmp_path, manifest, engine, kind, hw="cm384")
     assert result.most_per_second == pytest.approx(manifest.predicted.requests_per_second, rel=0.1)
-    assert [finding for finding in result.findings if finding.blocking] == []
 
 
 def test_forms_of_kubernetes_that_tools_write(tmp_path: Path) -> None:

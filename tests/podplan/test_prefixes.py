@@ -1,6 +1,7 @@
 """`--cache`: the pool of prefixes as it is asked for, planned with and simulated."""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,22 +20,21 @@ ASKED = {
 }  # fmt: skip
 
 
+def traced(folder: Path, rows: Sequence[tuple[int, int, Iterable[int]]]) -> Path:
+    """Write a trace of rows of milliseconds, tokens of the answer, and blocks of 512 tokens of the prompt."""
+    path, named = folder / "trace.jsonl", ("timestamp", "output_length", "hash_ids", "input_length")
+    held = [(at, answer, list(blocks), 512 * len(list(blocks))) for at, answer, blocks in rows]
+    path.write_text("\n".join(json.dumps(dict(zip(named, row, strict=True))) for row in held))
+    return path
+
+
 def test_hits_are_those_of_a_pool_of_that_size(tmp_path: Path) -> None:
     """Two conversations in turn: a pool that holds both finds all but their first turns, one of half of it none.
 
     R1's token takes 70,272 bytes, so two prompts of four blocks of 512 take 288 MB; with SSD behind all is found again.
     """
-    rows = [
-        {
-            "timestamp": 1000 * i,
-            "input_length": 2048,
-            "output_length": 8,
-            "hash_ids": [4 * (i % 2) + j for j in range(4)],
-        }
-        for i in range(40)
-    ]
-    path = tmp_path / "trace.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows))
+    blocks = [range(4 * (i % 2), 4 * (i % 2) + 4) for i in range(40)]
+    path = traced(tmp_path, [(1000 * i, 8, own) for i, own in enumerate(blocks)])
     flags = QuestionFlags(model="deepseek-r1", hw="cm384", trace=str(path))
     found = {}
     for cache in (None, "ub=300MB", "ub=150MB", "UB=150MB, ssd=1TB"):
@@ -74,18 +74,9 @@ def test_a_slower_plane_is_planned_and_simulated_alike() -> None:
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> str:
     """604 prompts at 12/s, of a block of their own behind one of 151 heads of eight blocks in turn."""
-    rows = [
-        {
-            "timestamp": round(i * 1000 / 12),
-            "input_length": 9 * 512,
-            "output_length": 16,
-            "hash_ids": [*range(8 * (i % 151), 8 * (i % 151) + 8), 10_000 + i],
-        }
-        for i in range(604)
-    ]
-    path = tmp_path_factory.mktemp("trace") / "heads.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows))
-    return str(path)
+    blocks = [[*range(8 * (i % 151), 8 * (i % 151) + 8), 10_000 + i] for i in range(604)]
+    rows = [(round(i * 1000 / 12), 16, own) for i, own in enumerate(blocks)]
+    return str(traced(tmp_path_factory.mktemp("trace"), rows))
 
 
 def test_what_prompts_find_depends_on_who_is_sent_where(heads: str) -> None:
