@@ -12,86 +12,66 @@ from tests.deploy.plans import deployed
 
 SEEN: dict[str, Any] = {"picture_tokens": 2392, "pictures": {"count": 2, "width": 1280, "height": 720}}
 DIGEST = "0123456789abcdef" * 4
-PLANS = (
-    "r1-cm384",
-    "r1-h800",
-    "r1-gb200",
-    "qwen-h800",
-    "qwen-mi300x",
-    "seen-h800",
-    "rare-h800",
-    "dense-mixed",
-    "r1-mixed",
-)
-
-
-@cache
-def plan(name: str) -> Manifest:
-    """Return one of the plans by name."""
-    if name == "r1-cm384":  # what vLLM-Ascend, SGLang, xLLM and MindIE all reach
-        return deployed(
-            "deepseek-r1",
-            "cm384",
-            prefill={"strategy": "TP=2 + DP=16, EP=32", "instances": 2, "tokens": 2048, "weights": "int8"},
-            decode={"strategy": "DP=64, EP=64", "redundant": 64, "drafts": 1, "requests": 48, "weights": "int8"},
-        )
-    if name == "r1-h800":  # DP ranks as wide as a node, and as narrow as a device
-        return deployed(
-            "deepseek-r1",
-            "h800",
-            prefill={"strategy": "TP=8 + DP=2, EP=16", "tokens": 2048, "weights": "fp8"},
-            decode={
+INT8, FP8, SHARED = {"weights": "int8"}, {"weights": "fp8"}, {"strategy": "TP=4", "instances": 2, "tokens": 4096}
+RARE = {"prefix_reuse": 0.5, "requests_per_second": 2.0, "arrival_cv2": 2.0, "input_cv2": 0.3}
+PLANS: dict[str, tuple[str, str, dict[str, Any], dict[str, dict[str, Any]]]] = {
+    "r1-cm384": (  # what vLLM-Ascend, SGLang, xLLM and MindIE all reach
+        *("deepseek-r1", "cm384", {}),
+        {
+            "prefill": {"strategy": "TP=2 + DP=16, EP=32", "instances": 2, "tokens": 2048, **INT8},
+            "decode": {"strategy": "DP=64, EP=64", "redundant": 64, "drafts": 1, "requests": 48, **INT8},
+        },
+    ),
+    "r1-h800": (  # DP ranks as wide as a node, and as narrow as a device
+        *("deepseek-r1", "h800", {}),
+        {
+            "prefill": {"strategy": "TP=8 + DP=2, EP=16", "tokens": 2048, **FP8},
+            "decode": {
                 "strategy": "DP=32, EP=32",
                 "redundant": 32,
                 "drafts": 1,
                 "microbatches": 2,
                 "instances": 2,
-                "weights": "fp8",
+                **FP8,
             },
-        )
-    if name == "r1-gb200":  # decode over three trays of a rack, whose NVLink joins them
-        return deployed(
-            "deepseek-r1",
-            "gb200",
-            prefill={"strategy": "DP=4, EP=4", "instances": 2, "tokens": 4096, "weights": "fp8"},
-            decode={"strategy": "DP=16, EP=16", "drafts": 1, "requests": 64, "weights": "fp8"},
-        )
-    if name == "qwen-h800":  # prefill instances that share a node, on 2 nodes
-        return deployed(
-            "qwen3-235b-a22b",
-            "h800",
-            prefill={"strategy": "TP=4", "instances": 2, "tokens": 4096},
-            decode={"strategy": "DP=8, EP=8", "requests": 64},
-        )
-    if name == "qwen-mi300x":  # the same under ROCm, decode over two nodes
-        return deployed(
-            "qwen3-235b-a22b",
-            "mi300x",
-            prefill={"strategy": "TP=4", "instances": 2, "tokens": 4096},
-            decode={"strategy": "DP=16, EP=16", "requests": 64},
-        )
-    if name == "seen-h800":  # pictures of every prompt, encoded by instances that do nothing else
-        return deployed(
-            "qwen2.5-vl-7b-instruct",
-            "h800",
-            SEEN,
-            encode={"strategy": "TP=1", "instances": 2},
-            mixed={"strategy": "TP=1", "instances": 3},
-        )
-    if (
-        name == "rare-h800"
-    ):  # what few plans have: stages, FP8 caches, prefixes, bursts, pictures over a TP group, no graphs
-        return deployed(
-            "qwen2.5-vl-7b-instruct",
-            "h800",
-            SEEN | {"prefix_reuse": 0.5, "requests_per_second": 2.0, "arrival_cv2": 2.0, "input_cv2": 0.3},
-            mixed={"strategy": "TP=2 [PP=2]", "kv_dtype": "fp8", "eager": True},
-        )
-    if name == "dense-mixed":  # one wide rank over two nodes
-        return deployed(
-            "llama-3.1-70b", "h100", mixed={"strategy": "TP=16", "tokens": 512, "requests": 128, "instances": 2}
-        )
-    return deployed("deepseek-r1", "910c", mixed={"strategy": "DP=16, EP=16", "drafts": 1, "weights": "int8"})
+        },
+    ),
+    "r1-gb200": (  # decode over three trays of a rack, whose NVLink joins them
+        *("deepseek-r1", "gb200", {}),
+        {
+            "prefill": {"strategy": "DP=4, EP=4", "instances": 2, "tokens": 4096, **FP8},
+            "decode": {"strategy": "DP=16, EP=16", "drafts": 1, "requests": 64, **FP8},
+        },
+    ),
+    "qwen-h800": (  # prefill instances that share a node, on 2 nodes
+        *("qwen3-235b-a22b", "h800", {}),
+        {"prefill": SHARED, "decode": {"strategy": "DP=8, EP=8", "requests": 64}},
+    ),
+    "qwen-mi300x": (  # the same under ROCm, decode over two nodes
+        *("qwen3-235b-a22b", "mi300x", {}),
+        {"prefill": SHARED, "decode": {"strategy": "DP=16, EP=16", "requests": 64}},
+    ),
+    "seen-h800": (  # pictures of every prompt, encoded by instances that do nothing else
+        *("qwen2.5-vl-7b-instruct", "h800", SEEN),
+        {"encode": {"strategy": "TP=1", "instances": 2}, "mixed": {"strategy": "TP=1", "instances": 3}},
+    ),
+    "rare-h800": (  # what few plans have: stages, FP8 caches, prefixes, bursts, pictures over a TP group, no graphs
+        *("qwen2.5-vl-7b-instruct", "h800", SEEN | RARE),
+        {"mixed": {"strategy": "TP=2 [PP=2]", "kv_dtype": "fp8", "eager": True}},
+    ),
+    "dense-mixed": (  # one wide rank over two nodes
+        *("llama-3.1-70b", "h100", {}),
+        {"mixed": {"strategy": "TP=16", "tokens": 512, "requests": 128, "instances": 2}},
+    ),
+    "r1-mixed": ("deepseek-r1", "910c", {}, {"mixed": {"strategy": "DP=16, EP=16", "drafts": 1, **INT8}}),
+}
+
+
+@cache
+def plan(name: str) -> Manifest:
+    """Return one of the plans by name."""
+    model, hardware, workload, roles = PLANS[name]
+    return deployed(model, hardware, workload, **roles)
 
 
 def pairs() -> list[tuple[str, str, PlatformKind]]:

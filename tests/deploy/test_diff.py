@@ -10,17 +10,14 @@ from deploy.render import Deployment, render
 from deploy.site import Site
 from ground.errors import BadInput
 from planner.engines.loader import load_engine
-from tests.deploy.cases import DIGEST, files_of, made
+from tests.deploy.cases import DIGEST, PLANS, files_of, made
 from tests.deploy.plans import deployed
 
 
 def compared(old: Deployment, new: Deployment) -> list[str]:
     """Return the differences of two deployments."""
-    read = [
-        read_files("a folder", made.target.profile.engine, made.target.version, made.target.kind, made.files)
-        for made in (old, new)
-    ]
-    return differences(*read)
+    read = [(each.target.profile.engine, each.target.version, each.target.kind, each.files) for each in (old, new)]
+    return differences(*(read_files("a folder", *each) for each in read))
 
 
 def test_nothing_changes_between_equals() -> None:
@@ -32,26 +29,21 @@ def test_nothing_changes_between_equals() -> None:
 
 def old_plan(**decode: object) -> object:
     """Return the plan of the cases with a decode pool that differs."""
-    asked = {"strategy": "DP=64, EP=64", "redundant": 64, "drafts": 1, "requests": 48, "weights": "int8"} | decode
-    prefill = {"strategy": "TP=2 + DP=16, EP=32", "instances": 2, "tokens": 2048, "weights": "int8"}
-    return deployed("deepseek-r1", "cm384", prefill=prefill, decode=asked)
+    *machine, roles = PLANS["r1-cm384"]
+    return deployed(*machine, **roles | {"decode": roles["decode"] | decode})
 
 
 def test_more_instances_and_larger_batches_are_told_in_words() -> None:
     """Devices first, then each role, then files."""
     new = render(old_plan(instances=2, requests=64), load_engine("vllm-ascend"), "bare", Site(), DIGEST)
+    files = ("benchmark.sh", "decode.sh", "hosts.tsv", "router.sh", "site.env", "smoke.sh")
     assert compared(made("r1-cm384", "vllm-ascend", "bare"), new) == [
         "devices in all: 128 -> 192",
         "decode: instances 1 -> 2",
         "decode: requests per DP rank 48 -> 64",
         "decode: tokens a step per DP rank 96 -> 128",
         "decode: every instance restarts",
-        "file benchmark.sh changes",
-        "file decode.sh changes",
-        "file hosts.tsv changes",
-        "file router.sh changes",
-        "file site.env changes",
-        "file smoke.sh changes",
+        *(f"file {name} changes" for name in files),
     ]
 
 
@@ -80,13 +72,7 @@ def test_roles_and_flags_come_and_go() -> None:
         ("sglang", "bare", "decode.sh", "--dp-size 64", "--dp-size 0"),
         ("sglang", "bare", "site.env", "\\Z", "\nLIST=$(seq -s, 0 999999999999)\n"),
         ("xllm", "bare", "decode.sh", r"< \d+; ", "< 999999999999; "),
-        (
-            "vllm-ascend",
-            "bare",
-            "decode.sh",
-            r"--data-parallel-size-local \d+",
-            "--data-parallel-size-local 999999999999",
-        ),
+        ("vllm-ascend", "bare", "decode.sh", r"(-size-local) \d+", r"\1 999999999999"),
         ("vllm-ascend", "bare", "hosts.tsv", r"0-15", "0-999999999999"),
         ("sglang", "lws", "decode.yaml", r"  (replicas|size): \d+", r"  \1: 16384"),
         ("sglang", "lws", "decode.yaml", r"exec ([\s\S]*? env:\n( *))-", r"exec $A \1- {name: A, value: x$A}\n\2-"),

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 
 from deploy.inventory import read_inventory
-from deploy.render import render
-from deploy.site import Site, read_site
+from deploy.site import read_site
 from ground.errors import BadInput
 from ground.files import to_yaml
-from planner.engines.loader import load_engine
-from tests.deploy.cases import DIGEST, files_of, plan
+from tests.deploy.cases import files_of, plan
 from tests.deploy.plans import deployed
 
 
@@ -40,8 +38,7 @@ def written(folder: Path, held: list[dict[str, Any]]) -> Path:
 
 def test_a_super_pod_has_tables_of_version_1_2(tmp_path: Path) -> None:
     """A3: super device ids, a super pod list, all values text, ranks node by node."""
-    site = Site(inventory=str(written(tmp_path, hosts(8))))
-    files = render(plan("r1-cm384"), load_engine("xllm"), "bare", site, DIGEST).files
+    files = files_of("r1-cm384", "xllm", inventory=str(written(tmp_path, hosts(8))))
     held = json.loads(files["ranktable-decode-0.json"])
     assert (held["version"], held["status"], held["server_count"]) == ("1.2", "completed", "4")
     devices = [device for server in held["server_list"] for device in server["device"]]
@@ -57,14 +54,13 @@ def test_a2_servers_have_tables_of_version_1_0(tmp_path: Path) -> None:
     """No super pods on Atlas A2; a batch job names the hosts, whose devices need not be listed for it."""
     asked = {"strategy": "TP=8 + DP=2, EP=16", "weights": "int8"}
     manifest = deployed("deepseek-r1", "910b", prefill=asked, decode=asked)
-    site = Site(inventory=str(written(tmp_path, hosts(4, 8, super_pod=False))))
-    files = render(manifest, load_engine("xllm"), "bare", site, DIGEST).files
+    files = files_of(manifest, "xllm", inventory=str(written(tmp_path, hosts(4, 8, super_pod=False))))
     held = json.loads(files["ranktable-prefill-0.json"])
     assert held["version"] == "1.0" and "super_pod_list" not in held
     assert set(held["server_list"][0]["device"][0]) == {"device_id", "device_ip", "rank_id"}
     plain = [{name: host[name] for name in ("name", "address")} for host in hosts(4, 8, super_pod=False)]
-    job = render(manifest, load_engine("sglang"), "slurm", Site(inventory=str(written(tmp_path, plain))), DIGEST)
-    assert "#SBATCH --nodelist=host-0,host-1,host-2,host-3\n" in job.files["job.sbatch"]
+    job = files_of(manifest, "sglang", "slurm", inventory=str(written(tmp_path, plain)))["job.sbatch"]
+    assert "#SBATCH --nodelist=host-0,host-1,host-2,host-3\n" in job
 
 
 def test_without_an_inventory_there_is_a_marked_template_and_a_collector() -> None:
@@ -72,9 +68,8 @@ def test_without_an_inventory_there_is_a_marked_template_and_a_collector() -> No
     files = files_of("r1-cm384", "xllm")
     held = json.loads(files["ranktable-decode-0.template.json"])
     assert held["status"] == "initializing"
-    assert all(
-        device["device_ip"].startswith("FILL-IN") for server in held["server_list"] for device in server["device"]
-    )
+    devices = [device["device_ip"] for server in held["server_list"] for device in server["device"]]
+    assert all(address.startswith("FILL-IN") for address in devices)
     assert "hccn_tool" in files["collect-inventory.sh"] and "spod-info" in files["collect-inventory.sh"]
 
 

@@ -61,10 +61,8 @@ def test_kubectl_builds_the_base_and_the_proof(name: str, engine: str, kind: Pla
     """``kubectl kustomize`` gives every object of the plain files, unchanged."""
     deployment = made(name, engine, kind)
     written(tmp_path, laid_out("kustomize", deployment.target, deployment.files))
-    found = built("kubectl", "kustomize", tmp_path / "overlays/site") | built(
-        "kubectl", "kustomize", tmp_path / "proof"
-    )
-    assert found == objects(deployment.files)
+    overlay, proof = (built("kubectl", "kustomize", tmp_path / folder) for folder in ("overlays/site", "proof"))
+    assert overlay | proof == objects(deployment.files)
 
 
 @pytest.mark.parametrize(("name", "engine", "kind"), PAIRS)
@@ -94,7 +92,7 @@ def test_a_chart_s_values_reach_its_objects(tmp_path: Path) -> None:
 
 def of_site(**values: Any) -> Deployment:
     """Return a deployment with values of a site."""
-    return render(plan("qwen-h800"), load_engine("vllm"), "lws", Site.model_validate(values), DIGEST)
+    return render(plan("qwen-h800"), load_engine("vllm"), "lws", Site(**values), DIGEST)
 
 
 def test_patches_are_the_site_s_own() -> None:
@@ -122,7 +120,7 @@ def test_a_patch_cannot_take_an_object_apart(merge: dict[str, Any]) -> None:
 def test_variables_that_take_commands_apart_are_the_site_s() -> None:
     """The site's environment goes before what is generated, so what it breaks is refused by its name."""
     with pytest.raises(BadInput, match="--values: environment: with it rendered files"):
-        render(plan("r1-mixed"), load_engine("mindie"), "bare", Site(environment={"WORLD_SIZE": "8"}), DIGEST)
+        files_of("r1-mixed", "mindie", environment={"WORLD_SIZE": "8"})
 
 
 def test_the_site_s_keys_reach_the_pods(tmp_path: Path) -> None:
@@ -148,9 +146,8 @@ def test_the_site_s_keys_reach_the_pods(tmp_path: Path) -> None:
     assert container["resources"]["requests"]["cpu"] == "48"
     script = held["ConfigMap", "qwen3-235b-a22b-prefill-files"]["data"]["prefill.sh"]
     assert "export NCCL_IB_HCA=mlx5_0,mlx5_1" in script and "mlx5_0:1,mlx5_1:1" in script
-    done = subprocess.run(
-        ["bash", "-c", f"{_export(script)}; echo $NCCL_DEBUG"], capture_output=True, text=True, check=True
-    )
+    (export,) = (line for line in script.splitlines() if line.startswith("export NCCL_DEBUG"))
+    done = subprocess.run(["bash", "-c", f"{export}; echo $NCCL_DEBUG"], capture_output=True, text=True, check=True)
     assert done.stdout == "it's on\n"
     assert held["PodDisruptionBudget", "qwen3-235b-a22b-prefill"]["spec"]["minAvailable"] == 1
     scaled = held["ScaledObject", "qwen3-235b-a22b-prefill"]["spec"]
@@ -174,22 +171,13 @@ def test_pods_on_the_host_s_network_have_nodes_of_their_own() -> None:
 
 def test_dynamo_scales_by_its_operator_s_adapter() -> None:
     """The operator makes an adapter for each component that asks, by the names of the graph and the component."""
-    site = Site(prometheus="http://p:9090")
-    files = render(plan("qwen-h800"), load_engine("vllm"), "dynamo", site, DIGEST).files
+    files = files_of("qwen-h800", "vllm", "dynamo", prometheus="http://p:9090")
     (graph,) = yaml.safe_load_all(files["graph.yaml"])
     asked = [held["name"] for held in graph["spec"]["components"] if held.get("scalingAdapter") == {}]
     (scaled,) = yaml.safe_load_all(files["autoscaler.yaml"])
     assert asked == ["prefill"] and scaled["spec"]["scaleTargetRef"]["name"] == f"{graph['metadata']['name']}-prefill"
-    ports = {held["port"] for item in yaml.safe_load_all(files["monitoring.yaml"]) for held in _endpoints(item)}
-    assert ports == {"system"}
-
-
-def _endpoints(item: dict[str, Any]) -> list[dict[str, str]]:
-    return list(item["spec"]["podMetricsEndpoints"]) if item["kind"] == "PodMonitor" else []
-
-
-def _export(script: str) -> str:
-    return next(line for line in script.splitlines() if line.startswith("export NCCL_DEBUG"))
+    monitors = [item for item in yaml.safe_load_all(files["monitoring.yaml"]) if item["kind"] == "PodMonitor"]
+    assert {held["port"] for item in monitors for held in item["spec"]["podMetricsEndpoints"]} == {"system"}
 
 
 def test_a_label_of_the_defaults_can_be_taken_away() -> None:
@@ -197,8 +185,8 @@ def test_a_label_of_the_defaults_can_be_taken_away() -> None:
     kept = objects(files_of("r1-cm384", "sglang", "lws"))["LeaderWorkerSet", "deepseek-r1-decode"]
     selector = kept["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]["nodeSelector"]
     assert selector == {"accelerator": "huawei-Ascend910", "accelerator-type": "module-a3-16-super-pod"}
-    site = Site.model_validate({"node_selectors": {"all": {"accelerator": None, "accelerator-type": None}}})
-    files = render(plan("r1-cm384"), load_engine("sglang"), "lws", site, DIGEST).files
+    without = {"all": {"accelerator": None, "accelerator-type": None}}
+    files = files_of("r1-cm384", "sglang", "lws", node_selectors=without)
     bare = objects(files)["LeaderWorkerSet", "deepseek-r1-decode"]["spec"]["leaderWorkerTemplate"]
     assert "nodeSelector" not in bare["workerTemplate"]["spec"]
 

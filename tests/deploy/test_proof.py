@@ -1,5 +1,6 @@
 """What proves a deployment: the check runs against a server of this machine, the benchmark sends the plan's traffic."""
 
+import re
 import subprocess
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,8 @@ from planner.manifest.schema import ShownPictures
 from tests.deploy.cases import files_of, plan
 from tests.deploy.plans import deployed
 
+SGLANG, TEXT = "python3 -m sglang.bench_serving", {"--random-input-len": "1704"}
+
 
 class Server(BaseHTTPRequestHandler):
     """Counts tokens as an engine does, while ``through`` lets requests reach it."""
@@ -23,10 +26,8 @@ class Server(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Serve the counters."""
-        text = (
-            f'vllm:prompt_tokens_total{{model_name="m"}} {self.counted}\nvllm:generation_tokens_total {self.counted}\n'
-        )
-        self._answer(text)
+        prompts = f'vllm:prompt_tokens_total{{model_name="m"}} {self.counted}'
+        self._answer(f"{prompts}\nvllm:generation_tokens_total {self.counted}\n")
 
     def do_POST(self) -> None:
         """Answer a completion."""
@@ -59,21 +60,11 @@ def test_the_check_sees_each_role_s_counter_move(server: str, tmp_path: Path, th
     Server.through = through
     text = files_of("qwen-h800", "vllm", "lws")["smoke.yaml"]
     script = text.partition("smoke.sh: |\n")[2].partition("\n---")[0].replace("\n    ", "\n")
-    for host in (
-        "qwen3-235b-a22b-prefill-0.qwen3-235b-a22b-prefill",
-        "qwen3-235b-a22b-prefill-1.qwen3-235b-a22b-prefill",
-    ):
-        script = script.replace(f"http://{host}:8000", f"http://{server}")
-    script = script.replace("http://qwen3-235b-a22b-decode-0.qwen3-235b-a22b-decode:8000", f"http://{server}")
-    path = tmp_path / "smoke.sh"
+    script, count = re.subn(r"http://qwen3-235b-a22b-(\w+)-\d\.qwen3-235b-a22b-\1:8000", f"http://{server}", script)
+    assert count == 3
+    path, env = tmp_path / "smoke.sh", {"ROUTER": f"http://{server}", "PATH": "/usr/bin:/bin"}
     path.write_text(script, encoding="utf-8")
-    done = subprocess.run(
-        ["bash", str(path)],
-        env={"ROUTER": f"http://{server}", "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run(["bash", str(path)], env=env, capture_output=True, text=True, check=False)
     said = "one request went through prefill and decode" if through else "nothing went through prefill"
     assert (done.returncode == 0, said in done.stdout + done.stderr) == (through, True), done.stderr
 
@@ -82,19 +73,9 @@ def test_the_check_sees_each_role_s_counter_move(server: str, tmp_path: Path, th
     ("name", "engine", "programme", "wanted"),
     [
         ("qwen-h800", "vllm", "vllm bench serve", {"--random-input-len": "4096", "--max-concurrency": "512"}),
-        (
-            "seen-h800",
-            "vllm",
-            "vllm bench serve",
-            {"--random-input-len": "1704", "--random-mm-bucket-config": "{(720, 1280, 1): 1.0}"},
-        ),
-        (
-            "seen-h800",
-            "sglang",
-            "python3 -m sglang.bench_serving",
-            {"--image-count": "2", "--image-resolution": "720x1280", "--random-input-len": "1704"},
-        ),
-        ("r1-cm384", "sglang", "python3 -m sglang.bench_serving", {"--random-range-ratio": "1.000"}),
+        ("seen-h800", "vllm", "vllm bench serve", TEXT | {"--random-mm-bucket-config": "{(720, 1280, 1): 1.0}"}),
+        ("seen-h800", "sglang", SGLANG, TEXT | {"--image-count": "2", "--image-resolution": "720x1280"}),
+        ("r1-cm384", "sglang", SGLANG, {"--random-range-ratio": "1.000"}),
         ("r1-cm384", "xllm", "aiperf profile", {"--synthetic-input-tokens-mean": "4096", "--concurrency": "3072"}),
     ],
 )
@@ -136,12 +117,8 @@ def test_a_slurm_job_fills_in_addresses_and_starts_every_node(tmp_path: Path) ->
     """With srun and scontrol played: the plan's nodes are the job's, decode comes first, paths are the run's."""
     lines = _played(tmp_path, files_of("qwen-h800", "vllm", "slurm"), "gpu-a gpu-b", PODPLAN_ROUTER_SRUN="--image=r")
     run = tmp_path / "run-7"
-    assert sorted(line.partition(f"bash {run}/")[2] for line in lines) == [
-        "decode.sh 0 0",
-        "prefill.sh 0 0",
-        "prefill.sh 1 0",
-        "router.sh",
-    ]
+    started = sorted(line.partition(f"bash {run}/")[2] for line in lines)
+    assert started == ["decode.sh 0 0", "prefill.sh 0 0", "prefill.sh 1 0", "router.sh"]
     assert sum("--nodelist=gpu-b" in line for line in lines) == 2  # decode and the router
     assert ["--image=r" in line for line in lines] == [line.endswith("router.sh") for line in lines]
     assert "PREFILL_HOSTS=(10.0.0.a 10.0.0.a)" in (run / "site.env").read_text(encoding="utf-8")

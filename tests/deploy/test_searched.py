@@ -33,14 +33,8 @@ def test_what_was_planned_for_an_engine_deploys(engine: str, hardware: str) -> N
     profile = load_engine(engine)
     for role in read_roles(manifest, profile, None):
         given, held = role.memory, memory_of(profile, role)
-        kept = kept_bytes(
-            profile,
-            holding(profile.engine, role),
-            weights=given.weights,
-            activations=given.activations,
-            reserve=given.reserve,
-            capacity=given.capacity,
-        )
+        sizes = {name: getattr(given, name) for name in ("weights", "activations", "reserve", "capacity")}
+        kept = kept_bytes(profile, holding(profile.engine, role), **sizes)
         assert kept == pytest.approx(given.buffers, rel=1e-3)
         assert held.requests == role.sequences
     made = render(manifest, profile, "bare", Site(), DIGEST)
