@@ -232,10 +232,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def metric_value(answer: Prediction, metric: Metric) -> float:
-    """Return the prediction's value of a metric.
-
-    Raises Fault for one that its phase does not have.
-    """
+    """Return the prediction's value of a metric. Raises Fault for one that its phase does not have."""
     if metric == "tokens_per_second_per_chip":
         return answer.tokens_per_second / answer.chips
     value: float | None = getattr(answer, metric)

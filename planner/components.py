@@ -67,10 +67,7 @@ def compare_components() -> list[ComponentComparison]:
 
 
 def part_of(answer: Prediction, component: Component) -> float:
-    """Return what a prediction says of a part.
-
-    Raises BadInput for an operator that the step does not have.
-    """
+    """Return what a prediction says of a part. Raises BadInput for an operator that the step does not have."""
     if component.measure == "step":
         return answer.iteration_seconds
     known = {operator.name: operator for operator in answer.operators}

@@ -5,9 +5,10 @@
     plan.best.requests_per_second; plan.to_dict(); plan.to_frame(); plan.save("out/"); plan.simulate()
 
 Keywords are the long flags of the command; numbers are SI. Results are data classes; ``to_dict()`` gives what the
-command prints with ``--json``. Bad input raises ``BadInput``, an infeasible question gives a result with ``feasible``
-false. Names are loaded when they are first used, so that ``import podplan`` takes no time. NumPy's BLAS runs in one
-thread where podplan is imported before NumPy and the environment names no number.
+command prints with ``--json``. A keyword that is no flag, or a value that it cannot have, raises ``BadInput``; an
+infeasible question gives a result with ``feasible`` false. Names are loaded when they are first used, so that ``import
+podplan`` takes no time. NumPy's BLAS runs in one thread where podplan is imported before NumPy and the environment
+names no number.
 """
 
 from importlib import import_module

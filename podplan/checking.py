@@ -215,9 +215,6 @@ def check(question: str | None = None, *, workers: Workers = None, **flags: obje
         question: a question file, or with ``hw`` a model; None with ``manifest``.
         workers: processes that share the questions, or ``dask:ADDRESS`` [the cores].
         flags: the long flags of ``plan check``, such as ``rate``, ``ttft``, ``confidence`` and ``manifest``.
-
-    Raises:
-        BadInput: a keyword that is no flag, or a value that it cannot have.
     """
     asked = [read_entry(entry) for entry in _entries(typed_of({"model": question, **flags}, *CHECK_KEYS))]
     found = chain.from_iterable(executor_of(workers)(_verdicts, _alike(asked)))

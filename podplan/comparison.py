@@ -86,9 +86,6 @@ def compare(
         front: all plans of each Pareto front, not only the best.
         workers: processes that share the questions, or ``dask:ADDRESS`` [the cores].
         flags: the long flags of ``plan compare``.
-
-    Raises:
-        BadInput: a keyword that is no flag, or a value that it cannot have.
     """
     if questions is None or isinstance(questions, str):
         entries = compared_entries(typed_of({"model": questions, **flags}))
@@ -154,9 +151,6 @@ def sweep(
         over: ``"tpot=20ms..100ms:9"`` or two of them in a list; or values by keyword, ``{"isl": [1024, 4096]}``.
         workers: processes that share the points, or ``dask:ADDRESS`` [the cores].
         flags: the long flags of ``plan sweep``, ``hw`` among them.
-
-    Raises:
-        BadInput: a keyword that is no flag, or a value that it cannot have.
     """
     if isinstance(over, Mapping):
         ranges = [

@@ -126,9 +126,6 @@ def explain(question: str | None = None, *, workers: Workers = None, **flags: ob
         question: a question file, of several questions the one that ``name`` names, or with ``hw`` a model.
         workers: processes that share the searches, or ``dask:ADDRESS`` [the cores].
         flags: the long flags of ``plan explain``.
-
-    Raises:
-        BadInput: a keyword that is no flag, or a value that it cannot have.
     """
     entry = single_question(typed_of({"model": question, **flags}), "explain")
     return explained(entry, executor_of(workers), aside if workers is None else at_need)

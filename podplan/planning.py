@@ -209,9 +209,6 @@ def plan(model: str, *, hw: object = None, pareto: int | str | None = None, **fl
 
     Returns:
         The answer; an infeasible question gives one with ``feasible`` false.
-
-    Raises:
-        BadInput: a keyword that is no flag, or a value that it cannot have.
     """
     asked = asked_of(single_question(typed_of({"model": model, "hw": hw, **flags}), "search"))
     return widened(solved(asked), read_levels(None if pareto is None else str(pareto)))

@@ -174,19 +174,13 @@ def predict(model: str, *, hw: str, phase: str, strategy: str, **flags: object) 
         phase: ``decode``, ``prefill`` or ``mixed``.
         strategy: in MixServe's notation, such as ``"DP=320, EP=320"``.
         flags: the long flags of ``plan predict``, such as ``batch=48, mtp=1``.
-
-    Raises:
-        BadInput: a keyword that is no flag, or a value that it cannot have.
     """
     asked = flags_of(PredictFlags, {"model": model, "hw": hw, "phase": phase, "strategy": strategy, **flags})
     return PredictResult(flags=asked, prediction=predict_configuration(read_configuration(asked)))
 
 
 def read_configuration(flags: PredictFlags) -> Configuration:
-    """Return what the flags ask for, with the defaults of the command line.
-
-    Raises BadInput naming the flag.
-    """
+    """Return what the flags ask for, with the defaults of the command line; BadInput naming the flag."""
     for name in ("model", "hw", "phase", "strategy"):
         if getattr(flags, name) is None:
             raise BadInput(f"{name} is missing; a configuration needs model, hw, phase and strategy")

@@ -222,10 +222,7 @@ class Asked:
 
 
 def read_question(typed: QuestionFlags) -> Asked:
-    """Return the question that the flags ask, with the defaults of the command line.
-
-    Raises BadInput naming the flag.
-    """
+    """Return the question that the flags ask, with the defaults of the command line; BadInput naming the flag."""
     flags = typed
     for name in ("model", "hw"):
         if getattr(flags, name) is None:

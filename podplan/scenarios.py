@@ -214,9 +214,6 @@ def robust(model: str, *, hw: object, scenarios: str | Path, **flags: object) ->
         hw: as for ``plan``.
         scenarios: the file of scenarios, whose flags stand over those given here.
         flags: the long flags of ``plan search``.
-
-    Raises:
-        BadInput: a keyword that is no flag, or a value that it cannot have.
     """
     return solved_scenarios(typed_of({"model": model, "hw": hw, **flags}), Path(scenarios))
 

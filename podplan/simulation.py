@@ -168,9 +168,6 @@ def simulate(manifest: "str | Path | Manifest | Planned", **flags: object) -> Si
         manifest: the path of a manifest, one that was read, or a plan.
         flags: the long flags of ``plan simulate``, such as ``trace="trace.jsonl.gz"``, ``rate="50/s"`` or
             ``fail=["node 3 at 10s for 1min"]``; not ``policies``, for which there is ``simulate_policies``.
-
-    Raises:
-        BadInput: a keyword that is no flag, or a value that it cannot have.
     """
     return simulated(_manifest(manifest), flags_of(SimulateFlags, flags))
 

@@ -94,10 +94,7 @@ class Config:
 
 
 def read_config(path: Path) -> Config:
-    """Return the configuration in the file ``path``.
-
-    Raises BadInput naming the file, and the line where it is not JSON.
-    """
+    """Return the configuration in the file ``path``; BadInput naming the file, and the line where it is not JSON."""
     values = parse_json(read_text(path, SIZE_LIMIT_BYTES), str(path))
     if not isinstance(values, dict):
         raise BadInput(f"{path}: must hold one JSON object with the keys of a model's config.json")

@@ -61,10 +61,7 @@ class Partition:
         return self._attention[layer]
 
     def rule(self, name: str) -> tuple[int, ShardRule]:
-        """Return the first rule that matches a tensor, and its place.
-
-        Raises BadInput where none does.
-        """
+        """Return the first rule that matches a tensor, and its place; BadInput where none does."""
         found = self._rules.get(name)
         if found is None:
             for index, rule in enumerate(self.layout.pool.weight_shards):
