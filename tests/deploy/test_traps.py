@@ -19,7 +19,7 @@ from planner.engines.loader import load_engine
 from planner.engines.memory import exchange_of, mc2_capacity
 from planner.engines.rules import Setup, broken_rule, expert_mode
 from planner.engines.spec import PlatformKind
-from planner.manifest.schema import Routing
+from planner.manifest.schema import Manifest, Routing
 from planner.strategy import parse_strategy
 from tests.deploy.cases import files_of, made, plan
 from tests.deploy.plans import deployed
@@ -113,14 +113,14 @@ SCHEDULE = (
 )
 
 
-def flags_of(name: str, engine: str, kind: PlatformKind, role: str) -> dict[str, str | None]:
-    """Return the flags of a role's first process."""
-    return read_flags(first(name, engine, kind, role).processes[0].words)
+def flags_of(plan: Manifest | str, engine: str, role: str) -> dict[str, str | None]:
+    """Return the flags of a role's first process on hosts."""
+    return read_flags(first(plan, engine, role).processes[0].words)
 
 
-def first(name: str, engine: str, kind: PlatformKind, role: str) -> Node:
+def first(plan: Manifest | str, engine: str, role: str) -> Node:
     """Return a role's first node."""
-    return next(node for node in read_nodes(kind, files_of(name, engine, kind)) if node.role == role)
+    return next(node for node in read_nodes("bare", files_of(plan, engine)) if node.role == role)
 
 
 @pytest.mark.parametrize(("name", "engine", "kind", "site", "file", "has", "lacks"), TOLD)
@@ -218,22 +218,17 @@ def test_decode_goes_before_prefill_at_restarts() -> None:
 
 def test_ascend_s_redundancy_is_derived_from_the_map() -> None:
     """With a static map vLLM-Ascend must not be told the number of replicas."""
-    settings = json.loads(flags_of("r1-cm384", "vllm-ascend", "bare", "decode")["--additional-config"] or "")
+    settings = json.loads(flags_of("r1-cm384", "vllm-ascend", "decode")["--additional-config"] or "")
     assert set(settings["eplb_config"]) == {"expert_map_path"}
 
 
 def test_an_all_to_all_back_end_forces_ep_to_the_stage() -> None:
     """SGLang: EP x TP experts go without an all-to-all back end, or the engine silently changes EP."""
-    hybrid = deployed(
-        "deepseek-r1",
-        "h800",
-        prefill={"strategy": "TP=4 + DP=4, TP=2 + EP=8"},
-        decode={"strategy": "TP=4 + DP=4, EP=16"},
-    )
-    files = files_of(hybrid, "sglang")
-    held = {node.role: read_flags(node.processes[0].words) for node in read_nodes("bare", files)}
-    assert (held["prefill"]["--ep-size"], held["prefill"]["--moe-a2a-backend"]) == ("8", "none")
-    assert (held["decode"]["--ep-size"], held["decode"]["--moe-a2a-backend"]) == ("16", "deepep")
+    asked = {"prefill": {"strategy": "TP=4 + DP=4, TP=2 + EP=8"}, "decode": {"strategy": "TP=4 + DP=4, EP=16"}}
+    hybrid = deployed("deepseek-r1", "h800", **asked)
+    for role, expected in {"prefill": ("8", "none"), "decode": ("16", "deepep")}.items():
+        held = flags_of(hybrid, "sglang", role)
+        assert (held["--ep-size"], held["--moe-a2a-backend"]) == expected
 
 
 def test_vllm_refuses_an_ep_tp_hybrid_and_says_who_takes_it() -> None:
@@ -243,11 +238,8 @@ def test_vllm_refuses_an_ep_tp_hybrid_and_says_who_takes_it() -> None:
     with pytest.raises(Infeasible, match="expert-grid") as error:
         files_of(hybrid, "vllm-ascend")
     assert "the nearest that it runs on 64 devices is 'TP=2 + DP=32, EP=64'" in str(error.value)
-    for engine, kind in (("xllm", "bare"), ("sglang", "bare"), ("mindie", "motor")):
-        files = files_of(hybrid, engine, kind)  # type: ignore[arg-type]
-        if engine == "xllm":
-            held = read_flags(read_nodes("bare", files)[0].processes[0].words)
-            assert held["--expert_parallel_degree"] == "1"
+    assert flags_of(hybrid, "xllm", "prefill")["--expert_parallel_degree"] == "1"
+    assert files_of(hybrid, "sglang") and files_of(hybrid, "mindie", "motor")
 
 
 @pytest.mark.parametrize(
@@ -264,36 +256,31 @@ def test_a2_falls_back_to_all_gather(ep: int, experts: int, tokens: int, exchang
 
 def test_dual_batch_overlap_has_an_exchange_that_it_can_hide() -> None:
     """vLLM asserts a deepep or nixl exchange; high throughput for prefill, low latency for decode, never both."""
-    decode = flags_of("r1-h800", "vllm", "bare", "decode")
+    decode = flags_of("r1-h800", "vllm", "decode")
     assert "--enable-dbo" in decode and decode["--all2all-backend"] == "deepep_low_latency"
-    assert flags_of("r1-h800", "vllm", "bare", "prefill")["--all2all-backend"] == "deepep_high_throughput"
+    assert flags_of("r1-h800", "vllm", "prefill")["--all2all-backend"] == "deepep_high_throughput"
     asked = Setup(
         strategy=parse_strategy("DP=16, EP=16"), role="mixed", devices_per_node=8, experts=256, microbatches=2
     )
     broken = broken_rule(load_engine("vllm"), asked)
     assert broken.rule == "microbatches"
     # Setting the V2 runner by hand would forbid drafts beside the overlap.
-    assert "VLLM_USE_V2_MODEL_RUNNER" not in first("r1-h800", "vllm", "bare", "decode").processes[0].environment
+    assert "VLLM_USE_V2_MODEL_RUNNER" not in first("r1-h800", "vllm", "decode").processes[0].environment
 
 
 def test_prefill_and_decode_agree_on_drafts_and_cache() -> None:
     """Prefill of vLLM-Ascend drafts one token whatever decode does."""
-    two = deployed(
-        "deepseek-r1",
-        "cm384",
-        prefill={"strategy": "DP=16, EP=16", "weights": "int8"},
-        decode={"strategy": "DP=16, EP=16", "drafts": 2, "weights": "int8"},
-    )
-    files = files_of(two, "vllm-ascend")
-    held = {node.role: read_flags(node.processes[0].words) for node in read_nodes("bare", files)}
-    drafts = {role: json.loads(f["--speculative-config"] or "")["num_speculative_tokens"] for role, f in held.items()}
-    assert drafts == {"prefill": 1, "decode": 2}
+    asked = {"strategy": "DP=16, EP=16", "weights": "int8"}
+    two = deployed("deepseek-r1", "cm384", prefill=asked, decode=asked | {"drafts": 2})
+    for role, drafts in {"prefill": 1, "decode": 2}.items():
+        told = flags_of(two, "vllm-ascend", role)["--speculative-config"]
+        assert json.loads(told or "")["num_speculative_tokens"] == drafts
 
 
 def test_both_sides_of_mooncake_state_the_sizes_of_both() -> None:
     """vLLM-Ascend: dp and tp of prefill and decode stand in both roles, with a port above the transfer engine's."""
     held = [
-        json.loads(flags_of("r1-cm384", "vllm-ascend", "bare", role)["--kv-transfer-config"] or "")
+        json.loads(flags_of("r1-cm384", "vllm-ascend", role)["--kv-transfer-config"] or "")
         for role in ("prefill", "decode")
     ]
     assert held[0]["kv_connector_extra_config"] == held[1]["kv_connector_extra_config"]
@@ -361,7 +348,7 @@ def test_one_stateful_set_is_one_instance() -> None:
 
 def test_xllm_cuts_no_prompts_and_keeps_no_prefixes_where_prefill_is_apart() -> None:
     """Its guide turns both off, so that whole prompts must fit a step; a plan that counts on reuse is refused."""
-    held = flags_of("r1-cm384", "xllm", "bare", "prefill")
+    held = flags_of("r1-cm384", "xllm", "prefill")
     assert (held["--enable_chunked_prefill"], held["--enable_prefix_cache"]) == ("false", "false")
     assert int(held["--max_tokens_per_batch"] or 0) >= 4096 and "--enable_schedule_overlap" not in held
     workload = plan("r1-cm384").workload.model_copy(update={"prefix_reuse": 0.5})
@@ -372,11 +359,8 @@ def test_xllm_cuts_no_prompts_and_keeps_no_prefixes_where_prefill_is_apart() -> 
 def test_a_longer_request_than_memory_holds_is_refused() -> None:
     """Lengths come from the workload, never past the KV cache of a rank or the model's positions."""
     manifest = plan("r1-cm384")
-    pools = [
-        pool.model_copy(update={"kv": pool.kv.model_copy(update={"capacity_tokens_per_rank": 4096})})
-        for pool in manifest.pools
-    ]
-    small = manifest.model_copy(update={"pools": pools})
+    kv = manifest.pools[0].kv.model_copy(update={"capacity_tokens_per_rank": 4096})
+    small = manifest.model_copy(update={"pools": [pool.model_copy(update={"kv": kv}) for pool in manifest.pools]})
     with pytest.raises(Infeasible, match="mean request of 5120 tokens does not fit the KV cache"):
         files_of(small, "sglang")
     with pytest.raises(BadInput, match="longest_request_tokens: 9999999 tokens do not fit"):
@@ -385,18 +369,11 @@ def test_a_longer_request_than_memory_holds_is_refused() -> None:
 
 def test_the_mode_of_two_microbatches_is_an_exchange() -> None:
     """Overlap needs something to hide: no engine's mode with microbatches is without an exchange."""
-    asked = Setup(
-        strategy=parse_strategy("DP=16, EP=16"),
-        role="prefill",
-        devices_per_node=16,
-        experts=256,
-        microbatches=2,
-        architecture="deepseek_v3",
-    )
+    strategy = parse_strategy("DP=16, EP=16")
+    asked = Setup(strategy=strategy, role="prefill", devices_per_node=16, experts=256, architecture="deepseek_v3")
     for engine in ("vllm", "sglang", "mindie"):
-        mode = expert_mode(load_engine(engine), asked)
-        assert mode.exchange != "none"
-        assert broken_rule(load_engine(engine), replace(asked, microbatches=1)) is None
+        assert expert_mode(load_engine(engine), replace(asked, microbatches=2)).exchange != "none"
+        assert broken_rule(load_engine(engine), asked) is None
 
 
 def test_a_small_cache_is_not_lost_in_rounding_the_share_of_memory() -> None:
@@ -467,16 +444,14 @@ def test_mindie_s_reader_finds_its_compulsory_keys() -> None:
 
 def test_memory_shares_leave_room_for_buffers_and_graphs() -> None:
     """SGLang keeps its floor of 10 GiB and DeepEP's buffers; vLLM takes its default unless the plan needs more."""
-    flags = read_flags(first("qwen-h800", "sglang", "bare", "decode").processes[0].words)
-    capacity = plan("qwen-h800").pools[1].memory_bytes_per_device.capacity
-    assert float(flags["--mem-fraction-static"] or 0) < 1 - 10 * GIBI / capacity
-    flags = read_flags(first("qwen-h800", "vllm", "bare", "decode").processes[0].words)
-    assert flags["--gpu-memory-utilization"] == "0.92"
-    pool = plan("qwen-h800").pools[1]
-    memory = pool.memory_bytes_per_device.model_copy(update={"weights": 76e9})
-    tight = plan("qwen-h800").model_copy(
-        update={"pools": [plan("qwen-h800").pools[0], pool.model_copy(update={"memory_bytes_per_device": memory})]}
-    )
+    manifest = plan("qwen-h800")
+    prefill, decode = manifest.pools
+    memory = decode.memory_bytes_per_device
+    share = flags_of(manifest, "sglang", "decode")["--mem-fraction-static"]
+    assert float(share or 0) < 1 - 10 * GIBI / memory.capacity
+    assert flags_of(manifest, "vllm", "decode")["--gpu-memory-utilization"] == "0.92"
+    full = {"memory_bytes_per_device": memory.model_copy(update={"weights": 76e9})}
+    tight = manifest.model_copy(update={"pools": [prefill, decode.model_copy(update=full)]})
     with pytest.raises(Infeasible, match=r"vLLM leaves .* for keys and values in the decode pool"):
         files_of(tight, "vllm")
 
@@ -486,10 +461,8 @@ def test_a_gang_knows_its_names_before_it_is_ready() -> None:
     for item in yaml.safe_load_all(files_of("r1-h800", "vllm", "volcano")["decode.yaml"]):
         if item["kind"] == "Job":
             assert item["spec"]["maxRetry"] == 1_000_000
-            assert item["spec"]["plugins"]["svc"] == [
-                "--publish-not-ready-addresses=true",
-                "--disable-network-policy=true",
-            ]
+            told = ["--publish-not-ready-addresses=true", "--disable-network-policy=true"]
+            assert item["spec"]["plugins"]["svc"] == told
 
 
 def test_rank_tables_are_asked_for_and_waited_for() -> None:
@@ -511,10 +484,8 @@ def test_kv_does_not_go_from_a2_to_a3_with_vllm_ascend() -> None:
     prefill, other = (deployed("deepseek-r1", hardware, prefill=asked, decode=asked) for hardware in ("910b", "cm384"))
     gpus = deployed("deepseek-r1", "h800", prefill=asked, decode=asked)
     both, across = (
-        first.model_copy(
-            update={"pools": [first.pools[0], other.pools[1]], "clusters": first.clusters | other.clusters}
-        )
-        for first in (prefill, gpus)
+        one.model_copy(update={"pools": [one.pools[0], other.pools[1]], "clusters": one.clusters | other.clusters})
+        for one in (prefill, gpus)
     )
     with pytest.raises(BadInput, match="SGLang cannot span ascend and nvidia devices"):
         files_of(across, "sglang")
@@ -632,10 +603,8 @@ def test_graphs_on_a2_are_no_larger_than_its_exchange() -> None:
     def graphs(strategy: str, requests: int, machine: str = "910b") -> Any:
         role = {"strategy": strategy, "requests": requests}
         manifest = deployed("qwen3-30b-a3b", machine, prefill={"strategy": "TP=8"}, decode=role)
-        node = next(node for node in read_nodes("bare", files_of(manifest, "vllm-ascend")) if node.role == "decode")
-        return json.loads(read_flags(node.processes[0].words)["--compilation-config"] or "").get(
-            "max_cudagraph_capture_size"
-        )
+        told = json.loads(flags_of(manifest, "vllm-ascend", "decode")["--compilation-config"] or "")
+        return told.get("max_cudagraph_capture_size")
 
     assert graphs("DP=16, EP=16", 200) == 256
     assert graphs("DP=16, EP=16", 100) is graphs("TP=2 + DP=8, EP=16", 400) is graphs("DP=8, EP=8", 200) is None
