@@ -37,9 +37,7 @@ def small_plan(
         drafts=(drafts,),
         shape="disaggregated",
     )
-    best = search(question, beside=False).best
-    assert best is not None
-    return best
+    return search(question, beside=False).best
 
 
 @cache

@@ -35,7 +35,6 @@ def test_every_question_of_the_capacity_file_holds(tmp_path: Path, capsys: pytes
 def test_the_workflow_checks_a_question_file() -> None:
     """The step that a team copies is a command that exists, with flags that it takes."""
     workflow = read_yaml(EXAMPLES / "ci" / "github-actions.yaml")
-    assert isinstance(workflow, dict)
     steps = workflow["jobs"]["check"]["steps"]
     assert "plan check capacity/questions.yaml --confidence 0.9 --junit report.xml" in [
         each.get("run") for each in steps

@@ -41,7 +41,6 @@ def within(name: str, section: str, **keys: object) -> Keys:
     """Return the configuration of a model with other keys in a section."""
     found = config(name)
     held = found[section]
-    assert isinstance(held, dict)
     return found | {section: held | keys}
 
 

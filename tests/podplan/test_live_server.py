@@ -150,7 +150,6 @@ def engine(request: pytest.FixtureRequest, planned: tuple[Manifest, Path]) -> It
 
 def test_a_served_manifest_is_measured_as_predicted(engine, planned, tmp_path):
     """Within a third of TPOT at the plan's own pace; at half of it outside, and steps are what is named."""
-    assert AIPERF is not None
     command = f"{AIPERF} profile --model m --url http://127.0.0.1:{engine.port} --endpoint-type completions --streaming"
     command += (
         f" --tokenizer {_tokenizer(tmp_path)} --synthetic-input-tokens-mean {PROMPT} --synthetic-input-tokens-stddev 0"

@@ -26,9 +26,7 @@ def answer(**given: str) -> PlanResult:
 
 def planned(**given: str) -> DisaggregatedPlan:
     """Return the best plan of it."""
-    best = answer(**given).best
-    assert isinstance(best, DisaggregatedPlan)
-    return best
+    return answer(**given).best
 
 
 def test_roles_are_told_apart_whatever_their_values_hold() -> None:

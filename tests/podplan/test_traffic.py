@@ -84,8 +84,7 @@ def test_a_plan_is_made_for_a_histogram(tmp_path: Path, capsys: pytest.CaptureFi
     """One length with all the weight plans as that length; a spread of the same mean serves less."""
 
     def planned(*flags: str) -> dict[str, Any]:
-        found = answered(capsys, *SMALL, "--osl", "256", "--ttft", "1s", *flags)
-        return found
+        return answered(capsys, *SMALL, "--osl", "256", "--ttft", "1s", *flags)
 
     rate = planned("--isl", "2375")["best"]["requests_per_second"]
     single = planned("--isl-histogram", _file(tmp_path, "tokens,weight\n2375,7\n"))

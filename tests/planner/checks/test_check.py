@@ -144,13 +144,10 @@ def test_confidence_costs_rate() -> None:
     """With 0.9 less is carried than as predicted, by about the deviation's 1.28, and what is told then holds."""
     question = _asked()
     plain, sure = check_question(question), check_question(replace(question, confidence=0.9))
-    assert plain.rate_per_second is not None
-    assert sure.rate_per_second is not None
     deviation = max(pool.deviation for pool in from_plan(small_plan(**NODES)).pools)
     ratio = plain.rate_per_second / sure.rate_per_second
     assert 1 < ratio < (1 + NormalDist().inv_cdf(0.9) * deviation) ** 4
     assert sure.holds
-    assert sure.held_confidence is not None
     assert sure.held_confidence >= 0.89
 
 
@@ -158,7 +155,6 @@ def test_confidence_costs_rate() -> None:
 def test_a_plan_tells_no_less_confidence_than_was_asked_for(confidence: float) -> None:
     """Though the confidence is told to about 1 %; it is hardly more, for the rate is the largest that has it."""
     plan = search(replace(small_plan().question, confidence=confidence), beside=False).best
-    assert plan is not None
     held = sureness(plan).held
     assert held is not None and confidence <= held < confidence + 0.04
 
@@ -211,7 +207,6 @@ def test_prompts_of_many_lengths_are_played_on_the_manifests_own_pass_times() ->
         "qwen3-8b", "rtx-pro-6000", 6, lengths=(128.0, 16.0), squared_cv=1.0, ttft_seconds=0.3, tpot_seconds=0.3
     )
     plan = search(question, beside=False).best
-    assert isinstance(plan, DisaggregatedPlan)
     manifest = assemble(plan, {"model": "qwen3-8b"})
     workload = workload_of(manifest.workload)
     for rate in (plan.requests_per_second, 0.5 * plan.requests_per_second):
@@ -233,7 +228,6 @@ def test_a_trace_is_what_a_plan_is_weighed_on() -> None:
     """Margins are of its own requests, held to the last per cent; stationary queues of its mean rate see no burst."""
     trace, question = _bursty(6.0, 1200), small_question("qwen3-8b", "h100", 2)
     plain = check_question(question)
-    assert plain.rate_per_second is not None
     rate = 0.9 * plain.rate_per_second
     assert check_question(replace(question, rate_per_second=rate)).holds
     verdict = check_question(replace(question, rate_per_second=rate), trace=trace)

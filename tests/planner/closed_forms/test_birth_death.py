@@ -162,7 +162,6 @@ def _crowding(room_prompts: float) -> Crowding:
         iteration_seconds=lambda running: np.full_like(running, 0.01),
         most_requests=PLACES,
     ).state(RATE)
-    assert state is not None
     return Crowding.before(state, RATE, room_prompts, TTFT)
 
 

@@ -297,5 +297,4 @@ def test_an_all_reduce_computes_the_norm_after_it(engine: str, tp: int, alone: b
     """TensorRT-LLM's Llama under TP starts no kernel for a norm."""
     own = instance("llama-3.1-70b", "h200", "decode", "bf16", attention_tp=tp, engine=engine)
     norm = next(term for term in attention_terms(own) if term.name == "attention_norm")
-    assert isinstance(norm, ComputeTerm)
     assert (norm.floor_seconds > 0) == alone

@@ -19,7 +19,6 @@ from planner.strategy import parse_strategy
 def experts(shape: engines.Shape, machine: str, engine: str, weights: str) -> Deployment:
     """Return an instance of one device with experts of a shape."""
     model = load_model("qwen3-235b-a22b")
-    assert model.moe is not None
     moe = replace(model.moe, intermediate_size=shape[1], experts_per_token=shape[2], experts=shape[3])
     return Deployment(
         model=replace(model, hidden_size=shape[0], moe=moe),
@@ -99,7 +98,6 @@ def test_a_borrower_routes_within_the_kernel_that_it_is_lent():
     """vLLM finds out in other kernels which experts a rank has, so EP takes it longer than TP; not TensorRT-LLM."""
     machine, shape = load_hardware("h200"), (2880, 2880, 4, 128)
     own, lent = (engines.expert_curves(machine, engine, "mxfp4", shape) for engine in ("vllm", "trtllm"))
-    assert own is not None and lent is not None
     assert own.seconds(1, 8)[0] > 1.5 * own.seconds(8, 1)[0] == 1.5 * lent.seconds(8, 1)[0]
     assert lent.seconds(1, 8) == lent.seconds(8, 1)
 

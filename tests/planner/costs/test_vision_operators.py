@@ -23,7 +23,6 @@ PERFECT = Balance(kind="perfect")
 
 def deployment(*, pictures: int = 1, tp: int = 1, phase: str = "prefill") -> Deployment:
     """Return a deployment on H800 whose prompts of 1,024 tokens of text see pictures of 1280 x 720."""
-    assert MODEL.vision is not None
     found = pictures_of(MODEL.vision, pictures, 1280, 720) if pictures else None
     seen = found and Seen(pictures=found, prompt_tokens=1024.0 + found.tokens)
     strategy = Strategy(attention_tp=tp)

@@ -24,7 +24,6 @@ H800 = load_hardware("h800")
 
 def question(encode: Encode = "separate", engine: str = "reference") -> Question:
     """Return a question on 8 H800 whose requests have 512 tokens of text and two pictures of 1280 x 720."""
-    assert MODEL.vision is not None
     pictures = pictures_of(MODEL.vision, 2, 1280, 720)
     machines = Machines(hardware=H800, devices=8, weights="bf16", budget="h800")
     workload = Workload(
@@ -45,7 +44,6 @@ def question(encode: Encode = "separate", engine: str = "reference") -> Question
 def deployment(encoding: Encoding, prompt_tokens: float) -> Deployment:
     """Return one H800 that takes prompts with the two pictures."""
     pictures = question().workload.pictures
-    assert pictures is not None
     return Deployment(
         model=MODEL,
         hardware=H800,
@@ -97,7 +95,6 @@ def test_the_parts_of_the_limit_add_up(share: float) -> None:
     encode, rest = before(asked), behind(asked)
     assert encode.ttft_seconds + embedding_seconds(asked) + rest.ttft_seconds == pytest.approx(asked.ttft_seconds)
     assert (100 - encode.percentile) + (100 - rest.percentile) == pytest.approx(100 - asked.percentile)
-    assert behind(question()) is not None
     assert behind(question()) == question()
 
 

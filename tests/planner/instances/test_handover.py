@@ -27,9 +27,7 @@ ASKED: list[dict[str, Any]] = [
 def planned(**flags: Any) -> DisaggregatedPlan:
     """Return the plan of two pools on four devices."""
     asked = {"devices": 4, "engine": "vllm", "ttft": 5, "shape": "disaggregated", **flags}
-    plan = search(read_question(flags_of(QuestionFlags, asked)).question, beside=False).best
-    assert isinstance(plan, DisaggregatedPlan)
-    return plan
+    return search(read_question(flags_of(QuestionFlags, asked)).question, beside=False).best
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)

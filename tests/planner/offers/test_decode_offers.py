@@ -67,7 +67,6 @@ def test_no_cap_carries_more_than_the_row(share, percentile):
     offers, _ = offers_of(small_question("qwen3-30b-a3b", "h20", 4, lengths=(4096.0, 256.0), **asked), 2, 0)
     for number in range(0, len(offers), 6):
         kind = offers.build(number)
-        assert isinstance(kind, DecodeKind)
         most = kind.pool_capacity(1)
         assert most <= kind.bound_per_second * (1 + 1e-9) <= offers.bound_per_second[number] * (1 + 2e-9)
         for cap in np.geomspace(kind._full[0][0], kind.room, 12).astype(int).tolist():

@@ -68,7 +68,6 @@ def test_the_queues_of_the_manifest_give_the_figures_of_the_plan() -> None:
     """Step costs travel without loss: at (almost) the planned rate the manifest alone predicts what the plan did."""
     manifest = small_manifest(**DEEPSEEK)
     planned, rate = manifest.predicted, manifest.workload.requests_per_second
-    assert rate is not None
     again = expect(manifest, workload_of(manifest.workload), rate * (1 - 1e-9)).prediction
     assert again.ttft_seconds.mean == pytest.approx(planned.ttft_seconds.mean, rel=1e-6)
     assert again.tpot_seconds.mean == pytest.approx(planned.tpot_seconds.mean, rel=1e-3)
@@ -132,7 +131,6 @@ def test_drafts_of_one_request_are_drawn() -> None:
 def stationary(manifest: Manifest, count: int) -> dict[str, float]:
     """Simulate a Poisson stream from a running start; return predicted / measured - 1 of the means."""
     rate, predicted = manifest.workload.requests_per_second, manifest.predicted
-    assert rate is not None
     residence = predicted.e2e_seconds.mean
     stream = open_loop(manifest.workload, rate, count + int(3 * residence * rate))
     options = SimulationOptions(warmup_seconds=residence, measured_until_seconds=residence + count / rate)

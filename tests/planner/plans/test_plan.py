@@ -23,9 +23,7 @@ ASKED = [
 
 def plan_of(asked: dict) -> Plan:
     """Return the best plan of a question that has one."""
-    best = best_of(**asked)
-    assert best is not None
-    return best
+    return best_of(**asked)
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)

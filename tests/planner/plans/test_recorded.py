@@ -9,7 +9,6 @@ from ground.errors import BadInput
 from planner.checks.on_trace import pools_of
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Routing
-from planner.plans.aggregated import AggregatedPlan
 from planner.plans.assemble import assemble
 from planner.plans.recorded import expect_recorded, pools_on
 from planner.serving.deployed import play
@@ -64,7 +63,6 @@ def _agree(manifest: Manifest, trace: TraceRows, mean: float, p99: float) -> Non
         mine, runtimes = getattr(told, name), getattr(found, name)
         assert mine.mean == pytest.approx(runtimes.mean, rel=mean), name
         assert mine.p99 == pytest.approx(runtimes.p99, rel=p99), name
-    assert told.utilisation is not None
     if "mixed" in told.utilisation:  # that of decode is the tail's: how long the longest answer of the last runs alone
         assert told.utilisation == pytest.approx(found.utilisation, rel=mean)
     assert told.requests_per_second == pytest.approx(found.requests_per_second, rel=mean)
@@ -76,7 +74,6 @@ def test_separate_pools_meet_what_the_runtime_plays(part: float) -> None:
     """From light load to more than the plan carries: the mean within 5 %, p99 within 10 %, a backlog where there is."""
     manifest = small_manifest()
     planned = manifest.workload.requests_per_second
-    assert planned is not None
     _agree(manifest, _wild(part * planned, reuse=True), 0.05, 0.1)
 
 
@@ -114,7 +111,6 @@ def test_choices_that_follow_the_state_are_those_of_the_runtime(manifest: Manife
     for seed in range(10, 15):
         trace = _wild(rate, seed=seed)
         prediction = expect_recorded(manifest, trace).prediction
-        assert prediction is not None
         told.append(prediction)
         found.append(_simulated(manifest, trace))
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
@@ -140,7 +136,6 @@ def test_kv_that_is_full_keeps_requests_waiting() -> None:
     longest = int(np.max(np.add(trace.input_tokens, trace.output_tokens))) + 16
     ample, scarce = (expect_recorded(_made(kv_tokens=tokens), trace).prediction for tokens in (100_000, longest))
     least = expect_recorded(_made(kv_tokens=longest // 2), trace).prediction
-    assert ample is not None and scarce is not None and least is not None
     ttft = [found.ttft_seconds.mean for found in (ample, scarce, least) if found.ttft_seconds]
     assert ttft[0] < ttft[1] < ttft[2]
     found = _simulated(_made(kv_tokens=longest), trace)
@@ -156,7 +151,6 @@ def test_steps_of_their_own_for_prompts_are_those_of_the_runtime() -> None:
 def test_a_plan_plays_a_trace_as_its_manifest_does() -> None:
     """Its pools are those of the manifest that is made of it, request by request."""
     plan = best_of(model="qwen3-8b", devices=2, lengths=(512.0, 64.0), shape="aggregated")
-    assert isinstance(plan, AggregatedPlan)
     manifest, trace = assemble(plan, {}), _wild(plan.requests_per_second, answer=64.0)
     pools = pools_on(manifest)
     assert not isinstance(pools, str)

@@ -76,9 +76,7 @@ def planned() -> Plan:
         "prefill": [Row(parse_strategy("DP=32, EP=32"), 0, 0)],
         "decode": [Row(parse_strategy("DP=32 x 2, EP=32"), 0, 0)],
     }
-    plan = plan_over(question, rows)  # type: ignore[arg-type]
-    assert plan is not None
-    return plan
+    return plan_over(question, rows)  # type: ignore[arg-type]
 
 
 @cache
@@ -104,7 +102,6 @@ def test_the_manifest_carries_the_domains() -> None:
     assert pool.step_costs["decode"].rule == "disaggregated"
     assert manifest().kv_transfer is not None and manifest().kv_transfer.mapping.group_size == 64  # type: ignore[union-attr]
     rate, figures = manifest().workload.requests_per_second, manifest().predicted
-    assert rate is not None
     again = expect(manifest(), workload_of(manifest().workload), rate * (1 - 1e-9)).prediction
     assert again.tpot_seconds.mean == pytest.approx(figures.tpot_seconds.mean, rel=1e-3)
 

@@ -12,7 +12,6 @@ from tests.questions import best_of, small_question
 def front_of(**asked: Any) -> tuple[Plan, Front]:
     """Return the best plan of Qwen3-8B and the front around it."""
     best = best_of(model="qwen3-8b", **asked)
-    assert best is not None
     return best, wide_front(small_question(model="qwen3-8b", **asked), best, 2)
 
 

@@ -238,7 +238,6 @@ def test_an_interval_of_latency_becomes_one_of_the_rate() -> None:
     """By the slope of their logarithms, here 8; a known trial is where the search begins."""
     stream = _stream()
     found = capacity(_played(8.0, 0.1), stream, ONE, 2.0, 0.97)
-    assert found is not None
     low, high = found.trial.interval()
     assert math.log(found.high / found.low) == pytest.approx(math.log(high / low) / 8, rel=1e-6)
     assert found.low <= found.rate_per_second <= found.high

@@ -88,5 +88,4 @@ def _errors(rows, case, name, cost=None, fixed_lengths=False):
     )
     played = play_aggregated(pool, stream_of(arrival, prompts, answers))
     found = _told(arrival, answers, played.first_token_seconds, played.left_seconds)
-    errors = np.abs(found / _told(arrival, answers, first, left) - 1)
-    return errors
+    return np.abs(found / _told(arrival, answers, first, left) - 1)

@@ -31,7 +31,6 @@ def test_a_turn_finds_the_turns_before(keeps: bool, reused: list[int]) -> None:
 def test_branches_share_their_turn_and_the_next_waits_for_all() -> None:
     """Three at once: they find the first one's turn, and the next prompts hold what all have said."""
     trace = session_trace(BASE, shape(turns=2, branches=3), 10.0, 600)
-    assert trace.session is not None
     rows = np.flatnonzero(trace.session == 0)
     assert trace.input_tokens[rows].tolist() == [1024] * 3 + [3 * 1536 + 1024] * 3
     assert (trace.delay_seconds[rows] < 0).tolist() == [False, True, True, False, True, True]

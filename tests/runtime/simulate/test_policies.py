@@ -10,7 +10,7 @@ from ground.errors import BadInput
 from ground.prefix_cache import PrefixCache
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.loads import placement_balance
-from planner.manifest.schema import CachingPool, Manifest, Recovery, Routing, ServiceLevels, Statistics
+from planner.manifest.schema import CachingPool, Manifest, Recovery, Routing, ServiceLevels
 from runtime.simulate.faults import Outage, shrunk_cost
 from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
@@ -36,17 +36,22 @@ def all_at_once(count: int, inputs: int, outputs: int, blocks: int = 0) -> Reque
     )
 
 
-def bursty(**changes: Any) -> Manifest:
+def within(made: Manifest, ttft: float, tpot: float) -> Manifest:
+    """Return a manifest with other limits."""
+    return made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=ttft, tpot_seconds=tpot)})
+
+
+def bursty() -> Manifest:
     """Return four instances of each role under prompts like those of Azure's traces, with tight limits."""
     workload = {"input_tokens": 2048, "output_tokens": 60, "input_cv2": 0.93, "output_cv2": 2.0}
-    made = manifest(prefill=4, decode=4, workload=workload, **changes)
-    return made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.5, tpot_seconds=0.004)})
+    return within(manifest(prefill=4, decode=4, workload=workload), 0.5, 0.004)
 
 
-def some(statistics: Statistics | None) -> Statistics:
-    """Return statistics that exist."""
-    assert statistics is not None
-    return statistics
+def under(
+    made: Manifest, offered: Requests, *policies: str, options: SimulationOptions | None = None
+) -> list[SimulationResult]:
+    """Return what a manifest does with requests under each of some policies; ``a+b`` sets two at once."""
+    return [simulate(with_policies(made, each.split("+")), offered, options) for each in policies]
 
 
 def beats(better: SimulationResult, worse: SimulationResult, measure: str) -> bool:
@@ -65,12 +70,12 @@ def test_prefill_routing_matters_in_bursts() -> None:
     made = bursty()
     names = ("round_robin", "least_load", "collaborative", "least_load+dynamic")
     usual = modulated(made.workload, 45.0, 1000, BURSTS, 2)
-    results = {name: simulate(with_policies(made, name.split("+")), usual) for name in names}
-    attained = [results[name].slo_attainment for name in names]
+    results = under(made, usual, *names)
+    attained = [each.slo_attainment for each in results]
     assert attained == sorted(attained) and attained[1] > attained[0] + 0.02
-    assert beats(results["least_load"], results["round_robin"], "ttft")
+    assert beats(results[1], results[0], "ttft")
     much = modulated(made.workload, 75.0, 1000, BURSTS, 2)
-    fixed, dynamic = (simulate(with_policies(made, name.split("+")), much) for name in names[1::2])
+    fixed, dynamic = under(made, much, *names[1::2])
     # Dynamic roles carry 1.67 times the rate about as well as fixed ones carry the usual one.
     assert dynamic.slo_attainment > attained[1] - 0.02 > fixed.slo_attainment + 0.1
     assert dynamic.role_flips > 0
@@ -81,17 +86,15 @@ def test_dynamic_roles_cost_nothing_where_they_are_not_needed(rate: float, seed:
     """At loads that fixed roles carry, whatever flips or helps loses less than one request in a hundred."""
     made = bursty()
     offered = modulated(made.workload, rate, 600, BURSTS, seed)
-    fixed, dynamic = (simulate(with_policies(made, ["least_load", name]), offered) for name in ("fixed", "dynamic"))
+    fixed, dynamic = under(made, offered, "least_load+fixed", "least_load+dynamic")
     assert dynamic.slo_attainment >= fixed.slo_attainment - 0.01
 
 
 def test_a_single_decode_instance_helps_with_prompts() -> None:
     """Nothing can flip beside one decode instance: past the rate of prefill it spares prompts some of its time."""
-    workload = {"input_tokens": 4096, "output_tokens": 30}
-    made = manifest(prefill=2, decode=1, workload=workload)
-    made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.5, tpot_seconds=0.004)})
+    made = within(manifest(prefill=2, workload={"input_tokens": 4096, "output_tokens": 30}), 0.5, 0.004)
     offered = open_loop(made.workload, 80.0, 400, 1)
-    fixed, dynamic = (simulate(with_policies(made, ["least_load", name]), offered) for name in ("fixed", "dynamic"))
+    fixed, dynamic = under(made, offered, "least_load+fixed", "least_load+dynamic")
     assert dynamic.slo_attainment > fixed.slo_attainment + 0.05
     assert dynamic.role_flips == 0
 
@@ -104,10 +107,9 @@ def test_instances_turn_to_decode_when_requests_wait_for_it() -> None:
     limits = {"requests_per_dp_rank": 2, "tokens_per_device": 2048}
     made = manifest(prefill=4, decode=1, workload={"input_tokens": 64, "output_tokens": 400}, limits=limits)
     offered = open_loop(made.workload, 60.0, 300, 1)
-    assert simulate(with_policies(made, ["dynamic"]), offered).role_flips == 0
-    made = made.model_copy(update={"service_levels": made.service_levels.model_copy(update={"tpot_seconds": 0.003})})
-    fixed, dynamic = (simulate(with_policies(made, [name]), offered) for name in ("fixed", "dynamic"))
-    assert some(dynamic.e2e_seconds).mean < 0.6 * some(fixed.e2e_seconds).mean
+    assert under(made, offered, "dynamic")[0].role_flips == 0
+    fixed, dynamic = under(within(made, 2.0, 0.003), offered, "fixed", "dynamic")
+    assert dynamic.e2e_seconds.mean < 0.6 * fixed.e2e_seconds.mean
     assert dynamic.slo_attainment > fixed.slo_attainment + 0.2
     assert dynamic.role_flips >= 1
 
@@ -116,7 +118,6 @@ def test_an_instance_comes_home_when_prompts_are_late(monkeypatch: pytest.Monkey
     """Decode that is full takes a prefill instance only until prompts need it: then it is back, whatever it runs."""
     made = with_policies(manifest(prefill=2, decode=1), ["dynamic"])
     roles = _Run(made, [all_at_once(1, 64, 2)], SimulationOptions(), None)._system.roles
-    assert roles is not None
     monkeypatch.setattr(roles, "_decodes", lambda *_: False)  # the others cannot take what any of them runs
     away = next(unit for unit in roles._units if unit.home == "prefill")
     roles._turn(away, to_prefill=False)
@@ -125,10 +126,10 @@ def test_an_instance_comes_home_when_prompts_are_late(monkeypatch: pytest.Monkey
 
 def test_no_instance_turns_to_decode_soon_after_prompts_waited() -> None:
     """Long prompts among short ones: what has turned to prefill stays for ten seconds after a wait, and helps."""
-    made = manifest(prefill=4, decode=3, workload={"input_tokens": 3000, "output_tokens": 100, "input_cv2": 3.0})
-    made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.5, tpot_seconds=0.004)})
+    workload = {"input_tokens": 3000, "output_tokens": 100, "input_cv2": 3.0}
+    made = within(manifest(prefill=4, decode=3, workload=workload), 0.5, 0.004)
     offered = open_loop(made.workload, 40.0, 1500, 2)  # of 37 seconds
-    fixed, dynamic = (simulate(with_policies(made, ["least_load", name]), offered) for name in ("fixed", "dynamic"))
+    fixed, dynamic = under(made, offered, "least_load+fixed", "least_load+dynamic")
     assert dynamic.slo_attainment > fixed.slo_attainment + 0.25
     assert 0 < dynamic.role_flips < 20
 
@@ -136,19 +137,16 @@ def test_no_instance_turns_to_decode_soon_after_prompts_waited() -> None:
 @pytest.mark.parametrize("worse", ["decode=round_robin", "least_requests"])
 def test_decode_placement_by_kv_balances_ranks(worse: str) -> None:
     """Prompts of very different lengths: iterations follow the fullest rank, so least KV first has the least TPOT."""
-    workload = {"input_tokens": 4000, "output_tokens": 60, "input_cv2": 4.0}
-    made = manifest(prefill=4, decode=1, workload=workload)
+    made = manifest(prefill=4, workload={"input_tokens": 4000, "output_tokens": 60, "input_cv2": 4.0})
     offered = open_loop(made.workload, 60.0, 600, 1)
-    by_kv, other = (simulate(with_policies(made, [name]), offered) for name in ("least_kv", worse))
+    by_kv, other = under(made, offered, "least_kv", worse)
     assert beats(by_kv, other, "tpot")
 
 
 def test_reserving_prompts_only_admits_more_and_may_have_to_take_back() -> None:
     """Answers that are not set aside let more requests in; those that outgrow the cache are computed anew."""
     kv = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 2000}
-    made = manifest(decode_kv=kv)
-    offered = all_at_once(64, 200, 400)
-    whole, prompt = (simulate(with_policies(made, [name]), offered) for name in ("whole", "prompt"))
+    whole, prompt = under(manifest(decode_kv=kv), all_at_once(64, 200, 400), "whole", "prompt")
     assert (whole.completed, prompt.completed) == (64, 64)
     assert prompt.occupancy["slots"] > whole.occupancy["slots"]
     assert prompt.retried_requests > 0 == whole.retried_requests
@@ -160,7 +158,7 @@ def test_prefill_that_decode_does_not_empty_stops() -> None:
     tight = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 1024}
     offered = all_at_once(60, 512, 100)
     free, held = (simulate(manifest(decode_limits=slow, **changes), offered) for changes in ({}, {"prefill_kv": tight}))
-    assert some(held.ttft_seconds).p99 > 3 * some(free.ttft_seconds).p99
+    assert held.ttft_seconds.p99 > 3 * free.ttft_seconds.p99
     assert held.completed == 60
 
 
@@ -170,10 +168,9 @@ def test_order_of_chunks_trades_first_tokens_for_later_ones() -> None:
     limits = {"requests_per_dp_rank": 64, "tokens_per_device": 256}
     pools = [pool("mixed", one, [Instance(name="a", nodes=[0])], limits=limits)]
     made = build(pools, {"input_tokens": 1500, "output_tokens": 60, "input_cv2": 1.0})
-    offered = open_loop(made.workload, 8.0, 120, 1)
-    decode, prompts = (simulate(with_policies(made, [name]), offered) for name in ("decode_first", "prefill_first"))
-    assert some(prompts.ttft_seconds).mean < some(decode.ttft_seconds).mean
-    assert some(prompts.tpot_seconds).p99 > some(decode.tpot_seconds).p99
+    decode, prompts = under(made, open_loop(made.workload, 8.0, 120, 1), "decode_first", "prefill_first")
+    assert prompts.ttft_seconds.mean < decode.ttft_seconds.mean
+    assert prompts.tpot_seconds.p99 > decode.tpot_seconds.p99
 
 
 def test_balanced_links_spread_over_the_prefill_group() -> None:
@@ -183,19 +180,15 @@ def test_balanced_links_spread_over_the_prefill_group() -> None:
         prefill_limits={"requests_per_dp_rank": 8, "tokens_per_device": 8192},
     )
     links = made.kv_transfer
-    slow = links.model_copy(
-        update={
-            "bandwidth_bytes_per_second": 2e7,
-            "mapping": links.mapping.model_copy(update={"ratio": 4.0, "group_size": 2.0}),
-        }
-    )
+    mapping = links.mapping.model_copy(update={"ratio": 4.0, "group_size": 2.0})
+    slow = links.model_copy(update={"bandwidth_bytes_per_second": 2e7, "mapping": mapping})
     offered = all_at_once(64, 512, 20)
     balanced, first = (
         simulate(made.model_copy(update={"kv_transfer": slow.model_copy(update={"links": name})}), offered)
         for name in ("balanced", "first")
     )
     assert balanced.transfer_wait_seconds < 0.5 * first.transfer_wait_seconds
-    assert some(balanced.e2e_seconds).mean < some(first.e2e_seconds).mean
+    assert balanced.e2e_seconds.mean < first.e2e_seconds.mean
 
 
 def caching(**changes: Any) -> CachingPool:
@@ -222,21 +215,14 @@ def test_cache_evicts_what_was_used_least_recently() -> None:
 
 def test_a_slower_plane_to_the_cache_costs_first_tokens() -> None:
     """The same hits over VPC instead of UB: TTFT grows by the time that reading takes (CloudMatrix384 section 5)."""
-    offered = all_at_once(40, 2048, 1, blocks=4)
-    repeated = Requests(
-        arrival_seconds=np.arange(80) * 0.2,
-        input_tokens=np.tile(offered.input_tokens, 2),
-        output_tokens=np.tile(offered.output_tokens, 2),
-        reused_tokens=np.zeros(80, dtype=np.int64),
-        blocks=(offered.blocks or ()) * 2,
-        block_tokens=512,
-    )
+    blocks = all_at_once(40, 2048, 1, blocks=4).blocks
+    repeated = replace(all_at_once(80, 2048, 1, blocks=4), arrival_seconds=np.arange(80) * 0.2, blocks=blocks * 2)
     results = [
         simulate(manifest().model_copy(update={"caching": caching(bandwidth_bytes_per_second=rate)}), repeated)
         for rate in (1e9, 1e7)
     ]
     assert [result.prefix_hit_share for result in results] == pytest.approx([2047 / 4096] * 2)
-    assert some(results[0].ttft_seconds).mean < some(results[1].ttft_seconds).mean
+    assert results[0].ttft_seconds.mean < results[1].ttft_seconds.mean
     small = caching(capacity_bytes=3 * 512 * 160.0)
     assert simulate(manifest().model_copy(update={"caching": small}), repeated).prefix_hit_share < 0.01
 
@@ -246,28 +232,20 @@ def test_prompts_go_where_their_head_stands() -> None:
 
     xLLM section 3.4. A pool behind the instances gives what they lack, and time is spent on that alone.
     """
-    first = all_at_once(40, 2048, 1, blocks=4)
-    blocks = first.blocks or ()
-    again = Requests(
-        arrival_seconds=np.arange(80) * 0.5,
-        input_tokens=np.tile(first.input_tokens, 2),
-        output_tokens=np.tile(first.output_tokens, 2),
-        reused_tokens=np.zeros(80, dtype=np.int64),
-        blocks=(*blocks, *reversed(blocks)),
-        block_tokens=512,
+    blocks = all_at_once(40, 2048, 1, blocks=4).blocks
+    again = replace(
+        all_at_once(80, 2048, 1, blocks=4), arrival_seconds=np.arange(80) * 0.5, blocks=(*blocks, *reversed(blocks))
     )
     kv = {"block_tokens": 64, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 400_000}
     made = manifest(prefill=4, prefill_kv=kv)
-    chance, sought = (
-        simulate(with_policies(made, ["instance", name]), again) for name in ("round_robin", "prefix_aware")
-    )
+    chance, sought = under(made, again, "instance+round_robin", "instance+prefix_aware")
     assert chance.prefix_hit_share < 0.3
     assert sought.prefix_hit_share == pytest.approx(2047 / 4096)
-    assert some(sought.ttft_seconds).mean < some(chance.ttft_seconds).mean
+    assert sought.ttft_seconds.mean < chance.ttft_seconds.mean
     pooled = made.model_copy(update={"caching": caching(bandwidth_bytes_per_second=1e7)})
-    near, far = (simulate(with_policies(pooled, ["prefix_aware", name]), again) for name in ("instance", "shared"))
+    near, far = under(pooled, again, "prefix_aware+instance", "prefix_aware+shared")
     assert near.prefix_hit_share == pytest.approx(far.prefix_hit_share)
-    assert some(near.ttft_seconds).mean < some(far.ttft_seconds).mean
+    assert near.ttft_seconds.mean < far.ttft_seconds.mean
 
 
 def test_requests_move_off_the_fullest_rank() -> None:
@@ -276,34 +254,30 @@ def test_requests_move_off_the_fullest_rank() -> None:
     lengths = np.where(numbers % 4, 64, 4096)
     offered = replace(all_at_once(32, 64, 4000), arrival_seconds=0.05 * numbers, input_tokens=lengths)
     options = SimulationOptions(offline=backlog(made.workload, 1, 1))
-    dealt, moved = (
-        simulate(with_policies(made, ["decode=round_robin", name]), offered, options) for name in ("placed", "even")
-    )
+    dealt, moved = under(made, offered, "decode=round_robin+placed", "decode=round_robin+even", options=options)
     assert moved.completed == dealt.completed == 32
-    assert some(moved.tpot_seconds).mean < 0.99 * some(dealt.tpot_seconds).mean
+    assert moved.tpot_seconds.mean < 0.99 * dealt.tpot_seconds.mean
 
 
 def test_measured_loads_under_the_placement_slow_the_busiest_rank() -> None:
     """A hot expert: imbalance is its rank over the mean, and steps take longer; a replica halves its share."""
     mapping = manifest().pools[0].expert_map
-    assert mapping is not None
     loads = np.ones((1, 16))
     loads[0, 3] = 17.0
     assert placement_balance(mapping, loads, set()) == pytest.approx(18 / 4)
     with_replica = manifest(slots=[*range(16), 3, *range(5, 12)]).pools[0].expert_map
-    assert with_replica is not None
     assert placement_balance(with_replica, loads, set()) < 18 / 4
     offered = all_at_once(64, 64, 30)
     even, skewed = (simulate(manifest(), offered, SimulationOptions(balance={"decode": b})) for b in (1.0, 4.5))
     assert skewed.expert_imbalance["decode"] == 4.5
-    assert beats(even, skewed, "tpot") or some(even.tpot_seconds).mean < some(skewed.tpot_seconds).mean
+    assert beats(even, skewed, "tpot") or even.tpot_seconds.mean < skewed.tpot_seconds.mean
     changes = ((0.5 * skewed.duration_seconds, {"decode": 1.0}),)
     later, stepped = (
         simulate(manifest(), offered, SimulationOptions(balance={"decode": 4.5}, rebalances=changes, stepping=stepping))
         for stepping in (False, True)
     )
-    assert some(even.tpot_seconds).mean < some(later.tpot_seconds).mean < some(skewed.tpot_seconds).mean
-    assert some(later.tpot_seconds).mean == pytest.approx(some(stepped.tpot_seconds).mean)
+    assert even.tpot_seconds.mean < later.tpot_seconds.mean < skewed.tpot_seconds.mean
+    assert later.tpot_seconds.mean == pytest.approx(stepped.tpot_seconds.mean)
 
 
 def test_co_location_uses_what_online_requests_leave() -> None:
@@ -313,22 +287,16 @@ def test_co_location_uses_what_online_requests_leave() -> None:
     """
     workload = {"input_tokens": 1024, "output_tokens": 100, "input_cv2": 1.0, "output_cv2": 1.0}
     limits = {"requests_per_dp_rank": 64, "tokens_per_device": 2048}
-    levels = ServiceLevels(ttft_seconds=0.3, tpot_seconds=0.0016)
 
     def sized(count: int) -> Manifest:
-        made = manifest(prefill=count, decode=count, workload=workload, limits=limits)
-        return made.model_copy(update={"service_levels": levels})
+        return within(manifest(prefill=count, decode=count, workload=workload, limits=limits), 0.3, 0.0016)
 
-    horizon = 8.0
-    cut = SimulationOptions(until_seconds=horizon)
+    cut = SimulationOptions(until_seconds=8.0)
     offered = modulated(sized(3).workload, 60.0, 480, Modulation(burst=4.0, share=0.2, mean_burst_seconds=2.0), 1)
     apart = simulate(sized(2), offered, cut)
     offline_apart = simulate(sized(1), closed_loop(sized(1).workload, 400, 3000, 2), cut).output_tokens_per_second
-    queue = backlog(sized(3).workload, 6000, 2)
-    together, first = (
-        simulate(with_policies(sized(3), [name]), offered, SimulationOptions(until_seconds=horizon, offline=queue))
-        for name in ("slo", "offline=equal")
-    )
+    shared = replace(cut, offline=backlog(sized(3).workload, 6000, 2))
+    together, first = under(sized(3), offered, "slo", "offline=equal", options=shared)
     assert together.slo_attainment >= apart.slo_attainment
     assert together.offline["output_tokens_per_second"] > offline_apart
     assert first.slo_attainment < 0.5
@@ -336,17 +304,14 @@ def test_co_location_uses_what_online_requests_leave() -> None:
 
 def test_offline_answers_stay_on_prefill_instances_where_decode_is_full() -> None:
     """xLLM section 3.1: the relaxed pool decodes offline requests, which give way to online prompts."""
-    made = manifest(prefill=4, decode=1, workload={"input_tokens": 1024, "output_tokens": 50})
-    made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.3, tpot_seconds=0.01)})
+    made = within(manifest(prefill=4, workload={"input_tokens": 1024, "output_tokens": 50}), 0.3, 0.01)
     long = backlog(made.workload.model_copy(update={"input_tokens": 64, "output_tokens": 400}), 8000, 2)
     offered, cut = open_loop(made.workload, 60.0, 480, 1), SimulationOptions(until_seconds=8.0, warmup_seconds=2.0)
     alone = simulate(made, offered, cut)
-    kept, first = (
-        simulate(with_policies(made, [name]), offered, replace(cut, offline=long)) for name in ("slo", "priority")
-    )
+    kept, first = under(made, offered, "slo", "priority", options=replace(cut, offline=long))
     assert kept.offline["output_tokens_per_second"] > 1.5 * first.offline["output_tokens_per_second"]
     assert kept.slo_attainment > alone.slo_attainment - 0.01
-    assert some(kept.ttft_seconds).p99 < 0.3
+    assert kept.ttft_seconds.p99 < 0.3
 
 
 def test_an_instance_that_opens_again_does_what_it_was_planned_for() -> None:
@@ -366,19 +331,15 @@ def test_an_instance_that_opens_again_does_what_it_was_planned_for() -> None:
 def test_offline_tokens_are_more_than_with_priority_and_late_first_tokens_earlier() -> None:
     """Decode instances go on taking prompts while they have time; the limit decides how long passes are."""
     workload = {"input_tokens": 1024, "output_tokens": 100, "input_cv2": 1.0}
-    made = manifest(prefill=2, decode=2, workload=workload)
-    made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=1.0, tpot_seconds=0.01)})
+    made = within(manifest(prefill=2, decode=2, workload=workload), 1.0, 0.01)
     offered = open_loop(made.workload, 60.0, 480, 1)
     options = SimulationOptions(until_seconds=8.0, warmup_seconds=2.0, offline=backlog(made.workload, 6000, 2))
-    kept, first = (simulate(with_policies(made, [name]), offered, options) for name in ("slo", "priority"))
+    kept, first = under(made, offered, "slo", "priority", options=options)
     assert kept.offline["requests"] == first.offline["requests"] == 6000
     assert kept.offline["output_tokens_per_second"] > 1.3 * first.offline["output_tokens_per_second"]
-    tight = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.3, tpot_seconds=0.01)})
+    tight = within(made, 0.3, 0.01)
     late, early = (
-        sum(
-            some(simulate(levels, open_loop(made.workload, 60.0, 480, seed), options).ttft_seconds).p99
-            for seed in (1, 2)
-        )
+        sum(simulate(levels, open_loop(made.workload, 60.0, 480, seed), options).ttft_seconds.p99 for seed in (1, 2))
         for levels in (made, tight)
     )
     assert early < late
@@ -386,8 +347,7 @@ def test_offline_tokens_are_more_than_with_priority_and_late_first_tokens_earlie
 
 def test_a_pass_is_filled_as_far_as_its_prompts_stay_in_time() -> None:
     """Other ranks wait for the fullest one, but experts serve all: what they carry makes a late prompt later."""
-    made = manifest(prefill=1, decode=1)
-    made = made.model_copy(update={"service_levels": ServiceLevels(ttft_seconds=0.3, tpot_seconds=0.01)})
+    made = within(manifest(), 0.3, 0.01)
     filled = []
     for waited in (0.0, 0.185, 0.2):  # a pass of the prompt takes 48 ms, a full one 61 ms; 240 ms are in time
         run = _Run(made, [all_at_once(1, 64, 8)], SimulationOptions(offline=backlog(made.workload, 1, 1)), None)
@@ -411,7 +371,7 @@ def test_recovery_stages_lose_less_and_less() -> None:
             made_so = made.model_copy(update={"recovery": recovery})
             result = simulate(made_so, offered, SimulationOptions(faults=(fault,)))
             assert result.completed == 300
-            times[stage, kind] = some(result.e2e_seconds).mean
+            times[stage, kind] = result.e2e_seconds.mean
     assert times["restart", "device"] > 2 * times["failover", "device"]
     assert 2 * times["recompute", "link"] < times["failover", "link"] <= times["restart", "link"] * 1.01
 
@@ -426,7 +386,7 @@ def test_requests_hang_until_a_loss_is_known(target: str, at: float) -> None:
         chosen = made.model_copy(update={"recovery": recovery})
         result = simulate(chosen, all_at_once(64, 128, 100), SimulationOptions(faults=(fault,)))
         assert result.completed == 64 and result.retried_requests
-        ends.append(some(result.e2e_seconds).p99)
+        ends.append(result.e2e_seconds.p99)
     assert ends[1] - ends[0] == pytest.approx(1.0, abs=0.1)
 
 
@@ -484,12 +444,11 @@ def test_killing_prefill_keeps_decode() -> None:
     fault = Outage(kind="device", target="decode-0/1", at_seconds=0.3, for_seconds=1.0)
     times = []
     for kill in (False, True):
-        made = base.model_copy(
-            update={"recovery": Recovery(heartbeat_seconds=0.0, restart_seconds=5.0, kill_prefill=kill)}
-        )
+        recovery = Recovery(heartbeat_seconds=0.0, restart_seconds=5.0, kill_prefill=kill)
+        made = base.model_copy(update={"recovery": recovery})
         result = simulate(made, open_loop(made.workload, 40.0, 200, 1), SimulationOptions(faults=(fault,)))
         assert result.completed == 200
-        times.append(some(result.e2e_seconds).mean)
+        times.append(result.e2e_seconds.mean)
     assert times[1] < 0.5 * times[0]
 
 

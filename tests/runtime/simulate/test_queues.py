@@ -84,7 +84,6 @@ def test_closed_forms_lie_within_the_confidence_interval(name: str, count: int, 
     else:
         expected = mean + erlang_c(count, count * load) / (count / mean - rate) + ITERATION_SECONDS / 2
     found = interval(result.batches.means("e2e"))
-    assert found is not None
     measured, half_width = found
     assert half_width < 0.1 * expected
     assert abs(measured - expected) < 1.5 * half_width  # of 95 %, so about three standard errors
