@@ -53,7 +53,7 @@ def _show(screen: Screen, found: ExplainResult) -> None:
         screen.lines("")
         screen.grid(found.changes, CHANGES)
         return
-    show_first(screen, best, found.sureness, found.asked.job)
+    show_first(screen, found.answer, found.sureness, found.asked.job)
     for pool in worked_plan(best):
         _pool(screen, pool)
         screen.lines("")

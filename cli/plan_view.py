@@ -70,7 +70,7 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
     """Write an answer that has a plan, with the first ``runners`` of its front; ``verbose`` with what it rests on."""
     asked, answer, best = found.asked, found.answer, found.best
     assert best is not None, "only a plan is shown"
-    show_first(screen, best, found.sureness, asked.job)
+    show_first(screen, answer, found.sureness, asked.job)
     if found.months:
         show_growth(screen, found.months)
         screen.lines("")
@@ -98,8 +98,10 @@ def show_plan(screen: Screen, found: PlanResult, *, runners: bool = True, verbos
         show_front(screen, "Runners-up", others)
 
 
-def show_first(screen: Screen, plan: Plan, sure: "Sureness | None", job: Job | None = None) -> None:
+def show_first(screen: Screen, answer: Answer, sure: "Sureness | None", job: Job | None = None) -> None:
     """Write the five lines that matter: what to deploy, on what, what it does, how sure that is, and what limits it."""
+    plan = answer.best
+    assert plan is not None, "only a plan is shown"
     question = plan.question
     names = dict.fromkeys(pool.machines.hardware.name for _, pool in plan.pools())
     counts = {"node": plan.nodes, "chip": plan.chips, "device": plan.devices}
@@ -123,7 +125,7 @@ def show_first(screen: Screen, plan: Plan, sure: "Sureness | None", job: Job | N
         ("On", f"{' and '.join(names)}: {size}{''.join(f', {each}' for each in _per_hour(plan))}"),
         ("Does", f"{'; '.join(does)}{survives}"),
         ("Sure", sure_text(plan, sure, job)),
-        ("Limits", limit_text(plan, job)),
+        ("Limits", limit_text(plan, job, answer.bound)),
     )
     screen.lines("")
 

@@ -60,7 +60,8 @@ class ExplainResult(Result):
         best = self.answer.best
         if best is None:
             return f"Binding: {self.answer.binding_limit}. {self.answer.explanation}"
-        return f"Binding: {limit_text(best, self.asked.job)}. {self.answer.explanation} {room_text(best, self.near)}"
+        limit, told = limit_text(best, self.asked.job, self.answer.bound), self.answer.explanation
+        return f"Binding: {limit}. {told} {room_text(best, self.near)}"
 
     def rows(self) -> list[Row]:
         """Return a row per resource, or without a plan per change."""

@@ -392,13 +392,18 @@ _REACHED = {
 }
 
 
-def limit_text(plan: Plan, job: Job | None = None) -> str:
-    """Say what keeps a plan from being better: what is asked, or the devices and the limit that they reach."""
+def limit_text(plan: Plan, job: Job | None = None, bound: Bound | None = None) -> str:
+    """Say what keeps a plan from being better: what is asked, or the devices and the limit that they reach.
+
+    Args: ``bound`` tells whether it is proven that less misses what is asked.
+    """
     held, _, reached = plan.binding_limit.rpartition(", ")
     if plan.question.goal.timed:
         return "the devices at hand; no plan on them is quicker"
     if not held:
         less = {"chips": "; fewer chips miss it", "cost": "; what is cheaper misses it"}
+        if bound is not None and bound.gap > 1e-6:
+            less = {"chips": "; no plan of fewer chips was found", "cost": "; no cheaper plan was found"}
         return f"the {'asked rate' if job is None else 'time of the job'}{less.get(plan.question.objective, '')}"
     role, _, limit = reached.rpartition(" ")
     where = "the devices at hand" if held == "devices" else "the given instances"

@@ -4,12 +4,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from typing import NamedTuple
 
 from ground.errors import Fault
 from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
-from planner.objective import SLACK, Aim
+from planner.objective import SLACK, Aim, preferred
 from planner.plans.aggregated import make_aggregated
 from planner.plans.plan import DisaggregatedPlan, Plan, cost_of, make_plan, paid_devices
 from planner.programme.columns import Picks, Side
@@ -27,8 +28,8 @@ LONGER = 1.02
 # play, and the least is as much as such a sample errs by.
 _LOWER = tuple(0.005 * 1.6**step for step in range(10))
 
-# Factors on the asked rate, tried in turn, where the prefill memory is full at the asked rate.
-ROOMIER = (1.001, 1.01, 1.1, 1.5)
+# Factors on the asked rate, tried in turn, where the plan for the asked rate is late: 0.1 % more, then twice as much.
+ROOMIER = tuple(1 + 0.001 * 2**step for step in range(10))
 
 
 class Choice(NamedTuple):
@@ -260,7 +261,7 @@ def _lateness(plan: Plan) -> float:
 
 
 def _with_room(late: Found, told: Callable[[Plan], Plan] = lambda plan: plan) -> Found:
-    """Return the plan of columns that carry more than is asked, so that prompts find room in prefill.
+    """Return the plan of separate pools, or of columns that carry more than is asked, so that prompts find room.
 
     Args: ``told`` returns a plan as it is to be judged and told.
 
@@ -268,18 +269,25 @@ def _with_room(late: Found, told: Callable[[Plan], Plan] = lambda plan: plan) ->
     The columns that carry most come last: where they are late, too, there is no plan.
     """
     assert late.choice is not None, "a plan has columns"
-    aim = late.choice.programme.aim
-    harder = [replace(aim, rate=share) for share in ROOMIER]
-    for each in (*harder, Aim(devices=aim.devices, objective="throughput")):
-        choice = choose(late.separate, each)
-        if not isinstance(choice, Choice):
-            continue
-        plans = tuple(told(_carried(option, columns, 1.0)) for option, columns in choice.chosen)
-        if _lateness(plans[0]) <= 1:
-            growth = _spare(choice.programme.picked(choice.picks), plans)
-            gap = 0.0 if aim.goal.timed else 1 - late.plans[0].chips / plans[0].chips
-            return replace(late, plans=plans, growth=growth, gap=gap)
-    return Found(separate=late.separate, choice=None, refused=late.choice.gathered)
+    aim, own = late.choice.programme.aim, late.choice
+    apart = [own._replace(picks=own.ways.separate)] if own.ways.separate not in (None, own.picks) else []
+    aims = (*(replace(aim, rate=share) for share in ROOMIER), Aim(devices=aim.devices, objective="throughput"))
+    roomier = filter(None, (_in_room(late, choose(late.separate, each), told) for each in aims))
+    found = [*filter(None, (_in_room(late, each, told) for each in apart)), *islice(roomier, 1)]
+    best = preferred([each.best for each in found], aim.goal)
+    return Found(separate=late.separate, choice=None, refused=own.gathered) if best is None else found[best]
+
+
+def _in_room(late: Found, choice: Choice | Gathered, told: Callable[[Plan], Plan]) -> Found | None:
+    """Return the result with the plan of other columns than those that are late; None where it is late, too."""
+    if not isinstance(choice, Choice):
+        return None
+    plans = tuple(told(_carried(option, columns, 1.0)) for option, columns in choice.chosen)
+    if _lateness(plans[0]) > 1:
+        return None
+    growth = _spare(choice.programme.picked(choice.picks), plans)
+    gap = 0.0 if plans[0].question.goal.timed else 1 - late.plans[0].chips / plans[0].chips
+    return replace(late, plans=plans, growth=growth, gap=gap)
 
 
 def in_time(plan: Plan | None) -> Plan | None:

@@ -310,7 +310,7 @@ def _printed_alike(ask: Asking, found: PlanResult, own: dict[str, Any]) -> Itera
         "rate": carried_rate(own["requests_per_second"]).split("/")[0],
         "chips": counted(own["chips"], "chip"),
         "nodes": counted(own["nodes"], "node"),
-        "binding limit": limit_text(found.best),
+        "binding limit": limit_text(found.best, bound=found.answer.bound),
         "engine": engine_text(found.best.question),
     }
     yield from (

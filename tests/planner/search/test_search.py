@@ -118,6 +118,14 @@ def test_every_plan_keeps_limits_budgets_and_rate(asked: dict[str, Any]) -> None
         assert not any(dominates(other, plan) for other in answer.pareto)
 
 
+@pytest.mark.parametrize("shape", ["auto", "aggregated"])
+def test_a_plan_that_is_late_over_more_requests_gives_way_to_the_next(shape: str) -> None:
+    """Four chips in one instance carry what two instances of two do not, and no more chips are told than that takes."""
+    asked = {"model": "qwen3-32b", "hardware": "910b", "devices": 8, "engine": "vllm-ascend@0.23.0", "shape": shape}
+    plan = best_of(**asked, lengths=(1500.0, 800.0), rate_per_second=2.0, ttft_seconds=2.0, objective="chips")
+    assert plan.chips == 4
+
+
 @pytest.mark.parametrize("objective", ["chips", "cost", "latency"])
 def test_what_is_made_small_needs_a_rate(objective: str) -> None:
     """The flag is named."""
