@@ -50,24 +50,25 @@ def check_deployed(
     *,
     confidence: float | None = None,
     loss: Loss | None = None,
+    told: bool = False,
 ) -> Verdict:
-    """Return whether a fixed deployment keeps the limits at a rate."""
+    """Return whether a fixed deployment keeps the limits at a rate; ``told``: by the figures that a plan tells."""
     level = confidence or PREDICTED
-    margins = margins_of(limits, standing(deployed, rate_per_second, level))
+    margins = margins_of(limits, standing(deployed, rate_per_second, level, told=told))
     after = worst_loss(deployed, limits, rate_per_second, loss, level) if loss else None
     tightest = min(margins, key=room_of, default=None)
     holds = all(margin.holds for margin in margins)
     survives = after is None or after.holds
-    told = "every limit holds" if holds and survives else "" if holds else _passed(deployed, limits, margins)
+    why_not = "every limit holds" if holds and survives else "" if holds else _passed(deployed, limits, margins)
     if not survives and after is not None:
         counts = after.lost.counts
         none = [pool.role for pool in deployed.pools if pool.instances <= counts.get(pool.role, 0)]
         why = f"no {none[0]} instance is left" if none else _passed(deployed, limits, after.margins)
-        told = f"{told}{'; ' if told else ''}after losing one {after.loss}, {why}"
+        why_not = f"{why_not}{'; ' if why_not else ''}after losing one {after.loss}, {why}"
     return Verdict(
         holds=holds and survives,
         binding="survive" if holds and not survives else tightest.name if tightest else "none",
-        explanation=told,
+        explanation=why_not,
         margins=margins,
         confidence=confidence,
         held_confidence=held_confidence(deployed, limits, rate_per_second, loss, confidence),
@@ -170,7 +171,8 @@ def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
     deployed = plan_on(plan, finder.trace if most.played else None)
     rate = question.rate_per_second or carried or plan.requests_per_second
     asked = rate * (1 + question.headroom)
-    found = check_deployed(deployed, Limits.of(question), asked, confidence=confidence, loss=question.survive)
+    limits, loss, own = Limits.of(question), question.survive, confidence is None and not question.headroom
+    found = check_deployed(deployed, limits, asked, confidence=confidence, loss=loss, told=own)
     found = replace(found, plan=plan, played=most.played)
     if question.rate_per_second is None:
         return replace(found, binding=plan.binding_limit) if found.holds else found

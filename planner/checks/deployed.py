@@ -78,6 +78,8 @@ class DeployedPool:
     room_prompts: float = math.inf  # prompts whose KV a prefill instance holds
     alone: At | None = None
     """As ``at``, as the search sizes instances: to the utilisation limit, and decode that is not played each alone."""
+    told: At | None = None
+    """As ``at``, as a plan is told: played over as many requests as its queue needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +98,18 @@ def standing(
     lost: Lost | None = None,
     *,
     sized: bool = False,
+    told: bool = False,
 ) -> Standing:
     """Return the standing at a rate whose latencies are not exceeded with a confidence.
 
-    Confidence 0.5 takes service times as predicted. ``sized``: as the search sizes pools, see ``alone``.
+    Confidence 0.5 takes service times as predicted. ``sized`` and ``told``: see ``DeployedPool``.
     """
     found, room = Standing(), math.inf
     encodes: list[Latency | None] = []
     for pool in deployed.pools:
         slow = times_with(confidence, pool.deviation)
         left = pool.instances - (lost.counts.get(pool.role, 0) if lost else 0)
-        at = (pool.alone if sized else None) or pool.at
+        at = (pool.alone if sized else pool.told if told else None) or pool.at
         own = at(slow * rate_per_second / left, left) if left > 0 else Standing()
         if pool.role == "encode":
             encodes.append(own.ttft and own.ttft.scaled(slow))
@@ -177,6 +180,7 @@ def _language(plan: Plan) -> Deployed:
                 deviation=deviation_of(prefill),
                 room_prompts=prefill.room_prompts,
                 alone=_within(server, prefill_at),
+                told=lambda rate, count: Standing(ttft=server.ttft(rate, count, _requests(plan, rate * count))),
             ),
             DeployedPool(
                 role="decode",
@@ -205,10 +209,17 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
                 at=at,
                 deviation=deviation_of(pool),
                 alone=_within(server, at),
+                told=lambda rate, count: standing_of(server.state(rate, count, _requests(plan, rate * count))),
             ),
         ),
         losses={loss: (Lost(mixed=plan.lost(loss)["mixed"]),) for loss in kinds},
     )
+
+
+def _requests(plan: Plan, rate_per_second: float) -> int | None:
+    """Return over how many requests a plan is told; None, as many as its queue needs, at another rate than its own."""
+    own = abs(rate_per_second / plan.requests_per_second - 1) < 1e-9
+    return plan.played.asked_requests if own and plan.played else None
 
 
 def _within(server: PrefillServer | DecodeServer | AggregatedServer, at: At) -> At:
@@ -245,7 +256,7 @@ def played(deployed: Deployed, left: Left, trace: TraceRows) -> Deployed:
         def at(rate_per_second: float, count: int) -> Standing:
             return _standing(recorded(rate_per_second * count, whole | {pool.role: count}), pool.role)
 
-        return replace(pool, at=at, alone=None)
+        return replace(pool, at=at, alone=None, told=None)
 
     return replace(
         deployed,

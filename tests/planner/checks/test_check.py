@@ -21,9 +21,10 @@ from planner.search.sure import rate_with
 from planner.serving.capacity import Limits
 from planner.serving.deployed import workload_of
 from planner.serving.latency import Latency
+from planner.serving.played import MANY
 from planner.workload import TraceRows
 from tests.plans import small_manifest, small_plan
-from tests.questions import small_question
+from tests.questions import best_of, small_question
 
 NODES = {"model": "qwen3-8b", "hardware": "h100", "devices": 24, "weights": "bf16"}
 """Three of them."""
@@ -43,6 +44,10 @@ def test_predicted_figures_are_the_plans_own() -> None:
     found = standing(from_plan(plan), plan.requests_per_second)
     assert found.ttft.p99 == pytest.approx(plan.ttft.p99)
     assert found.tpot.p99 == pytest.approx(plan.tpot.p99)
+    asked = {"model": "llama-3.1-8b", "hardware": "cm384", "devices": 4, "lengths": (2048.0, 1.0), "ttft_seconds": 5.0}
+    best = best_of(**asked, shape="aggregated")  # told over more requests than pools are sized on
+    verdict = check_question(small_question(**asked, shape="aggregated", rate_per_second=best.requests_per_second))
+    assert best.played.asked_requests > MANY and verdict.margins[0].value == best.ttft.p99
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.9])
