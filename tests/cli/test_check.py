@@ -81,20 +81,15 @@ def test_a_manifest_keeps_its_histograms(tmp_path: Path, capsys: pytest.CaptureF
     rows = tmp_path / "rows.csv"
     rows.write_text("tokens,weight\n200,50\n1000,30\n6000,20\n", encoding="utf-8")
     asked = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--nodes", "1", "--rate", "20/s"]
-    asked += ["--shape", "disaggregated"]
-    planned = answered(capsys, *asked, "--isl-histogram", str(rows), "--out", str(tmp_path / "out"))["best"][
-        "ttft_seconds"
-    ]["p99"]
-    manifest = ["--manifest", str(tmp_path / "out" / "manifest.yaml")]
+    asked += ["--shape", "disaggregated", "--strategy", "TP=1", "--out", str(tmp_path)]
+    planned = answered(capsys, *asked, "--isl-histogram", str(rows))["best"]["ttft_seconds"]["p99"]
 
     def weighed(*flags: str, code: int = ExitCode.DONE) -> float:
-        return float(
-            answered(capsys, "check", *manifest, *flags, code=code)["questions"][0]["margins"][0]["value_seconds"]
-        )
+        found = answered(capsys, "check", "--manifest", str(tmp_path / "manifest.yaml"), *flags, code=code)
+        return float(found["questions"][0]["margins"][0]["value_seconds"])
 
     assert weighed() == pytest.approx(planned, rel=1e-3)
-    assert weighed("--isl-histogram", str(rows)) == pytest.approx(planned, rel=1e-3)
-    assert weighed("--prefix-reuse", "0") == pytest.approx(planned, rel=1e-3)
+    assert weighed("--isl-histogram", str(rows), "--prefix-reuse", "0") == pytest.approx(planned, rel=1e-3)
     assert weighed("--prefix-reuse", "0.5") < 0.9 * planned
     assert weighed("--isl", "1600", code=ExitCode.INFEASIBLE) > 1.4 * planned  # as widely spread, log-normal
     assert weighed("--isl", "1600", "--isl-cv", "0") < 0.5 * planned

@@ -38,7 +38,7 @@ def test_two_models_share_the_devices_and_are_written(tmp_path: Path, capsys: py
         "scenarios:\n- {name: night, rate: 5/s, lasts: 8h}\n- {name: day, rate: 60/s, lasts: 16h}\n"
         "- {name: day, model: qwen3-32b, rate: 2/s, lasts: 16h, ttft: 2s}\n"
     )
-    nodes = ["3" if each == "1" else each for each in ASKED]
+    nodes = ["2" if each == "1" else each for each in ASKED]
     asked = [*nodes, "--scenarios", written(tmp_path, day), "--out", str(tmp_path / "out")]
     found = answered(capsys, *asked)
     names = sorted(path.name for path in (tmp_path / "out").iterdir())

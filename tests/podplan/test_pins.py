@@ -79,11 +79,12 @@ def test_a_given_batch_costs_what_predict_says() -> None:
 
 def test_what_gives_no_plan_tells_what_would() -> None:
     """A batch that no memory holds binds, and the one of the best plan is named; it is a plan when it is asked for."""
-    found = answer(strategy="decode=DP=8, EP=8", batch="decode=4000")
+    strategy = "prefill=DP=8, EP=8,decode=DP=8, EP=8"
+    found = answer(strategy=strategy, batch="decode=4000")
     assert found.best is None and found.binding_limit == "memory"
     assert found.explanation.startswith("--batch decode=4000: no decode instance that may be holds as many")
     nearest = found.explanation.rpartition("--batch ")[2]
-    assert planned(strategy="decode=DP=8, EP=8", batch=nearest).requests_per_second > 0
+    assert planned(strategy=strategy, batch=nearest).requests_per_second > 0
 
 
 def test_what_is_predicted_is_planned() -> None:

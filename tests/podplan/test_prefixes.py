@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import podplan
-from podplan.options import QuestionFlags
+from podplan.options import QuestionFlags, flags_of
 from podplan.question import read_question
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import open_loop
@@ -81,20 +81,17 @@ def heads(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_what_prompts_find_depends_on_who_is_sent_where(heads: str) -> None:
     """Of four prompts two find a head on two instances dealt in turn, three where it stands; as planned, so played."""
-    reuse: dict[str | None, float] = {}
-    shares: dict[str | None, float] = {}
-    for routing in (None, "round_robin", "prefix_aware"):
-        found = podplan.plan(
-            "qwen3-8b", hw="910b", nodes=2, trace=heads, ttft="1s", engine="reference", shape="disaggregated",
-            instances="prefill=2", prefix_routing=routing,
-        )  # fmt: skip
-        reuse[routing] = found.best.question.workload.prefix_reuse
-        if routing is not None:
-            manifest = found.manifest()
-            assert found.to_dict()["assumptions"]["reuse"].startswith(f"{reuse[routing]:.1%} ")
-            assert (manifest.routing.prefill, manifest.routing.prefixes) == (routing, "instance")
-            shares[routing] = podplan.simulate(manifest, trace=heads).measured.prefix_hit_share
-            assert shares[routing] >= reuse[routing] - 0.003
-    assert reuse[None] == pytest.approx(3 / 4 * 8 / 9)
+    asked = {"model": "qwen3-8b", "hw": "910b", "nodes": 2, "trace": heads, "ttft": "1s", "engine": "reference"}
+    asked |= {"shape": "disaggregated", "instances": "prefill=2", "strategy": ASKED["strategy"]}
+    everywhere = read_question(flags_of(QuestionFlags, asked)).question.workload.prefix_reuse
+    assert everywhere == pytest.approx(3 / 4 * 8 / 9)
+    reuse, shares = {}, {}
+    for routing in ("round_robin", "prefix_aware"):
+        found = podplan.plan(**asked, prefix_routing=routing)
+        manifest, reuse[routing] = found.manifest(), found.best.question.workload.prefix_reuse
+        assert found.to_dict()["assumptions"]["reuse"].startswith(f"{reuse[routing]:.1%} ")
+        assert (manifest.routing.prefill, manifest.routing.prefixes) == (routing, "instance")
+        shares[routing] = podplan.simulate(manifest, trace=heads).measured.prefix_hit_share
+        assert shares[routing] >= reuse[routing] - 0.003
     assert shares["round_robin"] == pytest.approx(2 / 4 * 8 / 9, abs=0.01)
-    assert shares["prefix_aware"] == pytest.approx(reuse[None], abs=0.02) and reuse["prefix_aware"] > 0.6
+    assert shares["prefix_aware"] == pytest.approx(everywhere, abs=0.02) and reuse["prefix_aware"] > 0.6
