@@ -1,6 +1,5 @@
 """Aggregated instances, played: latencies at a rate, and the largest rate within the limits."""
 
-import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -30,10 +29,6 @@ _EASY = 0.5  # latency over limit, with confidence ``SURE`` on few requests, up 
 FEWEST = 600  # requests of the shortest stream. An instance seldom fills on it, so one that is late on it is far off
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
 """Requests of a long stream; times that a stream must fill an instance, which begins empty; most requests for that."""
-_TURNS, _PIPELINED = 5_000_000, 10_000
-"""Turns of a pipeline's batches after which a long stream has requests enough, which takes half a second to play; and
-fewest requests of it. A turn per stage and token is played: elsewhere steps in which nobody comes or goes are summed.
-"""
 
 
 class AggregatedState(NamedTuple):
@@ -73,21 +68,10 @@ class PlayedAggregated(Player):
         if requests < FEW:
             return super().stream(requests, instances)
         refills = _REFILLS if requests == FEW else 2 * _REFILLS
-        # A short stream is shorter, too, where a long one is, but less so: it has to tell candidates apart.
-        short = int(FEW * math.sqrt(self._most_requests / _REQUESTS))
-        requests = short if requests == FEW else min(requests, self._most_requests) * max(requests // MANY, 1)
+        requests = min(requests, _REQUESTS) * max(requests // MANY, 1)
         while requests < min(refills * self.most_open, _LONGEST):
             requests *= 2
         return super().stream(requests, instances)
-
-    @property
-    def _most_requests(self) -> int:
-        """Requests of a long stream; fewer for a pipeline with long answers, whose intervals are wider."""
-        stages = self.pool.times.layers.size
-        if stages == 1:
-            return _REQUESTS
-        each = stages * self.workload.output_tokens.mean / self.most_open
-        return min(max(int(_TURNS / each), _PIPELINED), _REQUESTS)
 
     @cached_property
     def saturation_per_second(self) -> float:

@@ -16,6 +16,7 @@ Records = np.recarray[Any, Any]  # records beside each other: loops read several
 RESERVE, NEED, ESTIMATE = 0, 1, 2
 ROUND_ROBIN, LEAST_REQUESTS, LEAST_KV = 0, 1, 2
 BUCKETS = 1024
+ROUNDS = 3  # of batches that take turns: the last ones, which are kept
 NOBODY = -1
 INBOX = -1
 WAITS, ENDS, RUNS, SEEN = 0, 1, 2, 3
@@ -84,6 +85,7 @@ HEAD = np.dtype(
         ("prompt_tokens", "i8"),  # that wait or run
         ("busy", "f8"),
         ("steps", "i8"),
+        ("passed", "i8"),  # of those, turns of batches that were played one by one
         ("prompt_steps", "i8"),  # of those, with prompts
         ("beside", "i8"),  # running requests in these, and prompt tokens of the rank that has most, added up
         ("chunks", "f8"),
@@ -123,6 +125,8 @@ CALM = np.dtype(
         ("begin", "f8"),  # of the last iteration that has begun, and its end
         ("end", "f8"),
         ("count", "i8"),  # of those that have begun since
+        ("seconds", "f8"),  # of the first of rounds (``rounds_loop``) without its head, and what each next one adds
+        ("more", "f8"),
     ]
 )
 
@@ -179,6 +183,7 @@ class Instances(NamedTuple):
     loads: Records  # [ranks]: tokens, context, query-key pairs and ended prompts of the step that is scheduled
     calm: Records  # [instances]: what the next steps of a batch take while nobody joins or leaves it
     passed: Floats  # [instances, stages] of whole instances: when each pipeline stage is free
+    rounds: Floats  # [instances, rounds, stages, stages + 1] of whole instances, see ``rounds_loop``
     following: Ints
     """[3] of a closed loop: the next request to send, how many there are in all, and how many have arrived."""
     news: Ints

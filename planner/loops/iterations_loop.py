@@ -17,7 +17,8 @@ from planner.loops.batch_loop import (
     blocks_of,
 )
 from planner.loops.compiled import called, njit
-from planner.loops.tables_loop import Line, alone_line, head_seconds, kv_slope, lasting, reached, seconds_on
+from planner.loops.rounds_loop import pass_rounds
+from planner.loops.tables_loop import Line, alone_line, head_seconds, lasting, reached, seconds_on
 from planner.loops.turns_loop import acting, any_launched, hand_on, only_batch, through_stages
 
 _NEVER = 1 << 60
@@ -53,25 +54,27 @@ def alone(i: int, s: int, decoding: int, mean: float, pool: Instances, times: Ta
 
 @njit
 def _slowest(i: int, s: int, line: Line, mean: float, pool: Instances) -> tuple[float, int]:
-    """``alone``, read off its line: the rank with most cached tokens, or that with most requests."""
-    top = wide = -1
+    """``alone``, read off its line."""
+    seconds, slowest = 0.0, -1
     for r in range(pool.ranks.shape[1]):
         if pool.marks[i, s, r].counted < 0 or (mean > 0.0 and pool.loads[r].tokens > 0.0):
             continue
-        if top < 0 or pool.ranks[i, r].cached > pool.ranks[i, top].cached:
-            top = r
-        if wide < 0 or pool.ranks[i, r].running > pool.ranks[i, wide].running:
-            wide = r
-    if top < 0:
-        return 0.0, top
-    rank = pool.ranks[i, top]
-    seconds = seconds_on(line, float(rank.running), rank.cached)
-    if pool.ranks[i, wide].running > rank.running:
-        rank = pool.ranks[i, wide]
-        other = seconds_on(line, float(rank.running), rank.cached)
-        if other > seconds:
-            return other, wide
-    return seconds, top
+        own = seconds_on(line, float(pool.ranks[i, r].running), pool.ranks[i, r].cached)
+        if slowest < 0 or own > seconds:
+            seconds, slowest = own, r
+    return seconds, slowest
+
+
+@njit
+def _steps_as_slowest(i: int, s: int, slowest: int, line: Line, most: int, pool: Instances) -> int:
+    """Return the steps, at least one and at most so many, in which a rank stays the slowest as all KV grows."""
+    first = pool.ranks[i, slowest]
+    for r in range(pool.ranks.shape[1]):
+        rank = pool.ranks[i, r]
+        if pool.marks[i, s, r].counted >= 0 and rank.grows > first.grows and line[2] > 0.0:
+            ahead = first.cached - rank.cached + (first.running - rank.running) * line[4] / line[2]
+            most = int(min(float(most), max(ahead, 0.0) / (rank.grows - first.grows) + 1.0))
+    return most
 
 
 @njit
@@ -92,8 +95,9 @@ def stretch(
             steps = 1
     if pool.lines[i, INBOX].head >= 0 and pool.heads[i].received < rule.interval:
         steps = min(steps, max(rule.interval - pool.heads[i].received, 1))
-    first, slowest = alone(i, s, decoding, 0.0, pool, times)
-    more = kv_slope(times, decoding) * pool.ranks[i, slowest].grows
+    line = alone_line(times, decoding, 0.0)
+    first, slowest = _slowest(i, s, line, 0.0, pool)
+    more, steps = line[2] * pool.ranks[i, slowest].grows, _steps_as_slowest(i, s, slowest, line, steps, pool)
     begin = max(pool.heads[i].clock, pool.steps[i, a].end)
     if steps > 1 and until < np.inf:
         steps = reached(until - begin, first, more, steps)
@@ -103,33 +107,33 @@ def stretch(
 
 @njit
 def leaving(i: int, s: int, most: int, requests: Records, pool: Instances, rule: Rule) -> int:
-    """Return the steps until somebody leaves, at most so many; one where the step under way may end somebody.
+    """Return the steps until somebody leaves, at most so many; one where the step under way may end somebody."""
+    return max(_steps_until_leaving(i, s, 0, 0 if rule.overlapped else 1, most, requests, pool), 1)
+
+
+@njit
+def _steps_until_leaving(i: int, s: int, since: int, least: int, most: int, requests: Records, pool: Instances) -> int:
+    """Return the steps until somebody leaves, at least and at most so many; ``since`` steps are not counted yet.
 
     The next steps are looked through one by one; where nobody leaves in them, all who run are.
     """
-    steps, running = 0 if rule.overlapped else 1, 0
+    steps, running = least, 0
     for r in range(pool.ranks.shape[1]):
         running += pool.ranks[i, r].running if pool.marks[i, s, r].counted >= 0 else 0
-    near = min(most, steps + _NEAR * running)
+    near = min(most, least + _NEAR * running)
     while steps < near:
         for r in range(pool.ranks.shape[1]):
             if pool.marks[i, s, r].counted < 0:
                 continue
-            if _ends_with(i, r, pool.ranks[i, r].count + steps, requests, pool):
-                return max(steps, 1)
+            if _ends_with(i, r, pool.ranks[i, r].count + since + steps, requests, pool):
+                return steps
         steps += 1
-    return max(_leaving_later(i, s, steps, most, requests, pool), 1)
-
-
-@njit
-def _leaving_later(i: int, s: int, least: int, most: int, requests: Records, pool: Instances) -> int:
-    """Return the steps until somebody leaves, where nobody does in fewer than so many; at most so many."""
     for r in range(pool.ranks.shape[1]):
-        p = pool.ranks[i, r].oldest if least < most and pool.marks[i, s, r].counted >= 0 else NOBODY
+        p = pool.ranks[i, r].oldest if steps < most and pool.marks[i, s, r].counted >= 0 else NOBODY
         while p >= 0:
-            steps = requests[p].ends - pool.ranks[i, r].count
-            if requests[p].after > 0 and least <= steps < most:
-                most = steps
+            left = requests[p].ends - pool.ranks[i, r].count - since
+            if requests[p].after > 0 and steps <= left < most:
+                most = left
             p = requests[p].newer
     return most
 
@@ -171,6 +175,11 @@ def pass_turns(k: int, until: float, requests: Records, pool: Instances, rule: R
             now = begins
         i = i + 1 if i + 1 < first + rule.stages else first
         turns += 1
+        if turns == rule.stages:
+            most = _certain_rounds(first, start, requests, pool, rule)
+            if most > 0:
+                rounds, now = pass_rounds(k, start, now, most, until, pool, rule, times)
+                _count_rounds(first, start, rounds, pool, rule)
     pool.heads[start].clock = now
     for turn in range(min(turns, rule.stages)):
         _settle(first + (start - first + turn) % rule.stages, start, pool, rule)
@@ -227,6 +236,48 @@ def _decodes_alone(i: int, start: int, pool: Instances, rule: Rule, times: Table
 
 
 @njit
+def _certain_rounds(first: int, start: int, requests: Records, pool: Instances, rule: Rule) -> int:
+    """Return how many more iterations each batch goes on for: nobody leaves, and there is memory for all of them."""
+    rounds = _NEVER
+    for r in range(pool.ranks.shape[1]):
+        running = 0
+        for i in range(first, first + rule.stages):
+            running += pool.ranks[i, r].running
+        if running and rule.admission != RESERVE:
+            rounds = min(rounds, int(pool.ranks[start, r].free / running) * rule.block)
+    for i in range(first, first + rule.stages):
+        s, calm = 1 - pool.heads[i].current, pool.calm[i]
+        rounds = _steps_until_leaving(i, s, calm.count, 0, rounds, requests, pool)
+        line = calm.bare, calm.usual, calm.slope, calm.share, calm.sequence
+        seconds, slowest = _slowest(i, s, line, 0.0, pool)
+        calm.head = min(calm.head, seconds)
+        if calm.running:
+            calm.seconds, calm.more = seconds - calm.head, calm.slope * pool.ranks[i, slowest].grows
+            rounds = _steps_as_slowest(i, s, slowest, line, rounds, pool)
+    return rounds
+
+
+@njit
+def _count_rounds(first: int, start: int, rounds: int, pool: Instances, rule: Rule) -> None:
+    """Take the memory of so many iterations of each batch, for which there is enough."""
+    for i in range(first, first + rule.stages):
+        for r in range(pool.ranks.shape[1]):
+            rank, shared = pool.ranks[i, r], pool.ranks[start, r]
+            if rule.admission != RESERVE:
+                shared.free -= (
+                    rank.running * (rounds // rule.block)
+                    if rule.whole_blocks
+                    else rounds * lacking_at(i, r, 0, pool, rule)
+                )
+                for n in range(rounds % rule.block if rule.whole_blocks else 0):
+                    shared.free -= lacking_at(i, r, (rank.phase - n) % rule.block, pool, rule)
+            if rule.admission == ESTIMATE and rank.running > 0:
+                shared.ratio = max(shared.ratio - rounds * rule.ratio_step, rule.least_ratio)
+            rank.phase = (rank.phase - rounds) % rule.block
+            rank.cached += rounds * rank.grows
+
+
+@njit
 def _goes_on(i: int, start: int, requests: Records, pool: Instances, rule: Rule) -> bool:
     """Whether nobody leaves batch ``i`` with the iteration in flight, and there is memory for the next."""
     for r in range(pool.ranks.shape[1]):
@@ -266,6 +317,7 @@ def _settle(i: int, start: int, pool: Instances, rule: Rule) -> None:
         return
     head.current = (head.current + calm.count) % 2
     head.steps += calm.count
+    head.passed += calm.count
     step = pool.steps[i, head.current]
     step.start, step.begin, step.end, step.count = calm.begin, calm.begin, calm.end, 1
     step.running, step.rows, step.tokens = calm.running, calm.running, 0.0

@@ -80,16 +80,13 @@ class Played:
     prompt_steps: int  # steps with prompt tokens
     running_beside_prompts: int  # running requests of all ranks, summed over steps with prompt tokens
     longest_chunks: float  # prompt tokens of the rank that has most, summed over steps with prompt tokens
+    passed: int  # steps of batches that take turns which were played one by one, not added up
     ended: bool = False  # whether the play ended early. Times of tokens that were not out by then are lower bounds
-    stages: int = 1
 
     @property
     def turns(self) -> int:
-        """Turns of a batch, with steps that carry prompts and the start of a play as the turns that take as long.
-
-        Steps of a batch without others to take turns with are added up.
-        """
-        return _PLAY_TURNS + (self.steps if self.stages > 1 else 0) + _PROMPT_TURNS * self.prompt_steps
+        """Turns of a batch, with steps that carry prompts and the start of a play as the turns that take as long."""
+        return _PLAY_TURNS + self.passed + _PROMPT_TURNS * self.prompt_steps
 
 
 def play_aggregated(pool: AggregatedPool, stream: Stream, enough: Enough | None = None) -> Played:
@@ -122,7 +119,7 @@ def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | Non
     instances = instances_of(pool, rule, first, len(stream))
     policy = loop.IN_TURN if pool.policy == "round_robin" else loop.LEAST_LOAD
     first_tokens, left, ended = np.empty(len(stream)), np.empty(len(stream)), False
-    for begin, end in parts_of(first, _LOOK // pool.times.layers.size) if enough else ():
+    for begin, end in parts_of(first, _LOOK) if enough else ():
         until = stream.arrival_seconds[min(end, first - 1)]
         loop.play(requests, instances, policy, rule, pool.times, (begin, end), until)
         loop.so_far(requests, until, first_tokens[:end], left[:end])
@@ -144,7 +141,7 @@ def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | Non
         running_beside_prompts=int(instances.heads.beside.sum()),
         longest_chunks=float(instances.heads.chunks.sum()),
         ended=ended,
-        stages=rule.stages,
+        passed=int(instances.heads.passed.sum()),
     )
 
 
@@ -259,6 +256,7 @@ def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: in
         loads=np.zeros(pool.ranks, batch.LOAD).view(np.recarray),
         calm=np.zeros(each, batch.CALM).view(np.recarray),
         passed=np.zeros((pool.instances, rule.stages)),
+        rounds=np.zeros((pool.instances, batch.ROUNDS, rule.stages, rule.stages + 1)),
         following=np.array([arriving, requests, arriving], dtype=np.int64),
         news=np.zeros(1, dtype=np.int64),
     )

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from planner.manifest.stepcost import layers_per_stage
@@ -65,6 +66,24 @@ def test_turns_that_are_passed_are_those_of_a_plain_scheduler(
     shares = tuple(count / 5 for count in layers_per_stage(5, stages))
     plain = PlainScheduler(rule, ranks, 100, slots, capacity, SECONDS, (shares, HEAD_SECONDS))
     both_serve_alike(plain, staged_pool(rule, stages, ranks, 100, slots, capacity, 5, SECONDS), _copy(STREAMS[stream]))
+
+
+@pytest.mark.parametrize("name", STAGED)
+@pytest.mark.parametrize(
+    ("stages", "ranks", "per_kv", "capacity"),
+    [(1, 4, 1e-6, 100_000), (2, 1, 1e-6, 2_500), (3, 1, 1e-7, 100_000), (3, 2, 1e-7, 100_000), (5, 4, 1e-6, 1_500)],
+)
+def test_rounds_that_are_skipped_are_those_of_a_plain_scheduler(
+    name: str, stages: int, ranks: int, per_kv: float, capacity: int
+) -> None:
+    """Long answers, so that another batch, stage or rank becomes the slowest while nobody comes or leaves."""
+    random = np.random.default_rng(stages // 5)
+    arrivals, prompts = np.cumsum(random.exponential(0.4 if ranks == 1 else 0.2, 16)), random.integers(20, 400, 16)
+    stream = stream_of(arrivals.tolist(), prompts.tolist(), random.integers(300, 900, 16).tolist())
+    cost = (*SECONDS[:2], 1e-5, per_kv)
+    shares = tuple(count / 5 for count in layers_per_stage(5, stages))
+    plain = PlainScheduler(STAGED[name], ranks, 100, 20, capacity, cost, (shares, HEAD_SECONDS))
+    both_serve_alike(plain, staged_pool(STAGED[name], stages, ranks, 100, 20, capacity, 5, cost), stream, most=900)
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name not in ("waiting", "balanced")])

@@ -3,7 +3,6 @@
 import pickle
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from planner.checks.check import check_deployed
 from planner.checks.deployed import from_plan
 from planner.checks.margins import sureness
-from planner.instances.aggregated import AggregatedServer, player_of
+from planner.instances.aggregated import AggregatedServer
 from planner.instances.candidates import BUDGETS, AggregatedCandidate, Count, aggregated_room, budgets_of
 from planner.instances.space import built, groups, machines_of, role_rows, role_space, row_deployment
 from planner.manifest.checks import check_manifest
@@ -27,12 +26,12 @@ from planner.search.fleet import Fleet
 from planner.search.search import search
 from planner.search.solve import find, lasting
 from planner.search.ways import gather_fleet
-from planner.serving.aggregated import AggregatedPool, play_aggregated
+from planner.serving.aggregated import play_aggregated
 from planner.serving.capacity import Limits
 from planner.serving.deployed import step_times, workload_of
-from planner.serving.played import FEW, MANY
+from planner.serving.played import FEW
 from planner.serving.streams import Stream
-from planner.workload import Lengths, Workload, reserved_kv_tokens
+from planner.workload import reserved_kv_tokens
 from podplan.offered import LONG_MEASURED
 from podplan.planning import plan as planned
 from tests.questions import small_question
@@ -306,16 +305,6 @@ def test_a_slow_pool_keeps_its_limit_for_long() -> None:
 
 
 @pytest.mark.usefixtures("long_streams")
-def test_requests_that_share_steps_take_few_turns() -> None:
-    """A pipeline with long answers is played over as many requests as others where many of them share its steps."""
-    times = SimpleNamespace(layers=np.ones(2) / 2)
-    pool = AggregatedPool(times=times, ranks=1, budget_tokens=1, slots=256, capacity_tokens=1.0)
-    workload = Workload(input_tokens=Lengths(mean=512), output_tokens=Lengths(mean=8192, squared_cv=1.0))
-    alone, shared = (player_of(pool, workload, Limits(99.0), 40_000, open_).stream(MANY) for open_ in (1, 256))
-    assert len(alone) == 10_000 and len(shared) == 40_000
-
-
-@pytest.mark.usefixtures("long_streams")
 def test_the_manifest_expects_what_the_plan_says() -> None:
     """A manifest of the plan is valid, and its queue gives the plan's latencies again."""
     plan = search(small_question(**{**DENSE, "devices": 1}), beside=False).best
@@ -396,10 +385,11 @@ def test_a_plan_travels_to_another_process() -> None:
 
 def test_who_asks_a_plan_again_plays_nothing_again() -> None:
     """Neither what the search played for the plan, nor what it was told over more requests."""
-    plan = answer(devices=1).best
+    plan = answer(devices=1, lengths=(500.0, 90.0)).best
     again = AggregatedServer(plan.question, plan.mixed.candidate)
-    assert again.state(plan.requests_per_second, requests=None) is plan.mixed.state
-    assert again.player.count.turns > 0, "the search played on it"
+    played = again.player.count.turns
+    assert again.state(plan.requests_per_second, requests=plan.played.asked_requests).ttft == plan.mixed.state.ttft
+    assert again.player.count.turns == played > 0
 
 
 @pytest.mark.parametrize(("ttft", "percentile", "limit"), [(0.1, 90.0, "ttft"), (2.0, 60.0, "utilisation")])

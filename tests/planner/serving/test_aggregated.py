@@ -69,10 +69,10 @@ def pool_of(rule: SchedulingRule, ranks: int, budget: int, slots: int, capacity:
     )
 
 
-def both_serve_alike(plain: PlainScheduler, pool: AggregatedPool, stream: Stream) -> None:
-    """Compare tokens' times, steps and who gave way, with prompts and answers of at most 500 and 120 tokens."""
+def both_serve_alike(plain: PlainScheduler, pool: AggregatedPool, stream: Stream, most: int = 120) -> None:
+    """Compare tokens' times, steps and who gave way, with prompts of at most 500 tokens and answers of ``most``."""
     stream.prompt_tokens[:] = np.minimum(stream.prompt_tokens, 500)
-    stream.answer_tokens[:] = np.minimum(stream.answer_tokens, 120)
+    stream.answer_tokens[:] = np.minimum(stream.answer_tokens, most)
     columns = (stream.arrival_seconds.tolist(), stream.prompt_tokens.tolist(), stream.answer_tokens.tolist())
     requests = [Request(*row) for row in zip(*columns, strict=True)]
     plain.play(requests)
