@@ -67,8 +67,7 @@ def scraped(folder: Path, requests: int, engine: str = "vllm", **told: float) ->
 def seen(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> dict[str, Any]:
     """Return what a look prints with --json, of an exit code."""
     assert main(["watch", *arguments, "--once", "--json"]) == code
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    return json.loads(capsys.readouterr().out)
 
 
 SMALL = {"model": "qwen3-8b", "hardware": "h100", "devices": 4, "weights": "bf16"}

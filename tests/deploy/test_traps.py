@@ -524,8 +524,7 @@ def trtllm_options(tokens: int) -> dict[str, Any]:
     files = files_of(manifest, "trtllm")
     exchanged = ("TRTLLM_CAN_USE_DEEP_EP=1", "ENABLE_CONFIGURABLE_MOE=1")  # without, tokens are gathered
     assert all(f"export {each}\n" in files["mixed.sh"] for each in exchanged)
-    found: dict[str, Any] = yaml.safe_load(files["options-mixed.yml"])
-    return found
+    return yaml.safe_load(files["options-mixed.yml"])
 
 
 def test_tensorrt_llm_takes_prompts_that_are_longer_than_a_step() -> None:

@@ -11,8 +11,7 @@ Keys = dict[str, object]
 
 @cache
 def _all() -> dict[str, Keys]:
-    found: dict[str, Keys] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return found
+    return yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
 
 def config(name: str) -> Keys:

@@ -29,8 +29,7 @@ Plain = dict[str, Any]
 
 def plain() -> Plain:
     """Return a correct manifest as plain data, to be spoiled."""
-    data: Plain = manifest().model_dump(mode="json")
-    return data
+    return manifest().model_dump(mode="json")
 
 
 def test_written_manifest_reads_back_equal_with_the_same_bytes(tmp_path: Path) -> None:
