@@ -2,62 +2,45 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from ground.units import carried_rate, counted
 from ground.workers import Executor, Workers, aside, executor_of
-from planner.checks.margins import Sureness, sureness
 from planner.plans.day import over_the_day
 from planner.plans.plan import Plan
 from planner.plans.worked import worked_plan
-from planner.search.answer import Answer, Change
+from planner.search.answer import Change
 from planner.search.changes.nearest import nearest_changes
 from planner.search.changes.resources import Bought, Near, bought, headroom_of, near_plans, sizes_of
 from planner.search.search import Aside, at_need
 from podplan.assumptions import assumptions
 from podplan.day import day_json
 from podplan.plan_data import levels_of, limit_text, plan_json, plan_row, question_json, sure_json
-from podplan.planning import solved
-from podplan.question import Asked
+from podplan.planning import Answered, solved
 from podplan.question_files import Entry, asked_of, single_question, typed_of
-from podplan.result import Result, Row, as_data, picked
+from podplan.result import Row, as_data, picked
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainResult(Result):
+class ExplainResult(Answered):
     """A question with its answer, and what would change it.
 
     Attributes:
-        asked: the flags as they were given, and the question that they stand for.
-        answer: the planner's answer.
         resources: what a little more of each resource would buy, where there is a plan.
         near: what lies near the plan: a size less and more, and other instances.
         changes: the nearest change in each direction that would give a plan, where there is none.
         ignored: keys of the question's file that only ``plan check`` reads.
     """
 
-    asked: Asked
-    answer: Answer
     resources: tuple[Bought, ...] = ()
     near: tuple[Near, ...] = ()
     changes: tuple[Change, ...] = ()
     ignored: str | None = None
 
     @property
-    def feasible(self) -> bool:
-        """Whether some plan keeps the limits."""
-        return self.answer.best is not None
-
-    @cached_property
-    def sureness(self) -> Sureness | None:
-        """With which confidence the plan keeps its limits; None without one."""
-        return None if self.answer.best is None else sureness(self.answer.best)
-
-    @property
     def headline(self) -> str:
         """What binds, and why."""
-        best = self.answer.best
+        best = self.best
         if best is None:
             return f"Binding: {self.answer.binding_limit}. {self.answer.explanation}"
         limit, told = limit_text(best, self.asked.job, self.answer.bound), self.answer.explanation
@@ -69,7 +52,7 @@ class ExplainResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``plan explain --json`` prints."""
-        best, day = self.answer.best, self.asked.day
+        best, day = self.best, self.asked.day
         return {
             "question": question_json(self.asked),
             "assumptions": assumptions(self.asked, best),

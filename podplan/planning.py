@@ -56,22 +56,16 @@ FILES = ("manifest.yaml", "plan.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanResult(Result):
-    """The answer to a question.
+class Answered(Result):
+    """A question and its answer.
 
     Attributes:
         asked: the flags as they were given, and the question that they stand for, defaults filled in.
         answer: the planner's answer, every figure in SI units.
-        seconds: how long the search took.
-        on_trace: what the plan does on the requests of the trace that was asked about, if they can be played.
-        months: what to buy in which month, where the rate grows.
     """
 
     asked: Asked
     answer: Answer
-    seconds: float
-    on_trace: "OnTrace | None" = None
-    months: "tuple[Month, ...]" = ()
 
     @property
     def best(self) -> Plan | None:
@@ -87,6 +81,21 @@ class PlanResult(Result):
     def feasible(self) -> bool:
         """Whether some plan keeps the limits."""
         return self.answer.best is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanResult(Answered):
+    """The answer to a question.
+
+    Attributes:
+        seconds: how long the search took.
+        on_trace: what the plan does on the requests of the trace that was asked about, if they can be played.
+        months: what to buy in which month, where the rate grows.
+    """
+
+    seconds: float
+    on_trace: OnTrace | None = None
+    months: tuple[Month, ...] = ()
 
     @property
     def pareto(self) -> tuple[Plan, ...]:
@@ -144,7 +153,7 @@ class PlanResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the object that ``plan search --json`` prints."""
-        asked, answer, best = self.asked, self.answer, self.answer.best
+        asked, answer, best = self.asked, self.answer, self.best
         return {
             "flags": given(asked.flags),
             "question": question_json(asked),
