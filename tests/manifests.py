@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from ground.records import from_dict
 from hardware.spec import HardwareSpec
 from models.spec import MLA, ModelSpec, MoE
@@ -11,6 +13,7 @@ from planner.manifest.layout import Degrees, ExpertLayers, ExpertMap, Instance, 
 from planner.manifest.schema import Cluster, EmbeddedModel, Manifest, ManifestWorkload
 from planner.manifest.stepcost import layers_per_stage
 from planner.manifest.terms import CommunicationTerm, ComputeTerm, StepCost
+from runtime.simulate.workload import Requests
 
 LINK: dict[str, Any] = {
     "plane": "fabric",
@@ -194,6 +197,12 @@ def manifest(*, prefill: int = 1, decode: int = 1, workload: dict[str, Any] | No
         ]
         pools.append(pool(role, degrees, instances, **own))
     return build(pools, workload or {})
+
+
+def requests(*rows: tuple[float, int, int, int], **more: Any) -> Requests:
+    """Return requests of (arrival, input, output, reused)."""
+    names = ("arrival_seconds", "input_tokens", "output_tokens", "reused_tokens")
+    return Requests(**dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True)), **more)
 
 
 def build(pools: list[dict[str, Any]], workload: dict[str, Any], **changes: Any) -> Manifest:

@@ -1,9 +1,9 @@
 """Nothing is lost: requests, slots, KV and tokens over random manifests, policies and faults."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -13,8 +13,8 @@ from planner.manifest.schema import Manifest, Recovery, Routing
 from runtime.simulate.faults import Outage, parse_fault
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
-from runtime.simulate.workload import Requests, backlog, open_loop
-from tests.manifests import build, manifest, pool
+from runtime.simulate.workload import backlog, open_loop
+from tests.manifests import build, manifest, pool, requests
 
 ROUTINGS = st.fixed_dictionaries(
     {
@@ -38,20 +38,12 @@ RECOVERIES = st.fixed_dictionaries(
     }
 )
 LENGTHS = st.floats(0.01, 0.5) | st.sampled_from([60.0, 86_400.0, 8.64e7, 3e9])
+DEVICES = st.tuples(st.just("device"), st.sampled_from(["prefill-0/0", "decode-0/1", "decode-0/2", "decode-1/3"]))
+OTHERS = st.tuples(st.sampled_from(["link", "node"]), st.sampled_from(["0", "2"]))
 FAULTS = st.lists(
     st.builds(
-        Outage,
-        kind=st.just("device"),
-        target=st.sampled_from(["prefill-0/0", "decode-0/1", "decode-0/2", "decode-1/3"]),
-        at_seconds=st.floats(0.0, 0.6),
-        for_seconds=LENGTHS,
-    )
-    | st.builds(
-        Outage,
-        kind=st.sampled_from(["link", "node"]),
-        target=st.sampled_from(["0", "2"]),
-        at_seconds=st.floats(0.0, 0.6),
-        for_seconds=LENGTHS,
+        lambda what, at, length: Outage(kind=what[0], target=what[1], at_seconds=at, for_seconds=length),
+        *(DEVICES | OTHERS, st.floats(0.0, 0.6), LENGTHS),
     ),
     max_size=3,
 )
@@ -75,15 +67,7 @@ def with_rules(made: Manifest, routing: dict[str, Any], recovery: dict[str, Any]
 def named(faults: list[Outage]) -> tuple[Outage, ...]:
     """Return the faults with links named by instances."""
     links = {"0": "prefill-0", "2": "decode-0"}
-    return tuple(
-        Outage(
-            kind=fault.kind,
-            target=links[fault.target] if fault.kind == "link" else fault.target,
-            at_seconds=fault.at_seconds,
-            for_seconds=fault.for_seconds,
-        )
-        for fault in faults
-    )
+    return tuple(replace(each, target=links[each.target]) if each.kind == "link" else each for each in faults)
 
 
 @settings(max_examples=20, deadline=None)
@@ -157,13 +141,7 @@ def test_tokens_are_counted_once() -> None:
     for reservation in ("whole", "prompt"):
         kv = {"block_tokens": 16, "bytes_per_token_per_device": 160.0, "capacity_tokens_per_rank": 700}
         made = manifest(drafts=1, kv=kv).model_copy(update={"routing": Routing(decode_reservation=reservation)})
-        offered = Requests(
-            arrival_seconds=np.zeros(40),
-            input_tokens=np.full(40, 200),
-            output_tokens=np.full(40, 200),
-            reused_tokens=np.zeros(40, dtype=np.int64),
-        )
-        result = simulate(made, offered)
+        result = simulate(made, requests(*[(0.0, 200, 200, 0)] * 40))
         assert result.completed == 40
         assert result.output_tokens_per_second * result.duration_seconds == pytest.approx(40 * 200)
         assert (result.retried_requests > 0) == (reservation == "prompt")

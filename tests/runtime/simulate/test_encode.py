@@ -4,7 +4,6 @@ import json
 from functools import cache
 from io import StringIO
 
-import numpy as np
 import pytest
 
 from planner.manifest.schema import Manifest
@@ -18,7 +17,8 @@ from runtime.simulate.observe import Observer
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval
 from runtime.simulate.run import simulate
-from runtime.simulate.workload import Requests, closed_loop, open_loop
+from runtime.simulate.workload import closed_loop, open_loop
+from tests.manifests import requests
 from tests.planner.plans.test_encode import best
 
 RATE = 20.0
@@ -48,29 +48,14 @@ def test_a_lone_request_takes_encode_transfer_and_prefill() -> None:
     own = manifest("disaggregated")
     encode, prefill = own.pools[0], own.pools[1]
     tokens, pictures = round(own.workload.input_tokens), own.workload.picture_tokens
-    one = Requests(
-        arrival_seconds=np.zeros(1),
-        input_tokens=np.array([tokens]),
-        output_tokens=np.array([2]),
-        reused_tokens=np.zeros(1, dtype=np.int64),
-    )
-    result = simulate(own, one)
+    result = simulate(own, requests((0.0, tokens, 2, 0)))
     crossing = own.embedding_transfer
     sent = pictures * crossing.bytes_per_token / crossing.bandwidth_bytes_per_second + crossing.latency_seconds
-    first = evaluate(
-        encode.step_costs["prefill"].to_step_cost(),
-        StepLoad(prefill_tokens=pictures, finishing_prompts=1.0, mean_tokens=pictures),
-    )
-    second = evaluate(
-        prefill.step_costs["prefill"].to_step_cost(),
-        StepLoad(
-            prefill_tokens=float(tokens),
-            prefill_pairs=tokens * (tokens + 1) / 2,
-            finishing_prompts=1.0,
-            mean_tokens=float(tokens),
-        ),
-    )
-    alone = float(first.seconds) + sent + float(second.seconds)
+    seen = StepLoad(prefill_tokens=pictures, finishing_prompts=1.0, mean_tokens=pictures)
+    pairs = tokens * (tokens + 1) / 2
+    read = StepLoad(prefill_tokens=tokens, prefill_pairs=pairs, finishing_prompts=1.0, mean_tokens=tokens)
+    loads = ((encode, seen), (prefill, read))
+    alone = sent + sum(float(evaluate(pool.step_costs["prefill"].to_step_cost(), load).seconds) for pool, load in loads)
     assert result.ttft_seconds.mean == pytest.approx(alone, rel=1e-3)  # prefill is read off a table
 
 

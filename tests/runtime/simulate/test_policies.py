@@ -18,7 +18,7 @@ from runtime.simulate.quantiles import interval
 from runtime.simulate.request import Request
 from runtime.simulate.run import _Run, simulate, with_policies
 from runtime.simulate.workload import Modulation, Requests, backlog, closed_loop, modulated, open_loop
-from tests.manifests import build, manifest, pool
+from tests.manifests import build, manifest, pool, requests
 
 BURSTS = Modulation(burst=5.0, share=0.15, mean_burst_seconds=3.0)
 
@@ -26,14 +26,8 @@ BURSTS = Modulation(burst=5.0, share=0.15, mean_burst_seconds=3.0)
 def all_at_once(count: int, inputs: int, outputs: int, blocks: int = 0) -> Requests:
     """Return equal requests that arrive together; with ``blocks`` each has as many identifiers of its own."""
     ids = tuple(np.arange(i * blocks, (i + 1) * blocks) for i in range(count)) if blocks else None
-    return Requests(
-        arrival_seconds=np.zeros(count),
-        input_tokens=np.full(count, inputs),
-        output_tokens=np.full(count, outputs),
-        reused_tokens=np.zeros(count, dtype=np.int64),
-        blocks=ids,
-        block_tokens=inputs // blocks if blocks else 0,
-    )
+    rows = [(0.0, inputs, outputs, 0)] * count
+    return requests(*rows, blocks=ids, block_tokens=inputs // blocks if blocks else 0)
 
 
 def within(made: Manifest, ttft: float, tpot: float) -> Manifest:

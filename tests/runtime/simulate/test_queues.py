@@ -14,7 +14,7 @@ from runtime.simulate.options import SimulationOptions
 from runtime.simulate.quantiles import interval
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import Modulation, Requests, closed_loop, modulated, open_loop
-from tests.manifests import build, manifest, pool
+from tests.manifests import build, manifest, pool, requests
 from tests.planner.closed_forms.waits import erlang_c
 from tests.planner.serving.costs import linear_cost
 
@@ -49,12 +49,8 @@ def servers(count: int) -> Manifest:
 def offered(services: np.ndarray, rate: float, seed: int) -> Requests:
     """Return Poisson arrivals with services in iterations."""
     gaps = np.random.default_rng(seed).exponential(1 / rate, services.size)
-    return Requests(
-        arrival_seconds=np.cumsum(gaps),
-        input_tokens=np.ones(services.size, dtype=np.int64),
-        output_tokens=services + 1,
-        reused_tokens=np.zeros(services.size, dtype=np.int64),
-    )
+    rows = zip(np.cumsum(gaps).tolist(), (services + 1).tolist(), strict=True)
+    return requests(*((at, 1, count, 0) for at, count in rows))
 
 
 @pytest.mark.parametrize(
@@ -83,8 +79,7 @@ def test_closed_forms_lie_within_the_confidence_interval(name: str, count: int, 
         expected = mean + rate * second / (2 * (1 - rate * mean))
     else:
         expected = mean + erlang_c(count, count * load) / (count / mean - rate) + ITERATION_SECONDS / 2
-    found = interval(result.batches.means("e2e"))
-    measured, half_width = found
+    measured, half_width = interval(result.batches.means("e2e"))
     assert half_width < 0.1 * expected
     assert abs(measured - expected) < 1.5 * half_width  # of 95 %, so about three standard errors
 
@@ -95,8 +90,8 @@ def test_summed_iterations_equal_stepped_ones(drafts: int, routing: Routing) -> 
     """Every latency statistic, busy time and count agrees to 1e-9 although far fewer events run."""
     workload = {"output_tokens": 120, "output_cv2": 1.0, "input_cv2": 1.0}
     made = manifest(prefill=2, decode=2, drafts=drafts, workload=workload).model_copy(update={"routing": routing})
-    requests = open_loop(made.workload, 12.0, 150, 3)
-    fast, stepped = (simulate(made, requests, SimulationOptions(stepping=stepping)) for stepping in (False, True))
+    stream = open_loop(made.workload, 12.0, 150, 3)
+    fast, stepped = (simulate(made, stream, SimulationOptions(stepping=stepping)) for stepping in (False, True))
     assert fast.steps == stepped.steps
     assert fast.events < stepped.events / 3
     for name in ("ttft_seconds", "tpot_seconds", "e2e_seconds"):
@@ -120,8 +115,8 @@ def test_littles_law_holds_in_what_is_sampled() -> None:
 def test_bursts_have_the_mean_rate_and_clump() -> None:
     """A Markov-modulated stream keeps its mean rate; counts vary far more than Poisson's."""
     made = manifest()
-    requests = modulated(made.workload, 20.0, 40_000, Modulation(burst=8.0, share=0.1, mean_burst_seconds=5.0), 3)
-    arrivals = requests.arrival_seconds
+    stream = modulated(made.workload, 20.0, 40_000, Modulation(burst=8.0, share=0.1, mean_burst_seconds=5.0), 3)
+    arrivals = stream.arrival_seconds
     assert np.all(np.diff(arrivals) >= 0)
     assert 40_000 / arrivals[-1] == pytest.approx(20.0, rel=0.1)
     counts = np.bincount(arrivals.astype(int))
@@ -130,14 +125,8 @@ def test_bursts_have_the_mean_rate_and_clump() -> None:
 
 def test_turns_of_a_session_follow_each_other() -> None:
     """The second turn comes its delay after the first one's end, whenever that is."""
-    turns = Requests(
-        arrival_seconds=np.array([0.0, 0.001]),
-        input_tokens=np.array([512, 512]),
-        output_tokens=np.array([50, 2]),
-        reused_tokens=np.array([0, 0]),
-        session=np.array([0, 0]),
-        delay_seconds=np.array([np.nan, 2.0]),
-    )
+    waits = {"session": np.array([0, 0]), "delay_seconds": np.array([np.nan, 2.0])}
+    turns = requests((0.0, 512, 50, 0), (0.001, 512, 2, 0), **waits)
     rows = io.StringIO()
     result = simulate(manifest(), turns, observer=Observer(requests=rows))
     first, second = (line.split(",") for line in rows.getvalue().splitlines()[1:])

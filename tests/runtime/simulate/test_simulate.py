@@ -10,24 +10,12 @@ from planner.manifest.schema import Manifest
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
 from runtime.simulate.engine import ARRIVAL, COMPLETION, EventEngine, generator
-from runtime.simulate.metrics import SimulationResult
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
-from runtime.simulate.workload import Requests, backlog, closed_loop, from_trace, open_loop
-from tests.manifests import build, manifest, pool
+from runtime.simulate.workload import backlog, closed_loop, from_trace, open_loop
+from tests.manifests import build, manifest, pool, requests
 
 ONE = Degrees(attention_tp=1, attention_dp=1)
-
-
-def requests(*rows: tuple[float, int, int, int]) -> Requests:
-    """Return requests of (arrival, input, output, reused)."""
-    arrival, inputs, outputs, reused = zip(*rows, strict=True)
-    return Requests(
-        arrival_seconds=np.array(arrival, dtype=float),
-        input_tokens=np.array(inputs),
-        output_tokens=np.array(outputs),
-        reused_tokens=np.array(reused),
-    )
 
 
 def chunk(made: Manifest, tokens: int, cached: int = 0, finishing: int = 1) -> float:
@@ -43,30 +31,18 @@ def chunk(made: Manifest, tokens: int, cached: int = 0, finishing: int = 1) -> f
     return float(evaluate_best(cost, load, 2).seconds)
 
 
-def mean(result: SimulationResult, name: str) -> float:
-    """Return the mean of a latency that exists."""
-    statistics = getattr(result, name)
-    return float(statistics.mean)
-
-
 def test_one_request_takes_what_the_cost_function_says() -> None:
     """Alone, TTFT is one pass, then transfer and one iteration per further token, each longer by its KV."""
     made = manifest()
     result = simulate(made, requests((1.0, 512, 9, 0)))
     ttft = chunk(made, 512)
     cost = made.pools[1].step_costs["decode"].to_step_cost()
-    steps = [
-        float(
-            evaluate_best(
-                cost, StepLoad(decode_sequences=1.0, decode_kv_tokens=512.0 + i, mean_tokens=1 / 8), 2
-            ).seconds
-        )
-        for i in range(8)
-    ]
+    loads = [StepLoad(decode_sequences=1.0, decode_kv_tokens=512.0 + i, mean_tokens=1 / 8) for i in range(8)]
+    steps = sum(float(evaluate_best(cost, load, 2).seconds) for load in loads)
     transfer = 512 * 160.0 / 1e10 + 1e-4
-    assert mean(result, "ttft_seconds") == pytest.approx(ttft, rel=1e-9)
-    assert mean(result, "e2e_seconds") == pytest.approx(ttft + transfer + sum(steps), rel=1e-9)
-    assert mean(result, "tpot_seconds") == pytest.approx((transfer + sum(steps)) / 8, rel=1e-9)
+    assert result.ttft_seconds.mean == pytest.approx(ttft, rel=1e-9)
+    assert result.e2e_seconds.mean == pytest.approx(ttft + transfer + steps, rel=1e-9)
+    assert result.tpot_seconds.mean == pytest.approx((transfer + steps) / 8, rel=1e-9)
 
 
 def test_long_prompt_takes_several_passes_that_reread_its_cache() -> None:
@@ -74,26 +50,25 @@ def test_long_prompt_takes_several_passes_that_reread_its_cache() -> None:
     made = manifest()
     result = simulate(made, requests((0.0, 5000, 1, 0)))
     expected = chunk(made, 2048, 0, 0) + chunk(made, 2048, 2048, 0) + chunk(made, 904, 4096)
-    assert mean(result, "ttft_seconds") == pytest.approx(expected, rel=1e-9)
+    assert result.ttft_seconds.mean == pytest.approx(expected, rel=1e-9)
 
 
 def test_reused_tokens_are_read_and_not_computed() -> None:
     """A prompt of 1,000 tokens of which 900 are cached computes 100 against a context of 900."""
     made = manifest()
     result = simulate(made, requests((0.0, 1000, 1, 900)))
-    assert mean(result, "ttft_seconds") == pytest.approx(chunk(made, 100, 900), rel=1e-6)
+    assert result.ttft_seconds.mean == pytest.approx(chunk(made, 100, 900), rel=1e-6)
 
 
 def test_same_seed_same_result() -> None:
     """Two runs differ in nothing but wall time; another seed gives other numbers."""
     made = manifest(drafts=1, workload={"output_cv2": 1.0})
-    runs = [
+    one, again, other = (
         simulate(made, open_loop(made.workload, 100.0, 100, seed), SimulationOptions(seed=seed)).to_dict()
+        | {"wall_seconds": None}
         for seed in (1, 1, 2)
-    ]
-    for run in runs:
-        run.pop("wall_seconds")
-    assert runs[0] == runs[1] != runs[2]
+    )
+    assert one == again != other
 
 
 def test_closed_loop_keeps_its_concurrency() -> None:
@@ -101,7 +76,7 @@ def test_closed_loop_keeps_its_concurrency() -> None:
     made = manifest()
     result = simulate(made, closed_loop(made.workload, 8, 400))
     assert result.completed == 400
-    assert result.requests_per_second * mean(result, "e2e_seconds") == pytest.approx(8, rel=0.05)
+    assert result.requests_per_second * result.e2e_seconds.mean == pytest.approx(8, rel=0.05)
 
 
 def test_offline_requests_that_leave_let_no_others_into_a_closed_loop() -> None:
@@ -110,14 +85,13 @@ def test_offline_requests_that_leave_let_no_others_into_a_closed_loop() -> None:
     options = SimulationOptions(offline=backlog(made.workload, 100, 1))
     result = simulate(made, closed_loop(made.workload, 8, 400), options)
     assert result.offline["completed"] == 100
-    assert result.requests_per_second * mean(result, "e2e_seconds") <= 8 * 1.05
+    assert result.requests_per_second * result.e2e_seconds.mean <= 8 * 1.05
 
 
 def test_full_decode_ranks_press_back() -> None:
     """With one slot per rank a ninth request waits for the first of eight to leave."""
     made = manifest(limits={"requests_per_dp_rank": 1, "tokens_per_device": 2048})
     eight, nine = (simulate(made, requests(*[(0.0, 512, 33, 0)] * count)) for count in (8, 9))
-    assert eight.e2e_seconds is not None and nine.e2e_seconds is not None
     assert nine.duration_seconds > 1.6 * eight.duration_seconds
     assert nine.completed == 9
 
@@ -147,7 +121,7 @@ def test_mixed_instance_alone_takes_a_pass_and_iterations() -> None:
     cost = made.pools[0].step_costs["mixed"].to_step_cost()
     steps = [StepLoad(decode_sequences=1.0, decode_kv_tokens=512.0 + i, mean_tokens=1.0) for i in range(4)]
     decode = sum(float(evaluate_best(cost, load, 2).seconds) for load in steps)
-    assert mean(result, "e2e_seconds") == pytest.approx(chunk(made, 512) + decode, rel=1e-9)
+    assert result.e2e_seconds.mean == pytest.approx(chunk(made, 512) + decode, rel=1e-9)
 
 
 def test_trace_drives_the_run() -> None:
@@ -165,7 +139,7 @@ def test_trace_drives_the_run() -> None:
     offered = from_trace(trace, made.workload)
     result = simulate(made, offered)
     assert result.prefix_hit_share == pytest.approx(511 / 1024)
-    assert mean(result, "ttft_seconds") == pytest.approx((chunk(made, 512) + chunk(made, 1, 511)) / 2, rel=1e-9)
+    assert result.ttft_seconds.mean == pytest.approx((chunk(made, 512) + chunk(made, 1, 511)) / 2, rel=1e-9)
 
 
 def test_events_of_one_instant_run_by_priority_then_in_order() -> None:
