@@ -306,17 +306,19 @@ def slowed_down(late: Plan) -> Plan | None:
         return math.inf if plan is None else plan.excess
 
     most = min(late.requests_per_second, *(pool.capacity_per_second for _, pool in late.pools()))
-    rate = largest_rate(excess, 1.0, most, most)
+    rate = largest_rate(excess, 1.0, most, most) if most else None  # short answers keep their limit at no rate
     return None if rate is None else at(rate)
 
 
 def carried_in_time(choice: Choice) -> float:
     """Return what a choice carries in units of what is asked, a single model's at the rate that ``find`` gives it.
 
-    It is less than its columns carry where prompts find prefill full.
+    It is less than its columns carry where prompts find prefill full, and nothing where transfers make answers late.
     """
     (option, columns), *others = choice.chosen
     plan = None if others or option.aggregated else plan_of(option, columns, choice.carried)
+    if plan is not None and not plan.answering.capacity_per_second:
+        return 0.0
     if plan is None or not plan.crowded_share or plan.excess <= 1:
         return choice.carried
     slower = slowed_down(plan)

@@ -5,15 +5,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ground.units import rounded_down
+from ground.units import format_duration, rounded_down
 from planner.instances.candidates import Count
 from planner.instances.space import groups, role_rows
-from planner.objective import Aim
+from planner.objective import LEAST_PART, Aim
 from planner.offers.aggregated_offers import holding
 from planner.offers.decode_offers import decode_offers
 from planner.offers.prefill_offers import prefill_offers
 from planner.plans.plan import Plan
 from planner.plans.pools import PlannedPool
+from planner.programme.columns import Side
 from planner.programme.programme import Programme
 from planner.question import Pin, Question, Role
 from planner.search.answer import Answer, Change
@@ -177,6 +178,9 @@ def _refused(separate: Gathered, most: Choice | Gathered, rated: Change | None =
     share = carried_in_time(most) if isinstance(most, Choice) else 0.0
     for number, member in enumerate(fleet.members if not share else ()):
         limit, told = _lacking(gathered, number, aim)
+        if fleet.single and not limit:  # each role keeps its limit alone, and what transfers add to TPOT is too long
+            kept = format_duration(member.question.tpot_seconds)
+            limit, told = "tpot", f"KV reaches decode too late for --tpot {kept}, at every rate"
         if fleet.single:
             return without_plan(gathered, limit, told)
         if limit not in ("", "devices"):
@@ -211,11 +215,18 @@ def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
             return missing(question, side.role)
     if question.survive is not None:
         return unsurvivable(question)
-    least = {side.role: int(side.room.min()) for side in pools.sides}
+    least = {side.role: _least_devices(side, aim.devices) for side in pools.sides}
     needs = " and ".join(f"{role} at least {count}" for role, count in least.items())
     there = {side.machines.budget: side.machines.devices for side in pools.sides}
     available = ", ".join(f"{count} of {pool}" for pool, count in sorted(there.items()))
     return "devices", f"the roles together need more devices than there are: {needs}; available are {available}"
+
+
+def _least_devices(side: Side, devices: Mapping[str, int]) -> int:
+    """Return the fewest devices on which instances of a role keep their limit at some rate."""
+    aim = Aim(devices=devices, objective="chips", rate=LEAST_PART * float(side.rate.max()))
+    picks = Programme((((side,),),), aim).settle(aim.rate or 0.0)
+    return int(side.room.min()) if picks is None else int(side.room[picks[0].columns[0]])
 
 
 def _told(gathered: Gathered, share: float) -> str:
