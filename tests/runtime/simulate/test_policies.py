@@ -192,14 +192,16 @@ def caching(**changes: Any) -> CachingPool:
 
 
 def test_cache_evicts_what_was_used_least_recently() -> None:
-    """Two blocks fit: the third drops the first, a hit ends at the first gap, and SSD gives back what DRAM dropped."""
+    """Two blocks fit: the third drops the second, as the first was looked up since; a hit ends at the first gap, and
+    SSD gives back what DRAM dropped.
+    """
     cache = PrefixCache.of_bytes(64, 160.0, 2 * 64 * 160.0, 0.0)
     cache.insert([1, 2])
-    assert cache.look_up([1, 2], 1000).tokens == 128
+    assert cache.look_up([1], 1000).tokens == 64
     cache.insert([3])
     assert len(cache) == 2
-    assert cache.look_up([1, 2], 1000).tokens == 0
-    assert cache.look_up([2, 3], 100).tokens == 99
+    assert cache.look_up([2, 3], 1000).tokens == 0
+    assert cache.look_up([1, 3], 100).tokens == 99
     tiered = PrefixCache.of_bytes(64, 160.0, 2 * 64 * 160.0, 1e9)
     tiered.insert([1, 2, 3])
     found = tiered.look_up([1, 2, 3], 1000)
