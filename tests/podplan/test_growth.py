@@ -7,7 +7,6 @@ from cli import main
 from cli.exit_codes import ExitCode
 from podplan.question_files import merged_flags
 from podplan.traffic import read_growth
-from tests.shell import answered
 
 SMALL = {"hw": "h100", "nodes": 2, "isl": 1024, "osl": 256, "shape": "disaggregated", "engine": "vllm"}
 LINE = ["qwen3-8b", *(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))]
@@ -17,10 +16,10 @@ GROWTH = "25/s..220/s:4"
 def test_every_month_has_the_smallest_plan_and_keeps_what_is_there() -> None:
     """A month's chips are those of its rate alone; nodes never leave, and their months are what is paid."""
     found = podplan.plan("qwen3-8b", **SMALL, growth=GROWTH)
-    data = found.to_dict()["growth"]
-    months = data["months"]
-    assert [month["requests_per_second"] for month in months] == [25, 90, 155, 220]
-    assert months[-1]["chips"] == found.to_dict()["best"]["chips"]
+    told = found.to_dict()
+    data, months, rates = told["growth"], told["growth"]["months"], [25, 90, 155, 220]
+    assert [month["requests_per_second"] for month in months] == rates == told["question"]["growth_requests_per_second"]
+    assert months[-1]["chips"] == told["best"]["chips"]
     alone = podplan.plan("qwen3-8b", **SMALL, rate="90/s").best
     assert months[1]["chips"] == alone.chips
     held = 0
@@ -47,8 +46,6 @@ def test_the_table_of_months_is_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert main.main([*LINE, "--growth", GROWTH]) == ExitCode.DONE
     shown = capsys.readouterr().out
     assert "nodes to add" in shown and "for the first month; then" in shown and "All 4 months cost" in shown
-    asked = answered(capsys, *LINE, "--growth", GROWTH)["question"]
-    assert asked["growth_requests_per_second"] == [25, 90, 155, 220]
 
 
 def test_rates_may_grow_by_equal_factors_and_fall() -> None:
