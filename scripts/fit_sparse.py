@@ -22,11 +22,7 @@ from planner.manifest.terms import ComputeTerm, timing
 from planner.strategy import Strategy
 from scripts.fitting import FEWEST, LATENT, VALUE, Array, Bounds, Measured, Row, columns, fitted, read, work
 
-MODELS = {
-    "deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2",
-    "zai-org/GLM-5": "glm-5",
-    "zai-org/GLM-5-FP8": "glm-5",
-}
+MODELS = {"deepseek-ai/DeepSeek-V3.2": "deepseek-v3.2", "zai-org/GLM-5": "glm-5", "zai-org/GLM-5-FP8": "glm-5"}
 GEMMS: dict[str, Dtype] = {"bfloat16": "bf16", "fp8_block": "fp8"}
 CACHES: dict[str, KvDtype] = {"bfloat16": "bf16", "fp8": "fp8"}
 NOT_IT = {"attention_norm", "prefill_attention"}

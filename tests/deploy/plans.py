@@ -51,10 +51,7 @@ def _pool(model: ModelSpec, hardware: str, role: str, asked: dict[str, Any]) -> 
         hardware=hardware,
         strategy=format_strategy(strategy, moe=model.moe is not None),
         chips_per_instance=degrees.devices / spec.devices_per_chip.value,
-        limits={
-            "requests_per_dp_rank": asked.get("requests", 24),
-            "tokens_per_device": asked.get("tokens", 4096),
-        },
+        limits={"requests_per_dp_rank": asked.get("requests", 24), "tokens_per_device": asked.get("tokens", 4096)},
         microbatches=asked.get("microbatches", 1),
         weights_dtype=asked.get("weights", "bf16"),
         kv_dtype=asked.get("kv_dtype", "bf16"),

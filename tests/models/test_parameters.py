@@ -5,11 +5,7 @@ from dataclasses import replace
 import pytest
 
 from models.loader import load_model, model_names
-from models.parameters import (
-    attention_parameters,
-    count_parameters,
-    feed_forward_parameters,
-)
+from models.parameters import attention_parameters, count_parameters, feed_forward_parameters
 from models.spec import GQA
 
 # Kimi-K2's card says 1T of what its dimensions count as 1026e9.

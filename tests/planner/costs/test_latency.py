@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from planner.balance.imbalance import MIXED, parse_balance, static_factor
-from planner.costs.latency import (
-    balanced_cost,
-    causal_pairs,
-    decode_load,
-    deviations,
-    prefill_passes,
-)
+from planner.costs.latency import balanced_cost, causal_pairs, decode_load, deviations, prefill_passes
 from planner.manifest.stepcost import evaluate_best
 from tests.instances import cloudmatrix_decode, even_cost, instance
 

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from hardware.loader import load_hardware
-from planner.instances.alignment import (
-    Lot,
-    lost_instances,
-    occupied_devices,
-    placed,
-    placed_evenly,
-    scope_devices,
-)
+from planner.instances.alignment import Lot, lost_instances, occupied_devices, placed, placed_evenly, scope_devices
 from planner.question import Machines
 
 LOTS = st.lists(

@@ -18,14 +18,7 @@ from planner.serving.rules import SchedulingRule
 from planner.serving.streams import Stream
 from tests.planner.serving.costs import stream_of
 from tests.planner.serving.plain_scheduler import PlainScheduler
-from tests.planner.serving.test_aggregated import (
-    HEAD_SECONDS,
-    RULES,
-    SGLANG,
-    both_serve_alike,
-    pool_of,
-    staged_pool,
-)
+from tests.planner.serving.test_aggregated import HEAD_SECONDS, RULES, SGLANG, both_serve_alike, pool_of, staged_pool
 
 SECONDS = (5e-3, 20e-6, 1e-4, 1e-6)
 """Of a step, and of each prompt token, running request and cached token: the slowest rank depends on all of them."""

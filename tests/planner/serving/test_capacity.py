@@ -112,8 +112,7 @@ def test_excess_is_the_latency_over_its_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("late", "last", "half"),
-    [((1,) * 10, 1, 0.0), ((0, 2) * 5, 2, 1.833 * 0.1 * math.sqrt(10 / 9) / math.sqrt(10))],
+    ("late", "last", "half"), [((1,) * 10, 1, 0.0), ((0, 2) * 5, 2, 1.833 * 0.1 * math.sqrt(10 / 9) / math.sqrt(10))]
 )
 def test_an_interval_follows_from_the_parts_of_a_sample(late: tuple[int, ...], last: int, half: float) -> None:
     """Ten parts of ten: all alike tell the share for certain; else Student's t with nine degrees of freedom."""
