@@ -214,11 +214,9 @@ def _reached(hw: HardwareSpec, place: int) -> float:
     return hw.plane(hw.scopes[place].plane).reached_bytes_per_second
 
 
-def exchange_seconds(
-    hw: HardwareSpec, fit: ExchangeFit, payload_bytes: Number, degree: Number, experts_per_token: float = 8.0
-) -> Number:
-    """Return latency + payload/bandwidth, the experts of a token being any."""
+def exchange_seconds(hw: HardwareSpec, fit: ExchangeFit, payload_bytes: Number, degree: Number) -> Number:
+    """Return latency + payload/bandwidth of tokens with eight experts each, any of all, as exchanges are measured."""
     servers = np.maximum(degree / hw.server_devices, 1.0)
-    ranks, servers = (each * (1.0 - (1.0 - 1.0 / each) ** experts_per_token) for each in (degree, servers))
+    ranks, servers = (each * (1.0 - (1.0 - 1.0 / each) ** 8) for each in (degree, servers))
     latency, bandwidth = exchange_protocol(hw, fit, degree, ranks / servers)
     return latency + payload_bytes / bandwidth

@@ -184,12 +184,12 @@ def read_tokens(text: str | None, flag: str, default: int) -> int:
     return value
 
 
-def read_both_lengths(text: str, flag: str, longest: int) -> tuple[int, int]:
+def read_offline_lengths(text: str, longest: int) -> tuple[int, int]:
     """Return prompt and answer of ``1155+211``, which a model with so many positions has room for."""
     prompt, _, answer = text.partition("+")
-    found = read_tokens(prompt, flag, 0), read_tokens(answer, flag, 0)
+    found = read_tokens(prompt, "--offline", 0), read_tokens(answer, "--offline", 0)
     if sum(found) > longest:
-        raise BadInput(f"{flag}: {text[:40]} is past the {longest} positions of the model")
+        raise BadInput(f"--offline: {text[:40]} is past the {longest} positions of the model")
     return found
 
 

@@ -17,7 +17,7 @@ from planner.placement.following import Changing, Rebalanced, rebalanced
 from podplan.changing import PlayedMigration, measured_balance, read_autoscale, read_change, read_loads
 from podplan.offered import Offered, check_most, read_offered, read_seed
 from podplan.options import SimulateFlags, flag_name, flags_of
-from podplan.readers import read_both_lengths
+from podplan.readers import read_offline_lengths
 from podplan.result import Result, Row, picked
 from runtime.simulate.engine import NEVER
 from runtime.simulate.faults import parse_fault
@@ -297,7 +297,7 @@ def _backlog(text: str, manifest: Manifest, seed: int) -> Requests:
     check_most("--offline", count)
     longest = manifest.model.spec.max_position
     if lengths:
-        prompt, answer = read_both_lengths(lengths, "--offline", longest)
+        prompt, answer = read_offline_lengths(lengths, longest)
         workload = ManifestWorkload(input_tokens=prompt, output_tokens=answer)
     return backlog(workload, count, seed, parse_rate(rate, "--offline") if paced else None).within(longest)
 

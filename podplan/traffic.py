@@ -27,9 +27,9 @@ from podplan.day import read_rate_profile
 from podplan.options import QuestionFlags, flag_name
 from podplan.readers import (
     MOST_TOKENS,
-    read_both_lengths,
     read_choice,
     read_fraction,
+    read_offline_lengths,
     read_pictures,
     read_tokens,
     spaced,
@@ -411,7 +411,7 @@ def read_offline(flags: QuestionFlags, asked: AskedTraffic, model: ModelSpec) ->
         raise BadInput("--offline: is planned beside prompts of text alone; leave pictures out")
     rate, _, lengths = flags.offline.partition(",")
     usual = asked.workload.input_tokens.mean, asked.workload.output_tokens.mean
-    prompt, answer = read_both_lengths(lengths, "--offline", model.max_position) if lengths else usual
+    prompt, answer = read_offline_lengths(lengths, model.max_position) if lengths else usual
     per_request = parse_rate(rate, "--offline") / (asked.rate_per_second or 1.0)
     return Offline(per_request=per_request, input_tokens=prompt, output_tokens=answer)
 
