@@ -210,7 +210,7 @@ def _found(
     costing, found, known = costing or Costing(), list[Found](), 0.0
     for number, each in enumerate(asked):
         costing.count.allow(0, len(asked) - number + further)
-        own = find(gather_fleet(Fleet.of(each), costing=costing), known=known)
+        own = _raised(find(gather_fleet(Fleet.of(each), costing=costing), known=known))
         found.append(own if most_alone else lasting(own))
         if most_alone:
             known = max(known, own.growth / (1 + own.gap))
@@ -221,6 +221,16 @@ def _found(
         found[place] = lasting(found[place])
         lowered.add(place)
     return found
+
+
+def _raised(found: Found) -> Found:
+    """Return a result with its best runner-up, where its plan was lowered below that: KV made it later than planned."""
+    if not found.gap or found.best is None or found.choice is None or not found.best.question.goal.maximised:
+        return found
+    plans = [found.best, *others_of(found.choice)]
+    best = plans[preferred(plans, found.best.question.goal) or 0]
+    gap = max((1 + found.gap) * found.best.requests_per_second / best.requests_per_second - 1, 0.0)
+    return replace(found, plans=(best,), gap=gap)
 
 
 def _queues_solved(found: Sequence[Found]) -> int:
@@ -324,8 +334,15 @@ def answer_of(found: Found, *, beside: bool, proof: bool = False) -> Answer:
             bound = bound._replace(covers=f"{bound.covers}, with {named}")
         answer = replace(answer, bound=bound)
     if beside:
-        answer = replace(answer, pareto=tuple(front_of(best, others_of(choice))))
+        own = _built(best)
+        others = [plan for plan in others_of(choice) if _built(plan) != own]
+        answer = replace(answer, pareto=tuple(front_of(best, others)))
     return replace(answer, candidates_evaluated=choice.gathered.count.evaluated)
+
+
+def _built(plan: Plan) -> list[tuple[object, ...]]:
+    """Return the instances of a plan, which may be told over more requests than the same ones elsewhere."""
+    return [(role, pool.instances, pool.candidate) for role, pool in plan.pools()]
 
 
 def published_plan(question: Question, published: Published) -> Beside:

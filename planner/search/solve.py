@@ -313,16 +313,15 @@ def slowed_down(late: Plan) -> Plan | None:
 def carried_in_time(choice: Choice) -> float:
     """Return what a choice carries in units of what is asked, a single model's at the rate that ``find`` gives it.
 
-    It is less than its columns carry where prompts find prefill full, and nothing where transfers make answers late.
+    It is less than its columns carry where prompts find prefill full or KV is late, and nothing where it always is.
     """
     (option, columns), *others = choice.chosen
     plan = None if others or option.aggregated else plan_of(option, columns, choice.carried)
-    if plan is not None and not plan.answering.capacity_per_second:
-        return 0.0
-    if plan is None or not plan.crowded_share or plan.excess <= 1:
+    if plan is None or plan.excess <= 1:
         return choice.carried
-    slower = slowed_down(plan)
-    return choice.carried * (slower.requests_per_second / plan.requests_per_second if slower else 1.0)
+    slower, always = slowed_down(plan), not plan.answering.capacity_per_second
+    at = slower.requests_per_second / plan.requests_per_second if slower else 0.0 if always else 1.0
+    return choice.carried * at
 
 
 def _carried(option: Option, columns: Sequence[int], share: float) -> Plan:

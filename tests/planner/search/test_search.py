@@ -126,6 +126,13 @@ def test_a_plan_that_is_late_over_more_requests_gives_way_to_the_next(shape: str
     assert plan.chips == 4
 
 
+def test_no_runner_up_carries_more_than_the_plan() -> None:
+    """Short answers that wait for KV carry less than decode alone does, and not the most where that carries most."""
+    asked = {"devices": 8, "hardware": "h200", "lengths": (128.0, 16.0), "squared_cv": 1.0, "ttft_seconds": 2.0}
+    answer = small_answer(**asked)
+    assert all(plan.requests_per_second < answer.best.requests_per_second for plan in answer.pareto[1:])
+
+
 @pytest.mark.parametrize("objective", ["chips", "cost", "latency"])
 def test_what_is_made_small_needs_a_rate(objective: str) -> None:
     """The flag is named."""
