@@ -59,8 +59,8 @@ class ImportFlags(Flags):
     model: Text = flag("MODEL", "Catalogue name or config.json [as the command names it].")
     engine: Text = flag("E", "Engine and version, such as vllm@0.33.0 [as the command looks].")
     weights: Text = flag("DTYPE", "Format of the weights [as shipped, or as --quantization says].")
-    isl: Text = flag("TOKENS", "Mean prompt tokens [4096].")
-    osl: Text = flag("TOKENS", "Mean output tokens [1024].")
+    isl: Text = flag("TOKENS", "Mean prompt tokens [those of a benchmark in the folder, else 4096].")
+    osl: Text = flag("TOKENS", "Mean output tokens [of the same, else 1024].")
     isl_cv: Text = flag("CV", "Standard deviation of prompts over their mean [0].")
     osl_cv: Text = flag("CV", "The same of outputs [0].")
     prefix_reuse: Text = flag("SHARE", "Cached share of prompts [0].")
@@ -143,6 +143,8 @@ def import_deployment(
     folder = None if out is None else Path(out)
     flags = flags_of(ImportFlags, {"source": source, "hw": hw, "out": folder, "force": force, **given})
     found = read_source(*_text_of(flags.source))
+    if flags.isl is None and flags.osl is None:
+        flags = replace(flags, **_benchmarked(flags.source))
     profile = load_engine(flags.engine or found[0].engine)
     model = load_model(flags.model or _model_of(found[0]))
     question = _question(flags, found, profile, model)
@@ -192,6 +194,21 @@ def _text_of(source: str) -> tuple[str, dict[str, str]]:
         hosts = [read_text(path) for path in files if path.name == "hosts.tsv"]
         return "\n---\n".join(objects or [*scripts, *hosts]), settings
     raise BadInput(f"SOURCE: {source} has no YAML file of objects and no script")
+
+
+def _benchmarked(source: str) -> dict[str, Any]:
+    """Return the mean lengths that a benchmark in a folder sends, as ``plan deploy`` writes it; none where none is."""
+    files = files_below(Path(source)) if os.path.isdir(source) else ()
+    text = "\n".join(read_text(path) for path in files if path.stem == "benchmark")
+    sent = {
+        name: re.search(rf"--random-{name}\W+([\d.]+)", text) for name in ("input-len", "output-len", "range-ratio")
+    }
+    prompt, answer, ratio = sent.values()
+    if prompt is None or answer is None:
+        return {}
+    # SGLang's draws lengths evenly from this ratio of the longest up, vLLM's to both sides of the mean.
+    share = (1 + float(ratio[1])) / 2 if ratio and "sglang" in text else 1.0
+    return {"isl": f"{share * float(prompt[1]):.0f}", "osl": f"{share * float(answer[1]):.0f}"}
 
 
 def _model_of(found: Found) -> str:

@@ -366,12 +366,11 @@ def redeployed(folder: Path, manifest: Manifest, engine: str, kind: PlatformKind
 
 
 def test_a_plan_that_was_deployed_carries_its_rate_again(tmp_path: Path) -> None:
-    """Search, deploy, import: the rate within the limits is the plan's, and nothing is wrong."""
+    """Search, deploy, import: the rate within the limits is the plan's, lengths the benchmark's, nothing is wrong."""
     best = best_of(hardware="h100", devices=32, engine="vllm@0.33.0")
     manifest = assemble(best, {})
-    traffic, levels = manifest.workload, manifest.service_levels
-    asked = {"isl": traffic.input_tokens, "osl": traffic.output_tokens, "out": tmp_path / "plan"}
-    asked |= {"ttft": levels.ttft_seconds, "tpot": levels.tpot_seconds}
+    levels = manifest.service_levels
+    asked = {"ttft": levels.ttft_seconds, "tpot": levels.tpot_seconds, "out": tmp_path / "plan"}
     result = redeployed(tmp_path, manifest, "vllm", "lws", hw="h100", **asked)
     assert result.most_per_second == pytest.approx(best.requests_per_second, rel=0.05)
     written = read_manifest(tmp_path / "plan" / "manifest.yaml")
