@@ -30,6 +30,7 @@ from planner.serving.aggregated import AggregatedPool
 from planner.serving.decode import SeparatePools, Served
 from planner.serving.deployed import play
 from planner.serving.latency import Latency, independent_sum
+from planner.serving.played import MANY
 from planner.workload import TraceRows
 
 Left = Callable[[Mapping[Role, int]], SeparatePools | AggregatedPool]
@@ -167,9 +168,14 @@ def _language(plan: Plan) -> Deployed:
     def prefill_at(rate_per_second: float, count: int) -> Standing:
         return Standing(ttft=server.ttft(rate_per_second, count))
 
-    def decode_at(rate_per_second: float, count: int) -> Standing:
-        state = decoder.state(rate_per_second, count)
+    def decode_at(rate_per_second: float, count: int, requests: int = MANY) -> Standing:
+        state = decoder.state(rate_per_second, count, requests)
         return Standing(tpot=state.tpot if state else None, line=state)
+
+    def decode_told(rate_per_second: float, count: int) -> Standing:
+        rate = rate_per_second * count
+        requests = _requests(plan, rate) or server.lasting(rate / prefill.instances, prefill.instances)
+        return decode_at(rate_per_second, count, requests)
 
     return Deployed(
         pools=(
@@ -188,6 +194,7 @@ def _language(plan: Plan) -> Deployed:
                 at=decode_at,
                 deviation=deviation_of(decode),
                 alone=_within(decoder, decode_at if decoder.handover else lambda rate, _: decode_at(rate, 1)),
+                told=decode_told,
             ),
         ),
         losses=losses,

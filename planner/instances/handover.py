@@ -16,6 +16,7 @@ from planner.closed_forms.bulk_lattice import Passes
 from planner.instances.decode_played import played_state, tpot_of
 from planner.serving.capacity import Capacity, Limits, Outcome, Until, capacity
 from planner.serving.decode import HandedOver, SeparatePools, hand_over
+from planner.serving.played import MANY
 from planner.serving.streams import Stream, stationary
 from planner.workload import Workload
 
@@ -42,7 +43,7 @@ class Handover:
     workload: Workload
     context: float  # tokens at which a prompt and its answer end
     full_per_second: float  # requests per second that a full decode instance finishes
-    _states: dict[tuple[float, int], DecodeState | None] = field(default_factory=dict, repr=False)
+    _states: dict[tuple[float, int, int], DecodeState | None] = field(default_factory=dict, repr=False)
     _capacities: dict[tuple[float, Limits, int], Capacity | None] = field(default_factory=dict, repr=False)
     _last: dict[tuple[str, int], HandedOver] = field(default_factory=dict, repr=False)
     """The last play, by when its stream ends and by the number of instances."""
@@ -57,9 +58,12 @@ class Handover:
         full_per_second = float(queue.tabulated().finished_per_second[-1])
         return cls(pools=pools(), workload=workload, context=context, full_per_second=full_per_second)
 
-    def state(self, rate_per_second: float, instances: int) -> DecodeState | None:
-        """Return the state of one of so many decode instances at its rate; None beyond saturation."""
-        key = rate_per_second, instances
+    def state(self, rate_per_second: float, instances: int, requests: int = MANY) -> DecodeState | None:
+        """Return the state of one of so many decode instances at its rate; None beyond saturation.
+
+        Args: ``requests`` that tell TTFT of a prefill instance, see ``_stream``.
+        """
+        key = rate_per_second, instances, requests
         if key not in self._states:
             self._states[key] = self._state(*key) if rate_per_second < self.full_per_second else None
         return self._states[key]
@@ -76,17 +80,21 @@ class Handover:
             self._capacities[key] = capacity(play, self._stream(instances), limits, upper)
         return self._capacities[key]
 
-    def link_wait_seconds(self, rate_per_second: float, instances: int) -> float:
-        """Return the mean wait for links, given the rate of one of so many decode instances."""
-        stream = self._stream(instances).at_rate(rate_per_second)
+    def link_wait_seconds(self, rate_per_second: float, instances: int, requests: int = MANY) -> float:
+        """Return the mean wait for links, given the rate of one of so many decode instances; see ``state``."""
+        stream = self._stream(instances, requests).at_rate(rate_per_second)
         _, sent, _, decoded = self._play(stream, instances)
         assert decoded is not None, "answers have more than one token"
         return float(decoded.link_wait_seconds[_counting(stream, sent)].mean())
 
-    def _stream(self, instances: int) -> Stream:
-        """Return the stream of one request a second for each of so many decode instances."""
+    def _stream(self, instances: int, requests: int = MANY) -> Stream:
+        """Return the stream of one request a second for each of so many decode instances.
+
+        It is as many times as long as a prefill instance's of so many requests: decode follows the queue of prefill.
+        """
         decode = self.pools.decode
         count = min(max(_LEAST_PLAYED, int(_FILLED * decode.ranks * decode.slots * instances)), _MOST_PLAYED)
+        count *= max(requests // MANY, 1)
         return stationary(self.workload, count, most_tokens=self.context).at_rate(instances)
 
     def _play(self, stream: Stream, instances: int) -> HandedOver:
@@ -98,12 +106,12 @@ class Handover:
             self._last[key] = hand_over(replace(self.pools, decode=decode), stream)
         return self._last[key]
 
-    def _state(self, rate_per_second: float, instances: int) -> DecodeState:
-        stream = self._stream(instances).at_rate(rate_per_second)
-        _, sent, requests, decoded = self._play(stream, instances)
-        assert requests is not None and decoded is not None, "answers have more than one token"
+    def _state(self, rate_per_second: float, instances: int, requests: int) -> DecodeState:
+        stream = self._stream(instances, requests).at_rate(rate_per_second)
+        _, sent, handed, decoded = self._play(stream, instances)
+        assert handed is not None and decoded is not None, "answers have more than one token"
         answering, utilisation = rate_per_second * sent.size / len(stream), rate_per_second / self.full_per_second
-        return played_state(self.pools.decode, requests, decoded, answering, utilisation, _counting(stream, sent))
+        return played_state(self.pools.decode, handed, decoded, answering, utilisation, _counting(stream, sent))
 
 
 def _counting(stream: Stream, sent: Ints) -> Bools:

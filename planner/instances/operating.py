@@ -271,6 +271,10 @@ class PrefillServer:
             self._solved[key] = found
         return self._solved[key]
 
+    def lasting(self, rate_per_second: float, instances: int) -> int:
+        """Return the requests of a stream that tells TTFT of one of ``instances`` closely; many where it is exact."""
+        return self.player.lasting(rate_per_second, instances) if self.player else MANY
+
     def played(
         self, rate_per_second: float, instances: int, most_per_second: float, requests: int | None = MANY
     ) -> Played | None:
@@ -399,11 +403,11 @@ class DecodeServer:
         most = self.queue.capacity(asked.tpot_seconds, asked.percentile, asked.most_utilisation)
         return (most or 0.0) / asked.requests_each
 
-    def state(self, rate_per_second: float, instances: int = 1) -> DecodeState | None:
+    def state(self, rate_per_second: float, instances: int = 1, requests: int = MANY) -> DecodeState | None:
         """Occupancy and TPOT of one of so many instances at its rate of online requests; None beyond saturation.
 
         Requests go to the rank with least reserved KV, which balances instances. Sizes are chosen as for one instance
-        (``pool_capacity``), which is conservative for several.
+        (``pool_capacity``), which is conservative for several. Args: ``requests``: see ``Handover.state``.
         """
         if self.question.queueing == "mixserve":
             full, own = (self.candidate.requests_per_second, self.candidate.iteration_seconds), self.decoding
@@ -413,5 +417,5 @@ class DecodeServer:
         if self.player is not None:
             return self.player.state(rate_per_second, instances)
         if self.handover is not None:
-            return self.handover.state(rate_per_second, instances)
+            return self.handover.state(rate_per_second, instances, requests)
         return self.queue.state(rate_per_second * self.question.requests_each, instances)

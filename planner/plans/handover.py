@@ -11,7 +11,7 @@ from planner.instances.operating import DecodeServer, PrefillServer
 from planner.question import Question
 from planner.serving.capacity import Capacity
 from planner.serving.decode import SeparatePools, prefill_pool
-from planner.serving.played import Played
+from planner.serving.played import MANY, Played
 
 Pair = tuple[tuple[PrefillServer, int], tuple[DecodeServer, int]]  # (server, instances) of prefill and of decode
 
@@ -23,14 +23,18 @@ def links_between(question: Question, pair: Pair) -> KvLinks:
     return links_of(question, model_cache(first.candidate.deployment), (source, first_count), (target, second_count))
 
 
-def state_of_links(question: Question, pair: Pair, rate_per_second: float) -> LinkState | None:
-    """Return the state of the KV links between two pools; None beyond their saturation."""
+def state_of_links(question: Question, pair: Pair, rate_per_second: float, requests: int = MANY) -> LinkState | None:
+    """Return the state of the KV links between two pools; None beyond their saturation.
+
+    Args: ``requests``: see ``Handover.state``.
+    """
     (first, first_count), (second, second_count) = pair
     links, each, workload = links_between(question, pair), question.requests_each, question.decoded
     rate, source, sink = rate_per_second * each, Source(first.passes, first_count), Sink(second.queue, second_count)
     wait_seconds = partial(mean_wait, links, rate, workload, source, sink)
     if second.handover is not None:
-        wait_seconds = partial(second.handover.link_wait_seconds, rate_per_second / second_count, second_count)
+        own = rate_per_second / second_count, second_count, requests
+        wait_seconds = partial(second.handover.link_wait_seconds, *own)
     state = link_state(links, rate, workload, wait_seconds)
     most = {role: carried / each for role, carried in state.most_per_second.items()} if state else {}
     return state and state._replace(most_per_second=most)

@@ -401,19 +401,22 @@ def make_plan(
     """Return the plan of (server, instances, rate of one instance) per role at a rate; None beyond saturation.
 
     Where a role's steps take f times what is predicted, its clock is slower by f and its rate on that clock f times as
-    high, transfers included. ``limits`` of the rates of instances, where known; ``requests`` that prefill is played on.
+    high, transfers included. ``limits`` of the rates of instances, where known; ``requests``: see ``Player.trial``.
     """
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     times, slower = question.stretch_of("prefill"), question.stretch_of("decode")
-    ttft = first.ttft(times * rate_per_second / first_count, first_count, requests)
+    each = times * rate_per_second / first_count
+    ttft = first.ttft(each, first_count, requests)
     if ttft is None:
         return None
+    requests = requests or first.lasting(each, first_count)
     second = fed(question, ((first, first_count), (second, second_count)))
-    links = state_of_links(question, ((first, first_count), (second, second_count)), slower * rate_per_second)
+    pair = (first, first_count), (second, second_count)
+    links = state_of_links(question, pair, slower * rate_per_second, requests)
     if links is None:
         return None
     second = second.after(links.seconds)
-    state = second.state(slower * rate_per_second / second_count, second_count)
+    state = second.state(slower * rate_per_second / second_count, second_count, requests)
     if state is None:
         return None
     known = replace(second, question=question.on_clock("decode")).played(slower * second_rate, second_count)

@@ -10,7 +10,10 @@ from planner.plans.assemble import assemble
 from planner.plans.expectation import expect
 from planner.plans.plan import DisaggregatedPlan
 from planner.search.search import search
+from planner.serving.decode import play_separate
 from planner.serving.deployed import workload_of
+from planner.serving.played import MANY
+from planner.serving.streams import stationary
 from podplan.options import QuestionFlags, flags_of
 from podplan.question import read_question
 from runtime.simulate.options import SimulationOptions
@@ -53,6 +56,17 @@ def test_a_manifest_tells_what_its_plan_does() -> None:
     told = expect(manifest, workload_of(manifest.workload), rate).prediction
     own = plan.under(plan.question)(rate)
     assert told.tpot_seconds.p99 == pytest.approx(own.tpot.p99, rel=1e-3)
+
+
+def test_slow_prefill_is_played_as_long_before_decode() -> None:
+    """Near saturation prompts that differ leave in long swells: TPOT is that of other streams, eight times as long."""
+    lengths = {"isl": 3000, "isl_cv": 2, "osl": 200, "osl_cv": 2, "max_utilisation": 0.95}
+    plan = planned(model="qwen3-8b", hw="h100", ttft=1000, tpot=1000, **lengths)
+    asked, pools = plan.question, plan.decoder(plan.question).handover.pools  # of one decode instance, as the plan has
+    stream = stationary(asked.workload, 320_000, seed=1, most_tokens=asked.model.max_position)
+    found = play_separate(pools, stream.at_rate(plan.requests_per_second)).tpot_seconds[stream.counting]
+    assert plan.played.asked_requests > MANY
+    assert plan.tpot.mean == pytest.approx(np.nanmean(found), rel=0.01)
 
 
 def test_long_answers_have_a_closed_form() -> None:
