@@ -81,7 +81,8 @@ TOLD: list[Told] = [
     ("qwen-h800", "vllm", "lws", {}, "README.md", ["for the claim qwen3-235b-a22b-weights"], ["on every node"]),
     ("qwen-h800", "vllm", "lws", CLAIMED, "README.md", ["with the weights, which pods have"], ["on every node"]),
     # SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone, and never where it drafts; the
-    # manifest says in which order it was played. A chunk is whole pages.
+    # manifest says in which order it was played. A chunk is whole pages, and two prompts of 4,000 tokens are one chunk.
+    ("two-prompts", "sglang", "bare", {}, "prefill.sh", ["--chunked-prefill-size 8064 "], []),
     ("dense-mixed", "sglang", "bare", {}, "mixed.sh", ["--enable-mixed-chunk"], []),
     ("dense-mixed", "sglang", "bare", {}, "README.md", [], ["plan again"]),
     ("prompts-first", "sglang", "bare", {}, "mixed.sh", ["--chunked-prefill-size"], ["--enable-mixed-chunk"]),
@@ -128,6 +129,9 @@ def test_a_file_says_what_its_reader_needs(name, engine, kind, site, file, has, 
     """Each line above is a trap, and what is written instead."""
     own: dict[str, Any] = {
         "staged": lambda: deployed("qwen3-8b", "h100", **STAGED),
+        "two-prompts": lambda: deployed(
+            "qwen3-8b", "h100", prefill={"strategy": "TP=1", "tokens": 8000}, decode={"strategy": "TP=1"}
+        ),
         "prompts-first": lambda: plan("dense-mixed").model_copy(update={"routing": Routing(chunks="prefill_first")}),
     }
     text = files_of(own[name]() if name in own else name, engine, kind, **site)[file]
