@@ -183,7 +183,7 @@ def pool_mixed(
     """State of one of so many aggregated instances, at its rate, see ``Player.trial``; None beyond saturation."""
     every = instances if manifest.routing.prefill == "round_robin" else 1
     context, played = manifest.model.spec.max_position, aggregated_pool(manifest, pool, workload=workload)
-    player = player_of(played, workload, Limits(percentile=99.0), context)
+    player = player_of(played, workload, Limits(percentile=manifest.service_levels.percentile), context)
     return player.state(rate_per_second, every, requests)
 
 
@@ -264,7 +264,7 @@ def pool_ttft(
         policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
         squared_cv = thinned_squared_cv(workload.arrival_squared_cv, instances, policy)
         return latency_of(pool_passes(pool, workload), rate_per_second, squared_cv)
-    limits, context = Limits(percentile=99.0), float(manifest.model.spec.max_position)
+    limits, context = Limits(percentile=manifest.service_levels.percentile), float(manifest.model.spec.max_position)
     together = 1 if manifest.routing.prefill == "round_robin" else instances
     played = PrefillPool(
         times=pass_times(dealing, budget, context),

@@ -22,7 +22,7 @@ from planner.serving.capacity import Limits
 from planner.serving.deployed import workload_of
 from planner.serving.latency import Latency
 from planner.serving.played import MANY
-from planner.workload import TraceRows
+from planner.workload import Lengths, TraceRows, Workload
 from tests.plans import small_manifest, small_plan
 from tests.questions import best_of, small_question
 
@@ -204,6 +204,16 @@ def test_a_manifest_is_weighed_as_the_plan_that_it_came_from() -> None:
         assert bare.deviation == pytest.approx(other.deviation, rel=0.3)
     verdict = check_deployed(deployed, Limits.of(plan.question), plan.requests_per_second)
     assert verdict.margins[1].value == pytest.approx(plan.tpot.p99, rel=0.05)
+
+
+def test_a_manifest_plays_as_many_requests_as_its_own_percentile_needs() -> None:
+    """At p99 twice as many were played as the plan is told over at p99.9, and TTFT was 7 % longer."""
+    asked = small_question("deepseek-v2-lite", "l40s", 2, engine="vllm@0.33.0", percentile=99.9, tpot_seconds=0.3)
+    lengths = Workload(input_tokens=Lengths(mean=128.0, squared_cv=0.09), output_tokens=Lengths(mean=16.0))
+    plan = search(replace(asked, workload=lengths), beside=False).best
+    manifest = assemble(plan, {})
+    deployed = from_manifest(manifest, workload_of(manifest.workload))
+    assert standing(deployed, plan.requests_per_second).ttft.at(99.9) == pytest.approx(plan.ttft.at(99.9), rel=1e-6)
 
 
 def test_prompts_of_many_lengths_are_played_on_the_manifests_own_pass_times() -> None:
