@@ -9,11 +9,16 @@ from cli.exit_codes import ExitCode
 from cli.main import main
 
 
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = ExitCode.DONE) -> str:
+    """Return what a command prints, which ends with a code."""
+    capsys.readouterr()
+    assert main([*arguments]) == code
+    return capsys.readouterr().out
+
+
 def answered(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = ExitCode.DONE) -> Any:
     """Return the JSON that a command prints, which ends with a code."""
-    capsys.readouterr()
-    assert main([*arguments, "--json"]) == code
-    return json.loads(capsys.readouterr().out)
+    return json.loads(printed(capsys, *arguments, "--json", code=code))
 
 
 def refused(capsys: pytest.CaptureFixture[str], told: str, *arguments: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cli.main import main
-from tests.shell import answered
+from tests.shell import answered, printed
 
 
 def test_json_counts_every_row(capsys: pytest.CaptureFixture[str]) -> None:
@@ -37,8 +37,7 @@ def test_the_page_in_docs_is_what_the_command_prints(capsys: pytest.CaptureFixtu
 
 def test_components_have_a_table_and_json_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     """Parts of a step beside what was published of them."""
-    assert main(["accuracy", "--components"]) == 0
-    assert "stream of attention" in capsys.readouterr().out
+    assert "stream of attention" in printed(capsys, "accuracy", "--components")
     data = answered(capsys, "accuracy", "--components")
     assert {"xds-d288", "cm384-d-50-4k", "ds-d128-profile"} == {part["case"] for part in data["components"]}
     assert 0 < data["median_absolute_relative_error"] < 0.15

@@ -8,7 +8,7 @@ import pytest
 
 from cli.main import main
 from hardware.fits import CALIBRATION
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 MATMUL = str(CALIBRATION / "matmul.csv")
 Capture = pytest.CaptureFixture[str]
@@ -21,15 +21,13 @@ def test_measurements_become_an_overlay_that_predict_takes(tmp_path: Path, capsy
     assert {fit["family"] for fit in answer["fits"]} == {"gemm fp8", "grouped_gemm fp8", "gemm bf16"}
     assert all(0 <= fit["median_error_after"] <= 0.08 for fit in answer["fits"])
     asked = ["deepseek-r1", "--hw", out, "--phase", "decode", "--strategy", "DP=32, EP=32", "--batch", "8", "--json"]
-    assert main(["predict", *asked]) == 0
-    assert json.loads(capsys.readouterr().out)["hardware"] == "h800-calibrated"
+    assert json.loads(printed(capsys, "predict", *asked))["hardware"] == "h800-calibrated"
     refused(capsys, "--force", "calibrate", MATMUL, "--hw", "h800", "--out", out)
 
 
 def test_the_report_names_every_family_and_its_error(capsys: Capture) -> None:
     """Without --out the report says that nothing was written."""
-    assert main(["calibrate", MATMUL, "--hw", "cm384"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "calibrate", MATMUL, "--hw", "cm384")
     assert "gemm int8" in shown and "Nothing was written" in shown
 
 

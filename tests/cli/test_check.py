@@ -16,7 +16,7 @@ from planner.checks.check import check_deployed
 from planner.checks.deployed import from_plan
 from planner.serving.capacity import Limits
 from tests.plans import small_plan
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 FILE = """
@@ -163,8 +163,7 @@ def test_github_is_told_what_fails(tmp_path, monkeypatch, capsys):
 
 def test_the_schema_knows_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     """The examples keep it; a mistyped key, a bare number for a time and a strange word do not."""
-    assert main(["check", "--schema"]) == ExitCode.DONE
-    schema = json.loads(capsys.readouterr().out)
+    schema = json.loads(printed(capsys, "check", "--schema"))
     check_schema = jsonschema.Draft202012Validator(schema)
     for example in sorted((Path(__file__).parents[2] / "examples" / "questions").glob("*.yaml")):
         check_schema.validate(read_yaml(example))
@@ -187,8 +186,7 @@ def test_a_manifest_that_is_too_small_says_what_it_carries(tmp_path: Path, capsy
     assert main([*line, "--rate", "1/s", "--out", str(tmp_path)]) == ExitCode.DONE
     check = ["check", "--manifest", str(tmp_path / "manifest.yaml"), "--confidence", "0.8", "--rate"]
     capsys.readouterr()
-    assert main([*check, "500/s"]) == ExitCode.INFEASIBLE
-    told = capsys.readouterr().out.partition("it carries ")[2].split()[0].rstrip(".")
+    told = printed(capsys, *check, "500/s", code=ExitCode.INFEASIBLE).partition("it carries ")[2].split()[0].rstrip(".")
     assert main([*check, told]) == ExitCode.DONE
     capsys.readouterr()
     assert main([*check, "1/s", "--survive", "instance"]) == ExitCode.INFEASIBLE

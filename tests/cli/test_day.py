@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from cli import main
-from cli.exit_codes import ExitCode
 from ground.errors import BadInput
 from planner.plans.day import mean_rate, over_the_day, peak_rate
 from podplan.day import read_rate_profile
 from tests.plans import small_plan
-from tests.shell import answered
+from tests.shell import answered, printed
 
 SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "2", "--shape", "disaggregated"]
 DAY = "0:00=5/s,08:30=40/s,18:00=0"
@@ -60,8 +58,7 @@ def test_a_plan_is_sized_for_the_worst_window(capsys: pytest.CaptureFixture[str]
 
 def test_the_text_names_the_worst_window(capsys: pytest.CaptureFixture[str]) -> None:
     """A row per window, and the one that the plan is sized for."""
-    assert main.main([*SMALL, "--rate-profile", DAY]) == ExitCode.DONE
-    shown = capsys.readouterr().out
+    shown = printed(capsys, *SMALL, "--rate-profile", DAY)
     assert "Sized for the worst window, 08:30–18:00 with 40/s; the mean over the day is 17.6/s, 44% of it." in shown
     assert "18:00–00:00" in shown and "prefill needed" in shown and "device-hours" in shown
 

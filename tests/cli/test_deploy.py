@@ -10,7 +10,7 @@ from cli.main import main
 from planner.manifest.document import dump_manifest
 from tests.deploy.cases import plan
 from tests.deploy.plans import deployed
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 
 @pytest.fixture
@@ -44,8 +44,7 @@ def test_a_dry_run_writes_nothing(manifest: Path, tmp_path: Path, capsys: pytest
     """The tree and the arithmetic alone, as text and as JSON."""
     out = tmp_path / "deploy"
     arguments = ["deploy", str(manifest), "--engine", "sglang", "--platform", "kubernetes", "--kind", "volcano"]
-    assert main([*arguments, "--out", str(out), "--dry-run"]) == ExitCode.DONE
-    assert "Would write 10 files" in capsys.readouterr().out
+    assert "Would write 10 files" in printed(capsys, *arguments, "--out", str(out), "--dry-run")
     data = answered(capsys, *arguments, "--dry-run")
     assert data["devices"] == 128 and data["written_to"] is None
     assert data["roles"][1]["requests_per_dp_rank"] == 48
@@ -77,8 +76,7 @@ def test_differences_are_told(manifest: Path, tmp_path: Path, capsys: pytest.Cap
     out = tmp_path / "deploy"
     assert main(["deploy", str(manifest), "--engine", "sglang", "--out", str(out)]) == ExitCode.DONE
     capsys.readouterr()
-    assert main(["deploy", str(manifest), "--engine", "sglang", "--diff", str(out)]) == ExitCode.DONE
-    assert capsys.readouterr().out == "Nothing changes.\n"
+    assert printed(capsys, "deploy", str(manifest), "--engine", "sglang", "--diff", str(out)) == "Nothing changes.\n"
     text = manifest.read_text(encoding="utf-8").replace("requests_per_dp_rank: 48", "requests_per_dp_rank: 40")
     manifest.write_text(text, encoding="utf-8")
     changes = answered(capsys, "deploy", str(manifest), "--engine", "sglang", "--diff", str(out))["changes"]

@@ -6,7 +6,7 @@ import pytest
 
 from cli.exit_codes import ExitCode
 from cli.main import main
-from tests.shell import answered
+from tests.shell import answered, printed
 
 SMALL = [
     "qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--devices", "2", "--microbatches", "1", "--shape",
@@ -30,8 +30,7 @@ def test_a_refusal_is_explained_from_a_file(tmp_path: Path, capsys: pytest.Captu
     path.write_text(
         "model: qwen3-8b\nhw: h800\ndevices: 2\nengine: reference\nshape: disaggregated\ntpot: 1ms\n", encoding="utf-8"
     )
-    assert main(["explain", str(path)]) == ExitCode.INFEASIBLE
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "explain", str(path), code=ExitCode.INFEASIBLE)
     assert shown.startswith("No plan (binding limit: tpot)")
     assert "--tpot " in shown
     assert "prompts" in shown
@@ -40,13 +39,11 @@ def test_a_refusal_is_explained_from_a_file(tmp_path: Path, capsys: pytest.Captu
 def test_what_is_left_after_a_loss_is_not_what_all_instances_carry(capsys: pytest.CaptureFixture[str]) -> None:
     """The two rates are named, and so are the confidence and what the rate bounds."""
     line = ["qwen3-8b", "--hw", "h100", "--isl", "4k", "--engine", "vllm", "--shape", "disaggregated", "--devices"]
-    assert main(["explain", *line, "4", "--rate", "3/s", "--survive", "instance"]) == ExitCode.DONE
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(printed(capsys, "explain", *line, "4", "--rate", "3/s", "--survive", "instance").split())
     assert "spare instances included. " in shown and "After losing any one instance its pools carry " in shown
     assert "Limits the asked rate; fewer chips miss it" in shown
     assert "Sure limits hold, also after losing any one instance, with confidence" in shown
-    assert main(["explain", *line, "3"]) == ExitCode.DONE
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(printed(capsys, "explain", *line, "3").split())
     assert "the devices at hand; " in shown and "% less." in shown and "too few" not in shown
 
 

@@ -8,7 +8,7 @@ import pytest
 from cli.exit_codes import ExitCode
 from cli.main import main
 from planner.manifest.document import read_manifest
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 FILE = """
 hw: h100
@@ -45,8 +45,7 @@ def _written(tmp_path: Path, text: str) -> str:
 def test_every_model_has_a_plan_on_the_shared_devices(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A plan for each at its rate, together within the node; the CSV has a row for each."""
     path, table = _written(tmp_path, FILE), tmp_path / "fleet.csv"
-    assert main(["fleet", path, "--json", "--csv", str(table)]) == ExitCode.DONE
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, "fleet", path, "--csv", str(table))
     assert [model["best"]["requests_per_second"] for model in data["models"]] == [2, 1]
     assert sum(model["best"]["devices"] for model in data["models"]) == data["devices_used"]["h100"] <= 8
     assert data["bound"]["gap"] <= 1e-6
@@ -57,8 +56,7 @@ def test_a_fleet_is_paid_by_the_nodes_on_which_it_stands(tmp_path: Path, capsys:
     """The least cost shares a node; the fewest chips stand on one for each model where there are two, and pay both."""
     text = FILE.replace("nodes: 1", "nodes: 2\nobjective: GOAL")
     for goal, paid in (("cost", "1 node, 10.4 USD"), ("chips", "2 nodes, 20.8 USD")):  # 1.3 USD for each of eight
-        assert main(["fleet", _written(tmp_path, text.replace("GOAL", goal))]) == ExitCode.DONE
-        shown = " ".join(capsys.readouterr().out.split())
+        shown = " ".join(printed(capsys, "fleet", _written(tmp_path, text.replace("GOAL", goal))).split())
         assert f"of 16 h100 on {paid} an hour" in shown and ("Models share nodes" in shown) == (goal == "cost")
 
 
@@ -143,8 +141,7 @@ def test_models_state_their_shape_and_aggregated_ones_have_manifests(tmp_path, c
     assert all(model["after_loss"]["feasible"] for model in (either, apart, both))
     assert any("aggregated instances of auto" in each["what"] for each in data["bound"]["pruned"])
     assert [pool.role for pool in read_manifest(out / "both" / "manifest.yaml").pools] == ["mixed"]
-    assert main(["fleet", path]) == ExitCode.DONE
-    heads = capsys.readouterr().out.splitlines()[0].split()
+    heads = printed(capsys, "fleet", path).splitlines()[0].split()
     assert heads == ["model", "nodes", "chips", "prefill", "decode", "mixed"]
 
 

@@ -16,8 +16,7 @@ VLLM = [word.replace("reference", "vllm") for word in SMALL]
 def test_a_list_of_formats_is_searched_and_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The JSON has each format, the question the chosen one, and so has the manifest."""
     out = tmp_path / "plan"
-    assert main.main([*SMALL, "--weights", "bf16,fp8", "--json", "--out", str(out)]) == ExitCode.DONE
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, *SMALL, "--weights", "bf16,fp8", "--out", str(out))
 
     carried = {each["weights"]["decode"]: each["requests_per_second"] for each in data["formats"]}
     assert carried.keys() == {"bf16", "fp8"} and carried["fp8"] > carried["bf16"]
@@ -31,8 +30,7 @@ def test_roles_have_formats_of_their_own(capsys: pytest.CaptureFixture[str], tmp
     """As named, or the better of a role's list; in the JSON, in the manifest, and in each role's deployment file."""
     out, files = tmp_path / "plan", tmp_path / "files"
     flags = ["--weights", "prefill=fp8,decode=bf16,int4", "--mtp", "0"]
-    assert main.main([*VLLM, *flags, "--json", "--out", str(out)]) == ExitCode.DONE
-    data = json.loads(capsys.readouterr().out)
+    data = answered(capsys, *VLLM, *flags, "--out", str(out))
 
     assert [each["weights"] for each in data["formats"]] == [
         {"prefill": "fp8", "decode": "bf16"},

@@ -7,13 +7,12 @@ import pytest
 from cli.main import main
 from hardware.loader import gaps, hardware_names, load_hardware
 from hardware.values import sourced_values
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 
 def test_one_entry_shows_every_value_with_its_source(capsys: pytest.CaptureFixture[str]) -> None:
     """As many rows as the entry has values and fits."""
-    assert main(["hardware", "CM384"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "hardware", "CM384")
     for path, held in sourced_values(load_hardware("cm384")):
         assert any(line.startswith(f"{path} ") for line in shown.splitlines())
         assert all(word in shown for word in held.source.split())
@@ -23,8 +22,7 @@ def test_check_tells_what_is_assumed_and_missing(capsys: pytest.CaptureFixture[s
     """Text and JSON say the same."""
     spec = load_hardware("cm384")
     assumed = [path for path, held in sourced_values(spec) if held.kind == "assumed"]
-    assert main(["hardware", "cm384", "--check"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "hardware", "cm384", "--check")
     assert shown.count("\n  assumed  ") == len(assumed)
     (entry,) = answered(capsys, "hardware", "cm384", "--check")["hardware"]
     assert [item["field"] for item in entry["assumed"]] == assumed
@@ -33,8 +31,7 @@ def test_check_tells_what_is_assumed_and_missing(capsys: pytest.CaptureFixture[s
 
 def test_check_says_what_an_entry_is_based_on(capsys: pytest.CaptureFixture[str]) -> None:
     """Whose figures stand in, and which types its weights may have."""
-    assert main(["hardware", "gb300", "--check"]) == 0
-    assert "based on gb200: the same rack" in capsys.readouterr().out
+    assert "based on gb200: the same rack" in printed(capsys, "hardware", "gb300", "--check")
     (entry,) = answered(capsys, "hardware", "l40s", "--check")["hardware"]
     assert entry["based_on"]["name"] == "h100"
     assert entry["weights"] == {"multiplied": ["bf16", "fp8", "int8"], "dequantised": ["int4", "mxfp4", "nvfp4"]}
@@ -62,8 +59,7 @@ def test_check_lists_everything_that_is_wrong_with_a_file(tmp_path: Path, capsys
 
 def test_every_entry_is_listed_with_its_size(capsys):
     """All of CloudMatrix384 is 48 nodes, 384 chips and 768 dies (arXiv 2506.12708 section 3)."""
-    assert main(["hardware"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "hardware")
     assert all(name in shown for name in hardware_names())
     entries = {entry["name"]: entry for entry in answered(capsys, "hardware")["hardware"]}
     assert (entries["cm384"]["nodes"], entries["cm384"]["chips"], entries["cm384"]["devices"]) == (48, 384, 768)

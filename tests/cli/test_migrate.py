@@ -15,7 +15,7 @@ from planner.plans.assemble import assemble
 from tests.changes import tight
 from tests.deploy.plans import deployed
 from tests.planner.plans.test_encode import best
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 
 @pytest.fixture
@@ -48,8 +48,7 @@ def test_steps_are_found_written_and_played(both, tmp_path, capsys):
 
 def test_the_table_says_what_is_promised(both: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Steps, the promise and the bound."""
-    assert main(["migrate", *both, "--rate", "15/s"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "migrate", *both, "--rate", "15/s")
     assert "2 flip" in shown
     assert "limits hold throughout at 15/s" in shown
     assert "Bound: proven" in shown

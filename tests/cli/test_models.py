@@ -2,26 +2,22 @@
 
 import pytest
 
-from cli.main import main
 from models.loader import model_names
-from tests.shell import answered
+from tests.shell import answered, printed
 
 
 def test_the_table_lists_every_model_with_its_kind_of_attention(capsys):
     """All names, with parameters; windows, sparse attention, blocks of keys and hybrids are told apart."""
-    assert main(["models"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "models")
     assert all(name in shown for name in model_names()) and "671G" in shown
     for told in ("GQA, 18 within 128", "MLA, sparse over 2048", "12 GQA, 36 delta-net", "blocks of keys"):
         assert told in shown
-    assert main(["models", "gpt-oss-20b"]) == 0
-    assert "attention.window.tokens" in capsys.readouterr().out
+    assert "attention.window.tokens" in printed(capsys, "models", "gpt-oss-20b")
 
 
 def test_one_model_shows_its_parameters_beside_the_published_ones(capsys: pytest.CaptureFixture[str]) -> None:
     """DeepSeek-R1 has 671 thousand million parameters (its model card), counted here from the dimensions."""
-    assert main(["models", "DeepSeek-R1"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "models", "DeepSeek-R1")
     assert "published 671G (+0.0%)" in shown
     assert "attention.kv_lora_rank" in shown
 

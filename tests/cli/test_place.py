@@ -8,7 +8,7 @@ import pytest
 from cli.main import main
 from planner.manifest.loads import check_expert_map, imbalance, rank_loads
 from tests.expert_loads import power_law
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 
 @pytest.fixture
@@ -34,8 +34,7 @@ def test_the_json_has_the_fixed_keys(loads, capsys):
 
 def test_the_table_sets_baselines_beside_the_placement(loads, capsys):
     """What engines start from, EPLB, the placement and the bound."""
-    assert main(["place", str(loads), "--devices", "8", "--slots-per-device", "5"]) == 0
-    out = capsys.readouterr().out
+    out = printed(capsys, "place", str(loads), "--devices", "8", "--slots-per-device", "5")
     assert "40 slots, 5 per device, 8 redundant" in out
     for row in ("as engines start", "EPLB", "podplan (joint)", "lower bound"):
         assert row in out
@@ -84,8 +83,7 @@ def test_the_planner_chooses_the_redundancy_and_gives_a_verdict(tmp_path, capsys
     np.save(path, power_law(58, 256, 0.8))
     command = ["place", str(path), "--devices", "32", "--method", "water-filling", "--json"]
     machine = ["--model", "deepseek-r1", "--hw", "h800", "--batch", "32"]
-    assert main([*command, *machine, "--redundant-experts", "auto"]) == 0
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(printed(capsys, *command, *machine, "--redundant-experts", "auto"))
     assert [row["redundant"] for row in answer["redundancy"]] == [0, 32, 64, 96, 128]
     assert answer["redundant_experts"] == 32
     assert answer["verdict"]["worth_it"] is True and answer["verdict"]["saves"] > 0.02

@@ -2,9 +2,7 @@
 
 import pytest
 
-from cli import main
-from cli.exit_codes import ExitCode
-from tests.shell import answered
+from tests.shell import answered, printed
 
 SMALL = [
     "qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "2", "--rate", "30/s", "--shape",
@@ -28,6 +26,5 @@ def test_either_model_plans_and_stands_beside_the_other(capsys: pytest.CaptureFi
 
 def test_the_text_names_both(capsys: pytest.CaptureFixture[str]) -> None:
     """One line: the used model, and what the other would have."""
-    assert main.main([*SMALL, "-v"]) == ExitCode.DONE
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(printed(capsys, *SMALL, "-v").split())
     assert "Queueing: bulk service; MixServe's M/M/1 (Eq. 7, 9 to 11), same pools: TTFT " in shown

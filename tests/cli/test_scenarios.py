@@ -6,7 +6,7 @@ import pytest
 
 from cli.main import main
 from planner.manifest.document import read_manifest
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 SMALL = {"--engine": "reference", "--hw": "h100", "--isl": "512", "--osl": "128", "--shape": "disaggregated"}
 ASKED = ["qwen3-8b", *(word for pair in SMALL.items() for word in pair), "--nodes", "1"]
@@ -67,7 +67,6 @@ def test_a_window_that_nothing_serves_is_planned_for_the_nearest(tmp_path, capsy
 def test_a_window_that_no_limit_helps_is_named(tmp_path, capsys):
     """A rate beyond the devices under any limits: the policy does not count it among what it saves."""
     day = "scenarios:\n- {name: calm, rate: 5/s, lasts: 8h}\n- {name: crowd, rate: 100000/s, lasts: 16h}\n"
-    assert main([*ASKED, "--scenarios", written(tmp_path, day)]) == 3
-    told = " ".join(capsys.readouterr().out.split())
+    told = " ".join(printed(capsys, *ASKED, "--scenarios", written(tmp_path, day), code=3).split())
     assert "without crowd, which no layout serves" in told
     assert "fewer than one plan for the peak" not in told

@@ -18,7 +18,7 @@ from podplan.options import QuestionFlags, flags_of
 from podplan.plan_data import plan_json
 from podplan.question import read_question
 from tests.questions import small_answer
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 SMALL = ["qwen3-30b-a3b", "--engine", "reference", "--hw", "h800", "--nodes", "1", "--shape", "disaggregated"]
 MIXED = ["qwen3-30b-a3b", "--hw", "prefill=910b,decode=h800", "--nodes", "prefill=1,decode=1"]
@@ -125,8 +125,7 @@ def test_a_plan_is_played_on_its_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert found["played_times"] == pytest.approx(1.0)
     assert (found["requests"], found["keeps_limits"], found["slo_attainment"]) == (56, True, 1.0)
     assert found["ttft_seconds"]["mean"] < found["ttft_seconds"]["p99"] < found["e2e_seconds"]["p99"]
-    assert main.main([*apart, "--trace", str(path)]) == ExitCode.DONE
-    assert "The trace itself, played as it came" in " ".join(capsys.readouterr().out.split())
+    assert "The trace itself, played as it came" in " ".join(printed(capsys, *apart, "--trace", str(path)).split())
     mixed = answered(capsys, *mixed_only, "--trace", str(path))["on_trace"]
     assert mixed["requests"] == 56 and mixed["keeps_limits"]
     assert main.main([*apart, "--trace", str(path), "--prefix-reuse", "0.5"]) == ExitCode.DONE
@@ -154,16 +153,14 @@ def test_an_aggregated_answer_to_a_trace_is_what_the_runtime_plays(tmp_path, cap
 
 def test_no_limit_is_told_that_does_not_apply(capsys: pytest.CaptureFixture[str]) -> None:
     """Requests with a single token have no TPOT."""
-    assert main.main(["explain", *SMALL[:-1], "aggregated", "--osl", "1", "--rate", "5/s"]) == ExitCode.DONE
-    text = capsys.readouterr().out
+    text = printed(capsys, "explain", *SMALL[:-1], "aggregated", "--osl", "1", "--rate", "5/s")
     assert "Answers end with their first token" in text
     assert " 0 s" not in text and "TPOT" not in text
 
 
 def test_an_idle_plan_of_answers_of_one_token_reads_as_well(capsys: pytest.CaptureFixture[str]) -> None:
     """Large figures have suffixes, answers of one token have no TPOT, no limit of it and no KV transfers."""
-    assert main.main([*SMALL, "--osl", "1", "--rate", "0.001/s", "--objective", "latency"]) == ExitCode.DONE
-    text = capsys.readouterr().out
+    text = printed(capsys, *SMALL, "--osl", "1", "--rate", "0.001/s", "--objective", "latency")
     (does,) = (line for line in text.splitlines() if line.startswith("Does"))
     assert " within TTFT 2 s at p99" in does and "USD" in text and "e+0" not in text
     assert "\nTPOT " not in text and "KV transfer" not in text
@@ -226,13 +223,12 @@ def test_a_broken_trace_is_told_with_line_and_field(tmp_path: Path, capsys: pyte
 def test_out_writes_its_files_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The manifest, the JSON and the reports; a second time only with --force."""
     folder = tmp_path / "plans" / "one"
-    assert main.main([*SMALL, "--out", str(folder)]) == ExitCode.DONE
-    printed = capsys.readouterr().out
+    shown = printed(capsys, *SMALL, "--out", str(folder))
     assert sorted(path.name for path in folder.iterdir()) == sorted(search_command.FILES)
     assert json.loads((folder / "plan.json").read_text(encoding="utf-8"))["feasible"] is True
     assert read_manifest(folder / "manifest.yaml").made_by.question["model"] == "qwen3-30b-a3b"
     report = (folder / "report.txt").read_text(encoding="utf-8")
-    assert report.splitlines()[0].split() == printed.splitlines()[0].split()
+    assert report.splitlines()[0].split() == shown.splitlines()[0].split()
     assert "\x1b" not in report
     refused(capsys, "give --force to replace it", *SMALL, "--out", str(folder))
     assert main.main([*SMALL, "--out", str(folder), "--force"]) == ExitCode.DONE
@@ -256,8 +252,7 @@ def test_a_wide_front_goes_to_a_table_and_to_csv(tmp_path: Path, capsys: pytest.
         assert watts == 1730.0 * float(row["chips"])
         assert float(row["energy_joules_per_million_tokens"]) == pytest.approx(watts / tokens * 1e6)
     refused(capsys, "give --force", *asked)
-    assert main.main([*asked, "--force"]) == ExitCode.DONE
-    assert "Pareto front" in capsys.readouterr().out
+    assert "Pareto front" in printed(capsys, *asked, "--force")
 
 
 def test_prices_and_power_of_the_user_replace_the_catalogues(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from planner.manifest.document import dump_manifest
 from planner.manifest.layout import Degrees, Instance
 from podplan.simulation import relative_error
 from tests.manifests import build, manifest, pool
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 KEYS = {
     "requests", "completed", "failed", "running", "duration_seconds", "requests_per_second",
@@ -86,8 +86,7 @@ def test_requests_without_positions_are_left_out(planned, tmp_path, capsys, monk
 
 def test_the_table_tells_what_was_cut(planned: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Measured, predicted and the window."""
-    assert main(["simulate", planned, "--rate", "20/s", "--requests", "200"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "simulate", planned, "--rate", "20/s", "--requests", "200")
     assert "TTFT p99" in shown and "Measured: 200 of" in shown
 
 
@@ -126,8 +125,7 @@ def test_policies_are_compared_on_the_same_requests(planned: str, capsys: pytest
     assert main(run) == 0
     shown = capsys.readouterr().out
     assert "least_load less round_robin (95 %)" in shown and "offline" not in shown
-    assert main([*run[:-1], "slo,priority", "--offline", "50"]) == 0
-    assert "offline output tokens" in capsys.readouterr().out
+    assert "offline output tokens" in printed(capsys, *run[:-1], "slo,priority", "--offline", "50")
 
 
 def test_faults_bursts_offline_work_and_loads_are_played(planned: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from cli.main import main
 from planner.manifest.document import dump_manifest
 from podplan import watching
 from tests.plans import small_manifest
-from tests.shell import refused
+from tests.shell import printed, refused
 
 NAMES = {
     "vllm": (
@@ -141,8 +141,7 @@ def test_a_request_log_tells_traffic(planned: str, tmp_path: Path, capsys: pytes
     assert found["requests"] == 2000
     assert found["rate_per_second"] == pytest.approx(rate_of(0.9), rel=0.1)
     assert not found["change_pays"]
-    assert main(["watch", str(log), "--manifest", planned, "--headroom", "0", "--once"]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    told = " ".join(printed(capsys, "watch", str(log), "--manifest", planned, "--headroom", "0", "--once").split())
     assert "Steps are not timed by this source and are taken as predicted" in told
 
 

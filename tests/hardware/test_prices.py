@@ -5,18 +5,15 @@ from typing import Any
 
 import pytest
 
-from cli.exit_codes import ExitCode
-from cli.main import main
 from hardware.loader import hardware_names, load_hardware, prices
-from tests.shell import refused
+from tests.shell import printed, refused
 
 ASKED = ["qwen3-8b", "--isl", "512", "--osl", "64", "--engine", "vllm", "--shape", "disaggregated", "--json"]
 
 
 def asked(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
     """Return the answer to a small question."""
-    assert main([*ASKED, "--rate", "1/s", *flags]) == ExitCode.DONE
-    return json.loads(capsys.readouterr().out)
+    return json.loads(printed(capsys, *ASKED, "--rate", "1/s", *flags))
 
 
 def test_every_price_is_dated_and_of_a_machine() -> None:

@@ -11,6 +11,7 @@ from cli.exit_codes import ExitCode
 from planner.search.jobs import Job, confidence_in_time, job_seconds, last_seconds, seconds_with
 from podplan.job import read_job
 from podplan.options import QuestionFlags
+from tests.shell import printed
 
 SMALL: dict[str, Any] = {"hw": "h100", "nodes": 1, "isl": 1024, "osl": 256, "engine": "vllm", "shape": "disaggregated"}
 LINE = ["qwen3-8b", *(word for name, value in SMALL.items() for word in (f"--{name}", str(value)))]
@@ -69,17 +70,14 @@ def test_a_short_job_waits_for_its_last_request() -> None:
 
 def test_a_job_is_printed_without_latencies_and_checked(capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody waits: its time, its cost, and no table of TTFT."""
-    assert main.main([*LINE, "--job", JOB]) == ExitCode.DONE
-    shown = capsys.readouterr().out
+    shown = printed(capsys, *LINE, "--job", JOB)
     assert "1M requests in " in shown and " of 6 h, " in shown and "while pools are full, for " in shown
     assert "TTFT, with waiting" not in shown and "--ttft" not in shown
     assert "the job ends in time with confidence " in shown and "limits hold" not in shown
-    assert main.main(["check", *LINE, "--job", JOB, "--json"]) == ExitCode.DONE
-    assert json.loads(capsys.readouterr().out)["feasible"]
+    assert json.loads(printed(capsys, "check", *LINE, "--job", JOB, "--json"))["feasible"]
     assert main.main([*LINE, "--job", "1 request in 1us"]) == ExitCode.INFEASIBLE  # whose share is no limit of ours
     capsys.readouterr()
-    assert main.main(["check", *LINE, "--job", "9M requests in 2h"]) == ExitCode.INFEASIBLE
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "check", *LINE, "--job", "9M requests in 2h", code=ExitCode.INFEASIBLE)
     assert "end the job in" in shown and "--job " in shown and "--rate" not in shown
 
 

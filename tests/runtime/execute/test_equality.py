@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from cli.main import main
 from planner.manifest.document import dump_manifest
 from planner.manifest.schema import Manifest
 from planner.strategy import Strategy
 from runtime.execute.check import TOLERANCE, Report, execute
 from runtime.execute.run import Settings
 from tests.runtime.execute.deployments import deployed, slim
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 DECODE_DRAFTS = {"decode_drafts": 1}
 CATALOGUE: dict[str, tuple[str, str, str | None, dict[str, Any]]] = {
@@ -155,8 +154,7 @@ def test_the_command_prints_what_was_checked(tmp_path: Path, capsys: pytest.Capt
     assert data["decode_groups_with_four_lengths"] == data["decode_groups"] == 4
     assert data["largest_logit_difference"] <= data["tolerance"]
     assert np.isfinite(data["closest_expert_margin"])
-    assert main(["execute", str(path), "--iterations", "1", "--int8"]) == 0
-    shown = capsys.readouterr().out
+    shown = printed(capsys, "execute", str(path), "--iterations", "1", "--int8")
     assert "the plan computes the same model" in shown and "too close to call" in shown
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cli.main import main
 from hardware.loader import load_hardware
 from planner.manifest.checks import spec_hash
 from planner.manifest.document import dump_manifest
@@ -16,7 +15,7 @@ from runtime.execute.clock import Transfer
 from runtime.execute.run import Settings
 from runtime.execute.timeline import Iteration, chrome_trace, clocked_iteration, purpose_of
 from tests.runtime.execute.deployments import deployed, slim
-from tests.shell import answered, refused
+from tests.shell import answered, printed, refused
 
 
 def on_910b(manifest: Manifest) -> Manifest:
@@ -94,5 +93,4 @@ def test_the_command_writes_it_once(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert {"operation", "ranks", "bytes", "clock_seconds", "form_seconds", "gap", "why"} <= set(data["clock"][0])
     assert json.loads(trace.read_text())["traceEvents"]
     refused(capsys, "give --force", *flags)
-    assert main([*flags, "--clock", "--force"]) == 0
-    assert "closed form" in capsys.readouterr().out
+    assert "closed form" in printed(capsys, *flags, "--clock", "--force")
