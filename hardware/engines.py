@@ -70,6 +70,9 @@ fuses into the norm. Latents in decode are TensorRT-LLM's kernels on Blackwell, 
 vLLM's modules grow with the cached tokens as TensorRT-LLM's kernels do, 3 to 5 % less at 64 requests."""
 OTHER_LENDERS = {("vllm", "mla_decode", machine): "sglang" for machine in ("l40s", "rtx-pro-6000")}
 """Where it is another engine: there both run Triton's."""
+EXPERT_LENDERS = {"trtllm": ("vllm", "sglang"), "vllm": ("trtllm", "sglang"), "sglang": ("vllm", "trtllm")}
+"""Engines whose experts stand in, the nearest first, where an engine has none in a number format: 10 to 21 % off in the
+mean of up to 185 shapes that two engines run, without bias; the roofline is 25 to 28 % off, and too quick."""
 ACROSS_TRAYS = ("gb200", "gb300", ("all_reduce 8", "all_reduce 16"))
 """A rack whose sums within a tray alone were measured, the rack whose sums over trays stand in, and which they are."""
 
@@ -97,9 +100,7 @@ class ExpertCurves(NamedTuple):
         """Return the seconds at 1, 2, 4, ... tokens with experts cut by ``tp`` and spread over ``ep`` ranks."""
         logarithms = _between(self.tensor, tp) + _between(self.expert, ep) - self.tensor[1][:, None]
         found = np.exp(logarithms)
-        if np.ndim(tp) or np.ndim(ep):
-            return tuple(found)
-        return tuple(found[:, 0].tolist())
+        return tuple(found) if np.ndim(tp) or np.ndim(ep) else tuple(found[:, 0].tolist())
 
 
 def _between(known: dict[int, NDArray[np.float64]], degree: Number) -> NDArray[np.float64]:
@@ -116,7 +117,8 @@ def expert_curves(hardware: HardwareSpec, engine: str | None, dtype: Dtype, shap
     """Return the curves of an engine's kernel on a machine for the measured shape most like this one.
 
     Itself where it was measured; otherwise that with the smallest sum of logarithms of the ratios of its sizes, of
-    the kernels that the engine runs a quarter of its shapes with; None where none was measured in a number format.
+    the kernels that the engine runs a quarter of its shapes with. Another engine lends its own where none was measured
+    in a number format; None where no engine has any.
     """
     return None if engine is None else _nearest(measured_as(hardware), engine.partition("@")[0], dtype, shape)
 
@@ -124,12 +126,12 @@ def expert_curves(hardware: HardwareSpec, engine: str | None, dtype: Dtype, shap
 @cache
 def _nearest(machine: str, engine: str, dtype: Dtype, shape: Shape) -> ExpertCurves | None:
     lines = _lines(machine)
-    own = lines.get((engine, dtype, *map(str, shape)))
-    if own is not None:
-        return _curves(engine, own)
-    kernels = {key: line.split(",", 2)[1] for key, line in lines.items() if key[:2] == (engine, dtype)}
-    if not kernels:
-        return None
+    measured = {key[0] for key in lines if key[1] == dtype}
+    lender = next((each for each in (engine, *EXPERT_LENDERS.get(engine, ())) if each in measured), None)
+    own = lines.get((lender or engine, dtype, *map(str, shape)))
+    if own is not None or lender is None:
+        return None if own is None else _curves(engine, own)
+    kernels = {key: line.split(",", 2)[1] for key, line in lines.items() if key[:2] == (lender, dtype)}
     counts = Counter(kernels.values())
     like = {
         sum(abs(math.log(int(a) / b)) for a, b in zip(key[2:], shape, strict=True)): key
@@ -178,8 +180,7 @@ def _curves(engine: str, line: str) -> ExpertCurves:
         tensor = expert = max(tensor, expert, key=len)
     if 1 not in tensor:
         tensor[1] = 2 * tensor[2] - tensor[4]  # timed on two ranks at least: as much slower again
-    hidden, intermediate, chosen, experts = map(int, shape)
-    measured = hidden, intermediate, chosen, experts
+    measured: Shape = tuple(map(int, shape))  # type: ignore[assignment]
     return ExpertCurves(kernel, version, float(residual), lent, measured, tensor, expert)
 
 

@@ -84,7 +84,7 @@ def test_sums_over_trays_are_those_of_the_rack_where_they_were_measured(engine: 
 
 
 def test_the_engine_selects_the_kernel():
-    """SGLang's and vLLM's Triton on H200; TensorRT-LLM's own, or lent vLLM's; the reference has none."""
+    """Triton under SGLang and vLLM on H200; TensorRT-LLM's own, or lent vLLM's as FP8 of SGLang on L40S; else none."""
     h200 = load_hardware("h200")
     found = {engine: expert_curves(h200, engine, "fp8", R1) for engine in ("sglang", "vllm", "trtllm")}
     assert all(found.values())
@@ -92,6 +92,8 @@ def test_the_engine_selects_the_kernel():
     assert found["trtllm"].kernel == "wideep_compute_cutlass"  # type: ignore[union-attr]
     assert not any(own.lent for own in found.values() if own)
     assert expert_curves(h200, "trtllm", "fp8", (4096, 1536, 8, 128)).lent  # type: ignore[union-attr]
+    l40s = [expert_curves(load_hardware("l40s"), engine, "fp8", (2048, 768, 8, 128)) for engine in ("sglang", "vllm")]
+    assert l40s[0].lent and l40s[0].seconds(1, 1) == l40s[1].seconds(1, 1)  # type: ignore[union-attr]
     assert expert_curves(h200, None, "fp8", R1) is None
     assert expert_curves(h200, "reference", "fp8", R1) is None
     assert expert_curves(load_hardware("cm384"), "vllm", "int8", R1) is None
