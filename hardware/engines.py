@@ -153,9 +153,7 @@ def _lines(machine: str) -> dict[tuple[str, ...], str]:
     """Rows of a machine's file as they stand, by engine, dtype and shape; empty where there is no file."""
     path = OPERATORS / f"{machine}.csv"
     found: dict[tuple[str, ...], str] = {}
-    if not path.is_file():
-        return found
-    for line in path.read_text().splitlines()[1:]:
+    for line in path.read_text().splitlines()[1:] if path.is_file() else ():
         engines, _, _, *shape = line.split(",", 8)[:8]
         for engine in engines.split():
             found[(engine, *shape)] = line
