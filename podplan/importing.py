@@ -253,9 +253,9 @@ def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile
 
 
 UNTOLD = ("xllm", "mindie")  # whose files leave the format to the weights' own: the machine's usual one
-FORMATS = {name: name for name in ("fp8", "int8", "int4", "mxfp4", "nvfp4")}
+FORMATS = {name: name for name in ("bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4")}
 FORMATS |= {"ascend": "int8", "modelslim": "int8", "w8a8": "int8", "fp4": "nvfp4", "modelopt_fp4": "nvfp4"}
-QUANTISED = re.compile(r"-(fp8|fp4|nvfp4|mxfp4|w8a8|int4)(-[a-z]+)?\Z", re.IGNORECASE)  # of a repository's name
+QUANTISED = re.compile(r"-(fp8|fp4|nvfp4|mxfp4|w8a8|int8|int4|bf16)(-[a-z]+)?\Z", re.IGNORECASE)  # of a folder
 TRAFFIC = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "rate", "ttft", "tpot", "percentile")
 
 

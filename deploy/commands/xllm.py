@@ -17,6 +17,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
     apart = role.disaggregated
     flags = given(
         ("--model", Shell('"$MODEL"')),
+        ("--model_id", target.name_of_model),  # else the name of the weights' folder
         ("--host", Shell('"$ADDRESS"')),
         ("--port", _per_device(target, role, target.http_port(role))),
         ("--devices", device),

@@ -19,6 +19,7 @@ from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
 from podplan.importing import ImportResult, _text_of, import_deployment
 from tests.deploy.cases import files_of, made, pairs
+from tests.deploy.plans import deployed
 from tests.questions import best_of
 
 LWS = """
@@ -325,6 +326,16 @@ def test_numbers_that_no_engine_takes_are_refused(flags: str, settings: str | No
         command = "trtllm-serve serve Qwen/Qwen3-8B --extra_llm_api_options o.yml"
     with pytest.raises(BadInput, match=said):
         read_source(command, {"o.yml": settings or ""})[0].counted(0, 1024)
+
+
+@pytest.mark.parametrize(("engine", "hw", "weights"), [("xllm", "910b", "int8"), ("vllm", "b200", "nvfp4")])
+def test_the_weights_folder_of_a_plan_says_a_format_that_is_not_shipped(tmp_path, engine, hw, weights) -> None:
+    """No flag of these engines does; the plan that comes back has it."""
+    made = deployed("qwen3-8b", hw, mixed={"strategy": "TP=1", "weights": weights})
+    for name, text in files_of(made, engine).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    found = import_deployment(str(tmp_path), hw=hw)
+    assert {pool.weights_dtype for pool in found.manifest.pools} == {weights}
 
 
 def test_a_repository_s_name_says_the_format_of_its_weights() -> None:

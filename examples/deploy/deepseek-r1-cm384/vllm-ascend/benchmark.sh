@@ -8,7 +8,7 @@ exec vllm bench serve --goodput ttft:2000 tpot:50 \
   --backend openai \
   --base-url "$ROUTER" \
   --model deepseek-r1 \
-  --tokenizer /models/deepseek-r1 \
+  --tokenizer /models/deepseek-r1-int8 \
   --dataset-name random \
   --random-input-len 4096 \
   --random-output-len 1024 \

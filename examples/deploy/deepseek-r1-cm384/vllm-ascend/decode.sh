@@ -8,7 +8,7 @@ INSTANCE="${1:?usage: decode.sh INSTANCE NODE}"
 NODE_RANK="${2:?usage: decode.sh INSTANCE NODE}"
 HEAD="${DECODE_HOSTS[$((INSTANCE * 4))]}"
 ADDRESS="${DECODE_HOSTS[$((INSTANCE * 4 + NODE_RANK))]}"
-MODEL=/models/deepseek-r1
+MODEL=/models/deepseek-r1-int8
 
 export HCCL_IF_IP="$ADDRESS"
 export HCCL_SOCKET_IFNAME=eth0

@@ -8,7 +8,7 @@ INSTANCE="${1:?usage: prefill.sh INSTANCE NODE}"
 NODE_RANK="${2:?usage: prefill.sh INSTANCE NODE}"
 HEAD="${PREFILL_HOSTS[$((INSTANCE * 2))]}"
 ADDRESS="${PREFILL_HOSTS[$((INSTANCE * 2 + NODE_RANK))]}"
-MODEL=/models/deepseek-r1
+MODEL=/models/deepseek-r1-int8
 
 export HCCL_IF_IP="$ADDRESS"
 export HCCL_SOCKET_IFNAME=eth0
