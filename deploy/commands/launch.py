@@ -87,19 +87,14 @@ class Target:
     @property
     def model_path(self) -> str:
         """Path of the weights on every node; its default tells the one format of a plan that the model is not in."""
-        first = self.roles[0]
-        shipped = self.several_formats or first.weights_dtype == first.model.native_dtype
-        told = "" if shipped else f"-{first.weights_dtype}"
+        held = {role.weights_dtype for role in self.roles}
+        told = "" if len(held) > 1 else "".join(f"-{each}" for each in held - {self.roles[0].model.native_dtype})
         return self.site.model_path or f"/models/{self.name_of_model}{told}"
-
-    @property
-    def several_formats(self) -> bool:
-        """Whether the weights of roles differ in format."""
-        return len({role.weights_dtype for role in self.roles}) > 1
 
     def weights_path(self, role: RolePlan) -> str:
         """Path of a role's weights on its nodes; a folder named by their format where formats differ by role."""
-        return f"{self.model_path}/{role.weights_dtype}" if self.several_formats else self.model_path
+        several = len({other.weights_dtype for other in self.roles}) > 1
+        return f"{self.model_path}/{role.weights_dtype}" if several else self.model_path
 
     @property
     def metrics(self) -> Metrics | None:
