@@ -27,10 +27,10 @@ from planner.workload import Workload
 _LIKELY = 0.8  # share of saturation at which the search for a capacity begins
 _EASY = 0.5  # latency over limit, with confidence ``SURE`` on few requests, up to which an instance counts as in time
 FEWEST = 600  # requests of the shortest stream. An instance seldom fills on it, so one that is late on it is far off
-_REQUESTS, _PIPELINED = 40_000, 20_000
-"""Requests of a long stream, and of one through pipeline stages, where a request takes four times as long to play."""
-_REFILLS, _LONGEST = 3, 400_000
-"""Times that a stream must fill an instance, which begins empty; most requests for that."""
+_REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
+"""Requests of a long stream, half as many through pipeline stages, where each takes four times as long to play; times
+that a stream must fill an instance, which begins empty; most requests for that.
+"""
 
 
 class AggregatedState(NamedTuple):
@@ -70,7 +70,7 @@ class PlayedAggregated(Player):
         if requests < FEW:
             return super().stream(requests, instances)
         refills = _REFILLS if requests == FEW else 2 * _REFILLS
-        longest = _REQUESTS if self.pool.times.layers.size == 1 else _PIPELINED
+        longest = _REQUESTS if self.pool.times.layers.size == 1 else _REQUESTS // 2
         requests = min(requests, longest) * max(requests // MANY, 1)
         while requests < min(refills * self.most_open, _LONGEST):
             requests *= 2

@@ -411,8 +411,7 @@ def make_plan(
         return None
     requests = requests or first.lasting(each, first_count)
     second = fed(question, ((first, first_count), (second, second_count)))
-    pair = (first, first_count), (second, second_count)
-    links = state_of_links(question, pair, slower * rate_per_second, requests)
+    links = state_of_links(question, ((first, first_count), (second, second_count)), slower * rate_per_second, requests)
     if links is None:
         return None
     second = second.after(links.seconds)
