@@ -4,12 +4,12 @@ Requests that run leave by the count of their rank's decode iterations, and thei
 step visits each of them.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from planner.loops.compiled import njit
+from planner.loops.compiled import COMPILES, njit
 
 Records = np.recarray[Any, Any]  # records beside each other: loops read several fields of a request or a rank at once
 
@@ -188,6 +188,16 @@ class Instances(NamedTuple):
     """[3] of a closed loop: the next request to send, how many there are in all, and how many have arrived."""
     news: Ints
     """How many requests got their first or last token since somebody looked, then these; [1] where nobody looks."""
+
+
+def records(shape: int | tuple[int, ...], dtype: np.dtype[np.void]) -> Records:
+    """Return empty records.
+
+    Loops take fields as attributes. Plain Python needs a ``recarray`` for that; compiled ones do without, and tell the
+    type of a plain array in 0.1 us, not in 2 us at each call and 13 us at the first.
+    """
+    made: Any = np.zeros(shape, dtype)
+    return cast(Records, made if COMPILES else made.view(np.recarray))
 
 
 @njit

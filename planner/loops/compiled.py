@@ -52,11 +52,12 @@ def _tell_once(folder: str) -> None:
     sys.stderr.write("plan: compiling the serving core, once on this machine (up to a minute)\n")
 
 
+COMPILES = os.environ.get("NUMBA_DISABLE_JIT", "0") == "0"  # whether loops are compiled, not plain Python
 if "numba" not in sys.modules:
     if "NUMBA_CACHE_DIR" not in os.environ:  # else a process that has one started this one
         os.environ["NUMBA_CACHE_DIR"] = str(_cache_folder())
     os.environ.setdefault("NUMBA_OPT", "1")  # loops run as fast as with 3, and compile in two thirds of the time
-    if os.environ.get("NUMBA_DISABLE_JIT", "0") == "0" and not any(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi")):
+    if COMPILES and not any(Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nbi")):
         _tell_once(os.environ["NUMBA_CACHE_DIR"])
 
 from numba import njit as _njit  # noqa: E402 - numba reads the cache folder when it is imported

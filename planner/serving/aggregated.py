@@ -126,22 +126,22 @@ def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | Non
         ended = enough is not None and enough(first_tokens[:end], left[:end])
         if ended:
             loop.so_far(requests, until, first_tokens, left)
-            requests.first, requests.left = first_tokens, left
+            requests["first"], requests["left"] = first_tokens, left
             break
     if not ended:
         loop.play(requests, instances, policy, rule, pool.times, (first if enough else 0, first), np.inf)
     return Played(
-        arrival_seconds=requests.arrival,
-        first_token_seconds=requests.first,
-        left_seconds=requests.left,
-        preemptions=requests.preempted,
-        busy_seconds=float(instances.heads.busy.sum()),
-        steps=int(instances.heads.steps.sum()),
-        prompt_steps=int(instances.heads.prompt_steps.sum()),
-        running_beside_prompts=int(instances.heads.beside.sum()),
-        longest_chunks=float(instances.heads.chunks.sum()),
+        arrival_seconds=requests["arrival"],
+        first_token_seconds=requests["first"],
+        left_seconds=requests["left"],
+        preemptions=requests["preempted"],
+        busy_seconds=float(instances.heads["busy"].sum()),
+        steps=int(instances.heads["steps"].sum()),
+        prompt_steps=int(instances.heads["prompt_steps"].sum()),
+        running_beside_prompts=int(instances.heads["beside"].sum()),
+        longest_chunks=float(instances.heads["chunks"].sum()),
         ended=ended,
-        passed=int(instances.heads.passed.sum()),
+        passed=int(instances.heads["passed"].sum()),
     )
 
 
@@ -197,10 +197,11 @@ def requests_of(pool: AggregatedPool, stream: Stream, iterations: Ints | None = 
     if iterations is None:
         lengths = Same(stream.prompt_tokens), Same(stream.reused_tokens), Same(stream.answer_tokens)
         fresh = _FRESH.of((lengths, pool.queries, pool.acceptance, pool.accepted), lambda: _fresh(stream, pool))
-        requests = fresh.copy().view(batch.REQUEST).view(np.recarray)
+        requests = batch.records(len(stream), batch.REQUEST)
+        requests.view(np.ndarray).view(np.uint8)[:] = fresh
     else:
         requests = _records(stream, iterations)
-    requests.arrival, requests.need = stream.arrival_seconds, pool.reserved(stream)
+    requests["arrival"], requests["need"] = stream.arrival_seconds, pool.reserved(stream)
     return requests
 
 
@@ -214,13 +215,13 @@ def _records(stream: Stream, iterations: Ints) -> "Records":
     from planner.loops import batch_loop as batch
 
     after = np.maximum(stream.answer_tokens - 1, 0)
-    requests = np.zeros(len(stream), batch.REQUEST).view(np.recarray)
-    requests.answer, requests.after = stream.answer_tokens, iterations
-    requests.length = requests.todo = stream.prompt_tokens
-    requests.reused = requests.done = stream.reused_tokens
-    requests.growth = np.where(iterations > 0, after / np.maximum(iterations, 1), 1.0)
-    requests.begun = requests.first = requests.left = -1.0
-    requests.behind = requests.chain = batch.NOBODY
+    requests = batch.records(len(stream), batch.REQUEST)
+    requests["answer"], requests["after"] = stream.answer_tokens, iterations
+    requests["length"] = requests["todo"] = stream.prompt_tokens
+    requests["reused"] = requests["done"] = stream.reused_tokens
+    requests["growth"] = np.where(iterations > 0, after / np.maximum(iterations, 1), 1.0)
+    requests["begun"] = requests["first"] = requests["left"] = -1.0
+    requests["behind"] = requests["chain"] = batch.NOBODY
     return requests
 
 
@@ -237,24 +238,22 @@ def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: in
 
     each = pool.instances * rule.stages
     shape = each, pool.ranks
-    heads = np.zeros(each, batch.HEAD).view(np.recarray)
-    heads.received, heads.acting = rule.interval, np.arange(each)
-    ranks = np.zeros(shape, batch.RANK).view(np.recarray)
-    ranks.ratio, ranks.free = rule.initial_ratio, rule.capacity
-    ranks.oldest = ranks.newest = batch.NOBODY
-    lines = np.zeros((each, pool.ranks + 1), batch.LINE).view(np.recarray)
-    steps = np.zeros((each, 2), batch.STEP).view(np.recarray)
-    lines.head = lines.tail = steps.head = steps.tail = batch.NOBODY
+    heads, ranks = batch.records(each, batch.HEAD), batch.records(shape, batch.RANK)
+    heads["received"], heads["acting"] = rule.interval, np.arange(each)
+    ranks["ratio"], ranks["free"] = rule.initial_ratio, rule.capacity
+    lines, steps = batch.records((each, pool.ranks + 1), batch.LINE), batch.records((each, 2), batch.STEP)
+    for nobody in (lines["head"], lines["tail"], steps["head"], steps["tail"], ranks["oldest"], ranks["newest"]):
+        nobody[...] = batch.NOBODY
     return batch.Instances(
         heads=heads,
         ranks=ranks,
         lines=lines,
         steps=steps,
-        marks=np.zeros((each, 2, pool.ranks), batch.MARK).view(np.recarray),
+        marks=batch.records((each, 2, pool.ranks), batch.MARK),
         buckets=np.full((*shape, batch.BUCKETS), batch.NOBODY, dtype=np.int64),
         phases=np.zeros((*shape, rule.block), dtype=np.int64),
-        loads=np.zeros(pool.ranks, batch.LOAD).view(np.recarray),
-        calm=np.zeros(each, batch.CALM).view(np.recarray),
+        loads=batch.records(pool.ranks, batch.LOAD),
+        calm=batch.records(each, batch.CALM),
         passed=np.zeros((pool.instances, rule.stages)),
         rounds=np.zeros((pool.instances, batch.ROUNDS, rule.stages, rule.stages + 1)),
         following=np.array([arriving, requests, arriving], dtype=np.int64),

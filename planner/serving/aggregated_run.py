@@ -51,15 +51,15 @@ class AggregatedRun:
         """
         self._longest = max(self._longest, int(stream.answer_tokens.max(initial=0)))
         fresh, kept = requests_of(self.pool, stream, iterations), self._requests
-        requests = fresh if kept is None else np.concatenate([kept, fresh]).view(np.recarray)
+        requests = fresh if kept is None else _joined(kept, fresh)
         self._numbers, first = np.append(self._numbers, numbers), self._numbers.size
         self._come += len(stream)
         rule = rule_of(self.pool, self._longest)
         self._play(requests, self._instances, self._policy, rule, self.pool.times, (first, requests.size), until)
-        gone = np.flatnonzero((requests.left >= 0) & (self._numbers >= 0))
-        found: Records = requests[gone].view(np.recarray)
-        left = Left(self._numbers[gone], found.begun, found.first, found.left, found.preempted)
-        self._keep(requests, np.flatnonzero(requests.left < 0))
+        gone = np.flatnonzero((requests["left"] >= 0) & (self._numbers >= 0))
+        found = requests[gone]
+        left = Left(self._numbers[gone], found["begun"], found["first"], found["left"], found["preempted"])
+        self._keep(requests, np.flatnonzero(requests["left"] < 0))
         return left
 
     def _keep(self, requests: "Records", stay: Ints) -> None:
@@ -71,12 +71,10 @@ class AggregatedRun:
         index = np.full(requests.size + 1, -1)
         index[stay] = padding + np.arange(stay.size)  # the last element stands for nobody
         pool = self._instances
-        for links in (pool.lines.head, pool.lines.tail, pool.steps.head, pool.steps.tail, pool.buckets):
+        ends = [(pool.lines, "head", "tail"), (pool.steps, "head", "tail"), (pool.ranks, "oldest", "newest")]
+        for links in (*(rows[name] for rows, *names in ends for name in names), pool.buckets):
             links[...] = index[links]
-        for links in (pool.ranks.oldest, pool.ranks.newest):
-            links[...] = index[links]
-        nobody: Records = np.zeros(padding, requests.dtype).view(np.recarray)
-        kept: Records = np.concatenate([nobody, requests[stay]]).view(np.recarray)
+        kept = _joined(requests[:0], requests[stay], padding)
         for name in _LINKS:
             kept[name][padding:] = index[kept[name][padding:]]
         self._numbers = np.append(np.full(padding, -1), self._numbers[stay])
@@ -84,13 +82,13 @@ class AggregatedRun:
 
     def busy_seconds(self, until: float = np.inf) -> float:
         """Busy time up to a time, summed over instances; the time must not precede the last one played."""
-        heads, ends = self._instances.heads, self._instances.steps.end.reshape(self.pool.instances, -1).max(axis=1)
-        return float(heads.busy.sum() - np.maximum(ends - until, 0.0).sum())
+        heads, ends = self._instances.heads, self._instances.steps["end"].reshape(self.pool.instances, -1).max(axis=1)
+        return float(heads["busy"].sum() - np.maximum(ends - until, 0.0).sum())
 
     @property
     def steps(self) -> int:
         """Steps so far, summed over instances."""
-        return int(self._instances.heads.steps.sum())
+        return int(self._instances.heads["steps"].sum())
 
     def held_tokens(self) -> tuple[Floats, Ints]:
         """KV tokens taken or reserved, and requests that hold KV, each [instances, ranks]."""
@@ -100,10 +98,19 @@ class AggregatedRun:
 def _held_tokens(rule: "Rule", instances: "Instances") -> tuple[Floats, Ints]:
     from planner.loops.batch_loop import RESERVE
 
-    ranks = instances.ranks[instances.heads.acting[:: rule.stages]]
+    ranks = instances.ranks[instances.heads["acting"][:: rule.stages]]
     if rule.admission == RESERVE:
-        return ranks.held, ranks.taken
-    return (rule.capacity - ranks.free) * float(rule.block), ranks.admitted
+        return ranks["held"], ranks["taken"]
+    return (rule.capacity - ranks["free"]) * float(rule.block), ranks["admitted"]
+
+
+def _joined(one: NDArray[Any], other: NDArray[Any], padding: int = 0) -> "Records":
+    """Return records behind so many empty ones."""
+    from planner.loops.batch_loop import REQUEST, records
+
+    found = records(padding + one.size + other.size, REQUEST)
+    found[padding : padding + one.size], found[padding + one.size :] = one, other
+    return found
 
 
 class Step(NamedTuple):
@@ -131,7 +138,7 @@ class DrivenInstance:
         self.times, self._rule = pool.times, rule_of(pool, 0)
         self._instances = instances_of(self.pool, self._rule, 0, 0)
         self._ranks: NDArray[Any] = self._instances.ranks.view(np.ndarray)
-        self._requests: Records = np.zeros(0, batch_loop.REQUEST).view(np.recarray)
+        self._requests = batch_loop.records(0, batch_loop.REQUEST)
         self._rows: NDArray[Any] = self._requests.view(np.ndarray)
         self._free: list[int] = []
         self._fresh: Ints = np.zeros(1, dtype=np.int64)
@@ -147,8 +154,7 @@ class DrivenInstance:
         """Make room for more requests."""
         old = self._requests.size
         count = max(2 * old, _FEWEST)
-        more = np.zeros(count - old, self._requests.dtype)
-        self._requests = np.concatenate([self._requests, more]).view(np.recarray)
+        self._requests = _joined(self._requests, self._batch.records(count - old, self._batch.REQUEST))
         rows = self._rows = self._requests.view(np.ndarray)
         self._seconds = rows["begun"], rows["first"], rows["left"]
         self._free = list(range(count - 1, old - 1, -1))
@@ -276,24 +282,25 @@ class DrivenInstance:
     @property
     def step(self) -> Step:
         """The step that was launched last; with pipeline stages that which ends next."""
-        acting = self._instances.heads[0].acting
-        found = self._instances.steps[acting, self._instances.heads[acting].current]
-        return Step(float(found.start), float(found.end), int(found.running), float(found.tokens), int(found.count))
+        acting = self._instances.heads["acting"][0]
+        found = self._instances.steps[acting, self._instances.heads["current"][acting]]
+        start, end, tokens = float(found["start"]), float(found["end"]), float(found["tokens"])
+        return Step(start, end, int(found["running"]), tokens, int(found["count"]))
 
     def busy_seconds(self, until: float) -> float:
         """Busy time up to a time, which must not precede the last call."""
-        ends = float(self._instances.steps.end.max())
-        return float(self._instances.heads.busy.sum()) - max(ends - until, 0.0)
+        ends = float(self._instances.steps["end"].max())
+        return float(self._instances.heads["busy"].sum()) - max(ends - until, 0.0)
 
     @property
     def steps(self) -> int:
         """Steps that were scheduled so far."""
-        return int(self._instances.heads.steps.sum())
+        return int(self._instances.heads["steps"].sum())
 
     @property
     def ranks(self) -> NDArray[Any]:
         """State of each rank, fields of ``batch_loop.RANK``, [ranks]; iterations under way count as ended."""
-        found: NDArray[Any] = self._ranks[self._instances.heads[0].acting]
+        found: NDArray[Any] = self._ranks[self._instances.heads["acting"][0]]
         if self._rule.stages == 1:
             return found
         found = found.copy()
@@ -302,7 +309,7 @@ class DrivenInstance:
 
     def kv_tokens(self) -> Floats:
         """Cached tokens of the running requests after the last completed iteration, [ranks]."""
-        under_way = self.step.iterations if self._instances.heads[0].launched else 0
+        under_way = self.step.iterations if self._instances.heads["launched"][0] else 0
         found: Floats = self.ranks["cached"] - under_way * self.ranks["grows"]
         return found
 
