@@ -96,35 +96,38 @@ def _skipped(
     """Return how many rounds after round ``n`` may be skipped, at most so many, all of which begin before ``until``."""
     last, begins = rule.stages - 1, rule.stages
     x, y, z = _kept(k, n, (last, begins, 0), pool)
-    due = _rounds_below(x - until, y - until, z - until) if until < np.inf else np.inf
+    bend = 0.5 * (x - 2.0 * y + z)
+    due = _rounds_below(z - until, z - y + bend, bend) if until < np.inf else np.inf
     rounds = min(float(most), due - 1.0)
     for j in range(rule.stages):
         calm, (before, back) = pool.calm[_turn(k, start, j, rule)], (j - 1, 0) if j else (last, 1)
         near = _ROUNDING * (calm.seconds + calm.head)
         if rounds >= 1.0 and calm.running:
             if rule.overlapped:
-                rounds = min(rounds, _rounds_alike(k, n, (j, last, 1), (before, begins, back), near, pool))
+                rounds = _rounds_alike(k, n, rounds, (j, last, 1), (before, begins, back), near, pool)
             for s in range(rule.stages):
                 one = j, s - 1 if s else begins, 0
-                rounds = min(rounds, _rounds_alike(k, n, one, (before, s, back), near, pool))
+                rounds = _rounds_alike(k, n, rounds, one, (before, s, back), near, pool)
     skipped = int(max(rounds, 0.0))
     return skipped if skipped and _holds(k, start, n, skipped, pool, rule, times) else 0
 
 
 @njit
-def _rounds_alike(k: int, n: int, one: Entry, other: Entry, near: float, pool: Instances) -> float:
-    """Return the rounds after round ``n`` in which the same of two entries is later."""
+def _rounds_alike(k: int, n: int, most: float, one: Entry, other: Entry, near: float, pool: Instances) -> float:
+    """Return the rounds after round ``n``, at most so many, in which the same of two entries is later."""
     x, y, z = _kept(k, n, one, pool)
     u, v, w = _kept(k, n, other, pool)
     x, y, z = x - u, y - v, z - w
-    return max(_rounds_below(x - near, y - near, z - near), _rounds_below(-x - near, -y - near, -z - near))
+    bend = 0.5 * (x - 2.0 * y + z)
+    rise = z - y + bend
+    if abs(z) - near >= most * (abs(rise) + most * abs(bend)):
+        return most
+    return min(most, max(_rounds_below(z - near, rise, bend), _rounds_below(-z - near, -rise, -bend)))
 
 
 @njit
-def _rounds_below(x: float, y: float, z: float) -> float:
-    """Return the rounds until the quadratic through x, y and z, of the last three rounds, rises above 0."""
-    bend = 0.5 * (x - 2.0 * y + z)
-    rise = z - y + bend
+def _rounds_below(z: float, rise: float, bend: float) -> float:
+    """Return the rounds until z + n rise + n^2 bend is above 0."""
     inner = rise * rise - 4.0 * bend * z
     if z > 0.0:
         return 0.0
