@@ -240,11 +240,13 @@ def _certain_rounds(first: int, start: int, requests: Records, pool: Instances, 
     """Return how many more iterations each batch goes on for: nobody leaves, and there is memory for all of them."""
     rounds = _NEVER
     for r in range(pool.ranks.shape[1]):
-        running = 0
+        running, grows, free = 0, 0.0, pool.ranks[start, r].free
         for i in range(first, first + rule.stages):
             running += pool.ranks[i, r].running
+            grows += pool.ranks[i, r].grows
         if running and rule.admission != RESERVE:
-            rounds = min(rounds, int(pool.ranks[start, r].free / running) * rule.block)
+            blocks = int(free / running) * rule.block if rule.whole_blocks else int(free * rule.block / grows)
+            rounds = min(rounds, blocks)
     for i in range(first, first + rule.stages):
         s, calm = 1 - pool.heads[i].current, pool.calm[i]
         rounds = _steps_until_leaving(i, s, calm.count, 0, rounds, requests, pool)

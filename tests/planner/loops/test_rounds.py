@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import numpy as np
@@ -48,9 +50,31 @@ for case in range(40):
 print(skipped)
 """
 
+DRAFTED = """
+from dataclasses import replace
+import numpy as np
+from planner.loops import iterations_loop as loop
+from planner.serving.aggregated import play_aggregated
+from tests.planner.loops.test_iterations import STAGED
+from tests.planner.serving.costs import stream_of
+from tests.planner.serving.test_aggregated import staged_pool
 
-def test_rounds_that_are_skipped_are_those_that_are_played() -> None:
-    """With batches and stages that nearly tie, so that another becomes the slowest; in plain Python."""
+stream, passed = stream_of([0.0, 0.01, 0.02, 0.1], [64, 200, 90, 40], [400, 500, 300, 450]), loop.pass_rounds
+for name in ("need", "estimate"):
+    pool = replace(staged_pool(STAGED[name], 2, 1, 100, 40, 900, 5), queries=3, accepted=2.6)
+    loop.pass_rounds = passed
+    quick = play_aggregated(pool, stream)
+    loop.pass_rounds = lambda k, start, now, *_: (0, now)
+    slow = play_aggregated(pool, stream)
+    np.testing.assert_allclose(quick.left_seconds, slow.left_seconds, rtol=0, atol=1e-7, err_msg=name)
+    np.testing.assert_array_equal(quick.preemptions, slow.preemptions)
+    print(int(slow.preemptions.sum() > 0) * 100)
+"""
+
+
+@pytest.mark.parametrize("program", [PROGRAM, DRAFTED])
+def test_rounds_that_are_skipped_are_those_that_are_played(program: str) -> None:
+    """With batches and stages that nearly tie, and with drafts where KV binds; in plain Python."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout and int(done.stdout) > 25, done.stderr
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and all(int(line) > 25 for line in done.stdout.split()), done.stderr
