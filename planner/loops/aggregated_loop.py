@@ -245,7 +245,7 @@ def _schedule(
     else:
         return 0.0, 0.0
     head.steps += steps
-    head.passed += rule.stages > 1
+    head.single += rule.stages > 1
     step = pool.steps[i, s]
     step.count, step.running, step.tokens = steps, decoding, prompts
     for r in range(pool.ranks.shape[1]):

@@ -85,7 +85,7 @@ HEAD = np.dtype(
         ("prompt_tokens", "i8"),  # that wait or run
         ("busy", "f8"),
         ("steps", "i8"),
-        ("passed", "i8"),  # of those, turns of batches that were played one by one
+        ("single", "i8"),  # of those, turns of batches that were played one by one
         ("prompt_steps", "i8"),  # of those, with prompts
         ("beside", "i8"),  # running requests in these, and prompt tokens of the rank that has most, added up
         ("chunks", "f8"),

@@ -24,9 +24,11 @@ from planner.loops.batch_loop import (
     part,
 )
 from planner.loops.compiled import called, njit, outermost
-from planner.loops.iterations_loop import count_steps, leaving
+from planner.loops.iterations_loop import count_steps, leaving, steps_as_slowest
 from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, reached
 from planner.loops.turns_loop import acting, any_launched, pass_stages
+
+_OF_KV = (0.0, 0.0, 1.0, 0.0, 0.0)  # the line of a rank that is the slower the more KV it has, whatever its requests
 
 
 @outermost
@@ -186,7 +188,8 @@ def iterate(
         widest, total = max(widest, rank.running), total + rank.running
         if rank.cached > pool.ranks[i, top].cached:
             top = r
-    steps = leaving(i, s, _unpassed(i, top, most, pool), requests, pool, rule)
+    most = steps_as_slowest(i, s, top, _OF_KV, most, pool)
+    steps = leaving(i, s, most, requests, pool, rule)
     fullest, step = pool.ranks[i, top], pool.steps[i, s]
     first = alone_seconds(times, total, 0.0, float(widest), fullest.cached)
     more = kv_slope(times, total) * fullest.grows
@@ -200,17 +203,6 @@ def iterate(
         if pool.marks[i, s, r].counted >= 0:
             count_steps(i, s, r, steps, pool, rule)
     return float(step.begin), float(step.end)
-
-
-@njit
-def _unpassed(i: int, top: int, most: int, pool: Instances) -> int:
-    """Return the iterations, so many at most, in which no rank comes to have more KV than the fullest one."""
-    fullest = pool.ranks[i, top]
-    for r in range(pool.ranks.shape[1]):
-        rank = pool.ranks[i, r]
-        if rank.grows > fullest.grows:
-            most = min(most, int((fullest.cached - rank.cached) / (rank.grows - fullest.grows)) + 1)
-    return most
 
 
 @outermost

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from planner.loops.admission_loop import lacking, lacking_at
+from planner.loops.admission_loop import lacking_at
 from planner.loops.arrays import TableArrays
 from planner.loops.batch_loop import (
     BUCKETS,
@@ -32,18 +32,29 @@ def count_steps(i: int, s: int, r: int, steps: int, pool: Instances, rule: Rule)
     pool.ranks[at].count += 1
     pool.marks[i, s, r].ratio = pool.ranks[at].ratio
     more = steps - 1
-    if more and rule.admission != RESERVE:
-        pool.ranks[at].ratio = max(pool.ranks[at].ratio - more * rule.ratio_step, rule.least_ratio)
-        if rule.whole_blocks:
-            pool.ranks[at].free -= pool.ranks[at].running * (more // rule.block)
-            for k in range(more % rule.block):
-                pool.ranks[at].free -= pool.phases[i, r, -(pool.ranks[at].count + k) % rule.block]
-        else:
-            pool.ranks[at].free -= more * lacking(i, r, pool, rule)
+    _take_memory(i, r, -pool.ranks[at].count % rule.block, more, i, pool, rule)
     pool.ranks[at].count += more
     pool.marks[i, s, r].counted = pool.ranks[at].count
     pool.ranks[at].cached += steps * pool.ranks[at].grows
     pool.ranks[at].spare -= steps * pool.ranks[at].grows
+
+
+@njit
+def _take_memory(i: int, r: int, phase: int, steps: int, holder: int, pool: Instances, rule: Rule) -> None:
+    """Take what a rank needs for so many iterations, the first at ``phase``, from what batch ``holder`` holds for all.
+
+    There is enough for them.
+    """
+    rank, held = pool.ranks[i, r], pool.ranks[holder, r]
+    if rule.admission == RESERVE or not steps or not rank.running:
+        return
+    held.ratio = max(held.ratio - steps * rule.ratio_step, rule.least_ratio)
+    if rule.whole_blocks:
+        held.free -= rank.running * (steps // rule.block)
+        for n in range(steps % rule.block):
+            held.free -= pool.phases[i, r, (phase - n) % rule.block]
+    else:
+        held.free -= steps * lacking_at(i, r, phase, pool, rule)
 
 
 @njit
@@ -66,7 +77,7 @@ def _slowest(i: int, s: int, line: Line, mean: float, pool: Instances) -> tuple[
 
 
 @njit
-def _steps_as_slowest(i: int, s: int, slowest: int, line: Line, most: int, pool: Instances) -> int:
+def steps_as_slowest(i: int, s: int, slowest: int, line: Line, most: int, pool: Instances) -> int:
     """Return the steps, at least one and at most so many, in which a rank stays the slowest as all KV grows."""
     first = pool.ranks[i, slowest]
     for r in range(pool.ranks.shape[1]):
@@ -97,7 +108,7 @@ def stretch(
         steps = min(steps, max(rule.interval - pool.heads[i].received, 1))
     line = alone_line(times, decoding, 0.0)
     first, slowest = _slowest(i, s, line, 0.0, pool)
-    more, steps = line[2] * pool.ranks[i, slowest].grows, _steps_as_slowest(i, s, slowest, line, steps, pool)
+    more, steps = line[2] * pool.ranks[i, slowest].grows, steps_as_slowest(i, s, slowest, line, steps, pool)
     begin = max(pool.heads[i].clock, pool.steps[i, a].end)
     if steps > 1 and until < np.inf:
         steps = reached(until - begin, first, more, steps)
@@ -236,6 +247,12 @@ def _decodes_alone(i: int, start: int, pool: Instances, rule: Rule, times: Table
 
 
 @njit
+def _calm_line(i: int, pool: Instances) -> Line:
+    calm = pool.calm[i]
+    return calm.bare, calm.usual, calm.slope, calm.share, calm.sequence
+
+
+@njit
 def _certain_rounds(first: int, start: int, requests: Records, pool: Instances, rule: Rule) -> int:
     """Return how many more iterations each batch goes on for: nobody leaves, and there is memory for all of them."""
     rounds = _NEVER
@@ -250,12 +267,12 @@ def _certain_rounds(first: int, start: int, requests: Records, pool: Instances, 
     for i in range(first, first + rule.stages):
         s, calm = 1 - pool.heads[i].current, pool.calm[i]
         rounds = _steps_until_leaving(i, s, calm.count, 0, rounds, requests, pool)
-        line = calm.bare, calm.usual, calm.slope, calm.share, calm.sequence
+        line = _calm_line(i, pool)
         seconds, slowest = _slowest(i, s, line, 0.0, pool)
         calm.head = min(calm.head, seconds)
         if calm.running:
             calm.seconds, calm.more = seconds - calm.head, calm.slope * pool.ranks[i, slowest].grows
-            rounds = _steps_as_slowest(i, s, slowest, line, rounds, pool)
+            rounds = steps_as_slowest(i, s, slowest, line, rounds, pool)
     return rounds
 
 
@@ -264,17 +281,8 @@ def _count_rounds(first: int, start: int, rounds: int, pool: Instances, rule: Ru
     """Take the memory of so many iterations of each batch, for which there is enough."""
     for i in range(first, first + rule.stages):
         for r in range(pool.ranks.shape[1]):
-            rank, shared = pool.ranks[i, r], pool.ranks[start, r]
-            if rule.admission != RESERVE:
-                shared.free -= (
-                    rank.running * (rounds // rule.block)
-                    if rule.whole_blocks
-                    else rounds * lacking_at(i, r, 0, pool, rule)
-                )
-                for n in range(rounds % rule.block if rule.whole_blocks else 0):
-                    shared.free -= lacking_at(i, r, (rank.phase - n) % rule.block, pool, rule)
-            if rule.admission == ESTIMATE and rank.running > 0:
-                shared.ratio = max(shared.ratio - rounds * rule.ratio_step, rule.least_ratio)
+            rank = pool.ranks[i, r]
+            _take_memory(i, r, rank.phase, rounds, start, pool, rule)
             rank.phase = (rank.phase - rounds) % rule.block
             rank.cached += rounds * rank.grows
 
@@ -295,19 +303,16 @@ def _goes_on(i: int, start: int, requests: Records, pool: Instances, rule: Rule)
 def _iterate(k: int, i: int, start: int, begins: float, pool: Instances, rule: Rule, times: TableArrays) -> None:
     """Begin the next iteration of batch ``i`` of instance ``k``."""
     calm = pool.calm[i]
-    line = calm.bare, calm.usual, calm.slope, calm.share, calm.sequence
-    seconds = _slowest(i, 1 - pool.heads[i].current, line, 0.0, pool)[0]
+    seconds = _slowest(i, 1 - pool.heads[i].current, _calm_line(i, pool), 0.0, pool)[0]
     for r in range(pool.ranks.shape[1]):
-        rank, shared = pool.ranks[i, r], pool.ranks[start, r]
-        if rule.admission != RESERVE:
-            shared.free -= lacking_at(i, r, rank.phase, pool, rule)
-        if rule.admission == ESTIMATE and rank.running > 0:
-            shared.ratio = max(shared.ratio - rule.ratio_step, rule.least_ratio)
+        rank = pool.ranks[i, r]
+        _take_memory(i, r, rank.phase, 1, start, pool, rule)
         rank.phase = rank.phase - 1 if rank.phase > 0 else rule.block - 1
         rank.cached += rank.grows
-    before = pool.passed[k, rule.stages - 1]
+    passed, head = pool.passed[k], min(calm.head, seconds)
+    before = passed[rule.stages - 1]
     calm.begin, calm.count = begins, calm.count + 1
-    calm.end = through_stages(k, begins, seconds, min(calm.head, seconds), pool, rule, times)
+    calm.end = through_stages(begins, seconds - head, head, passed, passed, times)
     pool.heads[i].busy += calm.end - max(begins, before)
 
 
@@ -319,7 +324,7 @@ def _settle(i: int, start: int, pool: Instances, rule: Rule) -> None:
         return
     head.current = (head.current + calm.count) % 2
     head.steps += calm.count
-    head.passed += calm.count
+    head.single += calm.count
     step = pool.steps[i, head.current]
     step.start, step.begin, step.end, step.count = calm.begin, calm.begin, calm.end, 1
     step.running, step.rows, step.tokens = calm.running, calm.running, 0.0

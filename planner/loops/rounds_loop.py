@@ -16,6 +16,7 @@ import numpy as np
 from planner.loops.arrays import TableArrays
 from planner.loops.batch_loop import ROUNDS, Instances, Rule
 from planner.loops.compiled import called, njit
+from planner.loops.turns_loop import through_stages
 
 _ROUNDING = 1e-7  # part of an iteration by which sides may differ that count as equal, and quadratics from equations
 _LOOK = 4  # rounds that are played before others may be skipped, and that take as long as to see whether they may
@@ -41,7 +42,7 @@ def pass_rounds(
             break
         n += 1
         if n == look:
-            pool.heads[start].passed += _LOOK * rule.stages
+            pool.heads[start].single += _LOOK * rule.stages
             skipped = _skipped(k, start, n - 1, most - n, until - base, pool, rule, times)
             if skipped:
                 _skip(k, start, skipped, n - 1, pool, rule)
@@ -79,11 +80,8 @@ def _play(k: int, start: int, n: int, pool: Instances, rule: Rule, times: TableA
         calm, before = pool.calm[_turn(k, start, j, rule)], row
         ends, row = pool.rounds[k, (n - 1) % ROUNDS, j, last], pool.rounds[k, n % ROUNDS, j]
         if calm.running:
-            at = row[begins] = max(before[begins], ends) if rule.overlapped else ends
-            seconds = calm.seconds + n * calm.more
-            for s in range(rule.stages):
-                at = max(at, before[s]) + seconds * times.layers[s] + (calm.head if s == last else 0.0)
-                row[s] = at
+            row[begins] = max(before[begins], ends) if rule.overlapped else ends
+            through_stages(row[begins], calm.seconds + n * calm.more, calm.head, before, row, times)
         else:
             for s in range(rule.stages + 1):
                 row[s] = before[s]
@@ -95,9 +93,8 @@ def _skipped(
 ) -> int:
     """Return how many rounds after round ``n`` may be skipped, at most so many, all of which begin before ``until``."""
     last, begins = rule.stages - 1, rule.stages
-    x, y, z = _kept(k, n, (last, begins, 0), pool)
-    bend = 0.5 * (x - 2.0 * y + z)
-    due = _rounds_below(z - until, z - y + bend, bend) if until < np.inf else np.inf
+    now, rise, bend = _curve(k, n, (last, begins, 0), pool)
+    due = _rounds_below(now - until, rise, bend) if until < np.inf else np.inf
     rounds = min(float(most), due - 1.0)
     for j in range(rule.stages):
         calm, (before, back) = pool.calm[_turn(k, start, j, rule)], (j - 1, 0) if j else (last, 1)
@@ -115,25 +112,23 @@ def _skipped(
 @njit
 def _rounds_alike(k: int, n: int, most: float, one: Entry, other: Entry, near: float, pool: Instances) -> float:
     """Return the rounds after round ``n``, at most so many, in which the same of two entries is later."""
-    x, y, z = _kept(k, n, one, pool)
-    u, v, w = _kept(k, n, other, pool)
-    x, y, z = x - u, y - v, z - w
-    bend = 0.5 * (x - 2.0 * y + z)
-    rise = z - y + bend
-    if abs(z) - near >= most * (abs(rise) + most * abs(bend)):
+    one_now, one_rise, one_bend = _curve(k, n, one, pool)
+    now, rise, bend = _curve(k, n, other, pool)
+    lead, rise, bend = one_now - now, one_rise - rise, one_bend - bend
+    if abs(lead) - near >= most * (abs(rise) + most * abs(bend)):
         return most
-    return min(most, max(_rounds_below(z - near, rise, bend), _rounds_below(-z - near, -rise, -bend)))
+    return min(most, max(_rounds_below(lead - near, rise, bend), _rounds_below(-lead - near, -rise, -bend)))
 
 
 @njit
-def _rounds_below(z: float, rise: float, bend: float) -> float:
-    """Return the rounds until z + n rise + n^2 bend is above 0."""
-    inner = rise * rise - 4.0 * bend * z
-    if z > 0.0:
+def _rounds_below(now: float, rise: float, bend: float) -> float:
+    """Return the rounds until a quadratic, see ``_curve``, is above 0."""
+    inner = rise * rise - 4.0 * bend * now
+    if now > 0.0:
         return 0.0
     if inner < 0.0 or rise + math.sqrt(inner) <= 0.0:
         return np.inf
-    return -2.0 * z / (rise + math.sqrt(inner))
+    return -2.0 * now / (rise + math.sqrt(inner))
 
 
 @njit
@@ -162,29 +157,34 @@ def _holds(k: int, start: int, n: int, more: int, pool: Instances, rule: Rule, t
 
 
 @njit
-def _kept(k: int, n: int, entry: Entry, pool: Instances) -> tuple[float, float, float]:
-    """Return an entry of round ``n`` and the two before, on the quadratic through the newest three."""
+def _curve(k: int, n: int, entry: Entry, pool: Instances) -> tuple[float, float, float]:
+    """Return the quadratic through an entry of round ``n`` and the two before: now, rise, bend.
+
+    So many rounds m later it is now + m rise + m^2 bend. Of an entry of rounds before, it is moved by so many.
+    """
     j, s, back = entry
     x, y, z = (
         pool.rounds[k, (n - 2) % ROUNDS, j, s],
         pool.rounds[k, (n - 1) % ROUNDS, j, s],
         pool.rounds[k, n % ROUNDS, j, s],
     )
-    return (3.0 * (x - y) + z, x, y) if back else (x, y, z)
+    bend = 0.5 * (x - 2.0 * y + z)
+    rise = z - y + bend
+    return z - back * (rise - back * bend), rise - 2.0 * back * bend, bend
 
 
 @njit
 def _ahead(k: int, n: int, more: int, entry: Entry, pool: Instances) -> float:
-    """Return an entry so many rounds after round ``n``, on the quadratic through this one and the two before."""
-    x, y, z = _kept(k, n, entry, pool)
-    return float(z + more * (z - y) + more * (more + 1) * 0.5 * (x - 2.0 * y + z))
+    """Return an entry so many rounds after round ``n``, on its quadratic."""
+    now, rise, bend = _curve(k, n, entry, pool)
+    return float(now + more * (rise + more * bend))
 
 
 @njit
 def _skip(k: int, start: int, skipped: int, n: int, pool: Instances, rule: Rule) -> None:
     """Keep the rounds that are so many after those up to round ``n`` in their place."""
     for j in range(rule.stages):
-        pool.heads[start].passed -= skipped if pool.calm[_turn(k, start, j, rule)].running else 0
+        pool.heads[start].single -= skipped if pool.calm[_turn(k, start, j, rule)].running else 0
         for s in range(rule.stages + 1):
             entry = j, s, 0
             x, y = _ahead(k, n, skipped - 2, entry, pool), _ahead(k, n, skipped - 1, entry, pool)

@@ -10,6 +10,7 @@ Batch b leaves stage s, which takes t(b, s) for it, at
     end(b, s) = max(end(b - 1, s), end(b, s - 1)) + t(b, s)
 """
 
+from ground.arrays import Floats
 from planner.loops.arrays import TableArrays
 from planner.loops.batch_loop import NOBODY, Instances, Rule
 from planner.loops.compiled import njit
@@ -81,21 +82,25 @@ def pass_stages(i: int, s: int, seconds: float, pool: Instances, rule: Rule, tim
     there prompts wait to be taken in, as one loop does that for all batches.
     """
     k, step = i // rule.stages, pool.steps[i, s]
-    head = head_seconds(times, step.rows) + (times.prompt_seconds if step.tokens > 0.0 else 0.0)
-    before = pool.passed[k, rule.stages - 1]
-    step.end = through_stages(k, step.begin, seconds, min(head, seconds), pool, rule, times)
+    head = min(head_seconds(times, step.rows) + (times.prompt_seconds if step.tokens > 0.0 else 0.0), seconds)
+    passed = pool.passed[k]
+    before = passed[rule.stages - 1]
+    step.end = through_stages(step.begin, seconds - head, head, passed, passed, times)
     pool.heads[i].busy += step.end - max(step.start, before)
 
 
 @njit
 def through_stages(
-    k: int, begins: float, seconds: float, head: float, pool: Instances, rule: Rule, times: TableArrays
+    begins: float, seconds: float, head: float, before: Floats, after: Floats, times: TableArrays
 ) -> float:
-    """Let an iteration that takes ``seconds``, those of its head included, go through the stages; return its end."""
-    now = begins
-    for stage in range(rule.stages):
-        now = max(now, pool.passed[k, stage]) + (seconds - head) * times.layers[stage]
-        if stage == rule.stages - 1:
+    """Let an iteration go through the stages, given the seconds of its layers and of its head; return its end.
+
+    Args: ``before``: when the turn before leaves each stage; ``after`` is filled in with when this one does.
+    """
+    now, last = begins, times.layers.size - 1
+    for stage in range(last + 1):
+        now = max(now, before[stage]) + seconds * times.layers[stage]
+        if stage == last:
             now += head
-        pool.passed[k, stage] = now
+        after[stage] = now
     return now

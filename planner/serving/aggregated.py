@@ -80,13 +80,13 @@ class Played:
     prompt_steps: int  # steps with prompt tokens
     running_beside_prompts: int  # running requests of all ranks, summed over steps with prompt tokens
     longest_chunks: float  # prompt tokens of the rank that has most, summed over steps with prompt tokens
-    passed: int  # steps of batches that take turns which were played one by one, not added up
+    single_steps: int  # those of batches that take turns which were played one by one, not added up
     ended: bool = False  # whether the play ended early. Times of tokens that were not out by then are lower bounds
 
     @property
     def turns(self) -> int:
         """Turns of a batch, with steps that carry prompts and the start of a play as the turns that take as long."""
-        return _PLAY_TURNS + self.passed + _PROMPT_TURNS * self.prompt_steps
+        return _PLAY_TURNS + self.single_steps + _PROMPT_TURNS * self.prompt_steps
 
 
 def play_aggregated(pool: AggregatedPool, stream: Stream, enough: Enough | None = None) -> Played:
@@ -141,7 +141,7 @@ def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | Non
         running_beside_prompts=int(instances.heads["beside"].sum()),
         longest_chunks=float(instances.heads["chunks"].sum()),
         ended=ended,
-        passed=int(instances.heads["passed"].sum()),
+        single_steps=int(instances.heads["single"].sum()),
     )
 
 
@@ -232,6 +232,11 @@ def _iterations(pool: AggregatedPool, tokens: Ints) -> Ints:
     return drawn_iterations(tokens, pool.queries - 1, pool.acceptance, np.random.default_rng(0))
 
 
+def links_of(lines: "Records", steps: "Records", ranks: "Records") -> tuple[Ints, ...]:
+    """Return the fields of instances that are indices of requests."""
+    return lines["head"], lines["tail"], steps["head"], steps["tail"], ranks["oldest"], ranks["newest"]
+
+
 def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: int) -> "Instances":
     """Return idle instances for so many requests; the first ``arriving`` ones do not wait for others to leave."""
     from planner.loops import batch_loop as batch
@@ -242,8 +247,8 @@ def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: in
     heads["received"], heads["acting"] = rule.interval, np.arange(each)
     ranks["ratio"], ranks["free"] = rule.initial_ratio, rule.capacity
     lines, steps = batch.records((each, pool.ranks + 1), batch.LINE), batch.records((each, 2), batch.STEP)
-    for nobody in (lines["head"], lines["tail"], steps["head"], steps["tail"], ranks["oldest"], ranks["newest"]):
-        nobody[...] = batch.NOBODY
+    for links in links_of(lines, steps, ranks):
+        links[...] = batch.NOBODY
     return batch.Instances(
         heads=heads,
         ranks=ranks,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
-from planner.serving.aggregated import AggregatedPool, instances_of, requests_of, rule_of
+from planner.serving.aggregated import AggregatedPool, instances_of, links_of, requests_of, rule_of
 from planner.serving.streams import Stream
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ class AggregatedRun:
         """
         self._longest = max(self._longest, int(stream.answer_tokens.max(initial=0)))
         fresh, kept = requests_of(self.pool, stream, iterations), self._requests
-        requests = fresh if kept is None else _joined(kept, fresh)
+        requests = fresh if kept is None else _with_room(kept, behind=fresh.size)
+        requests[requests.size - fresh.size :] = fresh
         self._numbers, first = np.append(self._numbers, numbers), self._numbers.size
         self._come += len(stream)
         rule = rule_of(self.pool, self._longest)
@@ -71,10 +72,9 @@ class AggregatedRun:
         index = np.full(requests.size + 1, -1)
         index[stay] = padding + np.arange(stay.size)  # the last element stands for nobody
         pool = self._instances
-        ends = [(pool.lines, "head", "tail"), (pool.steps, "head", "tail"), (pool.ranks, "oldest", "newest")]
-        for links in (*(rows[name] for rows, *names in ends for name in names), pool.buckets):
+        for links in (*links_of(pool.lines, pool.steps, pool.ranks), pool.buckets):
             links[...] = index[links]
-        kept = _joined(requests[:0], requests[stay], padding)
+        kept = _with_room(requests[stay], before=padding)
         for name in _LINKS:
             kept[name][padding:] = index[kept[name][padding:]]
         self._numbers = np.append(np.full(padding, -1), self._numbers[stay])
@@ -104,12 +104,12 @@ def _held_tokens(rule: "Rule", instances: "Instances") -> tuple[Floats, Ints]:
     return (rule.capacity - ranks["free"]) * float(rule.block), ranks["admitted"]
 
 
-def _joined(one: NDArray[Any], other: NDArray[Any], padding: int = 0) -> "Records":
-    """Return records behind so many empty ones."""
+def _with_room(kept: NDArray[Any], before: int = 0, behind: int = 0) -> "Records":
+    """Return records of requests with so many empty ones before and behind them."""
     from planner.loops.batch_loop import REQUEST, records
 
-    found = records(padding + one.size + other.size, REQUEST)
-    found[padding : padding + one.size], found[padding + one.size :] = one, other
+    found = records(before + kept.size + behind, REQUEST)
+    found[before : before + kept.size] = kept
     return found
 
 
@@ -154,7 +154,7 @@ class DrivenInstance:
         """Make room for more requests."""
         old = self._requests.size
         count = max(2 * old, _FEWEST)
-        self._requests = _joined(self._requests, self._batch.records(count - old, self._batch.REQUEST))
+        self._requests = _with_room(self._requests, behind=count - old)
         rows = self._rows = self._requests.view(np.ndarray)
         self._seconds = rows["begun"], rows["first"], rows["left"]
         self._free = list(range(count - 1, old - 1, -1))
