@@ -128,9 +128,11 @@ def _nearest(machine: str, engine: str, dtype: Dtype, shape: Shape) -> ExpertCur
     lines = _lines(machine)
     measured = {key[0] for key in lines if key[1] == dtype}
     lender = next((each for each in (engine, *EXPERT_LENDERS.get(engine, ())) if each in measured), None)
-    own = lines.get((lender or engine, dtype, *map(str, shape)))
-    if own is not None or lender is None:
-        return None if own is None else _curves(engine, own)
+    if lender is None:
+        return None
+    own = lines.get((lender, dtype, *map(str, shape)))
+    if own is not None:
+        return _curves(engine, own)
     kernels = {key: line.split(",", 2)[1] for key, line in lines.items() if key[:2] == (lender, dtype)}
     counts = Counter(kernels.values())
     like = {

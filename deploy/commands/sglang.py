@@ -86,9 +86,8 @@ def _ranks(target: Target, role: RolePlan) -> list[Flag]:
 
 def chunk_tokens(role: RolePlan) -> int:
     """Return the prompt tokens of a step of a DP rank in whole pages: up in prefill, whose last prompt is not split."""
-    return (
-        -(-role.tokens // PAGE_TOKENS) if role.role == "prefill" else max(role.tokens // PAGE_TOKENS, 1)
-    ) * PAGE_TOKENS
+    pages = -(-role.tokens // PAGE_TOKENS) if role.role == "prefill" else max(role.tokens // PAGE_TOKENS, 1)
+    return pages * PAGE_TOKENS
 
 
 def _nodes(target: Target, role: RolePlan) -> list[Flag]:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import islice
 from typing import NamedTuple
 
 from ground.errors import Fault
@@ -270,10 +269,12 @@ def _with_room(late: Found, told: Callable[[Plan], Plan] = lambda plan: plan) ->
     """
     assert late.choice is not None, "a plan has columns"
     aim, own = late.choice.programme.aim, late.choice
-    apart = [own._replace(picks=own.ways.separate)] if own.ways.separate not in (None, own.picks) else []
+    apart, told_apart = own.ways.separate, None
+    if apart not in (None, own.picks):
+        told_apart = _in_room(late, own._replace(picks=apart), told)
     aims = (*(replace(aim, rate=share) for share in ROOMIER), Aim(devices=aim.devices, objective="throughput"))
-    roomier = filter(None, (_in_room(late, choose(late.separate, each), told) for each in aims))
-    found = [*filter(None, (_in_room(late, each, told) for each in apart)), *islice(roomier, 1)]
+    roomier = (_in_room(late, choose(late.separate, each), told) for each in aims)
+    found = [each for each in (told_apart, next(filter(None, roomier), None)) if each]
     best = preferred([each.best for each in found], aim.goal)
     return Found(separate=late.separate, choice=None, refused=own.gathered) if best is None else found[best]
 

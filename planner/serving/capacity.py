@@ -315,14 +315,11 @@ def capacity(
     rate = largest_rate(excess, 1.0, upper, about, kept)
     if rate is None:
         return None
-    found = trials[rate]
-    most, ends = (
-        max(found.excess, _TINY),
-        zip(found.intervals(), (_slope(trials, rate, of) for of in (0, 1)), strict=True),
-    )
+    found, slopes = trials[rate], (_slope(trials, rate, of) for of in (0, 1))
+    most = max(found.excess, _TINY)
     moved = [
         ((max(above, most) / most) ** (-1 / slope), (max(below, _TINY) / most) ** (-1 / slope))
-        for (below, above), slope in ends
+        for (below, above), slope in zip(found.intervals(), slopes, strict=True)
     ]
     low, high = (rate * min(each) for each in zip(*moved, strict=True))
     # Where no limit binds below ``upper`` and the whole interval keeps the limit, the rate is ``upper`` for certain.
