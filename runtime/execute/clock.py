@@ -16,7 +16,7 @@ import numpy as np
 from hardware.links import common_scope, path
 from hardware.spec import HardwareSpec
 from runtime.execute.exchange import Rows
-from runtime.execute.transport import Key, Loop, Operation
+from runtime.execute.transport import Key, Loop
 
 COUNT_BYTES = 4.0
 
@@ -72,15 +72,13 @@ Ways = Callable[[int, int], Way]
 
 @dataclass(slots=True)
 class Machine:
-    """Ways between the ranks of one instance: ``device_of`` [ranks] numbers their devices in the cluster.
+    """Ways between the ranks of one instance, at nominal bandwidths: ``device_of`` [ranks] numbers their devices.
 
-    ``unit_efficiency`` takes the nominal bandwidths. ``sharing``: devices of a plane that use one NIC together,
-    which has one device's bandwidth.
+    ``sharing``: devices of a plane that use one NIC together, which has one device's bandwidth.
     """
 
     hardware: HardwareSpec
     device_of: list[int]
-    unit_efficiency: bool = True
     sharing: dict[str, int] = field(default_factory=dict)
     _links: dict[str, tuple[str, float, float]] = field(default_factory=dict)
 
@@ -90,8 +88,7 @@ class Machine:
         scope = common_scope(self.hardware, a, b)
         if scope.name not in self._links:
             link = path(self.hardware, a, b)
-            efficiency = self.hardware.plane(link.plane).efficiency.value if self.unit_efficiency else 1.0
-            rate = link.bandwidth_bytes_per_second / efficiency
+            rate = link.bandwidth_bytes_per_second / self.hardware.plane(link.plane).efficiency.value
             self._links[scope.name] = (link.plane, link.latency_seconds, rate)
         plane, latency, rate = self._links[scope.name]
         if scope.topology == "mesh":
@@ -201,11 +198,10 @@ class Clock:
         """Compute on a rank's device after what it computes already."""
         start = max(now, self._device_free.get(rank, 0.0))
         self._device_free[rank] = start + seconds
-        self.record(rank, Operation("compute", label, 1, ()), start, start + seconds)
+        self.record(rank, "compute", label, 1, (), start, start + seconds)
         return start + seconds
 
-    def record(self, rank: int, what: Operation, start: float, end: float) -> None:
-        """Keep a span of a traced rank."""
+    def record(self, rank: int, name: str, label: str, ranks: int, payload: Any, start: float, end: float) -> None:
+        """Keep a span of a traced rank: ``Span`` says what, of what it put in its size."""
         if self.traced is not None and rank in self.traced:
-            payload_bytes = self.wire.size(what.payload)
-            self.spans.append(Span(rank, what.name, what.label, what.ranks, start, end, payload_bytes))
+            self.spans.append(Span(rank, name, label, ranks, start, end, self.wire.size(payload)))

@@ -5,13 +5,13 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ground.arrays import Floats
-from runtime.execute.transport import Endpoint, Operation
+from ground.arrays import Floats, Ints
+from runtime.execute.transport import Endpoint
 
 
 @dataclass(slots=True)
@@ -42,11 +42,20 @@ class Comm:
 
     def done(self, name: str, start: float, payload: Any) -> None:
         """Keep on the timeline that a collective of this group ran from ``start`` to now."""
-        self.endpoint.record(Operation(name, self.label, self.size, payload), start)
+        endpoint = self.endpoint
+        if endpoint.loop.clock is not None:
+            endpoint.loop.clock.record(endpoint.rank, name, self.label, self.size, payload, start, endpoint.now)
 
-    async def counts(self, row: Any) -> Any:
-        """Give every rank of the group a number, get one from each."""
-        return await self.endpoint.counts(self.ranks, self.index, self.channel, row, self.label)
+    async def counts(self, row: Ints) -> Ints:
+        """Exchange one number with every rank of the group: give ``row`` [n], get what each has for this one, [n].
+
+        All rows meet in one table, for n² messages of one number would cost more than the payload; by messages where
+        these take time.
+        """
+        if self.endpoint.loop.clock is None:
+            return await self.endpoint.counts(self.ranks, self.index, self.channel, row, self.label)
+        counting = replace(self, channel=(self.channel, "count"))
+        return np.array(await _exchanged(counting, list(row.astype(np.int32))), dtype=np.int64)
 
 
 def comm(endpoint: Endpoint, ranks: Sequence[int], channel: Any) -> Comm:

@@ -136,7 +136,7 @@ class DirectExchange:
 class LaneExchange:
     """Experts cut over m devices: parts of the hidden axis between nodes, whole rows inside one.
 
-    ``world`` are the ranks that take part; ``inner`` is this rank's MoE TP group, None on ranks without experts.
+    ``world`` are the ranks that take part, each of which sends and has experts; ``inner`` is its MoE TP group.
     ``senders[unit][lane]`` and ``experts[ep][lane]`` are indices in ``world``: a unit is a part of the tokens of an
     attention group. With ``fused`` every unit is gathered as it arrives (MixServe Algorithm 2) and every reply
     reduced before it leaves (Algorithm 1, read as reduce-scatter, exchange, all-gather); without, each step waits for
@@ -144,7 +144,7 @@ class LaneExchange:
     """
 
     world: Comm
-    inner: Comm | None
+    inner: Comm
     senders: list[list[int]]
     experts: list[list[int]]
     unit: int
@@ -157,26 +157,22 @@ class LaneExchange:
     async def run(self, x: Floats, copies: Copies, compute: Compute) -> Floats:
         """Return the lanes that this rank serves of the outputs, [c, lanes · h/m], one lane behind the other."""
         label, start = self.world.label, self.world.endpoint.now
-        sending = _Sending(self, packed(x, self.int8), copies) if self.unit >= 0 else None
-        if sending is not None and not self.in_rounds:
-            sending.rest()
-        if self.inner is not None:
-            self.inner.label = f"{label}, all-gather"
-            self.world.label = f"{label}, dispatch"
-            batches = await self._gather(x.shape[1], sending)
-            self.world.done("hybrid dispatch", start, x)
-            slots = np.concatenate([message.slot for _, _, message in batches])
-            out = await compute(np.concatenate([rows for _, rows, _ in batches]), slots)
-            self.inner.label, self.world.label = f"{label}, reduce-scatter", f"{label}, combine"
-            start = self.world.endpoint.now
-            await self._reply(batches, out, sending)
-        outputs = np.zeros((0, 0))
-        if sending is not None:
-            await sending.collect_rest()
-            outputs = sending.outputs
-        self.world.done("hybrid combine", start, outputs)
+        sending = _Sending(self, packed(x, self.int8), copies)
+        for _ in () if self.in_rounds else self.experts:
+            sending.next()
+        self.inner.label, self.world.label = f"{label}, all-gather", f"{label}, dispatch"
+        batches = await self._gather(x.shape[1], sending)
+        self.world.done("hybrid dispatch", start, x)
+        slots = np.concatenate([message.slot for _, _, message in batches])
+        out = await compute(np.concatenate([rows for _, rows, _ in batches]), slots)
+        self.inner.label, self.world.label = f"{label}, reduce-scatter", f"{label}, combine"
+        start = self.world.endpoint.now
+        await self._reply(batches, out, sending)
+        for _ in self.experts:
+            await sending.collect()
+        self.world.done("hybrid combine", start, sending.outputs)
         self.world.label = label
-        return outputs
+        return sending.outputs
 
     @property
     def in_rounds(self) -> bool:
@@ -194,9 +190,8 @@ class LaneExchange:
         units = len(self.senders)
         return [(first - 1 - step) % units for step in range(units)]
 
-    async def _gather(self, hidden: int, sending: "_Sending | None") -> list[tuple[int, Floats, Message]]:
+    async def _gather(self, hidden: int, sending: "_Sending") -> list[tuple[int, Floats, Message]]:
         """Receive one lane of every unit's copies and gather whole rows inside the node."""
-        assert self.inner is not None, "only ranks with experts gather"
         lane, units = self.inner.index, self._in_turn()
         if self.fused:
             return await self._gather_as_they_come(units, sending)
@@ -209,33 +204,28 @@ class LaneExchange:
             parts[i] = whole[ends[number] : ends[number + 1]]
         return [(unit, parts[i], messages[i]) for i, unit in enumerate(units)]
 
-    async def _gather_as_they_come(
-        self, units: list[int], sending: "_Sending | None"
-    ) -> list[tuple[int, Floats, Message]]:
+    async def _gather_as_they_come(self, units: list[int], sending: "_Sending") -> list[tuple[int, Floats, Message]]:
         """MixServe Algorithm 2: while a shard is gathered inside the node the next one crosses between nodes."""
-        assert self.inner is not None, "only ranks with experts gather"
-        if self.in_rounds and sending is not None:
+        if self.in_rounds:
             sending.next()
         batches = []
         for unit in units:
             message = await self.world.receive(self.senders[unit][self.inner.index])
-            if self.in_rounds and sending is not None:
+            if self.in_rounds:
                 sending.next()
             rows = message.rows.unpacked()
             batches.append((unit, rows if self.at_home(unit, self.ep) else await self._joined(rows), message))
         return batches
 
     async def _joined(self, rows: Floats) -> Floats:
-        assert self.inner is not None, "only ranks with experts gather"
         return np.concatenate(await all_gather(self.inner, rows), axis=1)
 
-    async def _reply(self, batches: list[tuple[int, Floats, Message]], out: Floats, sending: "_Sending | None") -> None:
+    async def _reply(self, batches: list[tuple[int, Floats, Message]], out: Floats, sending: "_Sending") -> None:
         """Add partial outputs up inside the node, a lane per device, and send each unit its copies' lane.
 
         Fused this is MixServe Algorithm 1 as reduce-scatter, exchange, all-gather: while one node's sums cross, the
         next node's are reduced.
         """
-        assert self.inner is not None, "only ranks with experts reply"
         lane, m = self.inner.index, self.lanes.m
         ends = np.cumsum([0, *(len(message.slot) for _, _, message in batches)])
         if not self.fused:
@@ -245,7 +235,7 @@ class LaneExchange:
                 own = await reduce_scatter(self.inner, cut(out[ends[i] : ends[i + 1]], m, axis=1))
             else:
                 own = whole[ends[i] : ends[i + 1]]
-            if self.in_rounds and sending is not None and i:
+            if self.in_rounds and i:
                 await sending.collect()
             self.world.send(self.senders[unit][lane], Reply(own, message.place))
 
@@ -258,18 +248,18 @@ class _Sending:
         self.exchange, self.rows, self.copies = exchange, rows, copies
         n, me = len(exchange.experts), exchange.world.index
         lanes = [lane for lane, sender in enumerate(exchange.senders[exchange.unit]) if sender == me]
-        self.turn = [(exchange.ep + 1 + step) % n for step in range(n)]
+        turn = [(exchange.ep + 1 + step) % n for step in range(n)]
+        self._to_send, self._to_collect = iter(turn), iter(turn)
         width = rows.values.shape[1] // exchange.lanes.m
         self.outputs = np.zeros((len(copies.token), len(lanes) * width))
-        self._sent, self._collected, self._lanes, self._width = 0, 0, lanes, width
+        self._lanes, self._width = lanes, width
 
     def next(self) -> None:
         """Send the next EP rank its copies, a message per lane; nothing where all are sent."""
         exchange, copies = self.exchange, self.copies
-        if self._sent == len(self.turn):
+        ep = next(self._to_send, None)
+        if ep is None:
             return
-        ep = self.turn[self._sent]
-        self._sent += 1
         place = np.flatnonzero(copies.ep == ep)
         exchange.traffic[ep] += len(place)
         for lane in self._lanes:
@@ -278,20 +268,11 @@ class _Sending:
                 taken = taken.lane(lane, exchange.lanes.m)
             exchange.world.send(exchange.experts[ep][lane], Message(taken, copies.slot[place], place))
 
-    def rest(self) -> None:
-        """Send all that is left."""
-        while self._sent < len(self.turn):
-            self.next()
-
     async def collect(self) -> None:
-        """Receive the replies of the next EP rank."""
-        exchange, ep = self.exchange, self.turn[self._collected]
-        self._collected += 1
+        """Receive the replies of the next EP rank; nothing where all are there."""
+        exchange, ep = self.exchange, next(self._to_collect, None)
+        if ep is None:
+            return
         for number, lane in enumerate(self._lanes):
             reply = await exchange.world.receive(exchange.experts[ep][lane])
             self.outputs[reply.place, number * self._width : (number + 1) * self._width] = reply.rows
-
-    async def collect_rest(self) -> None:
-        """Receive all replies that are left."""
-        while self._collected < len(self.turn):
-            await self.collect()

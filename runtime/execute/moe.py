@@ -5,6 +5,7 @@ are cut by TP alone (tokens are gathered, partial sums scattered), or copies tra
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -64,7 +65,7 @@ def weighted(outputs: Floats, copies: Copies, tokens: int) -> Floats:
     return out
 
 
-async def expert_outputs(worker: Worker, layer: int, rows: Floats, slots: Ints, microbatch: int) -> Floats:
+async def expert_outputs(worker: Worker, layer: int, microbatch: int, rows: Floats, slots: Ints) -> Floats:
     """Return outputs [n, h] of rows [n, h] in slots of this rank: partial sums where experts are cut by MoE TP."""
     setup, at = worker.setup, f"model.layers.{layer}.mlp"
     table = setup.tables[layer]
@@ -108,7 +109,7 @@ async def all_tokens_everywhere(worker: Worker, layer: int, x: Floats, routes: R
     copies = worker.setup.tables[layer].copies(routes.experts, routes.weights, np.arange(len(x)))
     mine = np.flatnonzero(copies.ep == worker.place.ep)
     own = Copies(copies.token[mine], copies.ep[mine], copies.slot[mine], copies.weight[mine])
-    out = weighted(await expert_outputs(worker, layer, x[own.token], own.slot, batch.microbatch), own, len(x))
+    out = weighted(await expert_outputs(worker, layer, batch.microbatch, x[own.token], own.slot), own, len(x))
     group = worker.comm("stage", batch.microbatch, f"{batch.label}, layer {layer}, experts")
     shared = await cut_shared(worker, layer, x, group)
     return await all_reduce(group, out if shared is None else out + shared)
@@ -122,7 +123,7 @@ async def tensor_parallel(worker: Worker, layer: int, x: Floats, routes: Routes,
     parts = await all_gather(group, (share(x), share(routes.experts), share(routes.weights)))
     rows, experts, weights = (np.concatenate(column) for column in zip(*parts, strict=True))
     copies = worker.setup.tables[layer].copies(experts, weights, np.arange(len(rows)))
-    outputs = await expert_outputs(worker, layer, rows[copies.token], copies.slot, batch.microbatch)
+    outputs = await expert_outputs(worker, layer, batch.microbatch, rows[copies.token], copies.slot)
     out = weighted(outputs, copies, len(rows))
     shared = await cut_shared(worker, layer, rows, group)
     out = out if shared is None else out + shared
@@ -140,11 +141,7 @@ async def exchanged(worker: Worker, layer: int, x: Floats, routes: Routes, batch
         routes.experts[mine], routes.weights[mine], turns(setup, worker.place, len(mine))
     )
     exchange = exchange_of(worker, batch.microbatch, f"{batch.label}, experts")
-
-    async def compute(rows: Floats, slots: Ints) -> Floats:
-        return await expert_outputs(worker, layer, rows, slots, batch.microbatch)
-
-    outputs = await exchange.run(x[mine], copies, compute)
+    outputs = await exchange.run(x[mine], copies, partial(expert_outputs, worker, layer, batch.microbatch))
     own = weighted(outputs, copies, len(mine))
     return await _regathered(worker, own, len(x), batch, f"{batch.label}, layer {layer}, all-gather")
 
@@ -238,9 +235,12 @@ async def disaggregated(worker: Worker, layer: int, x: Floats, routes: Routes, b
         routes.experts[mine], routes.weights[mine], turns(setup, worker.place, len(mine)) + worker.place.tp
     )
     np.add.at(worker.traffic, copies.ep, 1)
-    label = f"{batch.label}, layer {layer}"
-    outputs = await to_experts_and_back(worker, packed(x[mine], setup.int8_messages), copies, batch, label)
-    own = weighted(outputs, copies, len(mine))
+    endpoint, channel, label = worker.endpoint, ("a2e", batch.microbatch), f"{batch.label}, layer {layer}"
+    trampoline = dict(trampolines(worker, worker.place.domain))[endpoint.rank]
+    handed = Handed(packed(x[mine], setup.int8_messages), copies.token, copies.ep, copies.slot)
+    endpoint.send(trampoline, channel, handed, f"{label}, A2E")
+    reply: Reply = await endpoint.receive(trampoline, channel, f"{label}, E2A")
+    own = weighted(reply.rows, copies, len(mine))
     if tp.size == 1:
         return own
     out = np.zeros_like(x)
@@ -271,46 +271,20 @@ def trampolines(worker: Worker, domain: int) -> list[tuple[int, int]]:
     return [(rank, experts[number % len(experts)]) for number, rank in enumerate(ranks)]
 
 
-async def to_experts_and_back(worker: Worker, rows: Rows, copies: Copies, batch: Batch, label: str) -> Floats:
-    """Hand this rank's copies to its trampoline and return their outputs [c, h]."""
-    endpoint, channel = worker.endpoint, ("a2e", batch.microbatch)
-    trampoline = dict(trampolines(worker, worker.place.domain))[endpoint.rank]
-    endpoint.send(trampoline, channel, Handed(rows, copies.token, copies.ep, copies.slot), f"{label}, A2E")
-    reply: Reply = await endpoint.receive(trampoline, channel, f"{label}, E2A")
-    return reply.rows
-
-
-class Taken(NamedTuple):
-    """What a trampoline has from its attention ranks: their token rows one behind the other, and all their copies."""
-
-    senders: list[int]
-    counts: list[int]
-    x: Floats
-    copies: Copies
-
-
-async def taken_over(worker: Worker, domain: int, microbatch: int, label: str) -> Taken:
-    """Receive from the attention ranks of a domain that use this expert rank as trampoline."""
-    endpoint = worker.endpoint
+async def serve(worker: Worker, layer: int, domain: int, microbatch: int, label: str) -> None:
+    """Take over copies as the trampoline of some of a domain, exchange them among the experts, hand outputs back."""
+    endpoint, channel, hidden = worker.endpoint, ("a2e", microbatch), worker.setup.small.spec.hidden_size
     senders = [rank for rank, trampoline in trampolines(worker, domain) if trampoline == endpoint.rank]
-    handed: list[Handed] = [await endpoint.receive(rank, ("a2e", microbatch), f"{label}, A2E") for rank in senders]
+    where = f"{label}, domain {domain}, A2E"
+    handed: list[Handed] = [await endpoint.receive(rank, channel, where) for rank in senders]
     starts = np.cumsum([0, *(len(one.rows.values) for one in handed)])
-    hidden = worker.setup.small.spec.hidden_size
     x = np.concatenate([np.zeros((0, hidden)), *(one.rows.unpacked() for one in handed)])
     nothing = np.zeros(0, dtype=np.int64)
     token = np.concatenate([nothing, *(one.token + start for one, start in zip(handed, starts, strict=False))])
-    copies = Copies(
-        token,
-        np.concatenate([nothing, *(one.ep for one in handed)]),
-        np.concatenate([nothing, *(one.slot for one in handed)]),
-        np.ones(len(token)),
-    )
-    return Taken(senders, [len(one.token) for one in handed], x, copies)
-
-
-def handed_back(worker: Worker, taken: Taken, outputs: Floats, microbatch: int, label: str) -> None:
-    """Send every attention rank the outputs of its copies."""
-    ends = np.cumsum([0, *taken.counts])
-    for rank, a, b in zip(taken.senders, ends, ends[1:], strict=False):
-        reply = Reply(outputs[a:b], np.arange(b - a))
-        worker.endpoint.send(rank, ("a2e", microbatch), reply, f"{label}, E2A")
+    ep, slot = (np.concatenate([nothing, *(getattr(one, name) for one in handed)]) for name in ("ep", "slot"))
+    exchange = exchange_of(worker, microbatch, f"{label}, domain {domain}, experts")
+    compute = partial(expert_outputs, worker, layer, microbatch)
+    outputs = await exchange.run(x, Copies(token, ep, slot, np.ones(len(token))), compute)
+    ends = np.cumsum([0, *(len(one.token) for one in handed)])
+    for rank, a, b in zip(senders, ends, ends[1:], strict=False):
+        endpoint.send(rank, channel, Reply(outputs[a:b], np.arange(b - a)), f"{label}, E2A")

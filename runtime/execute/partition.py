@@ -127,22 +127,19 @@ def layer_of(name: str) -> int | None:
     return int(words[2]) if words[1] == "layers" else None
 
 
-def check_coverage(partition: Partition) -> int:
-    """Raise BadInput unless the ranks hold the model; return how many (rank, tensor) parts were looked at.
+def check_coverage(partition: Partition) -> None:
+    """Raise BadInput unless the ranks hold the model.
 
     The message names the rank, the tensor and the range that is missing, double or cut otherwise than its partner.
     """
     _check_real_sizes(partition)
-    looked = 0
     for name in partition.shapes:
-        if ".experts." in name:
-            continue
-        looked += _check_tensor(partition, name)
+        if ".experts." not in name:
+            _check_tensor(partition, name)
     for layer in (*partition.small.layers, partition.small.draft_layer):
         if layer is not None:
             _check_layer(partition, layer)
-            looked += _check_experts(partition, layer)
-    return looked
+            _check_experts(partition, layer)
 
 
 def _check_real_sizes(partition: Partition) -> None:
@@ -165,14 +162,13 @@ def _check_real_sizes(partition: Partition) -> None:
             )
 
 
-def _check_tensor(partition: Partition, name: str) -> int:
+def _check_tensor(partition: Partition, name: str) -> None:
     """Every group that needs a tensor holds it: once in all, or as often as its degree leaves ranks."""
     index, rule = partition.rule(name)
     where = f"{partition.path}.weight_shards[{index}]"
     if rule.held_by == "expert_map":
         raise BadInput(f"{where}: {name} is no routed expert, so the expert map cannot say who holds it")
-    needed = list(_groups_that_need(partition, name))
-    for group in needed:
+    for group in _groups_that_need(partition, name):
         holders = [place for place in group if partition.holds(place, name)]
         if len(holders) < len(group):
             missing = next(place for place in group if place not in holders)
@@ -182,7 +178,6 @@ def _check_tensor(partition: Partition, name: str) -> int:
                 f"0): held_by {rule.held_by!r} leaves it out"
             )
         _check_ranges(partition, name, holders)
-    return sum(len(group) for group in needed)
 
 
 def _groups_that_need(partition: Partition, name: str) -> Iterator[list[Place]]:
@@ -278,11 +273,11 @@ def _check_kv_heads(partition: Partition, at: str) -> None:
                     )
 
 
-def _check_experts(partition: Partition, layer: int) -> int:
+def _check_experts(partition: Partition, layer: int) -> None:
     """Routed experts are cut along their width alike in all three matrices, and wholly over the MoE TP group."""
     if partition.small.is_dense(layer) or partition.small.spec.moe is None:
-        return 0
-    layout, looked = partition.layout, 0
+        return
+    layout = partition.layout
     stage, degrees = partition.stage_of(layer), partition.layout.pool.degrees
     group = [layout.place(layout.expert_rank(stage, 0, j)) for j in range(degrees.moe_tp)]
     for expert in range(partition.small.moe.experts):
@@ -303,11 +298,9 @@ def _check_experts(partition: Partition, layer: int) -> int:
                     f"{partition.path}.weight_shards[{index}]: rank {group[-1].rank} holds range {last.start} to "
                     f"{last.stop} of axis {last.axis} of {name}; {len(group)} ranks must hold as many different parts"
                 )
-            looked += len(parts)
         for place in group:
             _check_partners(partition, place, f"{at}.gate_proj.weight", f"{at}.down_proj.weight")
             _check_partners(partition, place, f"{at}.up_proj.weight", f"{at}.down_proj.weight")
-    return looked
 
 
 @dataclass(slots=True)

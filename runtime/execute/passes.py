@@ -9,7 +9,7 @@ from ground.arrays import Floats, Ints
 from runtime.execute.collectives import parts_of
 from runtime.execute.kernels import rms_norm
 from runtime.execute.layout import Batch, decode_batch, prompts_batch
-from runtime.execute.moe import exchange_of, expert_outputs, handed_back, moe, taken_over
+from runtime.execute.moe import moe, serve
 from runtime.execute.worker import Worker
 
 
@@ -199,14 +199,3 @@ async def experts_pass(worker: Worker, parts: int, label: str) -> None:
         for number in range(parts):
             for domain in range(setup.layout.domains):
                 await serve(worker, layer, domain, number, f"{label}, microbatch {number}, layer {layer}")
-
-
-async def serve(worker: Worker, layer: int, domain: int, number: int, label: str) -> None:
-    """Take over a domain's copies, exchange them among the experts, hand the outputs back."""
-    taken = await taken_over(worker, domain, number, f"{label}, domain {domain}")
-    exchange = exchange_of(worker, number, f"{label}, domain {domain}, experts")
-
-    async def compute(rows: Floats, slots: Ints) -> Floats:
-        return await expert_outputs(worker, layer, rows, slots, number)
-
-    handed_back(worker, taken, await exchange.run(taken.x, taken.copies, compute), number, label)

@@ -122,13 +122,6 @@ async def receive_cache(worker: Worker, moves: list[Haul], request: int, row: in
                 hauled(worker.setup, worker.cache[layer][row, :length], held, haul)[...] = values
 
 
-def send_first(endpoint: Endpoint, targets: list[int], request: int, said: Prefilled) -> None:
-    """Tell all ranks of a request's decode group its first token and drafts."""
-    first = np.array([said.token, *said.drafts], dtype=np.int64)
-    for rank in targets:
-        endpoint.send(rank, ("first", request), first, f"first token of request {request}")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What is run: decode iterations, seed of weights and prompts, INT8 matrices and messages."""
@@ -289,16 +282,16 @@ class Rank:
                 send_cache(self.worker, world.moves(request), request, row, len(prompts[row]))
             if self.reports:
                 self.prefilled[request] = said[row]
-                send_first(self.worker.endpoint, self._decode_ranks(request), request, said[row])
+                self._tell_first(request, said[row])
 
-    def _decode_ranks(self, request: int) -> list[int]:
+    def _tell_first(self, request: int, said: Prefilled) -> None:
+        """Tell all ranks of a request's decode group its first token and drafts."""
         decode, group = self.world.decode, self.world.decode_of[request]
-        tps = range(decode.layout.pool.degrees.attention_tp)
-        return [decode.layout.attention_rank(s, *group, tp) for s in range(len(decode.stages)) for tp in tps]
-
-    def _first_from(self, request: int) -> int:
-        prefill = self.world.prefill
-        return prefill.layout.attention_rank(len(prefill.stages) - 1, *self.world.prefill_of[request], 0)
+        first = np.array([said.token, *said.drafts], dtype=np.int64)
+        for stage in range(len(decode.stages)):
+            for tp in range(decode.layout.pool.degrees.attention_tp):
+                rank = decode.layout.attention_rank(stage, *group, tp)
+                self.worker.endpoint.send(rank, ("first", request), first, f"first token of request {request}")
 
     async def admit(self) -> None:
         """Take over this group's requests: caches, first tokens and drafts."""
@@ -311,8 +304,8 @@ class Rank:
         for row, request in enumerate(requests):
             if not world.mixed:
                 await receive_cache(self.worker, world.moves(request), request, row, int(starts[row]))
-            label = f"first token of request {request}"
-            ids[row] = await endpoint.receive(self._first_from(request), ("first", request), label)
+            teller = world.prefill.layout.attention_rank(len(world.prefill.stages) - 1, *world.prefill_of[request], 0)
+            ids[row] = await endpoint.receive(teller, ("first", request), f"first token of request {request}")
         self.running = Running(requests, ids, starts)
 
     async def iterate(self, iteration: int) -> None:

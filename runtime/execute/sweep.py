@@ -5,15 +5,15 @@ tokens are routed so that, with the rotation over replicas that the run uses, ev
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ground.arrays import Floats, Ints
 from runtime.execute.kernels import INT8_LARGEST, Routes, row_peaks, silu
 from runtime.execute.layout import ExpertTable, prompts_batch
-from runtime.execute.moe import moe, turns
+from runtime.execute.moe import moe, serve, turns
 from runtime.execute.partition import Setup
-from runtime.execute.passes import serve
 from runtime.execute.reference import experts as unsharded_experts
 from runtime.execute.small import Weights
 from runtime.execute.transport import Endpoint, Loop
@@ -55,7 +55,7 @@ def sweep(setup: Setup, loop: Loop, int8: bool) -> Swept:
     cases = {rank: _Case(worker, known) for rank, worker in workers.items()}
     longest = _tokens_needed(cases)
     own = loop.local(setup.layout.ranks)
-    outputs = loop.run({rank: _program(cases[rank], longest) for rank in own})
+    outputs = loop.run({rank: partial(cases[rank].run, longest) for rank in own})
     attends = {rank: workers[rank] for rank in own if workers[rank].place.tp >= 0}
     pairs = sum(int((worker.traffic > 0).sum()) for worker in attends.values())
     compared = [rank for rank in attends if cases[rank].compares]
@@ -156,6 +156,19 @@ class _Case:
         rng = np.random.default_rng([setup.weights.seed, place.pp, place.domain + 1, place.dp, own])
         return rng.standard_normal((tokens, setup.small.spec.hidden_size))
 
+    async def run(self, each: int, _: Endpoint) -> Floats:
+        """Run the layer with forced routes, or serve those who do; nothing in a stage without experts."""
+        worker, layer = self.worker, self.layer
+        if layer is None:
+            return np.zeros((0, 0))
+        if worker.place.tp >= 0:
+            routes = self.routes(each)
+            batch = prompts_batch([[0] * (each * self.senders)], [0], 0, "sweep")  # its length and label count alone
+            return await moe(worker, layer, self.states(len(routes.experts)), batch, routes)
+        for domain in range(worker.setup.layout.domains):
+            await serve(worker, layer, domain, 0, f"sweep, layer {layer}")
+        return np.zeros((0, 0))
+
 
 def _tokens_needed(cases: dict[int, _Case]) -> int:
     """Return how many tokens per sender reach every EP rank from all of them."""
@@ -205,22 +218,6 @@ def covering(table: ExpertTable, turn: Ints, k: int) -> tuple[Ints, int]:
             spare += 1
         experts[token] = chosen
     return experts, needed
-
-
-def _program(case: _Case, each: int):  # type: ignore[no-untyped-def]
-    async def run(_: Endpoint) -> Floats:
-        worker, layer = case.worker, case.layer
-        if layer is None:
-            return np.zeros((0, 0))
-        if worker.place.tp < 0:
-            for domain in range(worker.setup.layout.domains):
-                await serve(worker, layer, domain, 0, f"sweep, layer {layer}")
-            return np.zeros((0, 0))
-        routes = case.routes(each)
-        batch = prompts_batch([[0] * (each * case.senders)], [0], 0, "sweep")  # its length and label count alone
-        return await moe(worker, layer, case.states(len(routes.experts)), batch, routes)
-
-    return run
 
 
 def _compared(cases: list[_Case], each: int, outputs: list[Floats], int8: bool) -> tuple[float, float]:

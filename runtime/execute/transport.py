@@ -14,10 +14,11 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ground.arrays import Ints
 from ground.errors import PodplanError
 
 if TYPE_CHECKING:
@@ -33,15 +34,6 @@ class Stuck(PodplanError):
 
 class RankFailed(PodplanError):
     """A rank raised in the middle of its program; the message names rank, operation and cause."""
-
-
-class Operation(NamedTuple):
-    """A collective as one rank ran it: its name, what it was for, the ranks of its group, what the rank put in."""
-
-    name: str
-    label: str
-    ranks: int
-    payload: Any
 
 
 class _Request:
@@ -95,7 +87,7 @@ class _Task:
 class _Table:
     """Numbers that every rank of a group has for every other, [n, n], and how many rows are still missing."""
 
-    rows: Any
+    rows: Ints
     missing: int
 
 
@@ -132,28 +124,8 @@ class Endpoint:
         if self.loop.clock is not None:
             await _Compute(seconds, label)
 
-    def record(self, what: "Operation", start: float) -> None:
-        """Keep that an operation ran from ``start`` to now."""
-        if self.loop.clock is not None:
-            self.loop.clock.record(self.rank, what, start, self.now)
-
-    async def counts(self, ranks: Sequence[int], index: int, channel: Any, row: Any, label: str) -> Any:
-        """Exchange one number with every rank of a group: give ``row`` [n], get what each has for this one, [n].
-
-        All rows meet in one table, for n² messages of one number would cost more than the payload; by messages where
-        these take time.
-        """
-        n = len(ranks)
-        if self.loop.clock is not None:
-            column = np.zeros(n, dtype=np.int64)
-            column[index] = row[index]
-            for step in range(1, n):  # nearest ranks first
-                to = (index + step) % n
-                self.send(ranks[to], (channel, "count"), np.int32(row[to]), label)
-            for step in range(1, n):
-                source = (index - step) % n
-                column[source] = await self.receive(ranks[source], (channel, "count"), label)
-            return column
+    async def counts(self, ranks: Sequence[int], index: int, channel: Any, row: Ints, label: str) -> Ints:
+        """Put the row of this rank into its group's table and return its column, when all rows are there."""
         table, awaited = self.loop.counted(ranks, index, channel, row), (self.rank, -1, channel)
         if table.missing:
             await _Wait(awaited, label)
@@ -177,12 +149,12 @@ class Loop:
         self._tables: dict[Any, _Table] = {}
         self._open = 0
 
-    def run(self, programs: dict[int, Callable[[Endpoint], Program]], start: float = 0.0) -> dict[int, Any]:
+    def run(self, programs: dict[int, Callable[[Endpoint], Program]]) -> dict[int, Any]:
         """Run a program per rank until all are done, and return their results by rank.
 
         Raises Stuck: ranks are left that wait for messages which nobody sent; RankFailed: a rank raised.
         """
-        tasks = [_Task(rank, program(Endpoint(self, rank)), start) for rank, program in programs.items()]
+        tasks = [_Task(rank, program(Endpoint(self, rank))) for rank, program in programs.items()]
         self._open = len(tasks)
         for task in tasks:
             self._schedule(task)
