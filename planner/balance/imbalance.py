@@ -110,17 +110,11 @@ def measured_distribution(loads: NDArray[Any], name: str) -> LoadDistribution:
     return LoadDistribution(name=f"measured in {name}", shares=tuple(shares.tolist()), source=source)
 
 
-def expert_loads(distribution: LoadDistribution, experts: int) -> Floats:
-    """Typical expert loads of one layer: the mid-point quantiles of the log-normal, hottest first, mean 1.
-
-    w_i proportional to exp(sigma * Phi^-1(1 - (i + 1/2) / experts)); [experts], in units of the mean expert.
-    """
-    return quantile_loads(distribution, experts).copy()
-
-
 @functools.lru_cache(maxsize=64)
 def quantile_loads(distribution: LoadDistribution, experts: int) -> Floats:
-    """The typical loads of ``expert_loads``, read-only, [experts].
+    """Typical expert loads of one layer: the mid-point quantiles of the log-normal, hottest first, mean 1; read-only.
+
+    w_i proportional to exp(sigma * Phi^-1(1 - (i + 1/2) / experts)); [experts], in units of the mean expert.
 
     Raises BadInput: the loads were measured on a model with another number of experts.
     """

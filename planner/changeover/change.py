@@ -7,9 +7,9 @@ from ground.errors import Infeasible
 from planner.changeover.capacity import carried, total_carried
 from planner.changeover.moving import Terms, Turn, check_together, drain_seconds, turn, weight_plane
 from planner.changeover.order import ROLES, ByRole, Held, InPlace, Order, Side, Task, cheapest, still
-from planner.changeover.stages import Lot, Sides, Signature, kinds_of, lots_of, stages_of
+from planner.changeover.stages import Lot, Sides, Signature, lots_of, stages_of
 from planner.manifest.loading import slowest_plane
-from planner.manifest.migration import Migration, Promise
+from planner.manifest.migration import Migration, Promise, kinds_of
 from planner.manifest.schema import Cluster, Manifest, Pool
 from planner.plans.expectation import planned_rate
 from planner.plans.servers import PREDICTED

@@ -16,7 +16,7 @@ from ground.arrays import Bools, Floats, Ints
 from ground.units import HOUR_SECONDS
 from planner.changeover.moving import Terms, drain_seconds, weight_plane
 from planner.changeover.robust import Layout, Scenario, at_hand, layouts_of, options_of
-from planner.changeover.stages import kinds_of
+from planner.manifest.migration import kinds_of
 from planner.manifest.schema import Manifest, Pool
 
 Joint = tuple[Layout, ...]  # one layout per model

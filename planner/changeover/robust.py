@@ -15,9 +15,9 @@ import numpy as np
 from ground.errors import Infeasible
 from ground.units import format_duration, rounded_up
 from planner.changeover.capacity import carried
-from planner.changeover.stages import kinds_of
 from planner.checks.on_trace import search_on_trace
 from planner.instances.alignment import Lot, lost_instances, placed
+from planner.manifest.migration import kinds_of
 from planner.manifest.schema import Manifest, Pool, Prediction
 from planner.plans.assemble import assemble, standing, stated_levels, stated_workload
 from planner.plans.expectation import queued

@@ -47,21 +47,6 @@ class Lot:
     names: tuple[str, ...]
 
 
-def kinds_of(*manifests: Manifest) -> tuple[list[Pool], list[list[int]]]:
-    """Return pools of different content, and of each manifest the kind of each of its pools."""
-    kinds: list[Pool] = []
-    numbers = []
-    for manifest in manifests:
-        own = []
-        for pool in manifest.pools:
-            found = next((at for at, known in enumerate(kinds) if same_content(known, pool)), len(kinds))
-            if found == len(kinds):
-                kinds.append(pool)
-            own.append(found)
-        numbers.append(own)
-    return kinds, numbers
-
-
 def lots_of(manifest: Manifest, kinds: Sequence[int]) -> list[Lot]:
     """Return the lots of a manifest, the largest first; ``kinds`` are those of its pools."""
     standing = [

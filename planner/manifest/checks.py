@@ -117,13 +117,10 @@ def _check_rows(pool: Pool, table: Ints, per_node: int, path: str) -> None:
     if outside.size:
         row = outside[0]
         raise BadInput(f"{path}[{row}]: node {node[row]}, device {device[row]} must lie in nodes of {per_node} devices")
-    values = node * per_node + device
-    first = np.zeros(len(values), dtype=bool)
-    first[np.unique(values, return_index=True)[1]] = True
-    again = np.flatnonzero(~first)
-    twice = int(again[0]) if again.size else None
-    if twice is not None:
-        raise BadInput(f"{path}[{twice}]: rank {twice} stands on a device that an earlier rank has")
+    _, first = np.unique(node * per_node + device, return_index=True)
+    again = np.setdiff1d(np.arange(count), first)
+    if again.size:
+        raise BadInput(f"{path}[{again[0]}]: rank {again[0]} stands on a device that an earlier rank has")
     expected[:, PLACE] = table[:, PLACE]
     wrong = np.argwhere(table != expected)
     if wrong.size:

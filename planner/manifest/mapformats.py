@@ -148,15 +148,26 @@ def _rows(rows: object, where: str) -> Ints:
     return np.array(rows, dtype=np.int64)
 
 
+def _checked(rows: object, path: str, experts: int, ranks: int) -> MoeMap:
+    """Return the map of rows, from layer 0 on or by consecutive model layers, as an engine can load it."""
+    first = 0
+    if isinstance(rows, dict):
+        layers = sorted(rows)
+        first = layers[0] if layers else 0
+        if layers != list(range(first, first + len(layers))) or first < 0:
+            raise BadInput(f"{path}: MoE layers must be consecutive")
+        rows = [rows[layer] for layer in layers]
+    slots = _rows(rows, path)
+    check_expert_map(slots, experts, ranks, path)
+    return MoeMap(slots=slots, experts=experts, ranks=ranks, dense_layers=first)
+
+
 def _read_arrays(data: dict[str, Any], where: str, experts: int, ranks: int) -> MoeMap:
     """SGLang's object with one key, or EPLB's with three that agree."""
     others = sorted(set(data) - {"physical_to_logical_map"})
     if others not in ([], ["expert_count", "logical_to_physical_map"]):
         raise BadInput(f"{where}: {others[0]}: SGLang takes physical_to_logical_map alone; leave this key out")
-    path = f"{where}: physical_to_logical_map"
-    slots = _rows(data["physical_to_logical_map"], path)
-    check_expert_map(slots, experts, ranks, path)
-    found = MoeMap(slots=slots, experts=experts, ranks=ranks)
+    found = _checked(data["physical_to_logical_map"], f"{where}: physical_to_logical_map", experts, ranks)
     if others and json.loads(eplb_json(found)) != data:
         raise BadInput(f"{where}: logical_to_physical_map and expert_count do not belong to physical_to_logical_map")
     return found
@@ -177,9 +188,7 @@ def _read_ascend(data: dict[str, Any], where: str, experts: int, ranks: int) -> 
             raise BadInput(f"{path}.device_list: must have the devices 0 to {ranks - 1} in order")
         held = _rows([device.get("device_expert") for device in devices], f"{path}.device_list")
         rows.append(held.ravel().tolist())
-    slots = _rows(rows, f"{where}: layer_list")
-    check_expert_map(slots, experts, ranks, f"{where}: layer_list")
-    return MoeMap(slots=slots, experts=experts, ranks=ranks)
+    return _checked(rows, f"{where}: layer_list", experts, ranks)
 
 
 def _read_tensorrt(data: dict[str, Any], where: str, experts: int, ranks: int) -> MoeMap:
@@ -188,26 +197,17 @@ def _read_tensorrt(data: dict[str, Any], where: str, experts: int, ranks: int) -
     assigned = data["initial_global_assignments"]
     if not isinstance(assigned, dict) or not all(type(key) is int for key in assigned):
         raise BadInput(f"{path}: must map model layers to lists of experts")
-    layers = sorted(assigned)
-    slots = _rows([assigned[layer] for layer in layers], path)
-    if layers != list(range(layers[0], layers[0] + len(layers))) or layers[0] < 0:
-        raise BadInput(f"{path}: MoE layers must be consecutive")
-    if data.get("num_slots") != slots.shape[1]:
-        raise BadInput(f"{where}: num_slots must be {slots.shape[1]}, the length of every list")
+    found = _checked(assigned, path, experts, ranks)
+    if data.get("num_slots") != found.slots.shape[1]:
+        raise BadInput(f"{where}: num_slots must be {found.slots.shape[1]}, the length of every list")
     updates = data.get("layer_updates_per_iter")
     if type(updates) is not int or updates < 0:
         raise BadInput(f"{where}: layer_updates_per_iter must be a number from 0, which is a static map")
-    check_expert_map(slots, experts, ranks, path)
-    return MoeMap(slots=slots, experts=experts, ranks=ranks, dense_layers=layers[0])
+    return found
 
 
 def _read_manifest(data: dict[str, Any], where: str, experts: int) -> MoeMap:
     """The expert map of a manifest's pool, alone."""
     found = validate(ExpertMap, data, where)
     rows = {layer: entry.slots for entry in found.placements for layer in entry.layers}
-    layers = sorted(rows)
-    if layers != list(range(layers[0], layers[0] + len(layers))):
-        raise BadInput(f"{where}: placements: MoE layers must be consecutive")
-    slots = _rows([rows[layer] for layer in layers], f"{where}: placements")
-    check_expert_map(slots, experts, len(found.expert_ranks), f"{where}: placements")
-    return MoeMap(slots=slots, experts=experts, ranks=len(found.expert_ranks), dense_layers=layers[0])
+    return _checked(rows, f"{where}: placements", experts, len(found.expert_ranks))

@@ -17,6 +17,7 @@ from ground.strict import Strict
 from ground.validation import validate
 from planner.manifest.costs import Amount, Rate, Share
 from planner.manifest.document import read_manifest
+from planner.manifest.layout import Instance
 from planner.manifest.schema import Manifest, Pool, Sha256
 
 How = Literal["flip", "experts", "load"]
@@ -129,17 +130,29 @@ def same_content(one: Pool, other: Pool) -> bool:
     return first.model_copy(update={"instances": second.instances}) == second
 
 
+def kinds_of(*manifests: Manifest) -> tuple[list[Pool], list[list[int]]]:
+    """Return pools of different content, and of each manifest the kind of each of its pools."""
+    kinds: list[Pool] = []
+    numbers: list[list[int]] = []
+    for manifest in manifests:
+        own = []
+        for pool in manifest.pools:
+            found = next((at for at, known in enumerate(kinds) if same_content(known, pool)), len(kinds))
+            if found == len(kinds):
+                kinds.append(pool)
+            own.append(found)
+        numbers.append(own)
+    return kinds, numbers
+
+
 def union(stages: tuple[Manifest, ...]) -> Manifest:
     """Return the first manifest with the instances of every stage, each once; devices may stand twice in it."""
-    pools: list[Pool] = []
-    for manifest in stages:
-        for pool in manifest.pools:
-            number = next((at for at, known in enumerate(pools) if same_content(known, pool)), None)
-            if number is None:
-                pools.append(pool)
-                continue
-            held = {instance.name for instance in pools[number].instances}
-            more = [instance for instance in pool.instances if instance.name not in held]
-            pools[number] = pools[number].model_copy(update={"instances": [*pools[number].instances, *more]})
+    kinds, numbers = kinds_of(*stages)
+    held: list[dict[str, Instance]] = [{} for _ in kinds]
+    for manifest, own in zip(stages, numbers, strict=True):
+        for pool, kind in zip(manifest.pools, own, strict=True):
+            for instance in pool.instances:
+                held[kind].setdefault(instance.name, instance)
+    pools = [pool.model_copy(update={"instances": [*own.values()]}) for pool, own in zip(kinds, held, strict=True)]
     clusters = {name: cluster for manifest in stages for name, cluster in manifest.clusters.items()}
     return stages[0].model_copy(update={"pools": pools, "clusters": clusters})

@@ -227,8 +227,7 @@ def moved_little(
             if unlimited[layer] <= most:
                 rows.append(slots[layer])
                 continue
-            trace = few_moves(loads, current[layer], problem.ranks, most)
-            rows.append(trace.slots[trace.within(most)])
+            rows.append(few_moves(loads, current[layer], problem.ranks, most)[-1])
         slots = np.stack(rows)
         loaded = moves(current, slots, problem.ranks).sum(axis=1)
     return _moved(problem, placed, slots), MapChange(current=before, loads=loaded, unlimited_loads=unlimited)

@@ -8,12 +8,10 @@ such a slot to another expert, for no engine gains by them and vLLM-Ascend canno
 Ref: github.com/deepseek-ai/EPLB, README and eplb.py; vLLM, SGLang (``deepseek``) and TensorRT-LLM run the same core.
 """
 
-import heapq
-
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from planner.balance.counts import longest_first
+from planner.balance.counts import longest_first, replicated
 from planner.placement.problem import Problem
 
 
@@ -42,7 +40,9 @@ def _layer(loads: Floats, ranks: int, slots: int, nodes: int, groups: int) -> In
     held = []
     for own in node_groups:
         experts = (own[:, None] * size + np.arange(size)).ravel()
-        copies = _greedy_replicas(loads[experts], slots // nodes)  # indices into ``experts``, [slots of a node]
+        further = slots // nodes - len(experts)
+        # Every expert once, then one more of the one with the largest load per replica, [slots of a node]
+        copies = np.append(np.arange(len(experts)), replicated(loads[experts], further, slots))
         counts = np.bincount(copies, minlength=len(experts))
         packs = balanced_packs((loads[experts] / counts)[copies], ranks // nodes)
         held.append(experts[copies[packs]].ravel())
@@ -52,18 +52,6 @@ def _layer(loads: Floats, ranks: int, slots: int, nodes: int, groups: int) -> In
 def balanced_packs(weights: Floats, packs: int) -> Ints:
     """Put items into packs of equal number, heaviest first, each into the lightest pack with room; [packs, items]."""
     return longest_first(weights, np.ones(len(weights), dtype=np.int64), packs)
-
-
-def _greedy_replicas(loads: Floats, slots: int) -> Ints:
-    """Every expert once, then one more of the one with the largest load per replica; [slots] expert indices."""
-    copies = list(range(len(loads)))
-    heap = [(-float(load), 1, expert) for expert, load in enumerate(loads)]
-    heapq.heapify(heap)
-    for _ in range(slots - len(loads)):
-        _, count, expert = heap[0]
-        copies.append(expert)
-        heapq.heapreplace(heap, (-float(loads[expert]) / (count + 1), count + 1, expert))
-    return np.array(copies, dtype=np.int64)
 
 
 def _without_duplicates(slots: Ints, loads: Floats, problem: Problem) -> Ints:

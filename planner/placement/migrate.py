@@ -3,10 +3,8 @@
 A move loads one expert's weights into one slot. Ranks are interchangeable, so a new map is first renumbered to share as
 many experts with the current one as it can (an assignment problem); where that is still too much, ``few_moves`` starts
 from the current map and takes, one by one, the exchange (two loads) or the trade (one load) that lowers the busiest
-rank most per load. Its trace answers both questions: the best map within some moves, and the fewest moves for a gain.
+rank most per load. Its maps answer both questions: the best one within some moves, and the fewest moves for a gain.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,29 +43,15 @@ def renumbered(current: Ints, target: Ints, problem: Problem) -> Ints:
     return result.reshape(problem.layers, -1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition:
-    """A layer's maps on the way: after ``loads[k]`` loaded experts the imbalance is ``imbalance[k]``."""
-
-    loads: list[int]
-    imbalance: list[float]
-    slots: list[Ints]
-
-    def within(self, most_loads: int) -> int:
-        """The step with the least imbalance that needs no more loads."""
-        return max(step for step, loads in enumerate(self.loads) if loads <= most_loads)
-
-
-def few_moves(loads: Floats, current: Ints, ranks: int, most_loads: int) -> Transition:
-    """Improve one layer's map step by step, the greatest gain per load first.
+def few_moves(loads: Floats, current: Ints, ranks: int, most_loads: int) -> list[Ints]:
+    """Return one layer's maps on the way from the current one, the greatest gain per load first; each is better.
 
     Args: ``loads``: [experts]; ``current``: [slots], a valid map; ``ranks``: expert-parallel degree; ``most_loads``:
     stop before more experts than these would have to be loaded.
     """
-    mean = loads.sum() / ranks
     state = Rows.start(loads[None], current.reshape(1, ranks, -1))
     only = np.zeros(1, dtype=np.int64)
-    trace = Transition(loads=[0], imbalance=[float(state.peak(only)[1][0] / mean)], slots=[current])
+    maps = [current]
     while True:
         highest = float(state.peak(only)[1][0])
         swapped = Rows.start(loads[None], state.held)
@@ -76,7 +60,7 @@ def few_moves(loads: Floats, current: Ints, ranks: int, most_loads: int) -> Tran
         trade = _best_trade(state)
         gain_trade = highest - trade[0]
         if max(gain_swap, gain_trade) <= _GAIN * highest:
-            return trace
+            return maps
         if gain_trade >= gain_swap:
             _, rank, slot, expert = trade
             held = state.held.copy()
@@ -85,12 +69,9 @@ def few_moves(loads: Floats, current: Ints, ranks: int, most_loads: int) -> Tran
         else:
             state = swapped
         slots = state.held.reshape(-1).copy()
-        loaded = int(moves(current[None], slots[None], ranks).sum())
-        if loaded > most_loads:
-            return trace
-        trace.loads.append(loaded)
-        trace.imbalance.append(float(state.peak(only)[1][0] / mean))
-        trace.slots.append(slots)
+        if moves(current[None], slots[None], ranks).sum() > most_loads:
+            return maps
+        maps.append(slots)
 
 
 def _best_trade(state: Rows) -> tuple[float, int, int, int]:
