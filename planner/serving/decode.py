@@ -158,7 +158,7 @@ class DecodeRun:
         return self._numbers, np.where(self._jobs.rank < 0, np.inf, self._jobs.there)
 
     @property
-    def iterations(self) -> int:
+    def steps(self) -> int:
         """Iterations so far, of all instances."""
         return int(self._clocks.done.sum())
 

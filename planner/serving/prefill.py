@@ -109,7 +109,7 @@ class PrefillRun:
         return float((self._held.busy - np.maximum(self._held.free - until, 0.0)).sum())
 
     @property
-    def passes(self) -> int:
+    def steps(self) -> int:
         """Passes so far, of all instances."""
         return int(self._held.passes.sum())
 

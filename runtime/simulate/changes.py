@@ -14,7 +14,7 @@ from runtime.simulate.decode import DecodeInstance
 from runtime.simulate.engine import COMPLETION, EventEngine
 from runtime.simulate.faults import Faults
 from runtime.simulate.prefill import PrefillInstance
-from runtime.simulate.system import Part, System
+from runtime.simulate.system import System
 
 LOOK_SECONDS = 0.25  # between two looks at whether instances have nothing left
 SWEEP_SECONDS = 1.0
@@ -25,19 +25,15 @@ class Standby:
 
     def __init__(self, system: System, faults: Faults) -> None:
         self.system, self._faults = system, faults
-        self.parts: dict[str, list[Part]] = {}
-        for part in system.parts:
-            self.parts.setdefault(part.name, []).append(part)
+        self.parts = system.named
         self._held: dict[str, float] = dict.fromkeys(self.parts, 0.0)
         self._seconds: dict[str, float] = dict.fromkeys(self.parts, 0.0)
 
     def device_seconds(self, until: float) -> float:
         """Return the seconds for which devices were held, from 0 to a time."""
         held = {name: max(until - begin, 0.0) for name, begin in self._held.items()}
-        return sum((self._seconds[name] + held.get(name, 0.0)) * self._devices(name) for name in self.parts)
-
-    def _devices(self, name: str) -> int:
-        return self.parts[name][0].pool.devices_per_instance
+        devices = {name: parts[0].pool.devices_per_instance for name, parts in self.parts.items()}
+        return sum((self._seconds[name] + held.get(name, 0.0)) * count for name, count in devices.items())
 
     def put_away(self, name: str) -> None:
         """Let an instance be absent when the run begins."""

@@ -98,7 +98,7 @@ class DecodeInstance:
             request.started = self._engine.now_seconds
         self._joining.append((request, request.place - self.first_rank))
         if self._running:
-            self._cut()
+            self.give_way()
         else:
             self.wake()
 
@@ -109,10 +109,6 @@ class DecodeInstance:
             self._engine.soon(self._start)
 
     def give_way(self) -> None:
-        """Stop after the iteration that runs."""
-        self._cut()
-
-    def _cut(self) -> None:
         """Let the iterations under way end with the one that runs now."""
         if not self._running or self._engine.now_seconds >= self._last_begins:
             return
@@ -245,7 +241,7 @@ class DecodeInstance:
     def evict(self, request: Request) -> None:
         """Let an offline request go back to the queue when the iteration that runs has ended; its KV is dropped."""
         self._evicting.append(request)
-        self._cut()
+        self.give_way()
         self.wake()
 
     def admits(self, request: Request) -> bool:
@@ -314,5 +310,5 @@ class DecodeInstance:
 
     def reshape(self, cost: StepCost) -> None:
         """Go on with another step cost, of fewer ranks or of all again."""
-        self._cut()
+        self.give_way()
         self.cost, self.timer = cost, self._shared.timer(cost, self.pool, self.phase)

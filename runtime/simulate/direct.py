@@ -7,7 +7,7 @@ ten times as slow; step times are read off the same cost, here off one table.
 """
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,8 @@ def run_direct(
 class _Direct:
     """The pools of a run, and the requests that are in the system."""
 
+    _runs: Mapping[str, PrefillRun | DecodeRun | AggregatedRun]
+
     def __init__(
         self, manifest: Manifest, options: SimulationOptions, ledger: Ledger, observer: Observer | None
     ) -> None:
@@ -100,7 +102,7 @@ class _Direct:
         self._begin(manifest)
 
     def _begin(self, manifest: Manifest) -> None:
-        """Set up the loops of the pools."""
+        """Set up the loops of the pools, ``_runs`` by role."""
         raise NotImplementedError
 
     def result(self, parts: Iterable[Requests]) -> SimulationResult:
@@ -122,26 +124,20 @@ class _Direct:
         return result_of(self._ledger, self._ran(), instances, links, self._marks, window, wall)
 
     def _spent(self, until: float) -> Spent:
-        return Spent(self._busy_seconds(until), self._sent, self._waited, self._transfers)
+        busy = {role: run.busy_seconds(until) for role, run in self._runs.items()}
+        return Spent(busy, self._sent, self._waited, self._transfers)
 
     def _ran(self) -> Ran:
+        steps = {role: run.steps for role, run in self._runs.items()}
         return Ran(
-            steps=self._steps(),
+            steps=steps,
             occupancy=self._occupancy.means(),
             expert_imbalance={role: float(cost.balance) for role, cost in self._costs.items() if cost.experts},
-            events=sum(self._steps().values()),
+            events=sum(steps.values()),
         )
 
     def _play(self, part: Requests, numbers: Ints, until: float) -> None:
         """Let a part arrive and play until a time; who is in decode already is there at once."""
-        raise NotImplementedError
-
-    def _busy_seconds(self, until: float) -> dict[str, float]:
-        """Seconds of steps until then, by role."""
-        raise NotImplementedError
-
-    def _steps(self) -> dict[str, int]:
-        """Steps so far, by role."""
         raise NotImplementedError
 
     def _leave(self, numbers: Ints, end: Floats, completed: bool = True) -> None:
@@ -186,13 +182,8 @@ class _Separate(_Direct):
         self._most_held = self._source.kv.capacity_tokens_per_rank * self._source.degrees.attention_dp
         self._width, self._held, self._reserved = played.links, played.transfer_seconds, played.reserved_tokens
         self._prefill, self._decode = PrefillRun(played.prefill), DecodeRun(played.decode)
+        self._runs = {"prefill": self._prefill, "decode": self._decode}
         self._left = np.zeros((4, 0))
-
-    def _steps(self) -> dict[str, int]:
-        return {"prefill": self._prefill.passes, "decode": self._decode.iterations}
-
-    def _busy_seconds(self, until: float) -> dict[str, float]:
-        return {"prefill": self._prefill.busy_seconds(until), "decode": self._decode.busy_seconds(until)}
 
     def _play(self, part: Requests, numbers: Ints, until: float) -> None:
         begun = part.under_way
@@ -264,12 +255,7 @@ class _Aggregated(_Direct):
 
     def _begin(self, manifest: Manifest) -> None:
         self._run = AggregatedRun(aggregated_pool(manifest, self._answering, self._costs["mixed"]))
-
-    def _steps(self) -> dict[str, int]:
-        return {"mixed": self._run.steps}
-
-    def _busy_seconds(self, until: float) -> dict[str, float]:
-        return {"mixed": self._run.busy_seconds(until)}
+        self._runs = {"mixed": self._run}
 
     def _play(self, part: Requests, numbers: Ints, until: float) -> None:
         stream = _stream(part)

@@ -25,7 +25,7 @@ from runtime.simulate.encode import EncodeInstance
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.mixed import MixedInstance
 from runtime.simulate.prefill import PrefillInstance
-from runtime.simulate.system import Part, System
+from runtime.simulate.system import System
 
 MOST_SECONDS = 36_500 * DAY_SECONDS  # of a fault: after a century a clock of doubles still tells half a microsecond
 _TEXT = re.compile(r"(device|node|link)\s+(\S+)\s+at\s+(\S+)\s+for\s+(\S+)")
@@ -99,9 +99,6 @@ class Faults:
                 return found
         raise BadInput(f"--fail: no {fault.kind} {fault.target[:40]!r} carries an instance of the manifest")
 
-    def _parts(self, name: str) -> list[Part]:
-        return [part for part in self._system.parts if part.name == name]
-
     def _strike(self, fault: Outage) -> None:
         """Let what is hit hang until the loss is known; a link that is back by then has only faltered."""
         self.begun[fault.kind] += 1
@@ -118,7 +115,7 @@ class Faults:
         for name, ranks in self._hit(fault).items():
             if name in self.absent:  # what loads it sees the loss
                 self._fail_over(name, ranks, fault)
-            for part in (part for part in self._parts(name) if part.up):
+            for part in (part for part in self._system.named[name] if part.up):
                 if isinstance(part, PrefillInstance | EncodeInstance):
                     part.hang()
                 else:
@@ -139,7 +136,7 @@ class Faults:
         now = self._shared.engine.now_seconds
         if self._system.links is not None:
             self._system.links.block(fault.target, now + fault.for_seconds)
-        for part in self._parts(fault.target):
+        for part in self._system.named[fault.target]:
             if not isinstance(part, PrefillInstance) and part.up:
                 part.pause(fault.for_seconds)
 
@@ -151,13 +148,13 @@ class Faults:
             self._lost_until[name] = max(until, self.lost_until(name))
             return
         self._dead.setdefault(name, Counter()).update(ranks)
-        decodes = [part for part in self._parts(name) if isinstance(part, DecodeInstance)]
+        decodes = [part for part in self._system.named[name] if isinstance(part, DecodeInstance)]
         gone = set(+self._dead[name])
         shrinks = ranks and pool.role == "decode" and all(part.up for part in decodes)
         if shrinks and _can_shrink(pool, gone):
             for part in decodes:
                 self._shrink(part, gone)
-            for other in self._parts(name):
+            for other in self._system.named[name]:
                 if isinstance(other, PrefillInstance) and other.up:  # the role that it might flip to begins anew
                     self._stop_prompts(other)
                     other.up = True
@@ -191,7 +188,7 @@ class Faults:
         name, ranks = what
         self._dead[name].subtract(ranks)
         gone = set(+self._dead[name])
-        for part in self._parts(name):
+        for part in self._system.named[name]:
             if isinstance(part, DecodeInstance) and part.up and name not in self.closed:
                 part.stop(pause_seconds=self._recovery.reconfigure_seconds)
                 part.reshape(shrunk_cost(part.pool.step_costs["decode"].to_step_cost(), part.pool, gone))
@@ -213,7 +210,7 @@ class Faults:
 
     def withdraw(self, name: str, alive: bool = True, dead: set[int] | None = None) -> None:
         """Stop an instance; its requests go elsewhere."""
-        for part in self._parts(name):
+        for part in (part for part in self._system.named[name] if part.up):
             if isinstance(part, PrefillInstance | EncodeInstance):
                 self._stop_prompts(part)
             elif isinstance(part, MixedInstance):
@@ -222,8 +219,6 @@ class Faults:
                 self._stop_decode(part, alive, dead or set())
 
     def _stop_prompts(self, part: PrefillInstance | EncodeInstance) -> None:
-        if not part.up:
-            return
         stopped = part.stop()
         for request in stopped:
             request.retry()
@@ -232,8 +227,6 @@ class Faults:
             self._system.enter(request)
 
     def _stop_mixed(self, part: MixedInstance) -> None:
-        if not part.up:
-            return
         for request, generated in part.stop():
             if generated >= 0:
                 self._system.recompute_of(part, request, generated)
@@ -242,8 +235,6 @@ class Faults:
                 self._system.enter(request)
 
     def _stop_decode(self, part: DecodeInstance, alive: bool, dead: set[int]) -> None:
-        if not part.up:
-            return
         here = part.stop()
         lost = _dp_ranks(part.pool, dead)
         self._shared.placement.set_open(part.first_rank, part.ranks, False)
@@ -254,7 +245,7 @@ class Faults:
     def _bring_up(self, name: str) -> None:
         if self._shared.engine.now_seconds < self._lost_until[name] or name in self.closed:
             return
-        parts = self._parts(name)
+        parts = self._system.named[name]
         for part in parts:
             part.up = True
             if isinstance(part, DecodeInstance):

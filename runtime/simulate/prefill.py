@@ -89,7 +89,7 @@ class PrefillInstance:
 
     def found_here(self, request: Request) -> int:
         """Return the tokens of a prompt's head that stand in this instance's memory."""
-        return self._loading.prefixes.here(request)
+        return self._loading.here(request)
 
     def _uncount(self, request: Request) -> None:
         if not request.offline or self._counts_offline:
@@ -220,8 +220,7 @@ class PrefillInstance:
         heapq.heapify(rooms)
         while queue:
             request = queue[0]
-            found = self._loading.find(request)
-            start = request.reused // self.budget * self.budget
+            found, start = self._loading.find(request)
             length = request.prompt - start
             room, turn, rank = rooms[0]
             whole = length <= most and not (request.offline and self._interrupts)
@@ -241,8 +240,7 @@ class PrefillInstance:
         chosen: list[tuple[Request, int, CacheHit | None]] = []
         while queue:
             request = queue[0]
-            found = self._loading.find(request)
-            start = request.reused // self.budget * self.budget
+            found, start = self._loading.find(request)
             length = request.prompt - start
             if room < min(length, self.budget) or not self._holds(request):
                 break
@@ -311,7 +309,7 @@ class PrefillInstance:
             if request.first_token < 0:
                 request.first_token = now
             self._uncount(request)
-            self._loading.prefixes.insert(request)
+            self._loading.insert(request)
             self._held_offline += request.hold if request.offline else 0
             self._finished(self, rank, request)
         self.devices.free(self)

@@ -54,12 +54,12 @@ class Prefixes:
         return 0 if self._own is None or request.blocks is None else self._own.held_tokens(request.blocks)
 
 
-class Loading:
-    """Of one prefill instance; without a pool prefixes take no time."""
+class Loading(Prefixes):
+    """Of one prefill instance, with the time that they take; none without a pool."""
 
     def __init__(self, shared: Shared, pool: Pool, timer: StepTimer, budget: int) -> None:
+        super().__init__(shared, pool)
         caching = shared.manifest.caching
-        self.prefixes = Prefixes(shared, pool)
         self._timer, self._budget = timer, budget
         self._dram = self._ssd = 0.0
         if caching is not None:
@@ -71,18 +71,21 @@ class Loading:
         """Return how long every device of a DP rank reads what was found, one tier after the other."""
         return found.dram_tokens * self._dram + found.ssd_tokens * self._ssd
 
-    def find(self, request: Request) -> CacheHit | None:
-        """Find the head of the prompt in the cache, but what is computed sooner than loaded; stated reuse stands."""
+    def find(self, request: Request) -> tuple[CacheHit | None, int]:
+        """Find the head of the prompt in the cache, but what is computed sooner than loaded; stated reuse stands.
+
+        Returns where passes begin, too: behind the last whole one that is reused.
+        """
         if request.blocks is not None and not request.retries:
-            found = self.prefixes.look_up(request)
+            found = self.look_up(request)
         elif request.reused:
             found = CacheHit(dram_tokens=request.reused)
         else:
-            return None
+            return None, 0
         if self.seconds(found) > self._compute_seconds(found.dram_tokens + found.ssd_tokens):
             found = CacheHit(local_tokens=found.local_tokens)
         request.reused = found.tokens
-        return found
+        return found, found.tokens // self._budget * self._budget
 
     def _compute_seconds(self, tokens: int) -> float:
         """Return the seconds of full passes for the first tokens of a prompt; 0 where nothing is loaded."""

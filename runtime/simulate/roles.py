@@ -11,7 +11,7 @@ Routers choose the prefill or mixed instance that takes a request.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import cycle, islice
 from operator import itemgetter
 
 from planner.manifest.schema import Routing
@@ -203,24 +203,15 @@ def chooser(routing: Routing, heads: Sequence[Head]) -> Choose:
     those of the prompt that stand there (xLLM section 3.4). ``collaborative`` instances share one queue, so the choice
     only spreads the counting.
     """
-    if routing.prefill in ("least_load", "prefix_aware"):
-        aware = routing.prefill == "prefix_aware"
+    turns, aware = cycle(heads), routing.prefill == "prefix_aware"
 
-        def load(head: Head, request: Request) -> int:
+    def least(request: Request) -> Head | None:
+        def load(head: Head) -> int:
             return head.waiting_tokens - (head.found_here(request) if aware else 0)
 
-        def least(request: Request) -> Head | None:
-            able = [head for head in heads if head.accepts and head.up]
-            return min(able, key=lambda head: load(head, request), default=None)
+        return min((head for head in heads if head.accepts and head.up), key=load, default=None)
 
-        return least
-    turns = cycle(heads)
+    def in_turn(_: Request) -> Head | None:
+        return next((head for head in islice(turns, len(heads)) if head.accepts and head.up), None)
 
-    def in_turn(request: Request) -> Head | None:
-        for _ in range(len(heads)):
-            head = next(turns)
-            if head.accepts and head.up:
-                return head
-        return None
-
-    return in_turn
+    return least if aware or routing.prefill == "least_load" else in_turn

@@ -24,12 +24,11 @@ from runtime.simulate.options import SimulationOptions
 from runtime.simulate.placement import RankSlots
 from runtime.simulate.request import Request
 from runtime.simulate.system import System
-from runtime.simulate.workload import Requests
+from runtime.simulate.workload import Requests, Row
 
 POLICIES: dict[str, tuple[str, ...]] = {
     name: values for name, field in Routing.model_fields.items() if (values := get_args(field.annotation))
 }
-_Row = tuple[float, int, int, int]
 
 
 def simulate(
@@ -184,13 +183,7 @@ def _offline(requests: Requests | None) -> list[Request]:
     """Return the offline requests; their numbers follow those of any online ones."""
     if requests is None:
         return []
-    columns = (requests.arrival_seconds, requests.input_tokens, requests.output_tokens, requests.reused_tokens)
-    made = []
-    for number, row in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-        request = Request((1 << 40) + number, *row)
-        request.offline = True
-        made.append(request)
-    return made
+    return [Request(number, *row, offline=True) for number, row in enumerate(requests.rows(), start=1 << 40)]
 
 
 def with_policies(manifest: Manifest, names: list[str]) -> Manifest:
@@ -221,9 +214,9 @@ class ArrivalFeed:
     def __init__(self, engine: EventEngine, parts: Iterable[Requests], arrive: Callable[[Request], None]) -> None:
         self._engine, self._arrive = engine, arrive
         self._parts = iter(parts)
-        self._rows: Iterator[_Row] = iter(())
+        self._rows: Iterator[Row] = iter(())
         self._part: Requests | None = None
-        self._next: _Row | None = None
+        self._next: Row | None = None
         self._number = self._position = 0
         self._closed = False
         self._turns: dict[int, deque[tuple[float, list[Request]]]] = {}
@@ -259,11 +252,10 @@ class ArrivalFeed:
         if part is None:
             return False
         self._part, self._position = part, 0
-        columns = (part.arrival_seconds, part.input_tokens, part.output_tokens, part.reused_tokens)
-        self._rows = zip(*(column.tolist() for column in columns), strict=True)
+        self._rows = part.rows()
         return True
 
-    def _request(self, row: _Row) -> Request:
+    def _request(self, row: Row) -> Request:
         request = Request(self._number, row[0], row[1], row[2], row[3])
         part = self._part
         if part is not None and part.blocks is not None:
@@ -277,7 +269,7 @@ class ArrivalFeed:
     def _hold_turns(self, part: Requests) -> None:
         """Keep later turns back until the turn before them ends; requests of a delay below 0 go with those before."""
         assert part.session is not None and part.delay_seconds is not None
-        first: list[tuple[_Row, list[Request]]] = []
+        first: list[tuple[Row, list[Request]]] = []
         last: dict[int, list[Request]] = {}
         for row, delay in zip(self._rows, part.delay_seconds.tolist(), strict=True):
             request = self._request(row)

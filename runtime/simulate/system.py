@@ -55,6 +55,10 @@ class System:
         for pool in shared.manifest.pools:
             for instance in pool.instances:
                 self._add(pool, instance.name, both, flips)
+        self.parts: list[Part] = [*self.encode, *self.prefill, *self.decode, *self.mixed]
+        self.named: dict[str, list[Part]] = {}
+        for part in self.parts:
+            self.named.setdefault(part.name, []).append(part)
         self._choose_encode: Choose
         self._choose: Choose
         self.choose_by(shared.manifest.routing)
@@ -88,11 +92,6 @@ class System:
                 self._relaxed[name] = decode
                 decode.beside, decode.freed = prefill, partial(self._stay, prefill, decode)
             self.units.append(Unit(name, prefill, decode, pool.role, pool.role))
-
-    @property
-    def parts(self) -> list[Part]:
-        """All parts of all instances."""
-        return [*self.encode, *self.prefill, *self.decode, *self.mixed]
 
     def arrive(self, request: Request) -> None:
         """Let a request into the system."""

@@ -13,6 +13,7 @@ from runtime.simulate.engine import generator
 
 MOST_REQUESTS = 10_000_000
 _AT_ONCE = 1 << 16
+Row = tuple[float, int, int, int]  # arrival, input, output and reused tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,11 @@ class Requests:
 
     def __len__(self) -> int:
         return len(self.input_tokens)
+
+    def rows(self) -> Iterator[Row]:
+        """Return the requests one by one."""
+        columns = (self.arrival_seconds, self.input_tokens, self.output_tokens, self.reused_tokens)
+        return zip(*(column.tolist() for column in columns), strict=True)
 
     def piece(self, first: int, last: int) -> "Requests":
         """Return the requests from ``first`` up to ``last``, of which as many as before are in decode already."""
