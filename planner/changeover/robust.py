@@ -77,24 +77,26 @@ class Layout:
     counts: tuple[int, ...]
 
     @property
+    def pools(self) -> list[tuple[Pool, int]]:
+        """The pools, each with its instances."""
+        return list(zip(self.option.pools, self.counts, strict=True))
+
+    @property
     def chips(self) -> float:
         """Chips of all instances."""
-        return sum(pool.chips_per_instance * count for pool, count in zip(self.option.pools, self.counts, strict=True))
+        return sum(pool.chips_per_instance * count for pool, count in self.pools)
 
     @property
     def devices(self) -> int:
         """Devices of all instances."""
-        return sum(
-            pool.devices_per_instance * count for pool, count in zip(self.option.pools, self.counts, strict=True)
-        )
+        return sum(pool.devices_per_instance * count for pool, count in self.pools)
 
     @property
     def nodes(self) -> int:
         """Nodes of all instances, not shared with other models."""
-        made, found = self.option.manifest, 0
-        for name, cluster in made.clusters.items():
-            own = zip(self.option.pools, self.counts, strict=True)
-            devices = sum(pool.devices_per_instance * count for pool, count in own if pool.hardware == name)
+        found = 0
+        for name, cluster in self.option.manifest.clusters.items():
+            devices = sum(pool.devices_per_instance * count for pool, count in self.pools if pool.hardware == name)
             found += -(-devices // int(cluster.spec.devices_per_node.value))
         return found
 
@@ -127,11 +129,10 @@ def stood(together: Sequence[tuple[Layout, Question]]) -> list[Manifest]:
             if spec is None:
                 continue
             machines = next(each for each in (question.prefill, question.decode) if each.hardware == spec.spec)
-            pools = list(enumerate(zip(layout.option.pools, layout.counts, strict=True)))
             groups.append(
                 [
                     Lot(f"{number}/{at}", pool.devices_per_instance, count)
-                    for at, (pool, count) in pools
+                    for at, (pool, count) in enumerate(layout.pools)
                     if pool.hardware == cluster
                 ]
             )

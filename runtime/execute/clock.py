@@ -48,8 +48,6 @@ class Wire:
             return payload.values.size * self.int8_bytes + len(payload.values) * self.row_bytes
         if isinstance(payload, Sized):
             return payload.payload_bytes
-        if isinstance(payload, dict):
-            return sum(self.size(part) for part in payload.values())
         if isinstance(payload, np.ndarray):
             return payload.size * self.float_bytes if payload.dtype.kind == "f" else 0.0
         return sum(self.size(part) for part in payload) if isinstance(payload, tuple | list) else COUNT_BYTES

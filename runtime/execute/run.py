@@ -8,7 +8,7 @@ import numpy as np
 
 from ground.arrays import Floats
 from models.spec import MLA
-from planner.manifest.schema import LinkMapping, Manifest, Pool
+from planner.manifest.schema import LinkMapping, Manifest
 from runtime.execute.layout import Layout, dealt, spread
 from runtime.execute.partition import Setup, check_coverage
 from runtime.execute.passes import Prefilled, Running, Said, decode_iteration, experts_pass, prefill_pass
@@ -177,20 +177,13 @@ class World:
         return list(range(self.decode.layout.ranks.stop))
 
 
-def pair_of(manifest: Manifest) -> tuple[Pool, Pool]:
-    """Return the pools that prefill and decode: the first of either role, or the first mixed one twice."""
-    by_role = {pool.role: pool for pool in reversed(manifest.pools)}
-    if "decode" in by_role:
-        return by_role["prefill"], by_role["decode"]
-    return by_role["mixed"], by_role["mixed"]
-
-
 def build_world(manifest: Manifest, settings: Settings) -> World:
     """Return the world of a manifest's first prefill and decode instance.
 
     Raises BadInput: the pools do not cover the model, with rank, tensor and range.
     """
-    pools = pair_of(manifest)
+    by_role = {pool.role: pool for pool in reversed(manifest.pools)}  # the first of each
+    pools = [by_role[role] for role in (("prefill", "decode") if "decode" in by_role else ("mixed", "mixed"))]
     small = shrink(manifest.model.spec, pools)
     weights = Weights(small, settings.seed, settings.int8)
     drafts = pools[1].mtp.drafts

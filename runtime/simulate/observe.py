@@ -60,7 +60,7 @@ class Observer:
         series_seconds: float = 1.0,
         progress: Callable[[float, int, int], None] | None = None,
     ) -> None:
-        self._requests, self._series, self._timeline = requests, series, timeline
+        self._requests, self.series, self.timeline = requests, series, timeline
         self.series_seconds, self.progress = series_seconds, progress
         self.spans = self.samples = 0
         self._threads: dict[str, int] = {}
@@ -71,28 +71,18 @@ class Observer:
         if timeline is not None:
             timeline.write("[\n")
 
-    @property
-    def wants_spans(self) -> bool:
-        """Whether steps are to be told."""
-        return self._timeline is not None
-
-    @property
-    def wants_series(self) -> bool:
-        """Whether samples are to be told."""
-        return self._series is not None
-
     def span(self, instance: str, name: str, start: float, seconds: float, figures: dict[str, float]) -> None:
         """Write one step as a complete event of Chrome's trace format (microseconds), a thread per instance."""
-        assert self._timeline is not None, "told only where it is wanted"
+        assert self.timeline is not None, "told only where it is wanted"
         if self.spans >= MOST_SPANS:
             return
         thread = self._threads.get(instance)
         if thread is None:
             thread = self._threads[instance] = len(self._threads) + 1
             named = {"name": "thread_name", "ph": "M", "pid": 1, "tid": thread, "args": {"name": instance}}
-            self._timeline.write(json.dumps(named) + ",\n")
+            self.timeline.write(json.dumps(named) + ",\n")
         event = {"name": name, "ph": "X", "pid": 1, "tid": thread, "ts": start / MICRO, "dur": seconds / MICRO}
-        self._timeline.write(json.dumps(event | {"args": figures}) + ",\n")
+        self.timeline.write(json.dumps(event | {"args": figures}) + ",\n")
         self.spans += 1
 
     def outcomes(self, done: Outcomes) -> None:
@@ -111,17 +101,17 @@ class Observer:
 
     def sample(self, row: tuple[float, ...]) -> None:
         """Write one row of the time series."""
-        if self._series is not None:
+        if self.series is not None:
             if self.samples >= MOST_ROWS:
                 raise BadInput(f"--timeseries-step: makes more than {MOST_ROWS} rows of this run; use a longer one")
             self.samples += 1
-            self._series.write(",".join(f"{value:.9g}" for value in row) + "\n")
+            self.series.write(",".join(f"{value:.9g}" for value in row) + "\n")
 
     def close(self) -> None:
         """End the documents."""
-        if self._timeline is not None:
+        if self.timeline is not None:
             done = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "podplan simulate, virtual time"}}
-            self._timeline.write(json.dumps(done) + "\n]\n")
+            self.timeline.write(json.dumps(done) + "\n]\n")
 
 
 def _cell(value: float) -> str:
@@ -160,7 +150,7 @@ class Watcher:
 
     def __init__(self, system: System, observer: Observer | None) -> None:
         self._system, self._observer = system, observer
-        self._fixed = observer.series_seconds if observer is not None and observer.wants_series else None
+        self._fixed = observer.series_seconds if observer is not None and observer.series is not None else None
         self._period = 0.05 if self._fixed is None else self._fixed
         self._samples = 0
         self.occupancy = Occupancy(system.shared.ledger.window)

@@ -148,7 +148,8 @@ class PrefillInstance:
         if not making.ended and not making.carried:
             self.devices.free(self)
             return
-        making.only_offline = bool(self.offline or making.before) and making.has_only_offline()
+        carries = [each[0].offline for each in making.ended] + [each[0].offline for each in making.carried]
+        making.only_offline = bool(self.offline or making.before) and all(carries)
         loads = making.loads()
         seconds = self.timer.step_seconds(loads, self.ranks) if loads else 0.0
         seconds += max(making.loading)

@@ -101,10 +101,10 @@ class BatchMeans:
         return np.where(counts > 0, self._sums[row] / np.where(counts > 0, counts, 1.0), np.nan)
 
 
-def interval(batch_means: Floats, confidence: float = 0.95) -> tuple[float, float] | None:
-    """Return mean and half width of a confidence interval over batches; None with fewer than 4 of them."""
+def interval(batch_means: Floats) -> tuple[float, float] | None:
+    """Return mean and half width of a 95 % interval over batches; None with fewer than 4 of them."""
     known = batch_means[~np.isnan(batch_means)]
     if known.size < 4:
         return None
-    width = student((1 + confidence) / 2, float(known.size - 1)) * float(known.std(ddof=1)) / np.sqrt(known.size)
+    width = student(0.975, float(known.size - 1)) * float(known.std(ddof=1)) / np.sqrt(known.size)
     return float(known.mean()), float(width)

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -47,17 +46,13 @@ def simulate(
     options = options or SimulationOptions()
     if not 0 <= options.warmup_seconds < min(options.until_seconds, options.measured_until_seconds):
         raise BadInput(f"--warmup: {options.warmup_seconds:g} s must be from 0 to before the end of the run")
-    made = requests if callable(requests) else partial(_parts, requests)
+    made = requests if callable(requests) else lambda: [requests] if isinstance(requests, Requests) else requests
     first = next(iter(made()), None)
-    watched = observer is not None and (observer.wants_spans or observer.wants_series)
+    watched = observer is not None and (observer.timeline or observer.series) is not None
     if first is not None and plain(manifest, options, first, watched):
         with suppress(Blocked):
             return run_direct(manifest, made(), options, observer)
     return _Run(manifest, made(), options, observer).result()
-
-
-def _parts(requests: Requests | Sequence[Requests]) -> Sequence[Requests]:
-    return [requests] if isinstance(requests, Requests) else requests
 
 
 class _Run:
@@ -81,7 +76,7 @@ class _Run:
             expected_drafts=options.mtp == "expected",
             balance=options.balance,
             offline=options.offline is not None,
-            span=observer.span if observer is not None and observer.wants_spans else None,
+            span=observer.span if observer is not None and observer.timeline is not None else None,
         )
         self._system = System(self._shared)
         self._feed = ArrivalFeed(engine, self._with_cache(parts), self._system.arrive)

@@ -39,14 +39,6 @@ def balanced(cost: StepCost, balance: float | None) -> StepCost:
     return cost if balance is None else replace(cost, balance=balance, sampling_deviations=0.0)
 
 
-class Line(NamedTuple):
-    """Seconds of a decode iteration with so many running requests of all ranks, over what its fullest rank holds."""
-
-    base: float  # without cached tokens and requests on that rank
-    kv_seconds: float  # what a cached token adds
-    sequence_seconds: float  # what a request adds
-
-
 class StepTimer:
     """Durations of the steps of one instance.
 
@@ -59,7 +51,9 @@ class StepTimer:
         """``made`` returns the table, when it is first needed."""
         self._made = made
         self._known: dict[object, float] = {}
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, tuple[float, float, float]] = {}
+        """Of an iteration, by running requests of all ranks: seconds with nothing on the fullest rank, of each cached
+        token there, and of each request there."""
 
     @cached_property
     def table(self) -> TableArrays:
@@ -101,8 +95,11 @@ class StepTimer:
         """Return the seconds in which full passes compute the first tokens of a prompt."""
         return float(self._loop.computing_seconds(self.table, budget, tokens))
 
-    def line(self, running: int) -> Line:
-        """Return how long an iteration with so many requests of all ranks takes."""
+    def iteration_seconds(self, running: int, sequences: int, kv_tokens: float) -> float:
+        """Return the duration of a decode iteration; the fullest ranks have so many requests and cached tokens.
+
+        They are taken together although they may stand on different ranks.
+        """
         found = self._lines.get(running)
         if found is None:
             table = self.table
@@ -112,15 +109,8 @@ class StepTimer:
             factor, more = self._pace(alone, part)
             base = factor * (alone - usual * kv - part / table.ranks * sequence) + more
             factor /= table.layers.size
-            found = self._lines[running] = Line(base, factor * kv, factor * sequence)
-        return found
-
-    def iteration_seconds(self, running: int, sequences: int, kv_tokens: float) -> float:
-        """Return the duration of a decode iteration; the fullest ranks have so many requests and cached tokens.
-
-        They are taken together although they may stand on different ranks.
-        """
-        base, kv, sequence = self.line(running)
+            found = self._lines[running] = base, factor * kv, factor * sequence
+        base, kv, sequence = found
         return checked_seconds(base + sequences * sequence + kv_tokens * kv)
 
 
@@ -151,11 +141,6 @@ class Pass:
     def empty(cls, ranks: int, budget: int) -> "Pass":
         """Return a pass that holds nothing."""
         return cls([budget] * ranks, [0] * ranks, [0.0] * ranks, [0.0] * ranks, [0] * ranks, [0.0] * ranks)
-
-    def has_only_offline(self) -> bool:
-        """Whether it carries no online prompt."""
-        here = [item[0] for item in self.ended] + [item[0] for item in self.carried]
-        return all(request.offline for request in here)
 
     def loads(self) -> list[RankLoad]:
         """Return the load of every rank that computes something."""
