@@ -49,7 +49,7 @@ class Partition:
         """``path`` is where the pool stands in its manifest, for errors."""
         self.small, self.layout, self.path = small, layout, path
         self.shapes = tensor_shapes(small)
-        self._rules: dict[str, tuple[int, ShardRule]] = {}
+        self._rules: dict[str, ShardRule] = {}
         self._bounds = stage_bounds(layout.pool)
         self._attention: dict[int, list[str]] = {}
         for name in self.shapes:
@@ -60,17 +60,20 @@ class Partition:
         """Return the attention tensors of a layer."""
         return self._attention[layer]
 
-    def rule(self, name: str) -> tuple[int, ShardRule]:
-        """Return the first rule that matches a tensor, and its place; BadInput where none does."""
+    def rule(self, name: str) -> ShardRule:
+        """Return the first rule that matches a tensor; BadInput where none does."""
         found = self._rules.get(name)
         if found is None:
-            for index, rule in enumerate(self.layout.pool.weight_shards):
-                if _compiled(rule.tensor).match(name):
-                    found = self._rules[name] = (index, rule)
-                    break
-            else:
+            found = next((rule for rule in self.layout.pool.weight_shards if _compiled(rule.tensor).match(name)), None)
+            if found is None:
                 raise BadInput(f"{self.path}.weight_shards: no rule covers tensor {name}, so no rank holds it")
+            self._rules[name] = found
         return found
+
+    def wrong(self, name: str, told: str, field: str = "") -> BadInput:
+        """Return what is wrong with the rule of a tensor, or with a field of it."""
+        index = self.layout.pool.weight_shards.index(self.rule(name))
+        return BadInput(f"{self.path}.weight_shards[{index}]{field}: {told}")
 
     def stage_of(self, layer: int) -> int:
         """Return the pipeline stage of a layer; draft layers belong to the last."""
@@ -78,25 +81,24 @@ class Partition:
 
     def part(self, place: Place, name: str) -> Part:
         """Return what a rank holds of a tensor that it holds."""
-        index, rule = self.rule(name)
-        shape = self.shapes[name]
+        rule, shape = self.rule(name), self.shapes[name]
         if rule.axis is None or rule.degree == 1:
             return Part(0, 0, shape[0], True)
         if rule.axis >= len(shape):
-            raise BadInput(f"{self.path}.weight_shards[{index}]: cuts axis {rule.axis} of {name}, which has one axis")
+            raise self.wrong(name, f"cuts axis {rule.axis} of {name}, which has one axis")
         size = shape[rule.axis]
         if size % rule.degree:
-            raise BadInput(
-                f"{self.path}.weight_shards[{index}]: {name} has {size} along axis {rule.axis} in the small model, "
-                f"which a degree of {rule.degree} does not divide"
+            raise self.wrong(
+                name,
+                f"{name} has {size} along axis {rule.axis} in the small model, which a degree of {rule.degree} does "
+                "not divide",
             )
         degrees = self.layout.pool.degrees
         n = degrees.attention_tp if rule.coordinate == "tp" else degrees.moe_tp
         coordinate = place.tp if rule.coordinate == "tp" else place.moe_tp
         if coordinate < 0:
-            raise BadInput(
-                f"{self.path}.weight_shards[{index}]: rank {place.rank} holds {name} but has no {rule.coordinate} "
-                "coordinate to cut it by"
+            raise self.wrong(
+                name, f"rank {place.rank} holds {name} but has no {rule.coordinate} coordinate to cut it by"
             )
         each = size // rule.degree
         start = coordinate * rule.degree // n * each
@@ -104,7 +106,7 @@ class Partition:
 
     def holds(self, place: Place, name: str) -> bool:
         """Whether the rules give a rank a tensor that is no routed expert's."""
-        held_by = self.rule(name)[1].held_by
+        held_by = self.rule(name).held_by
         last = len(self._bounds) - 1
         if held_by == "first_stage":
             return place.tp >= 0 and place.pp == 0
@@ -148,7 +150,7 @@ def _check_real_sizes(partition: Partition) -> None:
     real = tensor_shapes(replace(small, spec=small.source))
     heads = small.source.attention.heads
     for name, shape in real.items():
-        index, rule = partition.rule(name)
+        rule = partition.rule(name)
         padded = name.endswith(("embed_tokens.weight", "head.weight"))
         if padded or rule.axis is None or rule.degree == 1 or rule.axis >= len(shape):
             continue
@@ -156,26 +158,24 @@ def _check_real_sizes(partition: Partition) -> None:
         by_head = name.endswith(("q_b_proj.weight", "q_proj.weight", "kv_b_proj.weight", "o_proj.weight"))
         if size % rule.degree or (by_head and heads % rule.degree):
             what = f"{heads} heads" if by_head else f"range 0 to {size} of axis {rule.axis}"
-            raise BadInput(
-                f"{partition.path}.weight_shards[{index}].degree: {rule.degree} does not divide the {what} of {name}, "
-                f"so rank {rule.degree - 1} has no equal part"
-            )
+            told = f"{rule.degree} does not divide the {what} of {name}, so rank {rule.degree - 1} has no equal part"
+            raise partition.wrong(name, told, ".degree")
 
 
 def _check_tensor(partition: Partition, name: str) -> None:
     """Every group that needs a tensor holds it: once in all, or as often as its degree leaves ranks."""
-    index, rule = partition.rule(name)
-    where = f"{partition.path}.weight_shards[{index}]"
-    if rule.held_by == "expert_map":
-        raise BadInput(f"{where}: {name} is no routed expert, so the expert map cannot say who holds it")
+    held_by = partition.rule(name).held_by
+    if held_by == "expert_map":
+        raise partition.wrong(name, f"{name} is no routed expert, so the expert map cannot say who holds it")
     for group in _groups_that_need(partition, name):
         holders = [place for place in group if partition.holds(place, name)]
         if len(holders) < len(group):
             missing = next(place for place in group if place not in holders)
             size = partition.shapes[name][0]
-            raise BadInput(
-                f"{where}: rank {missing.rank} computes with {name} but holds none of it (range 0 to {size} of axis "
-                f"0): held_by {rule.held_by!r} leaves it out"
+            raise partition.wrong(
+                name,
+                f"rank {missing.rank} computes with {name} but holds none of it (range 0 to {size} of axis 0): "
+                f"held_by {held_by!r} leaves it out",
             )
         _check_ranges(partition, name, holders)
 
@@ -188,7 +188,7 @@ def _groups_that_need(partition: Partition, name: str) -> Iterator[list[Place]]:
     if layer is not None:
         stage = partition.stage_of(layer)
     shared = mapping.shared_expert_ranks if ".shared_experts." in name and mapping else []
-    if shared or partition.rule(name)[1].coordinate == "moe_tp":
+    if shared or partition.rule(name).coordinate == "moe_tp":
         for ep in shared or range(degrees.moe_ep):
             yield [layout.place(layout.expert_rank(stage, ep, j)) for j in range(degrees.moe_tp)]
         return
@@ -198,22 +198,17 @@ def _groups_that_need(partition: Partition, name: str) -> Iterator[list[Place]]:
 
 def _check_ranges(partition: Partition, name: str, holders: list[Place]) -> None:
     """Parts of a group leave no gap; whole copies are fine, for the rule states them."""
-    parts = [(partition.part(place, name), place.rank) for place in holders]
-    if parts[0][0].whole:
+    parts = [partition.part(place, name) for place in holders]
+    if parts[0].whole:
         return
-    axis, size = parts[0][0].axis, partition.shapes[name][parts[0][0].axis]
-    reached = 0
-    for part, _ in sorted(parts, key=lambda entry: entry[0].start):
+    axis, size, reached = parts[0].axis, partition.shapes[name][parts[0].axis], 0
+    for part in sorted(parts, key=lambda part: part.start):
         if part.start > reached:
             break
         reached = max(reached, part.stop)
-    rank = parts[-1][1]
     if reached < size:
-        index = partition.rule(name)[0]
-        raise BadInput(
-            f"{partition.path}.weight_shards[{index}]: range {reached} to {size} of axis {axis} of {name} is on no "
-            f"rank of the group of rank {rank}"
-        )
+        where = f"range {reached} to {size} of axis {axis} of {name}"
+        raise partition.wrong(name, f"{where} is on no rank of the group of rank {holders[-1].rank}")
 
 
 def _check_layer(partition: Partition, layer: int) -> None:
@@ -239,11 +234,10 @@ def _check_partners(partition: Partition, place: Place, one: str, other: str) ->
     staged = partition.layout.pool.degrees.staged and other.endswith("o_proj.weight")
     if along and ((staged and second.whole) or left == right):
         return
-    index, _ = partition.rule(other)
-    raise BadInput(
-        f"{partition.path}.weight_shards[{index}]: rank {place.rank} holds range {second.start} to {second.stop} of "
-        f"axis {second.axis} of {other}, but {left[0]:.0%} to {left[1]:.0%} of axis {first.axis} of {one}, which it is "
-        "multiplied with"
+    raise partition.wrong(
+        other,
+        f"rank {place.rank} holds range {second.start} to {second.stop} of axis {second.axis} of {other}, but "
+        f"{left[0]:.0%} to {left[1]:.0%} of axis {first.axis} of {one}, which it is multiplied with",
     )
 
 
@@ -267,10 +261,8 @@ def _check_kv_heads(partition: Partition, at: str) -> None:
                 start, stop = _share(partition, place, held)
                 if start > low or stop < high:
                     part = partition.part(place, held)
-                    raise BadInput(
-                        f"{partition.path}.weight_shards[{partition.rule(held)[0]}]: rank {place.rank} holds range "
-                        f"{part.start} to {part.stop} of {held}, not all that its query heads read"
-                    )
+                    told = f"rank {place.rank} holds range {part.start} to {part.stop} of {held}"
+                    raise partition.wrong(held, f"{told}, not all that its query heads read")
 
 
 def _check_experts(partition: Partition, layer: int) -> None:
@@ -283,20 +275,22 @@ def _check_experts(partition: Partition, layer: int) -> None:
     for expert in range(partition.small.moe.experts):
         at = f"model.layers.{layer}.mlp.experts.{expert}"
         for name in (f"{at}.gate_proj.weight", f"{at}.up_proj.weight", f"{at}.down_proj.weight"):
-            index, rule = partition.rule(name)
-            if rule.held_by != "expert_map":
-                raise BadInput(
-                    f"{partition.path}.weight_shards[{index}]: {name} must be held by the ranks of the expert map, not "
-                    f"by {rule.held_by!r}, of which rank {group[0].rank} is one"
+            held_by = partition.rule(name).held_by
+            if held_by != "expert_map":
+                raise partition.wrong(
+                    name,
+                    f"{name} must be held by the ranks of the expert map, not by {held_by!r}, of which rank "
+                    f"{group[0].rank} is one",
                 )
             parts = [partition.part(place, name) for place in group]
             held = 1 if parts[0].whole else sum(part.stop - part.start for part in parts)
             size = 1 if parts[0].whole else partition.shapes[name][parts[0].axis]
             if held < size or len({part.start for part in parts}) < len(group):
                 last = parts[-1]
-                raise BadInput(
-                    f"{partition.path}.weight_shards[{index}]: rank {group[-1].rank} holds range {last.start} to "
-                    f"{last.stop} of axis {last.axis} of {name}; {len(group)} ranks must hold as many different parts"
+                raise partition.wrong(
+                    name,
+                    f"rank {group[-1].rank} holds range {last.start} to {last.stop} of axis {last.axis} of {name}; "
+                    f"{len(group)} ranks must hold as many different parts",
                 )
         for place in group:
             _check_partners(partition, place, f"{at}.gate_proj.weight", f"{at}.down_proj.weight")
