@@ -10,7 +10,7 @@ from cli.main import main
 from planner.manifest.document import dump_manifest
 from planner.manifest.layout import Degrees, Instance
 from podplan.simulation import relative_error
-from tests.manifests import build, manifest, pool
+from tests.manifests import build, pool
 from tests.shell import answered, printed, refused
 
 KEYS = {
@@ -176,13 +176,6 @@ def test_lengths_without_times_need_a_rate(planned: str, tmp_path: Path, capsys:
     assert any("bad rows are left out" in note for note in data["notes"])
     asked = ["simulate", planned, "--trace", str(trace), "--skip-bad-rows", "1"]
     refused(capsys, "--rate: lengths.csv has lengths only", *asked)
-
-
-def test_answers_of_one_token_are_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing is in decode then, not when the run begins either."""
-    path = tmp_path / "manifest.yaml"
-    path.write_text(dump_manifest(manifest(workload={"output_tokens": 1})))
-    assert simulated(capsys, str(path), "--rate", "5/s", "--requests", "50")["completed"] == 50
 
 
 def test_a_series_without_end_is_refused(planned, tmp_path, capsys, monkeypatch):

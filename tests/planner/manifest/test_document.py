@@ -176,6 +176,10 @@ SPOILT = {
         lambda data: data["pools"][1]["step_costs"]["decode"].update(rule="attention_experts", cores=1),
         r"decode\.cores: two streams need at least 2",
     ),
+    "dense": (
+        lambda data: data["pools"][1]["step_costs"]["decode"].update(experts=0, moe_layers=0),
+        r"terms\[4\]\.bytes: 'hit' exists only with experts",
+    ),
     "reach": (_set(*COST, "terms", 0, "bytes", to={"kv_within": 1.0}), r"'kv_within' exists only with reach_tokens"),
     "kinds": (_kinds([512.0], [0.0, 0.0], [1.0]), r"workload\.prompt_kinds: its columns"),
     "no_weight": (_kinds([512.0], [0.0], [0.0]), r"workload\.prompt_kinds\.weights: must sum to more than 0"),
@@ -254,15 +258,6 @@ def test_a_long_version_is_cut() -> None:
 def test_what_is_no_manifest_is_refused(data: object) -> None:
     """Other documents are refused in one sentence."""
     with pytest.raises(BadInput, match="manifest"):
-        parse_manifest(data, "m.yaml")
-
-
-def test_expert_variables_need_experts() -> None:
-    """A step cost of a dense model cannot count token copies."""
-    data = plain()
-    for phase in data["pools"][0]["step_costs"].values():
-        phase |= {"experts": 0, "moe_layers": 0}
-    with pytest.raises(BadInput, match=r"terms\[4\]\.bytes: 'hit'"):
         parse_manifest(data, "m.yaml")
 
 

@@ -9,7 +9,6 @@ import pytest
 from ground.errors import BadInput
 from ground.prefix_cache import PrefixCache
 from planner.manifest.layout import Degrees, Instance
-from planner.manifest.loads import placement_balance
 from planner.manifest.schema import CachingPool, Manifest, Recovery, Routing, ServiceLevels
 from runtime.simulate.faults import Outage, shrunk_cost
 from runtime.simulate.metrics import SimulationResult
@@ -256,13 +255,7 @@ def test_requests_move_off_the_fullest_rank() -> None:
 
 
 def test_measured_loads_under_the_placement_slow_the_busiest_rank() -> None:
-    """A hot expert: imbalance is its rank over the mean, and steps take longer; a replica halves its share."""
-    mapping = manifest().pools[0].expert_map
-    loads = np.ones((1, 16))
-    loads[0, 3] = 17.0
-    assert placement_balance(mapping, loads, set()) == pytest.approx(18 / 4)
-    with_replica = manifest(slots=[*range(16), 3, *range(5, 12)]).pools[0].expert_map
-    assert placement_balance(with_replica, loads, set()) < 18 / 4
+    """A hot expert: steps take longer as long as its rank is the busiest."""
     offered = all_at_once(64, 64, 30)
     even, skewed = (simulate(manifest(), offered, SimulationOptions(balance={"decode": b})) for b in (1.0, 4.5))
     assert skewed.expert_imbalance["decode"] == 4.5
@@ -399,13 +392,11 @@ def test_a_link_that_is_back_before_its_loss_is_known_only_falters() -> None:
 
 def test_an_instance_shrinks_only_while_every_expert_has_a_replica() -> None:
     """Without replicas the loss of one device takes the instance down; with them one of eight ranks is missing."""
-    degrees = Degrees(attention_tp=1, attention_dp=8, moe_ep=8)
     slots = [*range(16), *((expert + 5) % 16 for expert in range(16))]
     spare = manifest(slots=slots).pools[1]
     cost = spare.step_costs["decode"].to_step_cost()
     less = shrunk_cost(cost, spare, {1})
     assert (less.attention_ranks, less.expert_ranks) == (7, 7) and less.balance > cost.balance
-    assert degrees.devices == 8
     fault = Outage(kind="device", target="decode-0/1", at_seconds=0.05, for_seconds=0.1)
     results = []
     for layout in (list(range(16)), slots):

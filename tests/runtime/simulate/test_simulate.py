@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 from ground.traces import Trace
-from planner.manifest.drafts import accepted_tokens, tokens_per_iteration
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest
 from planner.manifest.stepcost import evaluate_best
 from planner.manifest.terms import StepLoad
-from runtime.simulate.engine import ARRIVAL, COMPLETION, EventEngine, generator
+from runtime.simulate.engine import ARRIVAL, COMPLETION, EventEngine
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import backlog, closed_loop, from_trace, open_loop
@@ -104,11 +103,8 @@ def test_request_larger_than_any_cache_fails() -> None:
     assert result.slo_attainment == 0.5
 
 
-def test_accepted_drafts_have_the_geometric_mean() -> None:
-    """1 + a + a² tokens per iteration with two drafts; expectation mode takes it as it is."""
-    drawn = accepted_tokens(generator(0, "test"), 40_000, 2, 0.7)
-    assert drawn.min() == 1 and drawn.max() == 3
-    assert drawn.mean() == pytest.approx(tokens_per_iteration(2, 0.7), abs=0.02)
+def test_expected_drafts_take_the_mean() -> None:
+    """Every iteration gives 1.7 tokens where acceptance is 0.7."""
     made = manifest(drafts=1)
     options = SimulationOptions(mtp="expected")
     assert simulate(made, requests((0.0, 64, 18, 0)), options).steps["decode"] == 10  # 17 tokens at 1.7

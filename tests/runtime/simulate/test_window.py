@@ -46,7 +46,8 @@ def test_running_requests_are_at_a_uniform_point_of_their_answers() -> None:
 def test_a_running_request_has_something_left_to_decode() -> None:
     """Answers of one token are never in decode: prefill gives it."""
     made = manifest(workload={"output_tokens": 1})
-    assert with_running(open_loop(made.workload, 8.0, 100), 40).under_way == 0
+    none = with_running(open_loop(made.workload, 8.0, 100), 40)
+    assert none.under_way == 0 and simulate(made, none).completed == 100
     mixed = manifest(workload={"output_tokens": 2, "output_cv2": 4.0})
     stream = open_loop(mixed.workload, 8.0, 400)
     assert (stream.output_tokens == 1).any()
