@@ -119,15 +119,9 @@ def instance_names(manifest: Manifest) -> set[str]:
     return {instance.name for pool in manifest.pools for instance in pool.instances}
 
 
-def content(pool: Pool) -> Pool:
-    """Return a pool without what tells its copies apart: which instances it has, and what was predicted."""
-    return pool.model_copy(update={"instances": pool.instances[:1], "predicted": None})
-
-
 def same_content(one: Pool, other: Pool) -> bool:
-    """Whether two pools differ in their instances alone."""
-    first, second = content(one), content(other)
-    return first.model_copy(update={"instances": second.instances}) == second
+    """Whether two pools differ at most in which instances they have and what was predicted of them."""
+    return one.model_copy(update={"instances": other.instances, "predicted": other.predicted}) == other
 
 
 def kinds_of(*manifests: Manifest) -> tuple[list[Pool], list[list[int]]]:

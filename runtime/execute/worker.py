@@ -7,7 +7,7 @@ import numpy as np
 
 from ground.arrays import Floats, Ints
 from ground.errors import Fault
-from models.spec import MLA
+from models.spec import GQA, MLA
 from planner.manifest.layout import Place
 from runtime.execute.collectives import Comm, all_gather, all_reduce, all_reduce_max, comm, direct_all_to_all
 from runtime.execute.kernels import (
@@ -141,25 +141,24 @@ class Worker:
         return await all_reduce(group, linear(heads, self.part(name), self.int8, peaks))
 
     def _attention(self, layer: int) -> Attention:
-        if layer not in self._attentions:
-            self._attentions[layer] = self._made_attention(layer)
-        return self._attentions[layer]
-
-    def _made_attention(self, layer: int) -> Attention:
+        if layer in self._attentions:
+            return self._attentions[layer]
         at, spec = f"model.layers.{layer}.self_attn.", self.setup.small.spec.attention
         names = [name for name in self.setup.partition.attention_names(layer) if "o_proj" not in name]
         parts = {name.removeprefix(at): self.part(name) for name in names}
+        made: Attention
         if isinstance(spec, MLA):
             heads = len(parts["kv_b_proj.weight"]) // (spec.qk_nope_head_dim + spec.v_head_dim)
-            return LatentAttention(spec, heads, parts, self.int8)
-        heads = len(parts["q_proj.weight"]) // spec.head_dim
-        parts, kv_heads = self._read_heads(at, parts, heads)
-        return GroupedAttention(spec, heads, kv_heads, parts, self.int8)
+            made = LatentAttention(spec, heads, parts, self.int8)
+        else:
+            heads = len(parts["q_proj.weight"]) // spec.head_dim
+            parts, kv_heads = self._read_heads(at, spec, parts, heads)
+            made = GroupedAttention(spec, heads, kv_heads, parts, self.int8)
+        self._attentions[layer] = made
+        return made
 
-    def _read_heads(self, at: str, parts: dict[str, Floats], heads: int) -> tuple[dict[str, Floats], int]:
+    def _read_heads(self, at: str, spec: GQA, parts: dict[str, Floats], heads: int) -> tuple[dict[str, Floats], int]:
         """Keep only the KV heads that this rank's query heads read, where it holds more."""
-        spec = self.setup.small.spec.attention
-        assert not isinstance(spec, MLA), "asked for the KV heads of a latent cache"
         per_kv = spec.heads // spec.kv_heads
         first = self.setup.partition.part(self.place, f"{at}q_proj.weight").start // spec.head_dim
         held = self.setup.partition.part(self.place, f"{at}k_proj.weight").start // spec.head_dim
