@@ -37,7 +37,7 @@ QUESTIONS = (
 
 def seconds(arguments: list[str], runs: int) -> tuple[float, float]:
     """Median seconds of the wall and of the processor that a call of `plan` takes, after one that fills caches."""
-    command = [sys.executable, "-c", "from cli.main import run; run()", *arguments]
+    command = [sys.executable, "-m", "cli", *arguments]
     # As users have it: the second start finds its bytecode cached.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     found = []

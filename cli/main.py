@@ -4,7 +4,6 @@ Commands stand in a static table, so that its help imports none of them.
 """
 
 import errno
-import gc
 import os
 import re
 import sys
@@ -13,7 +12,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,10 +20,9 @@ import typer
 from typer.core import TyperGroup
 
 from cli.exit_codes import ExitCode
+from cli.interrupts import interrupted
 from ground.errors import BadInput, Infeasible, close_names, suggest
-from ground.units import read_index
 from ground.version import VERSION
-from ground.workers import spare_threads
 
 DEFAULT = "search"
 
@@ -62,7 +59,6 @@ COMMANDS = {
 _WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
 PACKAGES = ["ground", "hardware", "models", "planner", "runtime", "deploy", "podplan", "cli"]
 MOST_SHOWN = 2000
-LEAST_WIDTH, MOST_WIDTH = 10, 10_000
 MEANT = {  # what other tools call a flag of ours
     **dict.fromkeys(("--hardware", "--machine", "--gpu", "--system"), "--hw"),
     **dict.fromkeys(("--qps", "--request-rate", "--rps"), "--rate"),
@@ -183,25 +179,6 @@ def top(
         print(context.get_help())
 
 
-def run() -> None:
-    """Entry point of the console script."""
-    spare_threads()
-    gc.set_threshold(500_000, 50, 50)  # imports and rows are objects that stay: to look through 100,000 costs 30 ms
-    # Let a closed stream lead nowhere, lest files take its number; a width that is none says nothing
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
-    for name in ("COLUMNS", "LINES"):
-        if not LEAST_WIDTH <= (read_index(os.environ.get(name, "")) or 0) <= MOST_WIDTH:
-            os.environ.pop(name, None)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a table in a terminal without UTF-8 is no reason to fail
-    code = main(sys.argv[1:])
-    gc.freeze()  # at exit Python looks for cycles among all that was made: 0.1 s
-    sys.exit(code)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run ``plan`` with ``arguments`` and return its exit code; errors become one line on stderr."""
     try:
@@ -297,11 +274,9 @@ def _usage_sentence(error: typer.TyperException) -> str:
 
 def _fail(code: ExitCode, message: str) -> int:
     """Tell what ends the command on one line, whatever a name or a solver's word in it holds."""
+    if interrupted():  # which is why
+        return ExitCode.INTERRUPTED
     line = "".join(each if each.isprintable() else repr(each)[1:-1] for each in " ".join(message.split()))
     shown = line if len(line) <= MOST_SHOWN else f"{line[: MOST_SHOWN // 2]} ... {line[-MOST_SHOWN // 2 :]}"
     print(f"plan: {shown}", file=sys.stderr)
     return code
-
-
-if __name__ == "__main__":
-    run()

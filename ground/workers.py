@@ -26,6 +26,7 @@ Result = TypeVar("Result")
 MOST_WORKERS = 8  # by default; each holds some 100 MB while it searches
 MOST_PROCESSES = 256
 DASK = "dask:"
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
 Steps = Callable[[], Iterator[Result]]  # work whose results come one after another
 _job: list[Any] = []  # in a worker: the work and the items
 
@@ -91,22 +92,26 @@ def spread(
     if workers < 2 or (cores() == 1 and processes is None):
         return _told(map(work, items), done)
     from concurrent.futures import ProcessPoolExecutor  # 20 ms that a single question is spared
-    from multiprocessing import get_context
+    from multiprocessing import active_children, get_context
 
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # what waits here would be written by every copy
+    others = {*active_children()}
     pool = ProcessPoolExecutor(workers, mp_context=get_context("fork"), initializer=_begin, initargs=(work, items))
     futures = [pool.submit(_nth, number) for number in range(len(items))]
     for future in futures:
         future.add_done_callback(lambda _: done())
 
+    begun = {*active_children()} - others
+
     def results() -> Iterator[Result]:
         with pool:
             try:
                 yield from (future.result() for future in futures)
-            finally:
-                for future in futures:
-                    future.cancel()
+            except BaseException:  # nobody waits for what they still do
+                for process in begun:
+                    process.kill()
+                raise
 
     return results()
 
@@ -150,7 +155,7 @@ def aside(work: Steps[Result]) -> Iterator[Callable[[], Result]]:
 
 
 def _send(work: Steps[object], outbox: "Connection") -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _follow()
     try:
         for found in work():
             outbox.send((found, None))
@@ -179,8 +184,22 @@ def _on_dask(
 
 
 def _begin(*job: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # interrupted, a worker ends without a word; its parent tells
+    _follow()
     _job[:] = job
+
+
+def _follow() -> None:
+    """In a worker: end with its parent, however that ends, and of an interrupt without a word; the parent tells."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        from ctypes import CDLL
+        from multiprocessing import parent_process
+
+        CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        parent = parent_process()
+        if parent and parent.pid != os.getppid():  # it has ended meanwhile
+            os._exit(1)
 
 
 def _nth(number: int) -> Any:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import typer
 
 from cli import main
 from cli.exit_codes import ExitCode
+from cli.interrupts import interrupt
 from cli.main import COMMANDS
 from ground.errors import BadInput, Fault, Infeasible
 
@@ -24,7 +27,7 @@ def _ran(*words: str, cwd: Path = ROOT, path: str = str(ROOT), **variables: str)
 
 
 def _plan(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return _ran(sys.executable, "-m", "cli.main", *arguments, **variables)
+    return _ran(sys.executable, "-m", "cli", *arguments, **variables)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -128,6 +131,43 @@ def test_exit_codes(error, code, told, monkeypatch, capsys):
     assert capsys.readouterr().err == told
 
 
+@pytest.mark.parametrize("name", ["gc", "typer", "ground.errors", "cli.models", "models.loader", "lost"])
+def test_an_interrupt_is_quiet_whatever_is_being_imported(name: str) -> None:
+    """Exit code 130 also before the command has begun, and where a destructor swallows what is raised in it."""
+    text = (
+        "import signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        name == {name!r} and signal.raise_signal(signal.SIGINT)\n"
+        f"        if {name!r} == 'lost' and name == 'cli.models': Interrupting()\n"
+        "    def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "sys.modules.pop('gc', None)\n"
+        "from cli.__main__ import run; sys.argv[1:] = ['models']; run()"
+    )
+    done = _ran(sys.executable, "-c", text)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", ExitCode.INTERRUPTED)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ImportError("numpy.core"), BadInput("no such file")])
+def test_what_an_interrupt_became_is_an_interrupt(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Compiled modules say that they cannot be imported where they were interrupted."""
+
+    def interrupted(name: str) -> None:
+        with suppress(KeyboardInterrupt):
+            interrupt()
+        raise error
+
+    monkeypatch.setattr(main, "import_module", interrupted)
+    usual = signal.getsignal(signal.SIGINT)
+    try:
+        assert (main.main(["models"]), capsys.readouterr().err) == (ExitCode.INTERRUPTED, "")
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """PODPLAN_DEBUG=1 shows where a fault is."""
     monkeypatch.setenv("PODPLAN_DEBUG", "1")
@@ -138,7 +178,7 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 def test_a_closed_pipe_is_quiet() -> None:
     """`plan hardware --check | head -1` ends without a word, as other tools do."""
-    command = f"{sys.executable} -m cli.main hardware cm384 --json | true; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m cli hardware cm384 --json | true; echo ${{PIPESTATUS[0]}}"
     done = _ran("bash", "-c", command)
     assert (done.stderr, done.returncode) == ("", 0)
     assert done.stdout.strip() in {"0", "141"}  # 0 where all fitted into the pipe before the reader left
@@ -149,7 +189,7 @@ def test_another_package_in_front_is_told(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "__init__.py").write_text("", encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    done = _ran(sys.executable, "-c", "from cli.main import run; run()", cwd=tmp_path, path=path)
+    done = _ran(sys.executable, "-m", "cli", cwd=tmp_path, path=path)
     assert done.returncode == ExitCode.FAULT
     assert done.stderr.startswith(f"plan: package 'models' was found in {tmp_path}")
     assert done.stderr.count("\n") == 1
@@ -165,7 +205,7 @@ def test_a_width_that_is_none_is_passed_over(width: str) -> None:
 @pytest.mark.parametrize(("closed", "model", "code"), [(1, "qwen3-8b", 0), (2, "qwen3-8b", 0), (2, "none", 2)])
 def test_a_closed_stream_leads_nowhere(closed: int, model: str, code: int) -> None:
     """What would stand there is lost; nothing of it goes elsewhere."""
-    command = f"'{sys.executable}' -m cli.main models {model} {closed}>&-"
+    command = f"'{sys.executable}' -m cli models {model} {closed}>&-"
     done = _ran("bash", "-c", command)
     assert (done.returncode, done.stderr) == (code, "")
     assert bool(done.stdout) == (closed == 2 and code == 0)
@@ -201,7 +241,7 @@ def test_no_color_and_a_narrow_encoding() -> None:
 @pytest.mark.parametrize("command", [SMALL, ["models"]], ids=["rich", "plain"])
 def test_a_reader_that_went_away_ends_a_command_quietly(command: list[str]) -> None:
     """Tables and lines end alike: 141, and nothing on stderr."""
-    words, pipe = [sys.executable, "-m", "cli.main", *command], subprocess.PIPE
+    words, pipe = [sys.executable, "-m", "cli", *command], subprocess.PIPE
     with subprocess.Popen(words, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) as process:
         process.stdout.close()
         told = process.stderr.read()
@@ -212,6 +252,6 @@ def test_a_reader_that_went_away_ends_a_command_quietly(command: list[str]) -> N
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_is_told_in_a_sentence() -> None:
     """Exit code 2, as for whatever else a user can mend."""
-    done = _ran("bash", "-c", f"'{sys.executable}' -m cli.main models > /dev/full")
+    done = _ran("bash", "-c", f"'{sys.executable}' -m cli models > /dev/full")
     assert done.returncode == ExitCode.BAD_INPUT
     assert done.stderr.startswith("plan: the output cannot be written: No space left")

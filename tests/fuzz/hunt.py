@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from cli import main
+from cli.__main__ import run
 from cli.exit_codes import ExitCode
 from cli.main import COMMANDS, app_of
 from ground.files import to_yaml
@@ -166,14 +167,14 @@ def _child(case: Case, folder: Path, limit_seconds: float, streams: str) -> NoRe
             environment = {**os.environ, "PYTHONPATH": str(ROOT), **case.environment}
             for number in case.closed:
                 _close(number)
-            os.execve(sys.executable, [sys.executable, "-m", "cli.main", *_typed(case)], environment)
+            os.execve(sys.executable, [sys.executable, "-m", "cli", *_typed(case)], environment)
         streams = (os.fdopen(number, mode, encoding="utf-8", closefd=False) for number, mode in enumerate("rww"))
         sys.stdin, sys.stdout, sys.stderr = streams
         warnings.simplefilter("default")
         if case.signal:  # which may come between the opening of a file and the block that closes it
             warnings.simplefilter("ignore", ResourceWarning)
         sys.argv = ["plan", *_typed(case)]
-        main.run()
+        run()
     except KeyboardInterrupt:  # before the command had begun
         os._exit(130)
     except SystemExit as ended:

@@ -2,8 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +113,37 @@ def test_work_of_a_lost_process_is_done_here(cores: int) -> None:
 
     with aside(lost) as result:
         assert (result(), result()) == (6, 7)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are copied on Linux alone")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("begun", ["with aside(work) as result: result(); result()", "list(spread(work, [1, 2], 2))"])
+def test_workers_end_with_their_parent(number: signal.Signals, begun: str) -> None:
+    """However it ends: nobody waits for what they still do."""
+    text = (
+        "import os, time\nfrom ground import workers\nfrom ground.workers import aside, spread\n"
+        "workers.cores = lambda: 2\n"
+        "def work(*_): os.write(1, b'x'); yield 1; time.sleep(60)\n"
+        "def slow(_): os.write(1, b'x'); time.sleep(60)\n" + begun.replace("spread(work", "spread(slow")
+    )
+    here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, env=here) as process:
+        assert process.stdout is not None and process.stdout.read(1) == b"x"
+        process.send_signal(number)
+        assert process.wait(timeout=20) == -number
+        assert process.stdout.read() in (b"", b"x")  # which ends when nobody can write to it
+
+
+def test_workers_end_when_their_results_are_no_longer_wanted(cores: int) -> None:
+    """An error or an interrupt of one does not wait for what others do."""
+
+    def work(number: int) -> int:
+        if number:
+            time.sleep(20)
+        return number
+
+    found = spread(work, range(2))
+    start = time.monotonic()
+    assert next(found) == 0
+    found.close()  # type: ignore[attr-defined]  # a generator or a map
+    assert time.monotonic() - start < 10

@@ -59,9 +59,7 @@ def launched(processes: int, program: list[str], seconds: float = 100.0) -> subp
 
 def test_ranks_over_processes_compute_the_same_model(manifest: Path) -> None:
     """Sixteen ranks in three processes; one report."""
-    done = launched(
-        3, ["-m", "cli.main", "execute", str(manifest), "--transport", "mpi", "--iterations", "2", "--json"]
-    )
+    done = launched(3, ["-m", "cli", "execute", str(manifest), "--transport", "mpi", "--iterations", "2", "--json"])
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert data["equal"] and data["wrong_tokens"] == 0
