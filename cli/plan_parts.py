@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from cli.output import Screen
@@ -105,10 +106,18 @@ def show_engines(screen: Screen, answer: Answer) -> None:
         goal = best.question.goal
         gap = goal.value(most) / goal.value(best) - 1
         does, more, less = _BESIDE[best.question.objective]
-        told = f"nothing; with its own kernels {does} {abs(gap):.1%} {more if gap > 0 else less}"
+        told = f"nothing; with its own {_own(most, best)} {does} {abs(gap):.1%} {more if gap > 0 else less}"
         told = told if abs(gap) > 5e-4 else "nothing, and is no better"
         rows.append(["the reference runtime", *_reached(most, ""), told])
     screen.table(["engine", "requests", "chips", "does not run"], rows, right=["requests", "chips"])
+
+
+def _own(most: Plan, best: Plan) -> str:
+    """Say what a plan of the reference runtime has of its own, beside the engine of the best plan."""
+    pools = [pool.candidate.deployment for _, pool in most.pools()]
+    if not any(replace(each, engine=best.question.engine).gathers for each in pools):
+        return "kernels"
+    return f"kernels, and exchanges where {engine_text(best.question)} gathers all tokens at every expert rank,"
 
 
 def _reached(plan: Plan | None, limit: str) -> tuple[str, str]:

@@ -273,3 +273,11 @@ def test_a_refusal_over_all_engines_tells_the_one_that_lacks_least(capsys: pytes
     told = answered(capsys, "deepseek-r1", "--hw", "a100", "--nodes", "1", code=ExitCode.INFEASIBLE)
     assert told["binding_limit"] == "memory"
     assert "an aggregated instance is 16; nearest change: --devices 16" in told["explanation"]
+
+
+def test_the_table_of_engines_says_where_they_gather_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without NVLink no engine exchanges tokens between expert ranks, which can be ten times slower."""
+    lengths = ["--isl", "500", "--osl", "200"]
+    shape = ["--shape", "disaggregated"]
+    text = " ".join(printed(capsys, "qwen3-30b-a3b", "--hw", "l40s", "--nodes", "1", *shape, *lengths).split())
+    assert "and exchanges where trtllm 1.2.1 gathers all tokens at every expert rank, carries" in text

@@ -250,3 +250,13 @@ def test_cards_of_a_host_without_nvlink_share_its_bus():
         assert fits.collective_seconds(hw, fit, 33.55e6, ranks) == pytest.approx(measured, rel=0.1)
     over = collective_fit(hw, "all_reduce", 16, in_graph=True)
     assert fits.collective_seconds(hw, over, 33.55e6, 16) > 38.9e-3
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("l40s", 2), ("l40s", 4), ("l40s", 8), ("rtx-pro-6000", 8)])
+def test_exchanges_inside_a_host_without_nvlink_are_its_all_to_all(name: str, ranks: int) -> None:
+    """They took an H100's NVLink rate by the ratio of the links, 15 times what eight L40S reach together."""
+    hw = load_hardware(name)
+    (protocol,) = collective_fit(hw, "all_to_all", ranks, in_graph=False).protocols
+    for fit in hw.exchanges:
+        _, rate = fits.exchange_protocol(hw, fit, ranks)
+        assert rate == pytest.approx(protocol.bandwidth_bytes_per_second * ranks / (ranks - 1), rel=0.01)
