@@ -1,12 +1,12 @@
 """Token copies to expert ranks and back: dispatch and combine.
 
-``DirectExchange`` is CloudMatrix384 section 4.2.1: every rank writes into its own section of a buffer that the
-receiver allocated once, dispatch and combine have buffers of their own. ``LaneExchange`` is the hybrid of MixServe
-section III-D, experts cut inside a node: each device receives one part of the hidden axis, the node gathers it.
+``DirectExchange`` is CloudMatrix384 section 4.2.1: what comes back belongs where the metadata of what was sent says.
+``LaneExchange`` is the hybrid of MixServe section III-D, experts cut inside a node: each device receives one part of
+the hidden axis, the node gathers it.
 """
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -60,12 +60,6 @@ def packed(x: Floats, int8: bool) -> Rows:
     return Rows(*quantise(x)) if int8 else Rows(x, None)
 
 
-def written(section: Floats, rows: Floats) -> Floats:
-    """Put rows into a sender's section of a receive buffer, and return them there."""
-    section[: len(rows)] = rows
-    return section[: len(rows)]
-
-
 @dataclass(slots=True)
 class DirectExchange:
     """Dispatch and combine between all ranks of an EP group; ``world`` is in the order of the EP ranks."""
@@ -73,8 +67,6 @@ class DirectExchange:
     world: Comm
     int8: bool
     traffic: Ints
-    buffers: dict[tuple[int, int], Floats] = field(default_factory=dict)
-    """To receive copies and outputs in, [2, senders, rows, width], by rows and width (CloudMatrix384 Eq. (1)-(2))."""
 
     async def run(self, x: Floats, copies: Copies, compute: Compute) -> Floats:
         """Send each copy to its EP rank, compute what arrives, send it back by the metadata that came with it."""
@@ -83,25 +75,20 @@ class DirectExchange:
         self.world.label = f"{label}, dispatch"
         arrived = await sparse_all_to_all(self.world, sent)
         self.world.done("dispatch", start, list(sent.values()))
-        # Both buffers for the batch at hand: their size follows the largest section, in powers of two
-        most = max([len(message.slot) for message in (*arrived.values(), *sent.values())], default=0)
-        key = (1 << max(most - 1, 0).bit_length(), x.shape[1])
-        if key not in self.buffers:
-            self.buffers[key] = np.empty((2, self.world.size, *key))
-        into, back = self.buffers[key]
         sources = sorted(arrived)
-        rows = [written(into[source], arrived[source].rows.unpacked()) for source in sources]
         out = np.zeros((0, x.shape[1]))
         if sources:
-            out = await compute(np.concatenate(rows), np.concatenate([arrived[source].slot for source in sources]))
+            messages = [arrived[source] for source in sources]
+            rows = np.concatenate([message.rows.unpacked() for message in messages])
+            out = await compute(rows, np.concatenate([message.slot for message in messages]))
         self.world.label = f"{label}, combine"
         start = self.world.endpoint.now
         replies = await self._return(arrived, sources, out, list(sent))
         self.world.done("combine", start, out)
         self.world.label = label
         outputs = np.zeros((len(copies.token), x.shape[1]))
-        for source, reply in replies.items():
-            outputs[reply.place] = written(back[source], reply.rows)
+        for reply in replies.values():
+            outputs[reply.place] = reply.rows
         return outputs
 
     def _messages(self, rows: Rows, copies: Copies) -> dict[int, Message]:
