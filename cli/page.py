@@ -3,9 +3,8 @@
 from io import StringIO
 from xml.etree.ElementTree import Element, SubElement, tostring
 
-from cli.output import Screen
+from cli.output import Screen, TextTable
 from cli.plots import drawn
-from cli.tables import TextTable
 
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 76rem; margin: 2rem auto; padding: 0 1rem; color: #1a202c }

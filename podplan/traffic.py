@@ -20,7 +20,7 @@ from planner.costs.cache import find_plane, model_cache
 from planner.costs.deployment import Deployment
 from planner.plans.day import Window, peak_rate
 from planner.question import Machines, PrefixPool, PrefixRouting
-from planner.serving.prompts import answer_kinds, histogram_kinds
+from planner.serving.streams import answer_kinds, histogram_kinds
 from planner.strategy import Strategy
 from planner.workload import Lengths, LengthShape, Offline, Sessions, TraceRows, Traffic, Workload, histogram_lengths
 from podplan.day import read_rate_profile

@@ -25,8 +25,7 @@ from planner.costs.cache import Cache, model_cache
 from planner.costs.deployment import Deployment
 from planner.manifest.terms import Number
 from planner.question import Question, Role
-from planner.serving.prompts import prompts_of
-from planner.serving.streams import stationary
+from planner.serving.streams import prompts_of, stationary
 from planner.strategy import Strategy
 from planner.workload import Workload
 

@@ -20,10 +20,15 @@ from planner.instances.candidates import (
     PrefillCandidate,
     row_microbatches,
 )
-from planner.instances.dealing import Dealing, dealt_pass_seconds, has_closed_form, mean_passes, pass_times
-from planner.instances.decode_played import PlayedDecode
-from planner.instances.handover import Handover
-from planner.instances.prefill_bounds import offline_seconds
+from planner.instances.handover import Handover, PlayedDecode
+from planner.instances.prefill_passes import (
+    Dealing,
+    dealt_pass_seconds,
+    has_closed_form,
+    mean_passes,
+    offline_seconds,
+    pass_times,
+)
 from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import Acceptance, tokens_per_iteration, tokens_squared_cv
 from planner.manifest.stacks import stacked

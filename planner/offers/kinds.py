@@ -25,10 +25,9 @@ from planner.instances.candidates import (
     prefill_fits,
     row_microbatches,
 )
-from planner.instances.dealing import has_closed_form
 from planner.instances.kv_links import transfer_seconds
 from planner.instances.operating import PrefillServer
-from planner.instances.prefill_bounds import saturated
+from planner.instances.prefill_passes import has_closed_form, saturated
 from planner.instances.space import Row
 from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost

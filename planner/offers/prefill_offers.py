@@ -23,7 +23,7 @@ from planner.instances.candidates import (
 )
 from planner.instances.kv_links import most_linked, transfer_seconds
 from planner.instances.least import Least
-from planner.instances.prefill_bounds import longest_alone, saturated
+from planner.instances.prefill_passes import longest_alone, saturated
 from planner.instances.space import Built, Group, Row, built, row_deployment
 from planner.manifest.stacks import taken
 from planner.manifest.terms import Number, StepCost

@@ -65,8 +65,8 @@ from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import PlannedDecode, PlannedEncode, PlannedPool, PlannedPrefill
 from planner.plans.servers import deviation_of
 from planner.question import Question
-from planner.serving.prompts import prompts_of
 from planner.serving.rules import engine_rule
+from planner.serving.streams import prompts_of
 from planner.strategy import Strategy, format_strategy
 from planner.workload import Workload, running_kv_tokens
 

@@ -17,10 +17,10 @@ from planner.closed_forms.bulk_lattice import Passes
 from planner.closed_forms.bulk_service import Policy, latency_of, thinned_squared_cv
 from planner.costs.cache import Cache
 from planner.instances.aggregated import AggregatedState, player_of
-from planner.instances.dealing import Dealing, has_closed_form, mean_passes, pass_times
 from planner.instances.handover import Handover
 from planner.instances.kv_links import KvLinks, LinkSide, LinkState, Sink, Source, link_state, mean_wait
 from planner.instances.operating import Decoding
+from planner.instances.prefill_passes import Dealing, has_closed_form, mean_passes, pass_times
 from planner.manifest.schema import (
     Manifest,
     Pool,

@@ -4,6 +4,8 @@ A stationary stream has common random numbers: every candidate and every rate is
 same gaps, only scaled, so that two candidates do not differ by what was drawn. Levels are stratified (one in each of as
 many equal parts as there are requests), which takes most of the noise out of the offered load.
 
+Costs that depend on more than the moments of lengths take prompts as a few weighted kinds of length and reuse.
+
 Ref: P. Glasserman, Monte Carlo Methods in Financial Engineering, 2004, sections 4.2 and 4.3.
 """
 
@@ -13,13 +15,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
-from planner.workload import Lengths, TraceRows, Traffic, Workload
+from planner.workload import EDGES, Lengths, TraceRows, Traffic, Workload
 
 SHARE_OF_HITS = 0.95
 """Reused share of a prompt that hits the cache where only the mean is known (Mooncake's conversation trace: many
@@ -201,3 +203,87 @@ def gamma_quantiles(squared_cv: float, levels: Floats) -> Floats:
     densities = np.exp(shape * (logs - np.exp(logs) + 1))  # of ln x, 1 at its peak
     below = np.cumsum(densities)
     return np.asarray(np.exp(np.interp(levels, below / below[-1], logs)), dtype=np.float64)
+
+
+_WITHIN = 8  # levels of a gamma distribution between two edges
+
+
+class Prompts(NamedTuple):
+    """Kinds of prompts: tokens, reused tokens and weights, each [kinds]; ``weights`` sum to 1."""
+
+    tokens: Floats
+    reused: Floats
+    weights: Floats
+
+    @property
+    def mean_tokens(self) -> float:
+        """Mean length."""
+        return float(self.tokens @ self.weights)
+
+
+def prompts_of(workload: Workload) -> Prompts:
+    """Return the kinds of prompts of a workload, from its trace or from its length distribution and mean reuse."""
+    if workload.prompts is not None:
+        tokens, reused, weights = (np.array(column) for column in zip(*workload.prompts, strict=True))
+        return Prompts(tokens, reused, weights / weights.sum())
+    return _with_reuse(*length_kinds(workload.input_tokens), workload.prefix_reuse)
+
+
+def _with_reuse(tokens: Floats, weights: Floats, reuse: float) -> Prompts:
+    """Return kinds of which a share hits the cache, independent of length, such that the mean reuse is met."""
+    if not reuse:
+        return Prompts(tokens, np.zeros_like(tokens), weights)
+    share = max(SHARE_OF_HITS, reuse)
+    hits = reuse / share
+    return Prompts(
+        np.concatenate([tokens, tokens]),
+        np.concatenate([np.zeros_like(tokens), share * tokens]),
+        np.concatenate([(1 - hits) * weights, hits * weights]),
+    )
+
+
+def length_kinds(lengths: Lengths) -> tuple[Floats, Floats]:
+    """Return mean lengths and weights of the parts between the quantiles ``EDGES``; one kind where lengths are fixed.
+
+    Log-normal: E[X; z < Z < z'] = Phi(z' - sigma) - Phi(z - sigma) for mean 1 (Aitchison and Brown, The Lognormal
+    Distribution, 1957, section 2.4). Lengths beyond the last edge are one kind, which loses little of the variance.
+    """
+    if not lengths.squared_cv:
+        return np.array([lengths.mean]), np.ones(1)
+    weights = np.diff(EDGES)
+    if lengths.shape == "gamma":
+        parts = (np.arange(_WITHIN) + 0.5) / _WITHIN
+        levels = EDGES[:-1, None] + weights[:, None] * parts
+        values = gamma_quantiles(lengths.squared_cv, levels).mean(axis=1)
+    else:
+        normal, sigma = NormalDist(), float(np.sqrt(np.log1p(lengths.squared_cv)))
+        below = [normal.cdf(normal.inv_cdf(float(edge)) - sigma) for edge in EDGES[1:-1]]
+        values = np.diff([0.0, *below, 1.0]) / weights
+    return np.maximum(lengths.mean * values / float(values @ weights), 1.0), weights
+
+
+def histogram_kinds(tokens: Floats, weights: Floats, reuse: float) -> tuple[tuple[float, float, float], ...]:
+    """Return (tokens, reused, weight) of prompts from a histogram and the mean share that is reused.
+
+    Args:
+        tokens: [rows], rising.
+        weights: [rows], summing to 1.
+        reuse: mean share of prompt tokens whose KV is already there.
+    """
+    kinds = _with_reuse(*_compact(tokens, weights), reuse)
+    return tuple(zip(kinds.tokens.tolist(), kinds.reused.tolist(), kinds.weights.tolist(), strict=True))
+
+
+def answer_kinds(tokens: Floats, weights: Floats) -> tuple[tuple[float, float], ...]:
+    """Return (tokens, weight) of answers from a histogram; arguments as of ``histogram_kinds``."""
+    compact = _compact(tokens, weights)
+    return tuple(zip(*(column.tolist() for column in compact), strict=True))
+
+
+def _compact(tokens: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Merge a histogram with more rows than ``EDGES`` into one mean length per quantile range; the mean is kept."""
+    if tokens.size < EDGES.size:
+        return tokens, weights
+    below, held = (np.append(0.0, np.cumsum(column)) for column in (weights, tokens * weights))
+    parts = np.diff(EDGES)
+    return np.maximum.accumulate(np.diff(np.interp(EDGES, below / below[-1], held)) / parts), parts

@@ -14,7 +14,7 @@ from planner.manifest.schema import ManifestWorkload, PromptKinds
 from planner.plans.expectation import expect
 from planner.search.changes.nearest import scaled_prompts
 from planner.serving.deployed import workload_of
-from planner.serving.prompts import prompts_of
+from planner.serving.streams import prompts_of
 from planner.workload import Workload
 from podplan.offered import read_offered
 from podplan.options import QuestionFlags, SimulateFlags, flags_of

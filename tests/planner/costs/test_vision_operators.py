@@ -10,9 +10,8 @@ from models.loader import load_model
 from models.parameters import Seen, pictures_of
 from planner.balance.imbalance import Balance
 from planner.costs.deployment import Deployment
-from planner.costs.latency import balanced_cost
+from planner.costs.latency import balanced_cost, encoder_term
 from planner.costs.memory import weight_bytes
-from planner.costs.vision_operators import encoder_term
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad, timing, variables
 from planner.strategy import Strategy

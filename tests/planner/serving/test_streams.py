@@ -7,8 +7,19 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from planner.serving.prompts import answer_kinds, histogram_kinds, length_kinds, prompts_of
-from planner.serving.streams import Stream, gamma_quantiles, lengths_at, longest_prompt, parts_of, stationary, traced
+from planner.serving.streams import (
+    Stream,
+    answer_kinds,
+    gamma_quantiles,
+    histogram_kinds,
+    length_kinds,
+    lengths_at,
+    longest_prompt,
+    parts_of,
+    prompts_of,
+    stationary,
+    traced,
+)
 from planner.workload import Lengths, TraceRows, Workload
 from tests.planner.serving.costs import stream_of
 
