@@ -233,13 +233,13 @@ def _role(
     per_rank = setup.strategy.attention_tp * setup.strategy.pp
     decodes = pool.role == "decode"
     own_drafts = setup.drafts if pool.role != "prefill" else profile.drafting.in_prefill(drafts)
-    sequences = pool.limits.requests_per_dp_rank
+    sequences, workload = pool.limits.requests_per_dp_rank, manifest.workload
     if profile.engine == "vllm-ascend" and pool.role == "prefill":
-        workload = manifest.workload
-        computed = max(workload.input_tokens * (1 - workload.prefix_reuse), 1.0)
-        prompts = math.ceil(pool.limits.tokens_per_device * per_rank / computed)
+        prompts = math.ceil(pool.limits.tokens_per_device * per_rank / workload.input_tokens)
         sequences = int(smaller(sequences, prefill_prompts(prompts)))
     part = pool.limits.tokens_per_device * setup.strategy.attention_tp  # each pipeline stage has a part of a step
+    if pool.role == "prefill":  # plans count whole prompts, engines what they compute of them
+        part = math.ceil(part * (1 - workload.prefix_reuse))
     tokens = sequences * (1 + own_drafts) if decodes else part
     tokens = aligned(tokens) if decodes and profile.engine == "vllm" else tokens
     return RolePlan(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.memory import holding, memory_of
+from deploy.reading.benchmark import sent
 from deploy.reading.engines import Counted
 from deploy.reading.foreign import read_source
 from deploy.reading.found import BATCH, LENGTH, SHARE, Found, family_of
@@ -15,6 +16,7 @@ from deploy.roles import RolePlan, read_roles
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder, files_below, read_text, write_files
 from hardware.loader import load_hardware
+from hardware.spec import Dtype
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.changeover.given import GivenRole, mended_rate, most_rate, plan_at
@@ -63,7 +65,9 @@ class ImportFlags(Flags):
     osl: Text = flag("TOKENS", "Mean output tokens [of the same, else 1024].")
     isl_cv: Text = flag("CV", "Standard deviation of prompts over their mean [0].")
     osl_cv: Text = flag("CV", "The same of outputs [0].")
-    prefix_reuse: Text = flag("SHARE", "Cached share of prompts [0].")
+    prefix_reuse: Text = flag("SHARE", "Cached share of prompts [that of a benchmark in the folder, else 0].")
+    images: Text = flag("N@WxH", "Pictures of a prompt besides --isl [those of the same, else none].")
+    video: Text = flag("N@WxH", "Frames of a video of a prompt besides --isl [the same].")
     rate: Text = flag("RATE", "Requests that arrive, such as 10/s [the most within the limits].", unit="/s")
     ttft: Text = flag("DURATION", "Limit on TTFT [2s].", unit="s")
     tpot: Text = flag("DURATION", "Limit on TPOT [50ms].", unit="s")
@@ -113,7 +117,7 @@ class ImportResult(Result):
         must = sum(finding.blocking for finding in self.findings)
         most = self.most_per_second
         said = "keeps the limits at no rate" if most is None else f"carries {most:.3g}/s within the limits"
-        return f"{self.roles[0][0].model} {said}; {must} things must be mended, {len(self.findings) - must} could be"
+        return f"{self.question.model.name} {said}; {must} things must be mended, {len(self.findings) - must} could be"
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``plan import --json`` prints."""
@@ -143,14 +147,15 @@ def import_deployment(
     folder = None if out is None else Path(out)
     flags = flags_of(ImportFlags, {"source": source, "hw": hw, "out": folder, "force": force, **given})
     found = read_source(*_text_of(flags.source))
+    _check_pair(found)
     if flags.isl is None and flags.osl is None:
-        flags = replace(flags, **_benchmarked(flags.source))
+        own = _benchmarked(flags.source).items()
+        flags = replace(flags, **{name: value for name, value in own if getattr(flags, name) is None})
     profile = load_engine(flags.engine or found[0].engine)
     model = load_model(flags.model or _model_of(found[0]))
     question = _question(flags, found, profile, model)
     longest = round(question.workload.input_tokens.mean + question.workload.output_tokens.mean)
     roles = tuple((role, role.counted(model.moe.experts if model.moe else 0, longest)) for role in found)
-    _check_pair(found)
     question = replace(question, drafts=tuple(sorted({counted.drafts for _, counted in roles if counted})))
     sides = [_side(question, role, counted) for role, counted in roles]
     findings = [each for role, own in roles for each in told_by_files(role, own, longest, question, profile)]
@@ -185,6 +190,10 @@ def _text_of(source: str) -> tuple[str, dict[str, str]]:
     if not os.path.isdir(source):  # not Path.is_dir, which raises at names that are too long
         return source, {}
     files = files_below(Path(source))
+    if any(path.name == "Chart.yaml" for path in files):
+        raise BadInput(
+            f"SOURCE: {source} is a Helm chart; write what `helm template` makes of it to a file, and give that"
+        )
     settings = {path.name: read_text(path) for path in files if path.suffix in (".yaml", ".yml", ".json")}
     if MOTOR in settings:
         return settings[MOTOR], settings
@@ -197,18 +206,9 @@ def _text_of(source: str) -> tuple[str, dict[str, str]]:
 
 
 def _benchmarked(source: str) -> dict[str, Any]:
-    """Return the mean lengths that a benchmark in a folder sends, as ``plan deploy`` writes it; none where none is."""
+    """Return the traffic that a benchmark in a folder sends, as ``plan deploy`` writes it; none where none is."""
     files = files_below(Path(source)) if os.path.isdir(source) else ()
-    text = "\n".join(read_text(path) for path in files if path.stem == "benchmark")
-    sent = {
-        name: re.search(rf"--random-{name}\W+([\d.]+)", text) for name in ("input-len", "output-len", "range-ratio")
-    }
-    prompt, answer, ratio = sent.values()
-    if prompt is None or answer is None:
-        return {}
-    # SGLang's draws lengths evenly from this ratio of the longest up, vLLM's to both sides of the mean.
-    share = (1 + float(ratio[1])) / 2 if ratio and "sglang" in text else 1.0
-    return {"isl": f"{share * float(prompt[1]):.0f}", "osl": f"{share * float(answer[1]):.0f}"}
+    return sent("\n".join(read_text(path) for path in files if path.stem == "benchmark"))
 
 
 def _model_of(found: Found) -> str:
@@ -228,12 +228,11 @@ def _model_of(found: Found) -> str:
 
 def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile, model: ModelSpec) -> Question:
     """Return the question that a deployment answers: its own machine, formats and drafts, the traffic as given."""
-    first = found[-1]
-    said = first.flags.get("--quantization") or ""
-    named = QUANTISED.search(first.model)
-    said = said or (named[1].lower() if named else "")
-    weights = flags.weights or FORMATS.get(said)
-    cached = (first.flags.get("--kv-cache-dtype") or "auto").lower()
+    usual = None if profile.engine in UNTOLD else model.native_dtype
+    formats = {role.role: _format_of(role) or usual for role in found}
+    told = ",".join(f"{role}={held}" for role, held in formats.items() if held)
+    told = told.removeprefix("mixed=")
+    cached = (found[-1].flags.get("--kv-cache-dtype") or "auto").lower()
     chip = int(load_hardware(flags.hw or "").devices_per_chip.value)
     devices = sum(role.devices * role.instances for role in found)
     asked = read_question(
@@ -242,7 +241,7 @@ def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile
             hw=flags.hw,
             devices=str(-(-devices // chip) * chip),
             engine=f"{profile.engine}@{profile.versions.pinned}",
-            weights=weights or (None if profile.engine in UNTOLD else model.native_dtype),
+            weights=flags.weights or told or None,
             kv_dtype="fp8" if cached.startswith("fp8") else "bf16",
             shape="aggregated" if len(found) == 1 else "disaggregated",
             objective="throughput" if flags.rate is None else None,
@@ -252,11 +251,17 @@ def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile
     return asked.question
 
 
+def _format_of(role: Found) -> Dtype | None:
+    """Return the format of a role's weights by its flag or their folder's name; None where neither tells it."""
+    named = QUANTISED.search(role.model)
+    return FORMATS.get(role.flags.get("--quantization") or (named[1].lower() if named else ""))
+
+
 UNTOLD = ("xllm", "mindie")  # whose files leave the format to the weights' own: the machine's usual one
-FORMATS = {name: name for name in ("bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4")}
+FORMATS: dict[str, Dtype] = {name: name for name in ("bf16", "fp8", "int8", "int4", "mxfp4", "nvfp4")}
 FORMATS |= {"ascend": "int8", "modelslim": "int8", "w8a8": "int8", "fp4": "nvfp4", "modelopt_fp4": "nvfp4"}
-QUANTISED = re.compile(r"-(fp8|fp4|nvfp4|mxfp4|w8a8|int8|int4|bf16)(-[a-z]+)?\Z", re.IGNORECASE)  # of a folder
-TRAFFIC = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "rate", "ttft", "tpot", "percentile")
+QUANTISED = re.compile(r"[-/](fp8|fp4|nvfp4|mxfp4|w8a8|int8|int4|bf16)(-[a-z]+)?\Z", re.IGNORECASE)  # of a folder
+TRAFFIC = ("isl", "osl", "isl_cv", "osl_cv", "prefix_reuse", "images", "video", "rate", "ttft", "tpot", "percentile")
 
 
 def _side(question: Question, found: Found, counted: Counted) -> GivenRole:
@@ -331,7 +336,10 @@ def _slower(role: Found, counted: Counted, question: Question) -> Iterator[tuple
 
 
 def told_by_batches(role: Found, side: GivenRole, late: bool) -> list[Finding]:
-    """Return what the batch is: more requests than memory holds, or than TPOT allows, where that costs some rate."""
+    """Return what the batch is: more requests than memory holds, or, where plans are ``late``, than TPOT allows.
+
+    A plan has the batch that memory holds and the rate that keeps TPOT, so a full one may well pass it.
+    """
     if side.role == "prefill":
         return []
     found, name = [], BATCH[family_of(role.engine)]
@@ -341,11 +349,11 @@ def told_by_batches(role: Found, side: GivenRole, late: bool) -> list[Finding]:
         what = f"its {stated} requests per DP rank need more KV than there is: {side.batch} of this workload fit"
         change = f"{name} {stated * ranks} -> {side.batch * ranks}"
         found.append(Finding(role.name, what, change, blocking=False))
-    timely = side.timely_batch()
+    timely = side.timely_batch() if late else 0
     if 0 < timely < side.batch:
         what = f"a full batch of {side.batch} per DP rank passes TPOT; {timely} keep it"
         change = f"{name} {stated * ranks} -> {timely * ranks}"
-        found.append(Finding(role.name, what, change, blocking=late))
+        found.append(Finding(role.name, what, change))
     return found
 
 

@@ -18,7 +18,7 @@ from deploy.reading.flags import TABLES, Flags, table_key, unknown_flags, unknow
 from deploy.reading.found import DEFAULTS, DEGREES, OPTIONS, SHARE, STATED, Found, family_of
 from deploy.reading.lines import COMMANDS, canonical, commands
 from deploy.reading.mindie import CONFIG, is_settings, of_settings, server
-from deploy.reading.nodes import counted, read_documents
+from deploy.reading.nodes import BREAK, counted, read_documents
 from ground.archives import unbroken
 from ground.errors import BadInput
 from ground.files import parse_yaml, read_text
@@ -130,7 +130,8 @@ def _of_script(text: str, beside: Mapping[str, str]) -> Iterator[Found]:
     names, hosts = STARTS.findall(text), [(name, int(rank)) for name, rank in HOSTS.findall(text)]
     started = Counter(name for name, rank in hosts if rank == 0)
     nodes = {name: rank + 1 for name, rank in sorted(hosts, key=lambda host: host[1])}
-    for number, (words, environment) in enumerate(commands(text, PLACE)):
+    ran = (each for script in BREAK.split(text) for each in commands(script, PLACE))  # variables are a script's own
+    for number, (words, environment) in enumerate(ran):
         name = names[number] if number < len(names) else f"command {number + 1}"
         own, count = nodes.get(name), started[name] or 1
         held = _found(name, words, environment, instances=count, nodes=own, container=None, texts=beside)

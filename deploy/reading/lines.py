@@ -41,8 +41,10 @@ MOST_CHARACTERS, MOST_ENDS = 2**17, 256
 """Of a command, which Linux passes to a shell as one word, and lines where a quote in it may seem to end."""
 
 
-def commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Yield every engine command in a text as words, with the variables set before it, filled in where known."""
+def commands(
+    text: str, given: Mapping[str, str], marks: re.Pattern[str] = MARK
+) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Yield every command of an engine, or of ``marks``, as words, with the variables set before it filled in."""
     joined = re.sub(r"\\\r?\n\s*", " ", text)
     joined = re.sub(r"(?<!\n)\n[ \t]*(?=--\w)", " ", joined)  # arguments listed one a line
     scope, own = dict(given), dict[str, str]()
@@ -50,11 +52,11 @@ def commands(text: str, given: Mapping[str, str]) -> Iterator[tuple[list[str], d
     for line in lines:
         for name, value in _assigned(line):
             own[name] = filled(value.strip("\"'"), scope)
-            scope.setdefault(name, own[name])
-        found = MARK.search(line) or IMAGE.search(line)
+            scope[name] = given.get(name, own[name])
+        found = marks.search(line) or IMAGE.search(line)
         if found is None or line.lstrip().startswith("#"):
             continue
-        mark = found[0] if found[0] in COMMANDS else "vllm serve"
+        mark = "vllm serve" if found.re is IMAGE else found[0]
         words = _split(line[found.end() :], lines, scope)
         end = next((n for n, word in enumerate(words) if word in ENDS or word.startswith((">", "2>"))), len(words))
         yield [mark, *words[:end]], dict(own)

@@ -70,7 +70,8 @@ class GivenRole:
     def prefill(self) -> PrefillCandidate:
         """Return a prefill instance: whole prompts in a pass, or parts of one where its tokens hold less."""
         workload, strategy = self.question.workload, self.row.strategy
-        prompt = workload.input_tokens.mean * (1 - workload.prefix_reuse)
+        whole = workload.input_tokens.mean  # of which an engine counts in a step what it computes
+        prompt = whole * (1 - workload.prefix_reuse)
         tokens = float(self.tokens or prompt)
         prompts, chunks = max(int(min(tokens // prompt, self.sequences)), 1), max(-(-prompt // tokens), 1)
         candidate = PrefillCandidate(
@@ -79,7 +80,7 @@ class GivenRole:
             microbatches=self.row.microbatches,
             prompts=prompts,
             chunks=int(chunks),
-            tokens_per_device=max(int(prompts * prompt / chunks / (strategy.attention_tp * strategy.pp)), 1),
+            tokens_per_device=max(int(prompts * whole / chunks / (strategy.attention_tp * strategy.pp)), 1),
             pass_seconds=1.0,
             requests_per_second=1.0,
         )
