@@ -40,18 +40,12 @@ def replica_counts(loads: NDArray[Any], slots: int, max_per_expert: int) -> Ints
     because a count below the greedy one leaves some replica at least as loaded as the greedy maximum.
 
     Args: ``loads``: [experts], any unit, not negative; ``slots``: slots in all, experts <= slots <= experts *
-    max_per_expert; ``max_per_expert``: the number of ranks where a rank holds an expert once.
+    max_per_expert (``check_redundancy``); ``max_per_expert``: the number of ranks where a rank holds an expert once.
     Returns [experts] counts with the sum ``slots``.
-    Raises BadInput: ``slots`` is outside its range.
 
     Ref: the replication step of DeepSeek EPLB, github.com/deepseek-ai/EPLB (README), with the cap added.
     """
     experts = len(loads)
-    if not experts <= slots <= experts * max_per_expert:
-        raise BadInput(
-            f"--redundant-experts {slots - experts} must be between 0 and {experts * (max_per_expert - 1)} "
-            f"for {experts} experts."
-        )
     return np.bincount(replicated(loads, slots - experts, max_per_expert), minlength=experts) + 1
 
 
