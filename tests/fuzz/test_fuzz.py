@@ -5,6 +5,7 @@ from itertools import count
 import pytest
 
 from tests.fuzz.cases import PREDICTED, WEIGHTS, Case, drawn, read_case
+from tests.fuzz.desks import desk_faults, desks
 from tests.fuzz.hunt import faults
 from tests.fuzz.truths import (
     TRUTHS,
@@ -42,6 +43,11 @@ def test_the_hunt_finds_what_is_wrong() -> None:
     assert faults(two) == []
     shell = Case(command="models", arguments=["models", "qwen3-8b"], files={"a.sh": b"A=`echo>PWNED`\n"})
     assert faults(shell) == ["a payload was run"]
+
+
+def test_a_page_answers_whatever_is_asked() -> None:
+    """`plan ui` shows a plan with its files and its command, or why there is none, as sound HTML."""
+    assert [(asked, found) for asked in desks(3, 1) for found in desk_faults(asked)] == []
 
 
 def test_answers_do_not_contradict_each_other() -> None:
