@@ -116,13 +116,6 @@ def test_lengths_keep_within_the_model(tmp_path: Path) -> None:
         _workload(osl_histogram=_file(tmp_path, "tokens,weight\n10,1000\n900000,1\n"))
 
 
-@pytest.mark.parametrize(("name", "cv"), [("gamma", None), ("normal", "1")])
-def test_a_distribution_needs_a_spread_and_a_name(name: str, cv: str | None) -> None:
-    """Fixed lengths have none, and two are known."""
-    with pytest.raises(BadInput, match="--isl-distribution"):
-        read_traffic(QuestionFlags(isl_cv=cv, isl_distribution=name), MODEL, lambda trace: trace)
-
-
 def test_a_question_of_a_file_replaces_shared_lengths(tmp_path: Path) -> None:
     """Its histogram stands in place of a shared mean, and the other way round; a file is found beside the questions."""
     path = tmp_path / "questions.yaml"
