@@ -168,7 +168,8 @@ def test_the_schema_knows_every_key(capsys: pytest.CaptureFixture[str]) -> None:
     for example in sorted((Path(__file__).parents[2] / "examples" / "questions").glob("*.yaml")):
         check_schema.validate(read_yaml(example))
     assert check_schema.is_valid({"model": "qwen3-8b", "hw": "h100", "prefix_reuse": 0.5, "rate": "5/s"})
-    for wrong in ({"modl": "x"}, {"tpot": 50}, {"tpot": "50"}, {"objective": "speed"}, {"questions": []}):
+    assert check_schema.is_valid({"isl-cv": 1, "survive": "node", "questions": [{"name": "a", "devices": 2}]})
+    for wrong in ({"modl": "x"}, {"tpot": 50}, {"tpot": "50 miles"}, {"objective": "speed"}, {"questions": []}):
         assert not check_schema.is_valid(wrong), wrong
 
 

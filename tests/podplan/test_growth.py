@@ -5,7 +5,6 @@ import pytest
 import podplan
 from cli import main
 from cli.exit_codes import ExitCode
-from podplan.question_files import merged_flags
 from podplan.traffic import read_growth
 
 SMALL = {"hw": "h100", "nodes": 2, "isl": 1024, "osl": 256, "shape": "disaggregated", "engine": "vllm"}
@@ -52,8 +51,3 @@ def test_rates_may_grow_by_equal_factors_and_fall() -> None:
     """What is there stays where the rate falls."""
     assert read_growth("10/s..1000/s:3:log") == (10, 100, 1000)
     assert read_growth("600/min..5/s:2") == (10, 5)
-
-
-def test_growth_in_a_question_file_replaces_a_shared_rate() -> None:
-    """Whichever a question gives goes before the one beside the list."""
-    assert merged_flags({"rate": "5/s", "isl": "512"}, {"growth": GROWTH}) == {"growth": GROWTH, "isl": "512"}

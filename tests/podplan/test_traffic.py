@@ -18,7 +18,6 @@ from planner.serving.streams import prompts_of
 from planner.workload import Workload
 from podplan.offered import read_offered
 from podplan.options import QuestionFlags, SimulateFlags, flags_of
-from podplan.question_files import read_questions
 from podplan.traffic import read_traffic
 from runtime.simulate.workload import open_loop
 from tests.manifests import manifest
@@ -108,25 +107,6 @@ def test_the_nearest_length_shortens_the_prompts_too(tmp_path: Path) -> None:
     assert (
         scaled_prompts(Workload(input_tokens=workload.input_tokens, output_tokens=workload.output_tokens), 0.5) is None
     )
-
-
-def test_lengths_keep_within_the_model(tmp_path: Path) -> None:
-    """The longest of a histogram counts, not its mean alone."""
-    with pytest.raises(BadInput, match="--osl-histogram: its longest of 900000 tokens"):
-        _workload(osl_histogram=_file(tmp_path, "tokens,weight\n10,1000\n900000,1\n"))
-
-
-def test_a_question_of_a_file_replaces_shared_lengths(tmp_path: Path) -> None:
-    """Its histogram stands in place of a shared mean, and the other way round; a file is found beside the questions."""
-    path = tmp_path / "questions.yaml"
-    path.write_text(
-        "isl: 100\nosl_histogram: lengths.csv\nquestions:\n  - {isl_histogram: lengths.csv}\n  - {osl: 5}\n",
-        encoding="utf-8",
-    )
-    first, second = read_questions(path)
-    beside = str(tmp_path / "lengths.csv")
-    assert first.values == {"isl_histogram": beside, "osl_histogram": beside}
-    assert second.values == {"isl": "100", "osl": "5"}
 
 
 def test_a_manifest_carries_the_histograms_that_it_was_planned_for(tmp_path, capsys):
