@@ -24,8 +24,8 @@ from planner.accuracy import (
 )
 from planner.components import ComponentComparison, compare_components, middle_error
 from planner.engines.behaviour import behaviour_names, behaviour_values
-from planner.strategy import format_strategy
 from podplan.options import flag, switch
+from podplan.prediction import strategy_text
 from podplan.readers import read_choice
 from podplan.result import picked
 
@@ -118,7 +118,7 @@ def as_json(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> dict
                 **picked(result.case.configuration, "model=model.name hardware=hardware.name"),
                 **picked(result, "predicted relative_error=error inside bottleneck"),
                 "kind": kind_of(result.case),
-                "strategy": strategy_text(result),
+                "strategy": strategy_text(result.case.configuration),
                 "interval": {"low": result.low, "high": result.high},
                 "believed_cause": result.case.cause or None,
             }
@@ -140,12 +140,6 @@ def _whole_json(results: Sequence[Comparison], tier: Tier) -> dict[str, object] 
 def _group_json(row: Group) -> dict[str, object]:
     figures = "kind source cases mape median_absolute_error=median bias rank_correlation inside_interval=inside"
     return picked(row, figures)
-
-
-def strategy_text(result: Comparison) -> str:
-    """Return the strategy of a case in MixServe's notation."""
-    asked = result.case.configuration
-    return format_strategy(asked.strategy, moe=asked.model.moe is not None)
 
 
 def _value(result: Comparison, value: float) -> str:
@@ -214,7 +208,7 @@ def markdown(results: Sequence[Comparison], excluded: Sequence[Excluded]) -> str
     every = []
     for result, row in zip(ranked, cells(ranked, CASES), strict=True):
         asked, name = result.case.configuration, f"[{row[0]}]({result.case.url})"
-        every.append([name, asked.model.name, asked.hardware.name, strategy_text(result), *row[1:]])
+        every.append([name, asked.model.name, asked.hardware.name, strategy_text(asked), *row[1:]])
     left_out = [[f"[{row.what}]({row.url})", str(row.rows), row.reason] for row in excluded]
     operators = [[row.what, str(row.rows), row.use] for row in load_operators()]
     return Template(PAGE.read_text(encoding="utf-8")).substitute(

@@ -5,11 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
-from cli.exit_codes import ExitCode
 from cli.options import JSON, WORKERS, File, Given, Text, takes_question
 from cli.output import Outputs, Screen, note, print_json, with_bar
 from cli.page import Markdown
-from ground.errors import BadInput
+from ground.errors import BadInput, ExitCode
 from ground.files import write_files
 from ground.units import format_duration, format_rate, rounded_down
 from ground.workers import executor_of

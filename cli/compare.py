@@ -3,12 +3,11 @@
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from cli.exit_codes import ExitCode
 from cli.options import CSV, FORCE, JSON, WORKERS, Given, Text, takes_question
 from cli.output import Outputs, Screen, print_json, with_bar
 from cli.plan_parts import MEASURES, number, show_rows
 from cli.plots import Plot, PlotLine
-from ground.errors import BadInput
+from ground.errors import BadInput, ExitCode
 from ground.units import format_duration, format_rate
 from ground.workers import executor_of
 from planner.question import Question

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from cli.execute_clock import clock_json, clock_rows, show_clock, show_iteration
-from cli.exit_codes import ExitCode
 from cli.options import JSON, File, takes
 from cli.output import Outputs, Screen, print_json
-from ground.errors import BadInput
+from ground.errors import BadInput, ExitCode
 from ground.files import write_files
 from ground.units import format_count, format_duration, parse_duration
 from planner.manifest.document import read_manifest

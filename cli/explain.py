@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from cli.exit_codes import ExitCode
 from cli.options import JSON, WORKERS, Given, Text, takes_question
 from cli.output import Screen, note, print_json, progress, with_bar
 from cli.plan_parts import show_day
 from cli.plan_view import show_first
+from ground.errors import ExitCode
 from ground.units import carried_rate, format_duration
 from ground.workers import aside, executor_of
 from planner.plans.day import over_the_day

@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cli.exit_codes import ExitCode
 from cli.options import FORCE, JSON, Text, options
 from cli.output import Outputs, Screen, print_json
 from cli.plots import Plot, PlotLine, plotted
-from ground.errors import BadInput
+from ground.errors import BadInput, ExitCode
 from ground.files import write_files
 from ground.records import Sourced
 from ground.units import MICRO, format_bytes, format_duration, format_si

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
-from cli.exit_codes import ExitCode
 from cli.options import JSON, takes
 from cli.output import Screen, print_json
+from ground.errors import ExitCode
 from ground.units import counted
 from podplan.importing import ImportFlags, ImportResult, import_deployment
 

@@ -19,9 +19,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from cli.exit_codes import ExitCode
 from cli.interrupts import interrupted
-from ground.errors import BadInput, Infeasible, close_names, suggest
+from ground.errors import BadInput, ExitCode, Infeasible, close_names, suggest
 from ground.version import VERSION
 
 DEFAULT = "search"

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from cli.exit_codes import ExitCode
 from cli.options import CSV, FORCE, JSON, File, Text, options
 from cli.output import Outputs, Screen, print_json
-from ground.errors import BadInput
+from ground.errors import BadInput, ExitCode
 from ground.units import format_count, format_duration
 from planner.verification.outliers import NAMES
 from planner.verification.verify import Summary, Verified, by_label

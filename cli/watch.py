@@ -3,9 +3,9 @@
 import time
 from dataclasses import asdict
 
-from cli.exit_codes import ExitCode
 from cli.options import JSON, Text, takes
 from cli.output import Screen, print_json, progress, short_duration
+from ground.errors import ExitCode
 from ground.units import counted, format_count, format_rate, parse_duration
 from podplan.options import argument, flag, switch
 from podplan.plan_data import pools_text

@@ -1,4 +1,4 @@
-"""The one tree of errors.
+"""The one tree of errors, and the codes with which commands end.
 
 PodplanError
 ├── BadInput      the question, a flag, a file or a spec is wrong      exit code 2
@@ -15,10 +15,22 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from enum import IntEnum
 from itertools import chain, count
 
 LONGEST = 200  # most characters of a name that is compared; the time of a comparison is quadratic in them
 MOST = 3  # names that are suggested at most
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command; scripts depend on them."""
+
+    DONE = 0  # done, or feasible
+    FAULT = 1  # podplan contradicts itself or is installed wrongly
+    BAD_INPUT = 2  # a flag, a file or a name is wrong
+    INFEASIBLE = 3  # a valid question without a feasible answer
+    INTERRUPTED = 130  # Ctrl-C: 128 + SIGINT
+    PIPE_CLOSED = 141  # the reader of stdout went away: 128 + SIGPIPE
 
 
 class PodplanError(Exception):

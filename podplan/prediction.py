@@ -88,7 +88,7 @@ class PredictResult(Result):
         """What was predicted, and how large it is."""
         answer = self.prediction
         asked, size = answer.configuration, f"{counted(answer.devices, 'device')} = {counted(answer.chips, 'chip')}"
-        return f"{asked.model.name} on {asked.hardware.name}, {asked.phase}, {strategy_text(answer)} ({size})"
+        return f"{asked.model.name} on {asked.hardware.name}, {asked.phase}, {strategy_text(asked)} ({size})"
 
     def plan(self) -> PlanResult:
         """Return the best plan with one instance as predicted, and of the other role what it needs to work.
@@ -98,7 +98,6 @@ class PredictResult(Result):
         """
         flags, answer = self.flags, self.prediction
         asked, role = answer.configuration, answer.configuration.phase
-        redundant, shared = int(answer.deployment.redundant), int(answer.deployment.shared_ranks)
         given = {name: getattr(flags, name) for name in SHARED.split()}
         given["engine"] = given["engine"] or REFERENCE  # whose host costs a prediction takes
         if role == "decode":
@@ -110,13 +109,13 @@ class PredictResult(Result):
         moe = asked.model.moe is not None
         ttft, tpot = answer.ttft_seconds, answer.tpot_seconds
         given |= {
-            "strategy": f"{role}={strategy_text(answer)}",
+            "strategy": f"{role}={strategy_text(asked)}",
             "instances": f"{role}=1",
             "batch": None if role == "prefill" else f"{role}={held}",
             "tokens": f"{role}={tokens[role]}" if role in tokens else None,
             "microbatches": f"{answer.microbatches}" if moe else None,
-            "redundant_experts": f"{role}={redundant}" if moe else None,
-            "shared_experts": f"{role}={f'dedicated={shared}' if shared else 'local'}" if moe else None,
+            "redundant_experts": f"{role}={int(answer.deployment.redundant)}" if moe else None,
+            "shared_experts": f"{role}={shared_text(answer)}" if moe else None,
             "ttft": None if ttft is None else f"{PASSES * ttft}s",
             "tpot": None if tpot is None else f"{ROOM * tpot}s",
         }
@@ -135,7 +134,7 @@ class PredictResult(Result):
             "model": asked.model.name,
             "hardware": asked.hardware.name,
             "phase": asked.phase,
-            "strategy": strategy_text(answer),
+            "strategy": strategy_text(asked),
             "devices": answer.devices,
             "chips": whole(answer.chips),
             "redundant_experts": int(answer.deployment.redundant),
@@ -323,9 +322,9 @@ def _check_split(flags: PredictFlags, configuration: Configuration) -> None:
         raise BadInput(f"--microbatches: 2 need two requests on a DP rank and {named} puts one there; use 1 or auto")
 
 
-def strategy_text(answer: Prediction) -> str:
+def strategy_text(asked: Configuration) -> str:
     """Return the strategy in the notation of ``--strategy``."""
-    return format_strategy(answer.configuration.strategy, moe=answer.configuration.model.moe is not None)
+    return format_strategy(asked.strategy, moe=asked.model.moe is not None)
 
 
 def shared_text(answer: Prediction) -> str:

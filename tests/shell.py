@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cli.exit_codes import ExitCode
 from cli.main import main
+from ground.errors import ExitCode
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = ExitCode.DONE) -> str:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.exit_codes import ExitCode
 from cli.main import main
+from ground.errors import ExitCode
 from ground.files import read_yaml
 from planner.search.papers import published_deployments
 from podplan.fleets import read_fleet

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from cli.check import spares_text
-from cli.exit_codes import ExitCode
 from cli.main import main
+from ground.errors import ExitCode
 from ground.files import read_yaml
 from planner.checks.check import check_deployed
 from planner.checks.deployed import from_plan

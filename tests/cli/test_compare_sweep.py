@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.exit_codes import ExitCode
 from cli.main import main
+from ground.errors import ExitCode
 from tests.shell import answered, printed, refused
 
 SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "2", "--shape", "disaggregated"]

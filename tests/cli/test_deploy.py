@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.exit_codes import ExitCode
 from cli.main import main
+from ground.errors import ExitCode
 from planner.manifest.document import dump_manifest
 from tests.deploy.cases import plan
 from tests.deploy.plans import deployed

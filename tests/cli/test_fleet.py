@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.exit_codes import ExitCode
 from cli.main import main
+from ground.errors import ExitCode
 from planner.manifest.document import read_manifest
 from tests.shell import answered, printed, refused
 

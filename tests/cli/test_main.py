@@ -12,10 +12,9 @@ import pytest
 import typer
 
 from cli import main
-from cli.exit_codes import ExitCode
 from cli.interrupts import interrupt
 from cli.main import COMMANDS
-from ground.errors import BadInput, Fault, Infeasible
+from ground.errors import BadInput, ExitCode, Fault, Infeasible
 
 ROOT = Path(__file__).parents[2]
 

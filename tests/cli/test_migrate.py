@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.exit_codes import ExitCode
 from cli.main import main
+from ground.errors import ExitCode
 from planner.manifest.document import dump_manifest, read_manifest
 from planner.manifest.migration import read_migration
 from planner.plans.assemble import assemble

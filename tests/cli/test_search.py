@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cli import main, search as search_command
-from cli.exit_codes import ExitCode
 from cli.plan_view import interval_text
+from ground.errors import ExitCode
 from ground.files import write_files
 from planner.manifest.document import read_manifest
 from planner.plans.plan import DisaggregatedPlan

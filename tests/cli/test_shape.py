@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cli import main
-from cli.exit_codes import ExitCode
+from ground.errors import ExitCode
 from tests.shell import answered
 
 SMALL = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "1", "--isl", "512", "--osl", "64"]

@@ -19,8 +19,8 @@ from typing import NoReturn
 
 from cli import main
 from cli.__main__ import run
-from cli.exit_codes import ExitCode
 from cli.main import COMMANDS, app_of
+from ground.errors import ExitCode
 from ground.files import to_yaml
 from ground.units import GIBI
 from tests.fuzz.cases import SMALL, Case, drawn, read_case

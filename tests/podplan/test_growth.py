@@ -4,7 +4,7 @@ import pytest
 
 import podplan
 from cli import main
-from cli.exit_codes import ExitCode
+from ground.errors import ExitCode
 from podplan.traffic import read_growth
 
 SMALL = {"hw": "h100", "nodes": 2, "isl": 1024, "osl": 256, "shape": "disaggregated", "engine": "vllm"}

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from cli import main
-from cli.exit_codes import ExitCode
-from ground.errors import BadInput
+from ground.errors import BadInput, ExitCode
 from models.loader import load_model
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import ManifestWorkload, PromptKinds
