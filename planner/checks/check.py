@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from planner.checks.deployed import Deployed, plan_on, standing
+from planner.checks.deployed import Deployed, plan_on, standing, told_requests
 from planner.checks.margins import AfterLoss, Margin, held_confidence, margins_of, room_of, worst_loss
 from planner.checks.on_trace import held_at, loads, search_on_trace
 from planner.plans.plan import Plan
@@ -18,6 +18,7 @@ from planner.search.changes.variations import has_plan
 from planner.search.search import search
 from planner.search.sure import told_of
 from planner.serving.capacity import Limits
+from planner.serving.played import MANY
 from planner.workload import TraceRows
 
 Search = Callable[[Question], Answer]
@@ -50,11 +51,11 @@ def check_deployed(
     *,
     confidence: float | None = None,
     loss: Loss | None = None,
-    told: bool = False,
+    requests: int | None = MANY,
 ) -> Verdict:
-    """Return whether a fixed deployment keeps the limits at a rate; ``told``: by the figures that a plan tells."""
+    """Return whether a fixed deployment keeps the limits at a rate; its margins are played over ``requests``."""
     level = confidence or PREDICTED
-    margins = margins_of(limits, standing(deployed, rate_per_second, level, told=told))
+    margins = margins_of(limits, standing(deployed, rate_per_second, level, requests=requests))
     after = worst_loss(deployed, limits, rate_per_second, loss, level) if loss else None
     tightest = min(margins, key=room_of, default=None)
     holds = all(margin.holds for margin in margins)
@@ -172,7 +173,8 @@ def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
     rate = question.rate_per_second or carried or plan.requests_per_second
     asked = rate * (1 + question.headroom)
     limits, loss, own = Limits.of(question), question.survive, confidence is None and not question.headroom
-    found = check_deployed(deployed, limits, asked, confidence=confidence, loss=loss, told=own)
+    requests = told_requests(plan, asked) if own else MANY
+    found = check_deployed(deployed, limits, asked, confidence=confidence, loss=loss, requests=requests)
     found = replace(found, plan=plan, played=most.played)
     if question.rate_per_second is None:
         return replace(found, binding=plan.binding_limit) if found.holds else found

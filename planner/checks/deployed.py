@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -65,7 +65,13 @@ class Standing(NamedTuple):
     line: DecodeState | None = None  # decode state, where requests that wait for decode may fill prefill memory
 
 
-At = Callable[[float, int], Standing]
+class At(Protocol):
+    """Returns the standing of one of so many instances, given the rate of one.
+
+    A plan's is played over so many ``requests``, or with None over as many as its queue needs; a manifest's always is.
+    """
+
+    def __call__(self, rate_per_second: float, count: int, requests: int | None = MANY) -> Standing: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +80,11 @@ class DeployedPool:
 
     role: Role
     instances: int
-    at: At  # returns the standing of one of so many instances, given the rate of one
+    at: At
     deviation: float  # relative standard deviation of the predicted step times
     room_prompts: float = math.inf  # prompts whose KV a prefill instance holds
     alone: At | None = None
     """As ``at``, as the search sizes instances: to the utilisation limit, and decode that is not played each alone."""
-    told: At | None = None
-    """As ``at``, as a plan is told: played over as many requests as its queue needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,19 +103,19 @@ def standing(
     lost: Lost | None = None,
     *,
     sized: bool = False,
-    told: bool = False,
+    requests: int | None = MANY,
 ) -> Standing:
     """Return the standing at a rate whose latencies are not exceeded with a confidence.
 
-    Confidence 0.5 takes service times as predicted. ``sized`` and ``told``: see ``DeployedPool``.
+    Confidence 0.5 takes service times as predicted. ``sized``: by ``DeployedPool.alone``; ``requests``: see ``At``.
     """
     found, room = Standing(), math.inf
     encodes: list[Latency | None] = []
     for pool in deployed.pools:
         slow = times_with(confidence, pool.deviation)
         left = pool.instances - (lost.counts.get(pool.role, 0) if lost else 0)
-        at = (pool.alone if sized else pool.told if told else None) or pool.at
-        own = at(slow * rate_per_second / left, left) if left > 0 else Standing()
+        at = (sized and pool.alone) or pool.at
+        own = at(slow * rate_per_second / left, left, requests) if left > 0 else Standing()
         if pool.role == "encode":
             encodes.append(own.ttft and own.ttft.scaled(slow))
             continue
@@ -137,7 +141,7 @@ def from_plan(plan: Plan) -> Deployed:
         return deployed
     server, sending = encode.server(plan.question), embedding_seconds(plan.question)
 
-    def at(rate_per_second: float, count: int) -> Standing:
+    def at(rate_per_second: float, count: int, requests: int | None = MANY) -> Standing:
         found = server.ttft(rate_per_second, count)
         return Standing(ttft=found and found.later(sending))
 
@@ -165,17 +169,13 @@ def _language(plan: Plan) -> Deployed:
         mixed = loss == "node" and shared and all(devices < part.devices_per_node for devices, part in machines)
         losses[loss] = (Lost(prefill=gone["prefill"], decode=gone["decode"]),) if mixed else each
 
-    def prefill_at(rate_per_second: float, count: int) -> Standing:
-        return Standing(ttft=server.ttft(rate_per_second, count))
+    def prefill_at(rate_per_second: float, count: int, requests: int | None = MANY) -> Standing:
+        return Standing(ttft=server.ttft(rate_per_second, count, requests))
 
-    def decode_at(rate_per_second: float, count: int, requests: int = MANY) -> Standing:
-        state = decoder.state(rate_per_second, count, requests)
+    def decode_at(rate_per_second: float, count: int, requests: int | None = MANY) -> Standing:
+        each = rate_per_second * count / prefill.instances
+        state = decoder.state(rate_per_second, count, requests or server.lasting(each, prefill.instances))
         return Standing(tpot=state.tpot if state else None, line=state)
-
-    def decode_told(rate_per_second: float, count: int) -> Standing:
-        rate = rate_per_second * count
-        requests = _requests(plan, rate) or server.lasting(rate / prefill.instances, prefill.instances)
-        return decode_at(rate_per_second, count, requests)
 
     return Deployed(
         pools=(
@@ -186,15 +186,13 @@ def _language(plan: Plan) -> Deployed:
                 deviation=deviation_of(prefill),
                 room_prompts=prefill.room_prompts,
                 alone=_within(server, prefill_at),
-                told=lambda rate, count: Standing(ttft=server.ttft(rate, count, _requests(plan, rate * count))),
             ),
             DeployedPool(
                 role="decode",
                 instances=decode.instances,
                 at=decode_at,
                 deviation=deviation_of(decode),
-                alone=_within(decoder, decode_at if decoder.handover else lambda rate, _: decode_at(rate, 1)),
-                told=decode_told,
+                alone=_within(decoder, decode_at if decoder.handover else lambda rate, *_: decode_at(rate, 1)),
             ),
         ),
         losses=losses,
@@ -205,8 +203,8 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
     pool, server = plan.mixed, AggregatedServer(plan.question, plan.mixed.candidate)
     kinds: tuple[Loss, ...] = ("instance", "node")
 
-    def at(rate_per_second: float, count: int) -> Standing:
-        return standing_of(server.state(rate_per_second, count))
+    def at(rate_per_second: float, count: int, requests: int | None = MANY) -> Standing:
+        return standing_of(server.state(rate_per_second, count, requests))
 
     return Deployed(
         pools=(
@@ -216,14 +214,13 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
                 at=at,
                 deviation=deviation_of(pool),
                 alone=_within(server, at),
-                told=lambda rate, count: standing_of(server.state(rate, count, _requests(plan, rate * count))),
             ),
         ),
         losses={loss: (Lost(mixed=plan.lost(loss)["mixed"]),) for loss in kinds},
     )
 
 
-def _requests(plan: Plan, rate_per_second: float) -> int | None:
+def told_requests(plan: Plan, rate_per_second: float) -> int | None:
     """Return over how many requests a plan is told; None, as many as its queue needs, at another rate than its own."""
     own = abs(rate_per_second / plan.requests_per_second - 1) < 1e-9
     return plan.played.asked_requests if own and plan.played else None
@@ -233,7 +230,7 @@ def _within(server: PrefillServer | DecodeServer | AggregatedServer, at: At) -> 
     """Return the standing up to the most that an instance is planned with; saturated beyond it."""
     most = server.most_per_second * (1 + 1e-9)
     each = server.question.requests_each if isinstance(server, DecodeServer) else 1.0
-    return lambda rate, count: at(rate, count) if rate * each <= most else Standing()
+    return lambda rate, count, *_: at(rate, count) if rate * each <= most else Standing()
 
 
 def standing_of(state: AggregatedState | None) -> Standing:
@@ -260,10 +257,10 @@ def played(deployed: Deployed, left: Left, trace: TraceRows) -> Deployed:
         return known[key]
 
     def pool_on(pool: DeployedPool) -> DeployedPool:
-        def at(rate_per_second: float, count: int) -> Standing:
+        def at(rate_per_second: float, count: int, requests: int | None = MANY) -> Standing:
             return _standing(recorded(rate_per_second * count, whole | {pool.role: count}), pool.role)
 
-        return replace(pool, at=at, alone=None, told=None)
+        return replace(pool, at=at, alone=None)
 
     return replace(
         deployed,

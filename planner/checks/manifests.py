@@ -59,7 +59,7 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
     pool = DeployedPool(
         role="encode",
         instances=len(encode.instances),
-        at=lambda rate, count: Standing(ttft=encode_latency(manifest, encode, workload, rate, count)),
+        at=lambda rate, count, *_: Standing(ttft=encode_latency(manifest, encode, workload, rate, count)),
         deviation=_step_deviation(encode, StepLoad(prefill_tokens=tokens, finishing_prompts=1.0, mean_tokens=tokens)),
     )
     losses = deployed.losses | {"instance": (*deployed.losses["instance"], Lost(encode=1))}
@@ -89,7 +89,7 @@ def _language(manifest: Manifest, workload: Workload) -> Deployed:
 
     behind = decode_behind(manifest, pools, workload)
 
-    def decode_at(rate_per_second: float, count: int, *, alone: bool = False) -> Standing:
+    def decode_at(rate_per_second: float, count: int, requests: int | None = None, alone: bool = False) -> Standing:
         _, state = behind(rate_per_second, count, alone)
         return Standing(tpot=state.tpot, line=state) if state else Standing()
 
@@ -98,7 +98,7 @@ def _language(manifest: Manifest, workload: Workload) -> Deployed:
             DeployedPool(
                 role="prefill",
                 instances=len(prefill.instances),
-                at=lambda rate, count: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count, None)),
+                at=lambda rate, count, *_: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count, None)),
                 deviation=_step_deviation(prefill, full_pass),
                 room_prompts=room_prompts(prefill, workload),
             ),
@@ -123,7 +123,7 @@ def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> 
             DeployedPool(
                 role="mixed",
                 instances=len(pool.instances),
-                at=lambda rate, count: standing_of(pool_mixed(manifest, pool, workload, rate, count, None)),
+                at=lambda rate, count, *_: standing_of(pool_mixed(manifest, pool, workload, rate, count, None)),
                 deviation=_step_deviation(pool, full_batch),
             ),
         ),

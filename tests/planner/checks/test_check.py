@@ -272,7 +272,7 @@ def test_losses_and_confidence_are_played_too() -> None:
 
 def test_the_pool_that_a_loss_ends_is_named() -> None:
     """Of an aggregated deployment of one instance nothing is left, and no prefill or decode is told of."""
-    pool = DeployedPool(role="mixed", instances=1, at=lambda rate, count: Standing(), deviation=0.1)
+    pool = DeployedPool(role="mixed", instances=1, at=lambda *_: Standing(), deviation=0.1)
     alone = Deployed(pools=(pool,), losses={"node": (Lost(mixed=1),)})
     limits = Limits(ttft_seconds=2.0, tpot_seconds=0.05, percentile=99)
     found = check_deployed(alone, limits, 1.0, loss="node")
