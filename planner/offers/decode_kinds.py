@@ -16,10 +16,10 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from planner.balance.imbalance import expected_maximum_normal
 from planner.closed_forms.birth_death import Iterating, request_levels, residence_variance
+from planner.instances.brackets import largest_carried
 from planner.instances.candidates import DecodeCandidate, iteration, request_rate
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Row
-from planner.offers.integers import largest_carried
 from planner.workload import running_kv_tokens
 
 

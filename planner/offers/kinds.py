@@ -17,6 +17,7 @@ import numpy as np
 
 from ground.arrays import Bools, Floats, Ints
 from planner.costs.deployment import Deployment
+from planner.instances.brackets import largest_carried, least_of
 from planner.instances.candidates import (
     PROMPTS_PER_PASS,
     PrefillCandidate,
@@ -32,7 +33,6 @@ from planner.instances.space import Row
 from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost
 from planner.objective import LEAST_PART
-from planner.offers.integers import largest_carried, least_of
 from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.serving.capacity import on_grid

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from hypothesis import example, given, strategies as st
 
-from planner.offers.integers import largest_carried, least_of
+from planner.instances.brackets import largest_carried, least_of
 from planner.serving.capacity import on_grid
 
 
