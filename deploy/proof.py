@@ -33,14 +33,20 @@ class Load(NamedTuple):
     requests: int
 
     @property
+    def prefix_tokens(self) -> int:
+        """Tokens that every prompt begins with, as many as the plan finds cached."""
+        return round(self.traffic.input_tokens * self.traffic.prefix_reuse)
+
+    @property
     def text_tokens(self) -> float:
-        """Tokens of a prompt beside its pictures, where these are sent."""
-        return self.traffic.input_tokens - (self.traffic.picture_tokens if self.traffic.pictures else 0.0)
+        """Tokens of a prompt behind that prefix and beside its pictures, where these are sent."""
+        shown = self.traffic.picture_tokens if self.traffic.pictures else 0.0
+        return max(self.traffic.input_tokens - shown - self.prefix_tokens, 1.0)
 
     @property
     def text_cv2(self) -> float:
-        """Squared variation of those tokens: pictures are of one size, so that all spread is the text's."""
-        return self.traffic.input_cv2 * (self.traffic.input_tokens / max(self.text_tokens, 1.0)) ** 2
+        """Squared variation of those tokens: pictures and prefixes are of one size, so that all spread is theirs."""
+        return self.traffic.input_cv2 * (self.traffic.input_tokens / self.text_tokens) ** 2
 
 
 def load_of(manifest: Manifest, target: Target) -> Load:
@@ -113,8 +119,12 @@ def benchmark(target: Target, load: Load, address: Address | None) -> str:
 
 
 def _tool(target: Target, traffic: ManifestWorkload) -> Callable[[Target, Load], Command]:
-    """Return the command of the engine's own tool, AIPerf's where it has none or none that sends videos."""
-    if target.profile.engine == "sglang" and traffic.pictures and traffic.pictures.frames > 1:
+    """Return the command of the engine's own tool, AIPerf's where it has none or none that sends such prompts.
+
+    SGLang's has no videos, and its prefixes differ in length where prompts do.
+    """
+    videos = traffic.pictures is not None and traffic.pictures.frames > 1
+    if target.profile.engine == "sglang" and (videos or traffic.prefix_reuse):
         return _aiperf
     return {"vllm": _vllm, "vllm-ascend": _vllm, "sglang": _sglang}.get(target.profile.engine, _aiperf)
 
@@ -150,6 +160,7 @@ def _vllm(target: Target, load: Load) -> Command:
         ("--dataset-name", "random-mm" if shown else "random"),
         ("--random-input-len", round(load.text_tokens)),
         ("--random-output-len", round(load.traffic.output_tokens)),
+        ("--random-prefix-len", load.prefix_tokens, load.prefix_tokens),
         *pictures,
         # Lengths are drawn evenly from (1 - ratio) to (1 + ratio) of the mean.
         ("--random-range-ratio", compact_json(spread), any(spread.values())),
@@ -197,6 +208,7 @@ def _sglang(target: Target, load: Load) -> Command:
 
 def _aiperf(target: Target, load: Load) -> Command:
     shown, pictures = load.traffic.pictures, list[Flag]()
+    prefix: list[Flag] = [("--num-prefix-prompts", 1), ("--prefix-prompt-length", load.prefix_tokens)]
     if shown and shown.frames == 1:
         pictures = [("--image-batch-size", shown.count), ("--image-format", "jpeg")]
         pictures += [("--image-width-mean", shown.width), ("--image-height-mean", shown.height)]
@@ -213,6 +225,7 @@ def _aiperf(target: Target, load: Load) -> Command:
         *[("--tokenizer-trust-remote-code", None)] * target.site.trust_remote_code,
         ("--synthetic-input-tokens-mean", round(load.text_tokens)),
         ("--synthetic-input-tokens-stddev", round(load.text_tokens * math.sqrt(load.text_cv2))),
+        *(prefix if load.prefix_tokens else []),
         ("--output-tokens-mean", round(load.traffic.output_tokens)),
         ("--output-tokens-stddev", round(load.traffic.output_tokens * math.sqrt(load.traffic.output_cv2))),
         ("--extra-inputs", "ignore_eos:true"),

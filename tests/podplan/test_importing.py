@@ -353,8 +353,9 @@ def test_scripts_have_their_own_variables_and_roles_their_own_formats(tmp_path: 
 @pytest.mark.parametrize(
     ("engine", "asked"),
     [
-        ("vllm", {"isl_cv": "0.4"}),
+        ("vllm", {"isl_cv": "0.4", "prefix_reuse": "0.25"}),
         ("sglang", {"images": "1@1280x720", "isl_cv": "0.2", "osl_cv": "0.2"}),
+        ("sglang", {"prefix_reuse": "0.25"}),
         ("trtllm", {"isl_cv": "0.4", "osl_cv": "0.3"}),
         ("trtllm", {"images": "1@1280x720"}),
         ("vllm", {"video": "8@640x360"}),
@@ -371,6 +372,7 @@ def test_a_benchmark_says_the_traffic_that_was_planned(engine: str, asked: dict[
     assert held.input_tokens.mean == pytest.approx(wanted.input_tokens, rel=1e-3)
     assert held.input_tokens.squared_cv == pytest.approx(wanted.input_cv2, rel=0.01)
     assert held.output_tokens.squared_cv == pytest.approx(wanted.output_cv2, rel=0.01)
+    assert held.prefix_reuse == pytest.approx(wanted.prefix_reuse, rel=1e-3)
     assert import_deployment(str(tmp_path), hw="h100", isl="99", osl="9").question.workload.input_tokens.mean < 2e3
 
 
@@ -437,7 +439,7 @@ def test_engines_count_what_they_compute_of_prompts(tmp_path: Path) -> None:
     """Plans count cached tokens of a pass, too: with half of them cached a pass is as long in the files again."""
     asked = {"nodes": "1", "engine": "vllm", "isl": "5000", "osl": "500", "prefix_reuse": "0.5", "mtp": "0"}
     manifest = podplan.plan("qwen3-32b", hw="h200", shape="disaggregated", **asked).manifest()
-    result = redeployed(tmp_path, manifest, "vllm", "bare", hw="h200", prefix_reuse="0.5")
+    result = redeployed(tmp_path, manifest, "vllm", "bare", hw="h200")
     planned, read = (each.pools[0].limits.tokens_per_device for each in (manifest, result.manifest))
     assert result.roles[0][1].tokens == planned * manifest.pools[0].degrees.attention_tp / 2 and read == planned
 
