@@ -227,10 +227,11 @@ def _raised(found: Found) -> Found:
     """Return a result with its best runner-up, where its plan was lowered below that: KV made it later than planned."""
     if not found.gap or found.best is None or found.choice is None or not found.best.question.goal.maximised:
         return found
-    plans = [found.best, *others_of(found.choice)]
+    others = tuple(others_of(found.choice))
+    plans = [found.best, *others]
     best = plans[preferred(plans, found.best.question.goal) or 0]
     gap = max((1 + found.gap) * found.best.requests_per_second / best.requests_per_second - 1, 0.0)
-    return replace(found, plans=(best,), gap=gap)
+    return replace(found, plans=(best,), gap=gap, others=others)
 
 
 def _queues_solved(found: Sequence[Found]) -> int:
@@ -335,8 +336,8 @@ def answer_of(found: Found, *, beside: bool, proof: bool = False) -> Answer:
         answer = replace(answer, bound=bound)
     if beside:
         own = _built(best)
-        others = [plan for plan in others_of(choice) if _built(plan) != own]
-        answer = replace(answer, pareto=tuple(front_of(best, others)))
+        others = others_of(choice) if found.others is None else found.others
+        answer = replace(answer, pareto=tuple(front_of(best, [plan for plan in others if _built(plan) != own])))
     return replace(answer, candidates_evaluated=choice.gathered.count.evaluated)
 
 

@@ -129,6 +129,7 @@ class Found:
     growth: float = 0.0
     gap: float = 0.0
     """Distance from the bound as a part of the plan's value, where the rate was lowered because KV waits for links."""
+    others: tuple[Plan, ...] | None = None  # runners-up, where they were asked for
 
     @property
     def best(self) -> Plan | None:
