@@ -4,7 +4,7 @@ Environment of collectives and of KV transfer: which interface, which devices, h
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -174,6 +174,14 @@ def machine_of(role: RolePlan) -> ImagePart:
 def port(target: Target, role: RolePlan, base: int) -> Value:
     """Return a port; instances that share a host stand as far apart as their first devices."""
     return sum_of(base, "FIRST_DEVICE") if target.bare and role.shares_nodes else base
+
+
+def cache_type(role: RolePlan, fp8: str, quantised: Collection[str]) -> list[Flag]:
+    """Return the type of the cache where it is not the engine's own: on Blackwell that of some models is FP8."""
+    if role.setup.kv_dtype == "fp8":
+        return [("--kv-cache-dtype", fp8)]
+    apart = role.setup.blackwell and role.model.architecture in quantised
+    return [("--kv-cache-dtype", "bfloat16")] if apart else []
 
 
 def talks_over_nodes(role: RolePlan) -> bool:

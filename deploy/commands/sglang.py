@@ -5,7 +5,7 @@ Requests and prefill tokens are of the instance: SGLang divides both by attentio
 
 from collections.abc import Iterator
 
-from deploy.commands.launch import NODE_RANK, Launch, Target, ascend_environment, gpu_environment, port
+from deploy.commands.launch import NODE_RANK, Launch, Target, ascend_environment, cache_type, gpu_environment, port
 from deploy.experts import needs_map, sglang_map
 from deploy.memory import dispatched, exchanges
 from deploy.roles import RolePlan
@@ -40,7 +40,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         *_limits(target, role),
         *_drafts(role),
         ("--enable-two-batch-overlap", None, role.setup.microbatches > 1),
-        ("--kv-cache-dtype", "fp8_e4m3", role.setup.kv_dtype == "fp8"),
+        *cache_type(role, "fp8_e4m3", ["deepseek_v32", "glm_moe_dsa"]),  # arg_groups/overrides.py
         ("--device", "npu", ascend),
         ("--attention-backend", "ascend", ascend),
         ("--quantization", "modelslim", ascend and role.weights_dtype == "int8"),

@@ -10,6 +10,7 @@ from deploy.commands.launch import (
     STARTUP_SECONDS,
     Launch,
     Target,
+    cache_type,
     gpu_environment,
     port,
     spans_nodes_by_nvlink,
@@ -48,7 +49,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         ("--enable-eplb", None, redundant),
         ("--eplb-config", compact_json({"num_redundant_experts": redundant}), redundant),
         ("--enable-dbo", None, role.setup.microbatches > 1),
-        ("--kv-cache-dtype", "fp8", role.setup.kv_dtype == "fp8"),
+        *cache_type(role, "fp8", ["glm_moe_dsa"]),  # model_executor/models/config.py
         *(_embedding_flags(target, role) if target.role("encode") else []),
         ("--kv-transfer-config", compact_json(connector), exchanging),
     )

@@ -39,6 +39,7 @@ WHOLE, IB = {"strategy": "TP=16", "weights": "int8"}, {"infiniband_device": "mlx
 REUSE = {"workload": {"prefix_reuse": 0.5, "input_cv2": 0.2}}
 OVERLAPPED = {"prefill": WIDE | {"weights": "int8", "microbatches": 2}, "decode": WHOLE}
 QUANTISED = {"mixed": {"strategy": "TP=2", "weights": "fp8"}}
+SPARSE = {"mixed": {"strategy": "TP=8"}}
 FP8 = {"mixed": {"strategy": "TP=2", "kv_dtype": "fp8"}}
 
 
@@ -216,6 +217,8 @@ def test_what_files_cannot_hold_is_refused() -> None:
         ("qwen3-8b", "910b", "xllm", "lws", DENSE, {"etcd_address": "e:2379"}, "router.yaml", "--etcd_addr=e:2379"),
         ("qwen3-8b", "h100", "vllm", "bare", FP8, {}, "mixed.sh", "--kv-cache-dtype fp8"),
         ("qwen3-8b", "h100", "sglang", "bare", FP8, {}, "mixed.sh", "--kv-cache-dtype fp8_e4m3"),
+        ("glm-5", "b200", "vllm", "bare", SPARSE, {}, "mixed.sh", "--kv-cache-dtype bfloat16"),
+        ("deepseek-v3.2", "b200", "sglang", "bare", SPARSE, {}, "mixed.sh", "--kv-cache-dtype bfloat16"),
         ("qwen3-8b", "h100", "trtllm", "lws", DENSE, {}, "router.yaml", "podplan/pool: mixed"),
         ("qwen3-8b", "h100", "vllm", "lws", DENSE, {"model_source": "me/mine"}, "weights.yaml", "me/mine"),
         ("qwen3-8b", "h100", "sglang", "bare", DENSE | REUSE, {}, "mixed.sh", "bs-decode 24 \\\n  --enable-metrics"),
