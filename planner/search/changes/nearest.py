@@ -14,6 +14,7 @@ from planner.search.answer import Change
 from planner.search.changes.missing import asked_limit, fastest, in_reach, most_devices, smallest_plan, with_limit
 from planner.search.changes.resources import Each
 from planner.search.changes.variations import alike, most_carried
+from planner.search.search import search
 from planner.workload import Lengths, Workload
 
 Try = Callable[[Question], bool]
@@ -152,6 +153,9 @@ def limit_change(question: Question, ttft: bool, feasible: Try) -> Change:
     factor = _least(lambda factor: feasible(relaxed(factor)), MOST_FACTOR)
     if factor is None:
         return _none(name, flag, f"not even {flag} {format_duration(MOST_FACTOR * base)} suffices")
+    idle = question.rate_per_second is None
+    while idle and factor < MOST_FACTOR and not search(relaxed(factor), beside=False).feasible:
+        factor *= _WITHIN  # a rate close to none is a plan to the programme and none to the search
     value = format_duration(rounded_up(base * factor))
     told = f"{value} instead of {format_duration(asked)}"
     return Change(direction=name, flag=flag, value=value.replace(" ", ""), told=told, question=relaxed(factor))

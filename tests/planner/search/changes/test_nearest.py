@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from planner.question import Formats, Question
-from planner.search.changes.nearest import _quantised, nearest_changes
+from planner.search.changes.nearest import _quantised, limit_change, nearest_changes
 from planner.search.changes.variations import has_plan
 from planner.search.search import search
 from tests.plans import small_plan
@@ -52,3 +52,12 @@ def test_formats_that_were_asked_are_not_told_again() -> None:
     assert set(found) >= {"int8"} and "bf16" not in found
     changed = found["int8"].question
     assert not changed.formats and changed.prefill.weights == "int8" and has_plan(changed)
+
+
+def test_a_limit_that_is_named_has_a_plan() -> None:
+    """A rate close to none was a plan to what tries changes and none to the search: 314 ms was refused in its turn."""
+    asked = {"model": "llama-3.3-70b", "hardware": "a100", "devices": 8, "lengths": (3000.0, 300.0), "shape": "auto"}
+    question = small_question(**asked, engine="trtllm@1.2.1", ttft_seconds=0.15, tpot_seconds=0.04)
+    change = limit_change(question, True, has_plan)
+    assert change.question is not None
+    assert search(change.question, beside=False).feasible
