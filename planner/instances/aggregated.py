@@ -1,5 +1,6 @@
 """Aggregated instances, played: latencies at a rate, and the largest rate within the limits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -16,7 +17,7 @@ from planner.loops.arrays import TableArrays
 from planner.manifest.drafts import tokens_per_iteration
 from planner.question import Question
 from planner.serving.aggregated import AggregatedPool, play_aggregated
-from planner.serving.capacity import Capacity, Limits, Outcome, Until
+from planner.serving.capacity import Capacity, Limits, Outcome, Trial, Until
 from planner.serving.latency import Latency
 from planner.serving.played import FEW, MANY, Played as Sample, Player
 from planner.serving.rules import engine_rule
@@ -25,7 +26,6 @@ from planner.serving.tables import aggregated_times
 from planner.workload import Workload
 
 _LIKELY = 0.8  # share of saturation at which the search for a capacity begins
-_EASY = 0.5  # latency over limit, with confidence ``SURE`` on few requests, up to which an instance counts as in time
 FEWEST = 600  # requests of the shortest stream. An instance seldom fills on it, so one that is late on it is far off
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
 """Requests of a long stream, half as many through pipeline stages, where each takes four times as long to play; times
@@ -62,8 +62,22 @@ class PlayedAggregated(Player):
 
     pool: AggregatedPool
     most_open: int  # most open requests of one instance
+    alike: dict[tuple[object, ...], list[Trial]] = field(default_factory=dict, repr=False)
+    """Trials of instances that differ only in token budget, batch slots and memory, by all else that decides them."""
     count: Count = field(default_factory=Count)
     _states: dict[tuple[float, int, int], AggregatedState] = field(default_factory=dict, repr=False)
+
+    def _tried(
+        self, rate_per_second: float, instances: int, requests: int, until: Callable[..., Until] | None = None
+    ) -> Trial:
+        """Play a rate, unless an instance whose limits mattered no more than here was played at it."""
+        stream = self.plays(requests, instances)[1]
+        known = self.alike.setdefault((rate_per_second, instances, len(stream), until), [])
+        found = next((each for each in known if each.outcome.needs and each.outcome.needs.met_by(self.pool)), None)
+        if found is None:
+            found = super()._tried(rate_per_second, instances, requests, until)
+            known.append(found)
+        return found
 
     def stream(self, requests: int, instances: int = 1) -> Stream:
         """Return a stream of mean rate 1, as one of ``instances`` gets it, long enough for an instance to fill."""
@@ -144,7 +158,8 @@ def aggregated_outcome(
     if count is not None:
         count.turns += played.turns
     found = _outcome(played.first_token_seconds, played.left_seconds, stream)
-    return replace(found, ended=played.ended, prompt_steps=played.prompt_steps / max(played.steps, 1))
+    prompts = played.prompt_steps / max(played.steps, 1)
+    return replace(found, ended=played.ended, prompt_steps=prompts, needs=played.needs)
 
 
 def _outcome(first_seconds: Floats, left_seconds: Floats, stream: Stream) -> Outcome:
@@ -166,11 +181,13 @@ def player_of(
     context_tokens: int,
     most_open: int | None = None,
     count: Count | None = None,
+    alike: dict[tuple[object, ...], list[Trial]] | None = None,
 ) -> PlayedAggregated:
     """Return the player of one of several instances.
 
     Args: ``context_tokens``: context length of the model, at which requests end; ``most_open``: most open requests
-        within the limits, where fewer than the slots; ``count``: plays are added to it.
+        within the limits, where fewer than the slots; ``count``: plays are added to it; ``alike``: see
+        ``PlayedAggregated``.
     """
     count = count or Count()
     pool, most = replace(pool, instances=1), pool.ranks * pool.slots
@@ -183,6 +200,7 @@ def player_of(
         pool=pool,
         most_times=4,
         most_open=min(most_open or most, most),
+        alike={} if alike is None else alike,
         count=count,
     )
 
@@ -215,6 +233,11 @@ class AggregatedServer:
         return aggregated_times(cost, question.workload, candidate.batched_tokens, context, candidate.microbatches)
 
     @cached_property
+    def alike(self) -> dict[tuple[object, ...], list[Trial]]:
+        """Trials of all these instances."""
+        return self.like.alike if self.like else {}
+
+    @cached_property
     def pool(self) -> AggregatedPool:
         """One instance in the form that is played."""
         question, candidate, deployment = self.question, self.candidate, self.candidate.deployment
@@ -238,7 +261,8 @@ class AggregatedServer:
     def _made(self) -> PlayedAggregated:
         question = self.question
         limits, context = Limits.of(question), question.model.max_position
-        return player_of(self.pool, question.workload, limits, context, self.candidate.most_open, self.count)
+        most_open = self.candidate.most_open
+        return player_of(self.pool, question.workload, limits, context, most_open, self.count, self.alike)
 
     @property
     def _decisive(self) -> tuple[object, ...]:
@@ -249,6 +273,7 @@ class AggregatedServer:
 
     def planned(self) -> None:
         """Keep the player for those who ask about a plan of such instances."""
+        self.alike.clear()
         _PLANNED.of(self._decisive, lambda: self.player)
 
     @property

@@ -18,7 +18,7 @@ from ground.arrays import Bools, Floats, Ints
 from planner.closed_forms.birth_death import DecodeQueue, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
 from planner.manifest.drafts import Acceptance, drawn_iterations
-from planner.serving.capacity import Capacity, Limits, Outcome, Play, Until, capacity
+from planner.serving.capacity import Capacity, Limits, Outcome, Play, Until, capacity, trial
 from planner.serving.decode import (
     Decoded,
     DecodePool,
@@ -210,7 +210,8 @@ class Handover:
                 _, sent, requests, decoded = self._play(stream, instances)
                 return Outcome(ttft_seconds=np.zeros(0), tpot_seconds=tpot_of(len(stream), sent, requests, decoded))
 
-            self._capacities[key] = capacity(play, self._stream(instances), limits, upper)
+            stream = self._stream(instances)
+            self._capacities[key] = capacity(lambda rate: trial(play, stream, rate, limits), upper)
         return self._capacities[key]
 
     def link_wait_seconds(self, rate_per_second: float, instances: int, requests: int = MANY) -> float:

@@ -11,9 +11,6 @@ import numpy as np
 from planner.loops.batch_loop import (
     ENDS,
     ESTIMATE,
-    INBOX,
-    LEAST_KV,
-    LEAST_REQUESTS,
     NEED,
     NOBODY,
     RESERVE,
@@ -32,32 +29,17 @@ from planner.loops.compiled import making, njit
 
 
 @njit
-def deal(i: int, requests: Records, pool: Instances, rule: Rule) -> None:
-    """Give who arrived to the ranks: where answers are reserved while the first one fits, else all of them."""
-    while pool.lines[i, INBOX].head >= 0:
-        p = pool.lines[i, INBOX].head
-        best, best_fits, best_key = -1, False, 0.0
-        for r in range(pool.ranks.shape[1]):
-            fits = rule.admission != RESERVE or (
-                pool.ranks[i, r].taken < rule.slots
-                and (pool.ranks[i, r].taken == 0 or pool.ranks[i, r].held + requests[p].need <= rule.capacity)
-            )
-            if rule.dealing == LEAST_REQUESTS:
-                key = float(pool.ranks[i, r].taken)
-            elif rule.dealing == LEAST_KV:
-                key = pool.ranks[i, r].held
-            else:
-                key = float(pool.ranks[i, r].dealt)
-            if best < 0 or (fits and not best_fits) or (fits == best_fits and key < best_key):
-                best, best_fits, best_key = r, fits, key
-        if not best_fits:
-            return
-        pool.heads[i].turn += 1
-        pool.ranks[i, best].dealt = pool.heads[i].turn
-        pool.ranks[i, best].taken += 1
-        pool.ranks[i, best].held += requests[p].need
-        requests[p].rank = best
-        append(i, best, pop(i, INBOX, requests, pool), requests, pool)
+def _left(i: int, r: int, room: int, pool: Instances) -> None:
+    """Note how much of the budget a rank with prompts did not take."""
+    if pool.loads[r].tokens > 0.0 or pool.lines[i, r].head >= 0:
+        pool.heads[i].room = min(pool.heads[i].room, room)
+
+
+@njit
+def _seats(i: int, batch: int, pool: Instances, rule: Rule) -> bool:
+    """Whether a batch of so many requests has a place for one more."""
+    pool.heads[i].places = max(pool.heads[i].places, rule.stages * (batch + 1))
+    return batch < rule.batch_slots
 
 
 @njit
@@ -83,9 +65,11 @@ def fill(i: int, s: int, r: int, requests: Records, pool: Instances, rule: Rule)
         return decodes, True
     room = max(room, 1)  # a rank full of drafts would never take a prompt
     while pool.lines[i, r].head >= 0 and room > 0 and not _uncut(i, r, room, requests, pool, rule):
-        if pool.ranks[i, r].running + load.ended >= rule.batch_slots:
+        if not _seats(i, pool.ranks[i, r].running + int(load.ended), pool, rule):
+            _left(i, r, room, pool)
             return decodes and pool.ranks[i, r].running > 0, True
         room -= _take(i, s, r, room, requests, pool, rule)
+    _left(i, r, room if pool.lines[i, r].head < 0 else 0, pool)
     return decodes and pool.ranks[i, r].running > 0, False
 
 
@@ -132,14 +116,14 @@ def _uncut(i: int, r: int, room: int, requests: Records, pool: Instances, rule: 
 def _by_need(i: int, s: int, r: int, room: int, requests: Records, pool: Instances, rule: Rule) -> tuple[bool, bool]:
     preempted = False
     if not rule.together:
-        _need(i, s, r, room, requests, pool, rule)
+        _left(i, r, _need(i, s, r, room, requests, pool, rule), pool)
         if pool.loads[r].tokens > 0.0:
             return False, True
         preempted = _make_room(i, r, requests, pool, rule)
     else:
         preempted = _make_room(i, r, requests, pool, rule)
         if not preempted:
-            _need(i, s, r, room, requests, pool, rule)
+            _left(i, r, _need(i, s, r, room, requests, pool, rule), pool)
     return bool(pool.ranks[i, r].running > 0), preempted
 
 
@@ -188,22 +172,32 @@ def _take(i: int, s: int, r: int, room: int, requests: Records, pool: Instances,
 
 
 @njit
-def _need(i: int, s: int, r: int, room: int, requests: Records, pool: Instances, rule: Rule) -> None:
-    """Take prompts whose blocks are free now: whole prompts must fit, though parts take theirs one by one."""
-    while pool.lines[i, r].head >= 0 and room > 0 and not _uncut(i, r, room, requests, pool, rule):
+def _need(i: int, s: int, r: int, room: int, requests: Records, pool: Instances, rule: Rule) -> int:
+    """Take prompts whose blocks are free now; return what is left of the budget, 0 where a prompt waits for it.
+
+    Whole prompts must fit, though parts take theirs one by one.
+    """
+    head = pool.heads[i]
+    while pool.lines[i, r].head >= 0:
+        if room <= 0 or _uncut(i, r, room, requests, pool, rule):
+            return 0
         p = pool.lines[i, r].head
         alone = pool.ranks[i, r].admitted == pool.ranks[i, r].under  # who lies alone may have more than there is
         if pool.ranks[i, r].under:
             new = min(room, requests[p].todo - requests[p].done)
             lacks = blocks_of(requests[p].done + new, rule) - blocks_of(requests[p].done, rule) > pool.ranks[i, r].free
             if lacks and not alone:
+                head.lacked = 1
                 _put_back(i, r, requests, pool, rule)
-                return
+                return room
         else:
             lacks = blocks_of(requests[p].todo, rule) > pool.ranks[i, r].free
+            head.places = max(head.places, pool.ranks[i, r].admitted + 1)
+            head.lacked |= lacks and not alone
             if pool.ranks[i, r].admitted >= rule.slots or (lacks and not alone):
-                return
+                return room
         room -= _take(i, s, r, room, requests, pool, rule)
+    return room
 
 
 @njit
@@ -242,6 +236,7 @@ def _make_room(i: int, r: int, requests: Records, pool: Instances, rule: Rule) -
     if lacking(i, r, pool, rule) <= pool.ranks[i, r].free:
         _grow(i, r, pool, rule)
         return False
+    pool.heads[i].lacked = 1
     preempted = False
     p = pool.ranks[i, r].oldest
     while p >= 0:
@@ -345,7 +340,7 @@ def _estimate(i: int, s: int, r: int, requests: Records, pool: Instances, rule: 
     if not under:
         if pool.ranks[i, r].full or line.head < 0:
             return
-        if batch >= rule.batch_slots:
+        if not _seats(i, batch, pool, rule):
             pool.ranks[i, r].full = 1
             return
     decode = batch if rule.together else 0
@@ -359,13 +354,15 @@ def _estimate(i: int, s: int, r: int, requests: Records, pool: Instances, rule: 
         if not under:
             lies_alone = batch == 0 and taken == 0 and (rule.stages == 1 or pool.ranks[i, r].admitted == 0)
             fits = lies_alone or _fits(i, s, p, there - now, there - ever, requests, pool, rule)
-            if taken + batch >= rule.batch_slots or not fits:
+            pool.heads[i].lacked |= not fits
+            if not _seats(i, taken + batch, pool, rule) or not fits:
                 pool.ranks[i, r].full = 1
                 break
             now += requests[p].done  # what is reused stands in the pool, too
             ever += requests[p].done
         short = int(there - ever) if under else room
         new = min(left, room, short if short > 0 else room)
+        pool.heads[i].lacked |= under and short < left
         single = single or (new == left and requests[p].after == 0)
         tokens = blocks_of(new, rule) * rule.block + rule.block
         now += tokens
@@ -374,11 +371,14 @@ def _estimate(i: int, s: int, r: int, requests: Records, pool: Instances, rule: 
         room -= blocks_of(new, rule) * rule.block
         taken += 1
         if new < left:
+            room = 0
             break
         if not under and (there - ever <= 0 or there - now <= 0):
-            pool.ranks[i, r].full = 1
+            pool.heads[i].lacked = pool.ranks[i, r].full = 1
             break
         under = False
+    whole = line.head < 0 or (pool.ranks[i, r].full and not rule.whole_prompts)
+    _left(i, r, room if whole else 0, pool)
     if taken and (rule.together or pool.ranks[i, r].under or not batch or (single and not rule.overlapped)):
         pool.ranks[i, r].full = 0
 
@@ -394,6 +394,7 @@ def _keep(i: int, r: int, requests: Records, pool: Instances, rule: Rule) -> boo
     if lacking(i, r, pool, rule) <= pool.ranks[i, r].free:
         pool.ranks[i, r].ratio = max(pool.ranks[i, r].ratio - rule.ratio_step, rule.least_ratio)
     elif pool.ranks[i, r].running > 1:
+        pool.heads[i].lacked = 1
         while pool.ranks[i, r].running > 1:
             p = _fewest(i, r, requests, pool)
             preempt(i, p, requests, pool, rule)

@@ -10,7 +10,7 @@ happens are passed over quickly (``iterations_loop``).
 import numpy as np
 
 from ground.arrays import Floats
-from planner.loops.admission_loop import deal, fill, hold
+from planner.loops.admission_loop import fill, hold
 from planner.loops.arrays import TableArrays
 from planner.loops.batch_loop import (
     BUCKETS,
@@ -26,6 +26,7 @@ from planner.loops.batch_loop import (
     Rule,
     append,
     blocks_of,
+    deal,
     join,
     leave,
     part,

@@ -1,4 +1,4 @@
-"""Compiled: who waits, runs and leaves on the ranks of aggregated instances.
+"""Compiled: who comes, waits, runs and leaves on the ranks of aggregated instances.
 
 Requests that run leave by the count of their rank's decode iterations, and their KV is a line over that count, so no
 step visits each of them.
@@ -89,6 +89,9 @@ HEAD = np.dtype(
         ("prompt_steps", "i8"),  # of those, with prompts
         ("beside", "i8"),  # running requests in these, and prompt tokens of the rank that has most, added up
         ("chunks", "f8"),
+        ("room", "i8"),  # least tokens of the budget that a step left to a rank with prompts
+        ("places", "i8"),  # batch slots that would have let everybody in, as far as slots matter
+        ("lacked", "i8"),  # whether KV memory made anybody wait, or took a place
     ]
 )
 LOAD = np.dtype([("tokens", "f8"), ("context", "f8"), ("pairs", "f8"), ("ended", "f8")])
@@ -239,6 +242,42 @@ def pop(i: int, k: int, requests: Records, pool: Instances) -> int:
     if line.head < 0:
         line.tail = NOBODY
     return p
+
+
+@njit
+def deal(i: int, requests: Records, pool: Instances, rule: Rule) -> None:
+    """Give who arrived to the ranks: where answers are reserved while the first one fits, else all of them."""
+    while pool.lines[i, INBOX].head >= 0:
+        p = pool.lines[i, INBOX].head
+        best, best_fits, best_key = -1, False, 0.0
+        for r in range(pool.ranks.shape[1]):
+            fits = rule.admission != RESERVE or _reserves(i, r, p, requests, pool, rule)
+            if rule.dealing == LEAST_REQUESTS:
+                key = float(pool.ranks[i, r].taken)
+            elif rule.dealing == LEAST_KV:
+                key = pool.ranks[i, r].held
+            else:
+                key = float(pool.ranks[i, r].dealt)
+            if best < 0 or (fits and not best_fits) or (fits == best_fits and key < best_key):
+                best, best_fits, best_key = r, fits, key
+        if not best_fits:
+            return
+        pool.heads[i].turn += 1
+        pool.ranks[i, best].dealt = pool.heads[i].turn
+        pool.ranks[i, best].taken += 1
+        pool.ranks[i, best].held += requests[p].need
+        requests[p].rank = best
+        append(i, best, pop(i, INBOX, requests, pool), requests, pool)
+
+
+@njit
+def _reserves(i: int, r: int, p: int, requests: Records, pool: Instances, rule: Rule) -> bool:
+    """Whether a rank has a place and memory for the whole answer of a request."""
+    rank, head = pool.ranks[i, r], pool.heads[i]
+    head.places = max(head.places, rank.taken + 1)
+    lacks = rank.taken > 0 and rank.held + requests[p].need > rule.capacity
+    head.lacked |= lacks
+    return bool(rank.taken < rule.slots and not lacks)
 
 
 @njit

@@ -7,9 +7,10 @@ says in which order, and who is let in.
 Ref: Sarathi-Serve (arXiv 2403.02310) section 4; the schedulers of vLLM 0.33.0 and SGLang 0.5.23.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,19 @@ class AggregatedPool:
         return tokens if self.charged is None else self.charged(tokens)
 
 
+class Needs(NamedTuple):
+    """Limits of a rank, from and to, with which a play goes as it did; where one mattered, both are that limit."""
+
+    budget_tokens: tuple[float, float]
+    slots: tuple[float, float]
+    capacity_tokens: tuple[float, float]
+
+    def met_by(self, pool: AggregatedPool) -> bool:
+        """Whether a pool that is like the played one, but for these limits, plays the same."""
+        limits = pool.budget_tokens, pool.slots, pool.capacity_tokens
+        return all(low <= limit <= high for limit, (low, high) in zip(limits, self, strict=True))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Played:
     """Times of every request, [requests], and totals of the steps."""
@@ -81,6 +95,7 @@ class Played:
     running_beside_prompts: int  # running requests of all ranks, summed over steps with prompt tokens
     longest_chunks: float  # prompt tokens of the rank that has most, summed over steps with prompt tokens
     single_steps: int  # those of batches that take turns which were played one by one, not added up
+    needs: Needs
     ended: bool = False  # whether the play ended early. Times of tokens that were not out by then are lower bounds
 
     @property
@@ -142,7 +157,24 @@ def _play(pool: AggregatedPool, stream: Stream, first: int, enough: Enough | Non
         longest_chunks=float(instances.heads["chunks"].sum()),
         ended=ended,
         single_steps=int(instances.heads["single"].sum()),
+        needs=_needs_of(pool, rule, instances),
     )
+
+
+def _needs_of(pool: AggregatedPool, rule: "Rule", instances: "Instances") -> Needs:
+    room, places = int(instances.heads["room"].min()), int(instances.heads["places"].max())
+    whole = room > 0 and not rule.wait_steps  # prompts that wait for others wait for a share of the budget
+    return Needs(
+        budget_tokens=_from(rule.stages * (rule.budget - room + 1), pool.budget_tokens, mattered=not whole),
+        slots=_from(places, pool.slots, mattered=places > pool.slots),
+        capacity_tokens=_from(
+            pool.capacity_tokens, pool.capacity_tokens, mattered=bool(instances.heads["lacked"].any())
+        ),
+    )
+
+
+def _from(least: float, limit: float, *, mattered: bool) -> tuple[float, float]:
+    return (limit, limit) if mattered else (least, math.inf)
 
 
 def rule_of(pool: AggregatedPool, longest_answer: int) -> "Rule":
@@ -244,7 +276,7 @@ def instances_of(pool: AggregatedPool, rule: "Rule", arriving: int, requests: in
     each = pool.instances * rule.stages
     shape = each, pool.ranks
     heads, ranks = batch.records(each, batch.HEAD), batch.records(shape, batch.RANK)
-    heads["received"], heads["acting"] = rule.interval, np.arange(each)
+    heads["received"], heads["acting"], heads["room"] = rule.interval, np.arange(each), rule.budget
     ranks["ratio"], ranks["free"] = rule.initial_ratio, rule.capacity
     lines, steps = batch.records((each, pool.ranks + 1), batch.LINE), batch.records((each, 2), batch.STEP)
     for links in links_of(lines, steps, ranks):

@@ -8,7 +8,7 @@ count: a stream begins with an empty instance and ends with nobody behind, which
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from ground.arrays import Floats, Ints, student
 from planner.objective import LEAST_PART
 from planner.serving.latency import Latency
 from planner.serving.streams import PARTS, Stream
+
+if TYPE_CHECKING:
+    from planner.serving.aggregated import Needs
 
 _AIM, _BEYOND = 0.995, 1.02
 """Part of the limit at which root finding aims; part of the upper rate at which latency is taken as infinite."""
@@ -65,6 +68,7 @@ class Outcome:
     tpot_seconds: Floats
     ended: bool = False  # whether the play ended early: latencies are then lower bounds
     prompt_steps: float = 0.0  # share of an aggregated instance's steps that compute prompts
+    needs: "Needs | None" = None  # limits with which an aggregated instance would have played the same
 
     def limited(self, limits: Limits) -> tuple[tuple[Floats, float], tuple[Floats, float]]:
         """Return TTFT and TPOT, each with its limit; without any where no limit applies."""
@@ -258,7 +262,7 @@ def trial(play: Play, stream: Stream, rate_per_second: float, limits: Limits, un
     outcome = play(stream.at_rate(rate_per_second), until).counted(stream.counting)
     return Trial(
         rate_per_second=rate_per_second,
-        outcome=_NOTHING if outcome.ended else outcome,
+        outcome=replace(_NOTHING, needs=outcome.needs) if outcome.ended else outcome,
         excesses=outcome.excesses(limits),
         limits=limits,
         ended=outcome.ended,
@@ -283,9 +287,7 @@ def _percentile(known: Floats, percentile: float) -> float:
 
 
 def capacity(
-    play: Play,
-    stream: Stream,
-    limits: Limits,
+    tried: Callable[[float], Trial],
     upper: float,
     about: float | None = None,
     known: Sequence[Trial] = (),
@@ -296,9 +298,7 @@ def capacity(
     where TPOT binds, which hardly rises, a queue that is not known well takes little of the rate.
 
     Args:
-        play: returns the latencies of a stream.
-        stream: a stream of mean rate 1, as ``planner.serving.streams.stationary`` makes them.
-        limits: the latency limits.
+        tried: plays the stream at a rate.
         upper: upper bound on the rate: saturation, or the rate that is asked for.
         about: first guess of the rate.
         known: earlier trials of the same stream.
@@ -308,7 +308,7 @@ def capacity(
 
     def excess(rate: float) -> float:
         if rate not in trials:
-            trials[rate] = trial(play, stream, rate, limits)
+            trials[rate] = tried(rate)
         return trials[rate].excess
 
     about = max(kept, about or 0.0) or None

@@ -124,9 +124,15 @@ class Player:
         """Play one of ``instances`` at its rate; None: over as many requests as ``lasting`` tells."""
         key = self._key(rate_per_second, instances, requests)
         if key not in self._trials:
-            play, stream = self.plays(key[2], instances)
-            self._trials[key] = trial(play, stream, rate_per_second, self.limits)
+            self._trials[key] = self._tried(rate_per_second, instances, key[2])
         return self._trials[key]
+
+    def _tried(
+        self, rate_per_second: float, instances: int, requests: int, until: Callable[..., Until] | None = None
+    ) -> Trial:
+        """Play a rate, to the end or until enough is known."""
+        play, stream = self.plays(requests, instances)
+        return trial(play, stream, rate_per_second, self.limits, until and until(stream, self.limits, SURE))
 
     def _key(self, rate_per_second: float, instances: int, requests: int | None) -> tuple[float, int, int]:
         """Return the key of a trial: rates that differ by rounding are equal, and a trace is always played whole."""
@@ -143,9 +149,7 @@ class Player:
         if found is None and late is not None and late.rate_per_second <= rate_per_second:
             return late  # a higher rate is the same stream with shorter gaps
         if found is None:
-            play, stream = self.plays(requests, instances)
-            until = (Until.sure if key[2] == MANY else Until.certain)(stream, self.limits, SURE)
-            found = trial(play, stream, rate_per_second, self.limits, until)
+            found = self._tried(rate_per_second, instances, requests, Until.sure if key[2] == MANY else Until.certain)
             (self._ended if found.ended else self._trials)[key] = found
         return found
 
@@ -210,8 +214,8 @@ class Player:
         if key not in self._found:
             _, *alike = self._key(upper, instances, requests)
             known = [each for (_, *same), each in self._trials.items() if same == alike]
-            play, stream = self.plays(requests, instances)
-            self._found[key] = capacity(play, stream, self.limits, upper, about, known)
+            tried = partial(self._tried, instances=instances, requests=requests)
+            self._found[key] = capacity(tried, upper, about, known)
         found = self._found[key]
         if found is not None:
             self._trials[self._key(found.rate_per_second, instances, requests)] = found.trial

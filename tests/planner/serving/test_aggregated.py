@@ -152,6 +152,27 @@ def test_a_plain_scheduler_keeps_the_same_batches_in_flight(name, seed):
     both_serve_alike(plain, pool, random_stream(seed, 120, (0.06, 0.3)[seed // 3] / ranks))
 
 
+@pytest.mark.parametrize("name", [*RULES, *STAGES])
+@pytest.mark.parametrize("ample", [(1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 30), (8, 8, 30)])
+def test_other_limits_that_a_play_does_not_need_change_nothing(name, ample):
+    """The least budget, batch slots and memory, and far more of each; where none matters, all of them are free."""
+    stream, free = random_stream(7, 60, 0.05), 0
+    budget, slots, capacity = (most * limit for most, limit in zip(ample, (160, 5, 700), strict=True))
+    if name in STAGES:
+        pool = staged_pool(STAGES[name], 2, 2, budget, slots, capacity, 2)
+    else:
+        pool = pool_of(RULES[name], 2, budget, slots, capacity)
+    played = play_aggregated(pool, stream)
+    assert played.needs.met_by(pool)
+    for limit, (low, high) in zip(("budget_tokens", "slots", "capacity_tokens"), played.needs, strict=True):
+        for other in (low, min(high, 1e6)):
+            free += other != getattr(pool, limit)
+            again = play_aggregated(replace(pool, **{limit: int(other)}), stream)
+            np.testing.assert_allclose(again.first_token_seconds, played.first_token_seconds, rtol=1e-9, atol=1e-9)
+            np.testing.assert_allclose(again.left_seconds, played.left_seconds, rtol=1e-9, atol=1e-9)
+    assert free >= 4 or ample != (8, 8, 30) or pool.rule.wait_steps or pool.rule.whole_prompts
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     rows=small_streams,

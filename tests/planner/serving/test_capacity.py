@@ -11,6 +11,7 @@ from planner.serving.capacity import (
     STEP,
     Limits,
     Outcome,
+    Play,
     Trial,
     Until,
     at_percentile,
@@ -215,32 +216,35 @@ def _played(power: float, spread: float = 0.0) -> Callable[[Stream, Until | None
 ONE = Limits(percentile=50.0, ttft_seconds=1.0)
 
 
+def _tried(play: Play, limits: Limits = ONE) -> Callable[[float], Trial]:
+    return lambda rate: trial(play, _stream(), rate, limits)
+
+
 def test_a_capacity_without_noise_is_a_point() -> None:
     """At the limit, on the grid, whose ends are those of the latency's interval; its trial is told."""
-    found = capacity(_played(8.0), _stream(), ONE, 2.0)
+    found = capacity(_tried(_played(8.0)), 2.0)
     assert found is not None and found.rate_per_second == pytest.approx(1, rel=1.01 * STEP)
     assert found.rate_per_second == found.trial.rate_per_second and found.trial.excess <= 1
     assert found.low == pytest.approx(found.rate_per_second) and found.high == pytest.approx(found.rate_per_second)
-    assert capacity(_played(8.0), _stream(), ONE, 0.5) is not None
-    assert capacity(_played(0.0), _stream(), Limits(percentile=50.0, ttft_seconds=0.5), 2.0) is None
+    assert capacity(_tried(_played(8.0)), 0.5) is not None
+    assert capacity(_tried(_played(0.0), Limits(percentile=50.0, ttft_seconds=0.5)), 2.0) is None
 
 
 def test_where_nothing_binds_the_upper_rate_is_certain() -> None:
     """Its interval is a point if all of the latency's keeps the limit, and else only ends there."""
-    sure = capacity(_played(8.0, 0.1), _stream(), ONE, 0.9)
+    sure = capacity(_tried(_played(8.0, 0.1)), 0.9)
     assert sure is not None and (sure.low, sure.rate_per_second, sure.high) == (0.9, 0.9, 0.9)
-    unsure = capacity(_played(8.0, 0.1), _stream(), ONE, 0.99)
+    unsure = capacity(_tried(_played(8.0, 0.1)), 0.99)
     assert unsure is not None and unsure.low < unsure.rate_per_second == unsure.high == 0.99
 
 
 def test_an_interval_of_latency_becomes_one_of_the_rate() -> None:
     """By the slope of their logarithms, here 8; a known trial is where the search begins."""
-    stream = _stream()
-    found = capacity(_played(8.0, 0.1), stream, ONE, 2.0, 0.97)
+    found = capacity(_tried(_played(8.0, 0.1)), 2.0, 0.97)
     low, high = found.trial.interval()
     assert math.log(found.high / found.low) == pytest.approx(math.log(high / low) / 8, rel=1e-6)
     assert found.low <= found.rate_per_second <= found.high
-    again = capacity(_played(8.0, 0.1), stream, ONE, 2.0, known=[found.trial])
+    again = capacity(_tried(_played(8.0, 0.1)), 2.0, known=[found.trial])
     assert again is not None and again.rate_per_second == found.rate_per_second
 
 
@@ -251,7 +255,7 @@ def test_a_wide_interval_of_ttft_is_divided_by_the_slope_of_ttft() -> None:
         wide = _played(8.0, 0.6)(at, until).ttft_seconds
         return _outcome(0.9 * wide, _played(1.0)(at, until).ttft_seconds)
 
-    found = capacity(play, _stream(), ONE._replace(tpot_seconds=1.0), 2.0)
+    found = capacity(_tried(play, ONE._replace(tpot_seconds=1.0)), 2.0)
     high = found.trial.intervals()[0][1]
     assert high > 1.2 and found.low / found.rate_per_second == pytest.approx((high / found.trial.excess) ** -0.125)
 

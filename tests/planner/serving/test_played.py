@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.serving.capacity import STEP, Limits, Outcome, Until, at_percentile, capacity, percentile_interval
+from planner.serving.capacity import STEP, Limits, Outcome, Until, at_percentile, capacity, percentile_interval, trial
 from planner.serving.played import EVENLY, FEW, MANY, SURE, PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.serving.streams import Stream, parts_of, stationary
@@ -131,7 +131,8 @@ def test_a_rate_that_is_late_by_chance_makes_no_interval_narrow() -> None:
         wobble = 1 + 0.05 * math.cos(2 * math.log(rate) / STEP)
         return Outcome(ttft_seconds=spread * wobble * rate**10, tpot_seconds=np.zeros(0))
 
-    found = capacity(play, stream, Limits(percentile=99, ttft_seconds=1.0), 2.0, 0.9)
+    limits = Limits(percentile=99, ttft_seconds=1.0)
+    found = capacity(lambda rate: trial(play, stream, rate, limits), 2.0, 0.9)
     low, high = found.trial.interval()
     assert math.log(found.high / found.low) == pytest.approx(math.log(high / low) / 10, rel=0.3)
 
