@@ -20,6 +20,9 @@ from ground.units import MICRO, format_duration
 from ground.workers import Executor
 from podplan.result import Result, as_json
 
+if TYPE_CHECKING:
+    from cli.plots import Plot
+
 GAP = "   "
 MOST_TURNED = 4  # rows that rather become columns than have folded cells
 MOST_FOLDED = 3  # lines of a cell, where dropping a spare column makes room
@@ -148,9 +151,6 @@ class TextTable(NamedTuple):
                 block += folded(start + cell, width, " " * len(start)) if cell else []
             yield block
 
-
-if TYPE_CHECKING:
-    from cli.plots import Plot
 
 LINE_WIDTH = 118  # of sentences, however wide the terminal is
 PAIRS_WIDTH = 200  # of the few lines that each begin with a name

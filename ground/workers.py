@@ -199,7 +199,7 @@ def _follow() -> None:
         CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
         parent = parent_process()
         if parent and parent.pid != os.getppid():  # it has ended meanwhile
-            os._exit(1)
+            signal.raise_signal(signal.SIGKILL)  # as the kernel would have
 
 
 def _nth(number: int) -> Any:

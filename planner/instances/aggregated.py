@@ -1,6 +1,6 @@
 """Aggregated instances, played: latencies at a rate, and the largest rate within the limits."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -25,6 +25,8 @@ from planner.serving.streams import Stream
 from planner.serving.tables import aggregated_times
 from planner.workload import Workload
 
+Alike = dict[Hashable, list[Trial]]
+"""Trials of instances that differ only in token budget, batch slots and memory, by rate and stream."""
 _LIKELY = 0.8  # share of saturation at which the search for a capacity begins
 FEWEST = 600  # requests of the shortest stream. An instance seldom fills on it, so one that is late on it is far off
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
@@ -62,20 +64,16 @@ class PlayedAggregated(Player):
 
     pool: AggregatedPool
     most_open: int  # most open requests of one instance
-    alike: dict[tuple[object, ...], list[Trial]] = field(default_factory=dict, repr=False)
-    """Trials of instances that differ only in token budget, batch slots and memory, by all else that decides them."""
+    alike: Alike = field(default_factory=dict, repr=False)
     count: Count = field(default_factory=Count)
     _states: dict[tuple[float, int, int], AggregatedState] = field(default_factory=dict, repr=False)
 
-    def _tried(
-        self, rate_per_second: float, instances: int, requests: int, until: Callable[..., Until] | None = None
-    ) -> Trial:
-        """Play a rate, unless an instance whose limits mattered no more than here was played at it."""
-        stream = self.plays(requests, instances)[1]
-        known = self.alike.setdefault((rate_per_second, instances, len(stream), until), [])
+    def _shared(self, alike: Hashable, make: Callable[[], Trial]) -> Trial:
+        """Return the trial of an instance whose limits mattered no more than they would here; else make one."""
+        known = self.alike.setdefault(alike, [])
         found = next((each for each in known if each.outcome.needs and each.outcome.needs.met_by(self.pool)), None)
         if found is None:
-            found = super()._tried(rate_per_second, instances, requests, until)
+            found = make()
             known.append(found)
         return found
 
@@ -181,13 +179,13 @@ def player_of(
     context_tokens: int,
     most_open: int | None = None,
     count: Count | None = None,
-    alike: dict[tuple[object, ...], list[Trial]] | None = None,
+    alike: Alike | None = None,
 ) -> PlayedAggregated:
     """Return the player of one of several instances.
 
     Args: ``context_tokens``: context length of the model, at which requests end; ``most_open``: most open requests
-        within the limits, where fewer than the slots; ``count``: plays are added to it; ``alike``: see
-        ``PlayedAggregated``.
+        within the limits, where fewer than the slots; ``count``: plays are added to it; ``alike``: trials
+        that are shared.
     """
     count = count or Count()
     pool, most = replace(pool, instances=1), pool.ranks * pool.slots
@@ -233,7 +231,7 @@ class AggregatedServer:
         return aggregated_times(cost, question.workload, candidate.batched_tokens, context, candidate.microbatches)
 
     @cached_property
-    def alike(self) -> dict[tuple[object, ...], list[Trial]]:
+    def alike(self) -> Alike:
         """Trials of all these instances."""
         return self.like.alike if self.like else {}
 

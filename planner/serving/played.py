@@ -6,7 +6,7 @@ A play that only asks whether limits are kept ends once the answer is certain (f
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import NamedTuple
@@ -132,7 +132,13 @@ class Player:
     ) -> Trial:
         """Play a rate, to the end or until enough is known."""
         play, stream = self.plays(requests, instances)
-        return trial(play, stream, rate_per_second, self.limits, until and until(stream, self.limits, SURE))
+        enough = until and until(stream, self.limits, SURE)
+        alike = rate_per_second, instances, len(stream), until
+        return self._shared(alike, lambda: trial(play, stream, rate_per_second, self.limits, enough))
+
+    def _shared(self, alike: Hashable, make: Callable[[], Trial]) -> Trial:
+        """Return a trial, made now unless another player's goes as this one's would; ``alike``: rate and stream."""
+        return make()
 
     def _key(self, rate_per_second: float, instances: int, requests: int | None) -> tuple[float, int, int]:
         """Return the key of a trial: rates that differ by rounding are equal, and a trace is always played whole."""
