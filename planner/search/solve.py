@@ -182,7 +182,8 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known
     may make the transfers of a plan longer, and its TPOT late; then the search is repeated with the longer transfers.
     Where the first plan of a single model carries more if its own rate is lowered instead, that plan is returned, with
     its gap to the bound; so is one whose prefill memory is full of prompts that wait for decode. With the latency
-    objective the gap is the wait for links. Where the rate is maximised, plans below the rate ``known`` count as none.
+    objective the bound is of the search without longer transfers. Where the rate is maximised, plans below the rate
+    ``known`` count as none.
     For an asked rate see ``_with_room``.
     """
     fleet, transfers = separate.fleet, transfers or {}
@@ -193,7 +194,7 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known
     plans = tuple(_carried(option, columns, share) for option, columns in choice.chosen)
     growth = share if goal.maximised else _spare(choice.programme.picked(choice.picks), plans)
     found = Found(separate=separate, choice=choice, plans=plans, growth=growth)
-    longer = {} if goal.timed else _late(separate, plans, transfers)
+    longer = _late(separate, plans, transfers)
     crowded = fleet.single and plans[0].crowded_share > 0 and plans[0].excess > 1
     if not longer and not crowded:
         return found
@@ -201,6 +202,8 @@ def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known
     if longer:
         transfers = {**transfers, **longer}
         again = find(gather_fleet(fleet, transfers), transfers, known)
+        if goal.timed and again.plans:
+            return replace(found, plans=again.plans, growth=again.growth)
         if again.best and (slower is None or again.best.requests_per_second >= slower.requests_per_second):
             return again
         if slower is None and (goal.maximised or not fleet.single):
