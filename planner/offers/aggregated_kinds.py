@@ -161,8 +161,19 @@ class AggregatedKind:
         return float(bounds[listed.index(budget)] if budget in listed else bounds.max())
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
-        """Whether a pool of so many instances carries a rate within the limits with some budget."""
-        return self._carrying(instances, rate_per_second) is not None
+        """Whether a pool of so many instances carries a rate within the limits with some budget.
+
+        As in ``pool_capacity``, less than ``_least`` counts as none, unless a rate is asked.
+        """
+        if self._carrying(instances, rate_per_second) is None:
+            return False
+        least = instances * self._least if self.asked_per_second is None else 0.0
+        return rate_per_second >= least or self._carrying(instances, least) is not None
+
+    @cached_property
+    def _least(self) -> float:
+        """The least rate of an instance that is told from none."""
+        return on_grid(LEAST_PART * max((server.most_per_second for server in self.servers), default=0.0))
 
     def _carrying(self, instances: int, rate_per_second: float) -> AggregatedServer | None:
         each = rate_per_second / instances
@@ -306,8 +317,7 @@ class AggregatedKind:
         if in_time is not None and least > rate:
             rate, best = max(in_time.pool_capacity(instances, FEW) / instances, least), in_time
         if best is None or not rate:
-            least = on_grid(LEAST_PART * max((server.most_per_second for server in servers), default=0.0))
-            return least, self._near(servers, instances, least)
+            return self._least, self._near(servers, instances, self._least)
         while True:
             servers += [each for each in self._beside(best, rate) if each not in servers]
             more = (1 + _MORE) * rate

@@ -14,6 +14,7 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from planner.instances.alignment import lost_instances, occupied_devices
 from planner.instances.space import Role
+from planner.objective import LEAST_PART
 from planner.offers.offer import Offers, Server, Timed
 from planner.question import Loss, Machines
 
@@ -191,6 +192,13 @@ class Side:
         self._stairs.clear()
         self.rate[column] = min(float(self.rate[column]), wanted * (1 - BELOW))
         self._learn(offer, left, float(self.rate[column]))
+        return False
+
+    def carries_any(self, column: int) -> bool:
+        """Return whether a column carries the least rate that is told from none; if not, it and smaller ones do not."""
+        if self.carries(column, LEAST_PART * float(self.rate[column])):
+            return True
+        self.rate[(self.offer == self.offer[column]) & (self.left <= self.left[column])] = 0.0
         return False
 
     def widest(self, column: int, most_room: float) -> int:

@@ -22,7 +22,7 @@ import numpy as np
 from ground.arrays import Floats, Ints, distinct
 from ground.errors import BadInput
 from planner.instances.candidates import Count
-from planner.objective import LEAST_PART, Aim, Incumbent
+from planner.objective import Aim, Incumbent
 from planner.programme.columns import BELOW, RELATIVE, Pick, Picks, Rates, Side, Way
 from planner.programme.routes import Routes
 
@@ -290,9 +290,12 @@ class Programme:
         return None
 
     def carries_any(self) -> bool:
-        """Whether some choice carries the least rate that is told from none, a part of the upper bound."""
-        first = self.best()
-        return first is not None and self.carrying(self.carried(first) * LEAST_PART) is not None
+        """Whether every column of some choice carries anything."""
+        most = replace(self, aim=replace(self.aim, objective="throughput", rate=None))
+        while (choice := most.best()) is not None:
+            if all(side.carries_any(column) for side, column in self.picked(choice)):
+                return True
+        return False
 
     def _exactly(self, known: float) -> float:
         """Return the largest rate of solved columns; ``known`` where none carry more, or for other objectives."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from operator import call
 
 from ground.units import format_count, format_duration, format_rate, rounded_down, rounded_up
@@ -14,7 +14,6 @@ from planner.search.answer import Change
 from planner.search.changes.missing import asked_limit, fastest, in_reach, most_devices, smallest_plan, with_limit
 from planner.search.changes.resources import Each
 from planner.search.changes.variations import alike, most_carried
-from planner.search.search import search
 from planner.workload import Lengths, Workload
 
 Try = Callable[[Question], bool]
@@ -101,17 +100,20 @@ def size_change(question: Question, most_per_second: float | None, feasible: Try
     def at(factor: float) -> Question:
         return question.on_roles(lambda part: replace(part, devices=max(part.grown(factor), part.devices)))
 
+    reached = cache(lambda factor: in_reach(at(factor)))
+
     def holds(factor: float) -> bool:
         changed = at(factor)
         sizes = changed.prefill.devices, changed.decode.devices
         if sizes not in tried:
-            tried[sizes] = changed.devices <= most and in_reach(changed) and feasible(changed)
+            tried[sizes] = changed.devices <= most and reached(factor) and feasible(changed)
         return tried[sizes]
 
     whole = at(1.0).devices > question.devices  # devices of a node in part: the rest of it is tried first
     low, high = 1.0, 1.0 if whole and holds(1.0) else min(2.0, largest)
     while high > 1 and not holds(high):
-        if high >= largest:
+        if high >= largest or not (reached(high) or reached(largest)):
+            high = largest
             break
         low, high = high, min(2 * high, largest)
     if (high <= 1 and not whole) or not holds(high):
@@ -153,9 +155,6 @@ def limit_change(question: Question, ttft: bool, feasible: Try) -> Change:
     factor = _least(lambda factor: feasible(relaxed(factor)), MOST_FACTOR)
     if factor is None:
         return _none(name, flag, f"not even {flag} {format_duration(MOST_FACTOR * base)} suffices")
-    idle = question.rate_per_second is None
-    while idle and factor < MOST_FACTOR and not search(relaxed(factor), beside=False).feasible:
-        factor *= _WITHIN  # a rate close to none is a plan to the programme and none to the search
     value = format_duration(rounded_up(base * factor))
     told = f"{value} instead of {format_duration(asked)}"
     return Change(direction=name, flag=flag, value=value.replace(" ", ""), told=told, question=relaxed(factor))
