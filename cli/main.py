@@ -178,13 +178,6 @@ def top(
         print(context.get_help())
 
 
-def run() -> None:
-    """Begin as scripts do that were installed before the entry point was `cli.__main__`."""
-    from cli.__main__ import run as begin
-
-    begin()
-
-
 def main(arguments: Sequence[str]) -> int:
     """Run ``plan`` with ``arguments`` and return its exit code; errors become one line on stderr."""
     try:

@@ -251,7 +251,7 @@ def deal(i: int, requests: Records, pool: Instances, rule: Rule) -> None:
         p = pool.lines[i, INBOX].head
         best, best_fits, best_key = -1, False, 0.0
         for r in range(pool.ranks.shape[1]):
-            fits = rule.admission != RESERVE or _reserves(i, r, p, requests, pool, rule)
+            fits = rule.admission != RESERVE or reserves(i, r, p, requests, pool, rule)
             if rule.dealing == LEAST_REQUESTS:
                 key = float(pool.ranks[i, r].taken)
             elif rule.dealing == LEAST_KV:
@@ -271,7 +271,7 @@ def deal(i: int, requests: Records, pool: Instances, rule: Rule) -> None:
 
 
 @njit
-def _reserves(i: int, r: int, p: int, requests: Records, pool: Instances, rule: Rule) -> bool:
+def reserves(i: int, r: int, p: int, requests: Records, pool: Instances, rule: Rule) -> bool:
     """Whether a rank has a place and memory for the whole answer of a request."""
     rank, head = pool.ranks[i, r], pool.heads[i]
     head.places = max(head.places, rank.taken + 1)

@@ -22,6 +22,7 @@ from planner.loops.batch_loop import (
     blocks_of,
     join,
     part,
+    reserves,
 )
 from planner.loops.compiled import called, njit, outermost
 from planner.loops.iterations_loop import count_steps, leaving, steps_as_slowest
@@ -356,9 +357,10 @@ def _longest(i: int, r: int, most: float, requests: Records, pool: Instances) ->
 def has_room(k: int, p: int, r: int, state: tuple[Records, Instances], rule: Rule) -> bool:
     """Whether a rank has room for a request of another one."""
     requests, pool = state
-    rank, q = pool.ranks[acting(k, pool, rule), r], requests[p]
+    i, q = acting(k, pool, rule), requests[p]
+    rank = pool.ranks[i, r]
     if rule.admission == RESERVE:
-        return bool(rank.taken < rule.slots and rank.held + q.need <= rule.capacity)
+        return reserves(i, r, p, requests, pool, rule)
     return bool(rank.admitted < rule.slots and blocks_of(q.todo + q.answer, rule) <= rank.free)
 
 

@@ -4,7 +4,6 @@ Messages inside a process stay in its loop. A process whose ranks all wait liste
 limit it names a rank and the operation that it waits in, and the whole run ends.
 """
 
-import os
 import signal
 import sys
 import threading
@@ -162,4 +161,5 @@ class MpiLoop(Loop):
         waits = self.waiting_sentence() if self._waiting else "it waits for the reports of the others"
         print(f"plan: process {self.process} was told to end: {waits}", file=sys.stderr, flush=True)  # noqa: T201
         time.sleep(FORWARDING_SECONDS)
-        os._exit(1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTERM)
