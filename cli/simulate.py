@@ -39,7 +39,7 @@ def command(flags: SimulateFlags, json: bool = JSON) -> None:
     files = {"--requests-csv": flags.requests_csv, "--timeseries": flags.timeseries, "--timeline": flags.timeline}
     Outputs(flags.force, files)
     planned = read_manifest(flags.manifest)
-    if flags.policies is not None:
+    if "," in (flags.policies or ""):
         compared = simulated_policies(planned, flags)
         print_json(compared.to_dict()) if json else show_policies(Screen(), compared)
         return

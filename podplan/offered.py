@@ -306,7 +306,7 @@ class _Asked:
             arrivals = requests.arrival_seconds
             end = float(arrivals[min(int(np.searchsorted(arrivals, warmup)) + measured, total) - 1])
             kept = requests.piece(0, int(np.searchsorted(arrivals, end + tail, side="right")))
-            whole = with_running(kept, running, self.seed)
+            whole = with_running(kept, running, self.seed, _drafts(self.manifest))
             made, share = lambda: [whole], f"{measured} of {len(whole) - whole.under_way}"
         return Offered(
             requests=made,
@@ -320,12 +320,12 @@ class _Asked:
 
     def _drawn(self, rate: float, count: int, running: int = 0) -> Callable[[], Iterable[Requests]]:
         """Return an open loop, in parts where it is long; requests that run already are in the first of them."""
-        workload, context = self.manifest.workload, _model(self.manifest).max_position
+        workload, context, drafts = self.manifest.workload, _model(self.manifest).max_position, _drafts(self.manifest)
 
         def parts() -> Iterator[Requests]:
             for number, part in enumerate(open_stream(workload, rate, count, self.seed)):
                 own = part.within(context)
-                yield with_running(own, running, self.seed) if running and not number else own
+                yield with_running(own, running, self.seed, drafts) if running and not number else own
 
         if count > MOST_AT_ONCE:
             return parts
@@ -353,6 +353,10 @@ def _fitting(trace: Trace, manifest: Manifest) -> Trace:
     """Return the requests that the manifest's model has positions for."""
     model = _model(manifest)
     return fitting(trace, model.max_position, model.name)
+
+
+def _drafts(manifest: Manifest) -> int:
+    return max(pool.mtp.drafts for pool in manifest.pools)
 
 
 def _rows(requests: Requests, trace: Trace | None = None) -> TraceRows:

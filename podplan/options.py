@@ -268,7 +268,7 @@ class SimulateFlags(Flags):
         "DURATION", "Measure what arrives from this time on; 0s measures all [once the stream is stationary].", unit="s"
     )
     cold: bool = switch("Start a stream empty, not with requests in decode.")
-    policies: Text = flag("A,B,C", "Compare policies on the same requests.")
+    policies: Text = flag("A,B,C", "Policies in place of the manifest's; several are compared on the same requests.")
     offline: Text = flag(
         "N[,P+A][@R/s]",
         "Offline requests behind the online ones, of prompts of P and answers of A, one by one at a rate.",

@@ -167,7 +167,7 @@ def simulate(manifest: "str | Path | Manifest | Planned", **flags: object) -> Si
     Args:
         manifest: the path of a manifest, one that was read, or a plan.
         flags: the long flags of ``plan simulate``, such as ``trace="trace.jsonl.gz"``, ``rate="50/s"`` or
-            ``fail=["node 3 at 10s for 1min"]``; not ``policies``, for which there is ``simulate_policies``.
+            ``fail=["node 3 at 10s for 1min"]``; ``policies`` of one run, ``simulate_policies`` compares several.
     """
     return simulated(_manifest(manifest), flags_of(SimulateFlags, flags))
 
@@ -187,6 +187,7 @@ def _manifest(given: "str | Path | Manifest | Planned") -> Manifest:
 
 def simulated(manifest: Manifest, flags: SimulateFlags, progress: Progress | None = None) -> SimulateResult:
     """Return the run that flags ask for; ``progress`` is told how far it is."""
+    manifest = with_policies(manifest, flags.policies.split("+")) if flags.policies else manifest
     change = None if flags.migration is None else read_change(flags, manifest)
     flags = flags if change is None else change.long_enough(flags)
     offered = _offered(manifest, flags)
@@ -207,7 +208,7 @@ def simulated_policies(manifest: Manifest, flags: SimulateFlags) -> PoliciesResu
     offered = _offered(manifest, flags)
     names = [name.strip() for name in (flags.policies or "").split(",") if name.strip()]
     if len(names) < 2 or len(set(names)) < len(names):
-        raise BadInput("--policies: give at least two different ones, such as round_robin,least_load")
+        raise BadInput("--policies: give different ones to compare, such as round_robin,least_load")
     variants = {name: with_policies(manifest, name.split("+")) for name in names}
     runs = {}
     for name, made in variants.items():
@@ -241,7 +242,7 @@ def check_together(flags: SimulateFlags) -> None:
             raise BadInput(f"{flag_name(name)}: belongs to --{owner} FILE; give it or leave the {what} out")
     if flags.migration is not None and (flags.policies is not None or flags.autoscale is not None):
         raise BadInput("--migration: is played by itself; leave --policies and --autoscale out")
-    if flags.policies is not None and (flags.requests_csv or flags.timeseries or flags.timeline):
+    if "," in (flags.policies or "") and (flags.requests_csv or flags.timeseries or flags.timeline):
         raise BadInput("--policies: compares several runs; files are written for one run, so leave them out")
 
 

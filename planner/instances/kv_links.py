@@ -157,7 +157,7 @@ def mean_wait(links: KvLinks, rate_per_second: float, workload: Workload, source
         group[order],
         links.held_seconds(stream.prompt_tokens[order].astype(np.float64)),
         stream.prompt_tokens[order] + tokens,
-        np.maximum((tokens - 1) / sink.queue.tokens_per_iteration, 1.0),
+        _iterations(sink.queue, tokens - 1),
     )
     room = _Room(
         links.decode.groups, sink, rate_per_second, (float(columns[3].mean()), columns[4]), float(columns[0][-1])
@@ -175,6 +175,13 @@ def mean_wait(links: KvLinks, rate_per_second: float, workload: Workload, source
         waits.append(begun - now)
         room.leaves(rank, need, begun + held, iterations)
     return float(np.mean(waits[order.size // 3 :]))
+
+
+def _iterations(queue: DecodeQueue, tokens: Ints) -> Floats:
+    """Return the iterations of answers, [requests]: sums of tokens by chance where drafts may be refused."""
+    mean = tokens / queue.tokens_per_iteration
+    spread = np.sqrt(mean * queue.tokens_squared_cv)
+    return np.maximum(np.random.default_rng(1).normal(mean, spread), 1.0)
 
 
 def _ended(arrivals: Floats, prompt_tokens: Ints, source: Source, groups: int) -> tuple[Floats, Ints]:
@@ -227,7 +234,8 @@ class _Room:
         self._running, self._most = round(running * sink.instances), sink.queue.most_requests * sink.instances
         whole = random.choice(iterations, self._running, p=iterations / iterations.sum())
         done = random.random(self._running) * whole
-        came = np.argsort(-done)  # iterations take about as long, so who has most of them behind it came first
+        # Equal answers leave in the order in which they came; others lose it within some answers.
+        came = np.argsort(-done) if np.ptp(iterations) == 0 else random.permutation(self._running)
         # In turn over the ranks, so that they begin about equally full.
         ranks_of = np.arange(self._running) % ranks
         self._held = np.bincount(ranks_of, minlength=ranks) * need

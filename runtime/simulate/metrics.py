@@ -169,11 +169,11 @@ def _spent_within(marks: Sequence[Spent], warm: bool) -> Spent:
 
 
 def link_devices(system: System) -> dict[str, int]:
-    """Return the devices of each role with KV links; none where no KV has crossed."""
+    """Return the devices of the pools of each role with KV links; none where no KV has crossed."""
     if system.links is None or not system.links.transfers:
         return {}
     parts: dict[str, Sequence[PrefillInstance | DecodeInstance]] = {"prefill": system.prefill, "decode": system.decode}
-    devices = {role: sum(part.ranks * part.rank_devices for part in own) for role, own in parts.items()}
+    devices = {role: sum(x.ranks * x.rank_devices for x in own if x.pool.role == role) for role, own in parts.items()}
     return {role: count for role, count in devices.items() if count}
 
 

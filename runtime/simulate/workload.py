@@ -144,7 +144,7 @@ def backlog(workload: ManifestWorkload, count: int, seed: int = 0, per_second: f
     return made if per_second is None else replace(made, arrival_seconds=np.arange(count) / per_second)
 
 
-def with_running(requests: Requests, count: int, seed: int = 0) -> Requests:
+def with_running(requests: Requests, count: int, seed: int = 0, drafts: int = 0) -> Requests:
     """Return ``requests`` with ``count`` more that are in decode when the run begins, as in a stationary stream.
 
     Running ones are those of the stream weighted by the tokens that they decode, all but the first, each at a uniform
@@ -158,7 +158,8 @@ def with_running(requests: Requests, count: int, seed: int = 0) -> Requests:
         return requests
     chosen = random.choice(len(requests), count, p=decoded / decoded.sum())
     done = (random.random(count) * decoded[chosen]).astype(np.int64)
-    came = np.argsort(-done, kind="stable")  # tokens of all take about as long, so who has most done came first
+    # Tokens of all take about as long, so who has most done came first, unless drafts shuffle those who leave.
+    came = random.permutation(count) if drafts else np.argsort(-done, kind="stable")
     chosen, done = chosen[came], done[came]
     outputs = requests.output_tokens[chosen]
     return Requests(

@@ -126,6 +126,8 @@ def test_policies_are_compared_on_the_same_requests(planned: str, capsys: pytest
     shown = capsys.readouterr().out
     assert "least_load less round_robin (95 %)" in shown and "offline" not in shown
     assert "offline output tokens" in printed(capsys, *run[:-1], "slo,priority", "--offline", "50")
+    alone = answered(capsys, *run[:-1], "least_load")
+    assert alone["ttft_seconds"]["mean"] == pytest.approx(means[0], rel=0.03) and alone["predicted"]
 
 
 def test_faults_bursts_offline_work_and_loads_are_played(planned: str, capsys: pytest.CaptureFixture[str]) -> None:

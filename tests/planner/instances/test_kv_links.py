@@ -94,6 +94,19 @@ def test_decode_that_has_room_on_one_rank_is_waited_for():
     assert found < 0.2 * MEAN
 
 
+def test_drafts_that_are_refused_let_prompts_meet_at_a_rank():
+    """Equal answers make room on one rank after the other; with drafts ranks lose two requests at once at times."""
+    drafts = {"tokens_per_iteration": 1.7, "iterations_per_request": Lengths(mean=1023 / 1.7)}
+    equal = replace(_sink(1, seconds=0.075).queue, **drafts)
+    links, source = _links(groups=(48, 40), rate=15e9), Source(_passes(0.3, 24), 2)
+    workload = _workload(answer=1024.0)
+    kept, drawn = (
+        mean_wait(links, 64.0, workload, source, Sink(queue, 1))
+        for queue in (equal, replace(equal, tokens_squared_cv=0.07))
+    )
+    assert kept < 0.01 * MEAN / 15 < 0.05 * MEAN / 15 < drawn
+
+
 def _slower(machines: Machines, factor: float) -> Machines:
     hardware = machines.hardware
     planes = [

@@ -297,6 +297,8 @@ def test_offline_answers_stay_on_prefill_instances_where_decode_is_full() -> Non
     long = backlog(made.workload.model_copy(update={"input_tokens": 64, "output_tokens": 400}), 8000, 2)
     offered, cut = open_loop(made.workload, 60.0, 480, 1), SimulationOptions(until_seconds=8.0, warmup_seconds=2.0)
     alone = simulate(made, offered, cut)
+    beside = simulate(made, offered, replace(cut, offline=backlog(made.workload, 1, 1)))
+    assert beside.link_utilisation == pytest.approx(alone.link_utilisation, rel=0.1)  # however many take both roles
     kept, first = under(made, offered, "slo", "priority", options=replace(cut, offline=long))
     assert kept.offline["output_tokens_per_second"] > 1.5 * first.offline["output_tokens_per_second"]
     assert kept.slo_attainment > alone.slo_attainment - 0.01
