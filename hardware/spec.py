@@ -413,6 +413,10 @@ class HardwareSpec(Stated):
         sizes = [scope.devices.value or float("inf") for scope in self.scopes]
         if sizes != sorted(sizes):
             raise ValueError("scopes must be ordered from the smallest to the largest")
+        for name, part in (("devices_per_chip", 1), ("devices_per_node", self.devices_per_chip.value), ("nodes", 1)):
+            count = getattr(self, name).value
+            if count < 1 or count % part:
+                raise ValueError(f"{name} is {count:g} and must be {part:g} or a multiple of it")
 
     @property
     def planes_in_use(self) -> list[str]:

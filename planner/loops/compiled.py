@@ -4,39 +4,37 @@ Modules whose names end in ``_loop`` import ``njit`` from here. They are importe
 for numba takes half a second to import, which questions with closed-form answers need not wait for.
 """
 
-import atexit
 import os
-import shutil
 import sys
 import tempfile
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 
 def _cache_folder() -> Path:
-    """Return a folder of the user's that can be written, or a temporary one where the home folder is read-only.
+    """Return a folder of the user's that can be written: under home, or of temporary files where that is read-only.
 
     It is another one for other loops: numba looks at the file of a function alone, not at those of what it calls.
     """
     sources = 0
     for path in sorted(Path(__file__).parent.glob("*.py")):
         sources = zlib.crc32(path.read_bytes(), sources)
-    try:
+    with suppress(OSError, RuntimeError):  # a user without a home folder, as containers have
         home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         folder = Path(home) / "podplan" / "compiled" / f"{sources:08x}"
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # a user without a home folder, as containers have
-        return _temporary()
-    return folder if os.access(folder, os.W_OK) else _temporary()
-
-
-def _temporary() -> Path:
-    """Return a folder of this process and those that it starts, which goes when it ends."""
-    folder = tempfile.mkdtemp(prefix="podplan-compiled-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+        if os.access(folder, os.W_OK):
+            return folder
+    user = getattr(os, "getuid", int)()
+    with suppress(OSError):
+        folder = Path(tempfile.gettempdir()) / f"podplan-compiled-{user}-{sources:08x}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if folder.lstat().st_uid == user:  # else others could have put code there
+            return folder
+    return Path(tempfile.mkdtemp(prefix="podplan-compiled-"))
 
 
 def _tell_once(folder: str) -> None:

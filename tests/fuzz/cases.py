@@ -91,7 +91,7 @@ class Case:
     files: dict[str, bytes]
     environment: dict[str, str] = field(default_factory=dict)
     closed: list[int] = field(default_factory=list)
-    """Streams that are closed; 3 is a reader of stdout that has left."""
+    """Streams that are closed; 3 is a reader of stdout that has left, 4 a full disk under stdout."""
     instead: dict[str, str] = field(default_factory=dict)
     """What stands in place of a file: a folder, a pipe, a loop, a device or a file that leads to itself."""
     signal: int = 0
@@ -174,7 +174,7 @@ def cases(draw: st.DrawFn, command: str) -> Case:
         arguments=[command, *line],
         files={name: draw(files(sound=name != victim)[name]) for name in needed},
         environment={name: draw(st.sampled_from(ENVIRONMENT[name])) for name in names},
-        closed=draw(st.lists(st.sampled_from([0, 1, 2, 3]), max_size=2, unique=True)) if ending == 1 else [],
+        closed=draw(st.lists(st.sampled_from([0, 1, 2, 3, 4]), max_size=2, unique=True)) if ending == 1 else [],
         instead={odd: draw(st.sampled_from(INSTEAD))} if odd else {},
         signal=draw(st.sampled_from([signal.SIGTERM, signal.SIGHUP, signal.SIGINT])) if ending == 2 else 0,
         after_seconds=draw(st.floats(0, 0.5)) if ending == 2 else 0.0,

@@ -1,8 +1,6 @@
 """Where compiled loops are kept."""
 
-import os
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,24 +8,24 @@ import pytest
 from planner.loops import compiled
 
 
-def test_a_user_without_a_home_folder_has_a_temporary_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs as any user: no HOME, and no entry of the user's number."""
+def _homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
 
-    def homeless() -> Path:
-        raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", homeless)
+@pytest.mark.parametrize("home", ["", "/proc"])
+def test_who_has_no_home_folder_has_one_temporary_cache(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container that runs as any user, or is read-only: each command finds what the last one compiled.
+
+    What another user has put in its place is not run.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", home)
+    monkeypatch.setattr(Path, "home", _homeless)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = compiled._cache_folder()
-    assert folder.name.startswith("podplan-compiled-")
-    folder.rmdir()
-
-
-def test_a_temporary_cache_goes_with_its_process(tmp_path: Path) -> None:
-    """Each command of a user whose home folder cannot be written would leave one more."""
-    told = "from planner.loops import compiled; import os; print(os.environ['NUMBA_CACHE_DIR'])"
-    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"}
-    environment |= {"XDG_CACHE_HOME": "/proc", "TMPDIR": str(tmp_path)}
-    line = [sys.executable, "-c", told]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, check=True)
-    assert Path(done.stdout.strip()).parent == tmp_path and not list(tmp_path.iterdir())
+    assert folder == compiled._cache_folder() and [*tmp_path.iterdir()] == [folder]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr("os.getuid", lambda: 4711)
+    other = compiled._cache_folder()
+    assert other != folder and not other.name.startswith("podplan-compiled-4711")

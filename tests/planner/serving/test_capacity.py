@@ -244,8 +244,14 @@ def test_an_interval_of_latency_becomes_one_of_the_rate() -> None:
     low, high = found.trial.interval()
     assert math.log(found.high / found.low) == pytest.approx(math.log(high / low) / 8, rel=1e-6)
     assert found.low <= found.rate_per_second <= found.high
-    again = capacity(_tried(_played(8.0, 0.1)), 2.0, known=[found.trial])
-    assert again is not None and again.rate_per_second == found.rate_per_second
+    asked: list[float] = []
+
+    def tried(rate: float) -> Trial:
+        asked.append(rate)
+        return _tried(_played(8.0, 0.1))(rate)
+
+    again = capacity(tried, 2.0, known=[found.trial])
+    assert again is not None and again.rate_per_second == found.rate_per_second and len(asked) <= 2
 
 
 def test_a_wide_interval_of_ttft_is_divided_by_the_slope_of_ttft() -> None:

@@ -1,5 +1,6 @@
 """Decode pools: against a plain Python reference, the birth-death pool, and links first come first served."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,8 +15,10 @@ from tests.planner.serving.costs import linear_cost
 FIXED, PER_REQUEST = 0.01, 1e-3
 
 
-def _pool(ranks: int, slots: int, instances: int = 1, capacity: float = 1e9, **links: float) -> DecodePool:
-    cost = linear_cost(FIXED, 0.0, PER_REQUEST, ranks=ranks)
+def _pool(
+    ranks: int, slots: int, instances: int = 1, capacity: float = 1e9, per_kv: float = 0.0, **links: float
+) -> DecodePool:
+    cost = linear_cost(FIXED, 0.0, PER_REQUEST, per_kv=per_kv, ranks=ranks)
     return DecodePool(
         times=iteration_times(cost, ranks=ranks, slots=slots, kv_tokens_per_request=0.0, microbatches=1),
         ranks=ranks,
@@ -39,8 +42,8 @@ def _requests(ready: list[float], answers: list[int], transfer: float = 0.0) -> 
     )
 
 
-def _reference(ready: list[float], answers: list[int], slots: int) -> list[float]:
-    """One instance with one rank, iteration by iteration."""
+def _reference(ready: list[float], steps: list[int], growth: int, slots: int) -> list[float]:
+    """One instance with one rank, iteration by iteration; each of 10 cached tokens takes a millisecond, too."""
     waiting, left = list(range(len(ready))), [0.0] * len(ready)
     running: dict[int, int] = {}
     now = 0.0
@@ -49,8 +52,9 @@ def _reference(ready: list[float], answers: list[int], slots: int) -> list[float
             now = max(now, ready[waiting[0]])
         while waiting and ready[waiting[0]] <= now and len(running) < slots:
             joined = waiting.pop(0)
-            running[joined] = answers[joined]
-        now += FIXED + PER_REQUEST * len(running)
+            running[joined] = steps[joined]
+        cached = sum(10 + growth * (steps[each] - more) for each, more in running.items())
+        now += FIXED + PER_REQUEST * len(running) + 1e-3 * cached
         for each in list(running):
             running[each] -= 1
             if not running[each]:
@@ -59,16 +63,24 @@ def _reference(ready: list[float], answers: list[int], slots: int) -> list[float
     return left
 
 
-@given(gaps=st.lists(st.integers(1, 200), min_size=1, max_size=30), slots=st.integers(1, 6), data=st.data())
-def test_requests_leave_when_a_plain_reference_says(gaps: list[int], slots: int, data: st.DataObject) -> None:
-    """Slots that block, joins at the end of an iteration, stretches of equal iterations.
+@given(
+    gaps=st.lists(st.integers(1, 200), min_size=1, max_size=30),
+    slots=st.integers(1, 6),
+    growth=st.sampled_from([1, 3]),
+    data=st.data(),
+)
+def test_requests_leave_when_a_plain_reference_says(
+    gaps: list[int], slots: int, growth: int, data: st.DataObject
+) -> None:
+    """Slots that block, joins at the end of an iteration, KV that grows by a token or, with drafts, by several.
 
     Iterations take whole milliseconds, arrivals are none apart: who comes as one ends would join it by rounding.
     """
-    answers = data.draw(st.lists(st.integers(1, 30), min_size=len(gaps), max_size=len(gaps)))
+    steps = data.draw(st.lists(st.integers(1, 30), min_size=len(gaps), max_size=len(gaps)))
     ready = (1e-3 * np.cumsum(gaps) + 1e-5 * np.arange(len(gaps))).tolist()
-    played = play_decode(_pool(1, slots), _requests(ready, answers))
-    np.testing.assert_allclose(played.left_seconds, _reference(ready, answers, slots), rtol=1e-6)
+    requests = replace(_requests(ready, [growth * each for each in steps]), iterations=np.array(steps))
+    played = play_decode(_pool(1, slots, per_kv=1e-3), requests)
+    np.testing.assert_allclose(played.left_seconds, _reference(ready, steps, growth, slots), rtol=1e-6)
 
 
 def test_kv_crosses_links_first_come_first_served() -> None:

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from planner.serving.capacity import STEP, Limits, Outcome, Until, at_percentile, capacity, percentile_interval, trial
-from planner.serving.played import EVENLY, FEW, MANY, SURE, PlayedPrefill
+from planner.serving.played import EVENLY, FEW, MANY, SURE, PlayedPrefill, Player
 from planner.serving.prefill import PrefillPool
 from planner.serving.streams import Stream, parts_of, stationary
 from planner.serving.tables import Loads, step_table
-from planner.workload import Lengths, Workload
+from planner.workload import Lengths, TraceRows, Workload
 from tests.planner.serving.costs import linear_cost
 
 
@@ -140,3 +140,93 @@ def test_a_rate_that_is_late_by_chance_makes_no_interval_narrow() -> None:
 def test_saturation_is_the_throughput_of_a_line_that_never_ends() -> None:
     """Pass after pass of 8 prompts: 0.01 s and 10 us for each of 8,000 tokens."""
     assert _player(0.0, 1.0).saturation_per_second == pytest.approx(8 / 0.09, rel=0.02)
+
+
+class _Known(Player):
+    """An instance whose TTFT is the eighth power of the rate over ``about``, whatever arrives; 2/s saturate it."""
+
+    saturation_per_second = 2.0
+
+    @classmethod
+    def of(cls, about: float = 1.0, workload: Workload | None = None, **fields: object) -> "_Known":
+        """Return one with a limit of 1 s."""
+        law = Lengths(mean=10, squared_cv=1.0)
+        asked = workload or Workload(input_tokens=law, output_tokens=replace(law, squared_cv=0.5))
+        made = cls(
+            play=lambda at, _: cls.played(at, about),
+            together=lambda number: lambda at, _: cls.played(at, float(number)),
+            workload=asked,
+            limits=Limits(percentile=90.0, ttft_seconds=1.0),
+            most_tokens=math.inf,
+            **fields,  # type: ignore[arg-type]
+        )
+        return made
+
+    @staticmethod
+    def played(at: Stream, about: float) -> Outcome:
+        """Tell its latencies."""
+        rate = round(len(at) / float(at.arrival_seconds[-1]), 9)
+        return Outcome(ttft_seconds=np.full(len(at), (rate / about) ** 8), tpot_seconds=np.zeros(0))
+
+
+@pytest.mark.parametrize(
+    ("idle", "instances", "wide", "times"),
+    [
+        (0.085, 1, {}, 1),
+        (0.08, 1, {}, 2),
+        (0.08, 2, {}, 1),
+        (0.04, 1, {}, 8),
+        (-0.1, 1, {}, 8),
+        (0.5, 1, {1: 1.0}, 1),
+        (0.5, 1, {1: 1.01}, 2),
+        (0.5, 1, {1: 1.5}, 4),
+        (0.5, 1, {1: 1.1, 2: 1.5}, 8),
+        (0.5, 1, {1: 9.0}, 8),
+    ],
+)
+def test_a_stream_spans_relaxation_times_and_ends_where_intervals_are_close(
+    idle: float, instances: int, wide: dict[int, float], times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of gaps 2 (1 / instances + 1) / idle^2 a hundred times; then as the square of what an interval is too wide."""
+    player = _Known.of()
+    monkeypatch.setattr(_Known, "_wide", lambda _, rate, number, requests: wide.get(requests // MANY, 0.0))
+    assert player.lasting(2 * (1 - idle), instances) == times * MANY
+
+
+def test_a_rate_is_reached_up_to_the_capacity_on_the_grid_or_the_most() -> None:
+    """A rate at its limit keeps it; one between two of the grid counts as the one above, or as the most there is."""
+    player = _Known.of(1.0 + 0.4 * STEP)
+    assert player.keeps(1.0 + 0.4 * STEP) and not player.keeps(1.0 + 0.6 * STEP)
+    assert player.reaches(0.9, 1, lambda: 0.9) and not player.reaches(0.9, 1, lambda: 0.899)
+    between = 1.0 + 0.2 * STEP
+    found = [player.reaches(between, 1, lambda most=most: 1.0 + most * STEP) for most in (0.1, 0.2, 0.3, 0.5, 1.1)]
+    assert found == [False, True, True, False, False]
+    few = _Known.of()
+    assert few.keeps(0.5, few=False) and {requests for _, _, requests in few._trials} == {MANY}
+    assert few.keeps(0.6) and {requests for _, _, requests in few._trials} == {FEW, MANY}
+
+
+def test_what_is_told_of_a_capacity_is_of_all_instances() -> None:
+    """Before it is known the rate alone; its interval ends with the most that all carry."""
+    player = _Known.of()
+    assert player.told(0.5, 3, 9.0).requests_per_second == (1.5, 1.5)
+    found = player.capacity(2.0, 3)
+    rate = 3 * found.rate_per_second
+    told = player.told(found.rate_per_second, 3, 9.0)
+    assert told.requests_per_second == pytest.approx((3 * found.low, 3 * found.high)) and told.requests == 0.8 * MANY
+    assert player.told(found.rate_per_second, 3, 0.5).requests_per_second == pytest.approx(
+        (min(3 * found.low, rate), rate)
+    )
+
+
+def test_a_stream_fills_the_steps_of_its_pool_and_a_trace_is_played_whole() -> None:
+    """25 full steps; of more instances than requests as many as those are dealt the trace."""
+    assert [len(_Known.of(at_once=number).stream(FEW)) for number in (100, 101, 201)] == [2500, 5000, 10_000]
+    rows = TraceRows(arrival_seconds=[0, 1, 2], input_tokens=[5, 5, 5], output_tokens=[2, 2, 2])
+    law = Lengths(mean=5)
+    player = _Known.of(workload=Workload(input_tokens=law, output_tokens=law, trace=rows))
+    found = player.trial(1.0, 5, FEW)
+    assert found.whole and found.outcome.ttft_seconds.size == 3 and player.trial(1.0, 5) is found
+    assert found.excess == player.trial(1.0, 3).excess
+    small = PrefillPool(times=_player(0.0, 1.0).pool.times, ranks=1, budget_tokens=500)
+    assert PlayedPrefill.of(small, _player(0.0, 1.0).workload, Limits(percentile=99.0), 40_000.0).at_once == 1

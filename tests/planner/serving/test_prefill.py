@@ -130,6 +130,9 @@ def test_a_stream_in_parts_is_played_as_a_whole() -> None:
         ended = run.play(stream.select(slice(first, last)), until)
         found[ended.number] = ended.first_token_seconds
     np.testing.assert_array_equal(found, play_prefill(pool, stream).first_token_seconds)
+    under_way = PrefillRun(_pool(1, 512))
+    under_way.play(stream_of([0.0], [300]), 0.005)
+    assert under_way.busy_seconds(0.005) == pytest.approx(0.005)
 
 
 def test_a_look_counts_who_is_late_in_each_part() -> None:

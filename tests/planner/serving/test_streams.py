@@ -157,6 +157,7 @@ def test_kinds_of_a_law_have_its_moments(shape: str) -> None:
     assert weights.sum() == pytest.approx(1) and lengths @ weights == pytest.approx(1000, rel=1e-3)
     assert (lengths**2 @ weights) / 1e6 - 1 == pytest.approx(0.5, rel=0.02)
     assert (np.diff(lengths) > 0).all()
+    assert length_kinds(Lengths(mean=1, squared_cv=0.5, shape=shape))[0].min() == 1  # type: ignore[arg-type]
     fixed, alone = length_kinds(Lengths(mean=7))
     assert (fixed.tolist(), alone.tolist()) == ([7], [1])
 
