@@ -20,6 +20,7 @@ from ground.units import (
 from planner.instances.kv_links import LinkState
 from planner.plans.aggregated import AggregatedPlan, PlannedAggregated
 from planner.plans.day import over_the_day
+from planner.plans.papers import Beside
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import PlannedDecode, PlannedPool, PlannedPrefill
 from planner.plans.quantised import Tried
@@ -28,7 +29,6 @@ from planner.plans.worked import expert_devices_lines, short_form
 from planner.question import Question, Queueing
 from planner.search.answer import Answer
 from planner.search.jobs import Job, confidence_in_time, job_seconds, seconds_with
-from planner.search.papers import Beside
 from planner.serving.capacity import LEVEL
 from planner.serving.played import Played
 from podplan.assumptions import assumptions

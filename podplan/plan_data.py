@@ -10,6 +10,7 @@ from planner.costs.cache import pool_rate
 from planner.costs.memory import Memory
 from planner.instances.reachable import REFERENCE
 from planner.manifest.loading import STORAGE_BYTES_PER_SECOND, checkpoint_bytes, slowest_plane, stored_seconds
+from planner.plans.papers import Beside
 from planner.plans.plan import DisaggregatedPlan, Plan
 from planner.plans.pools import PlannedDecode, PlannedPool, PlannedPrefill
 from planner.plans.quantised import Tried, needs_of
@@ -19,7 +20,6 @@ from planner.question import Queueing, Role
 from planner.search.answer import Answer
 from planner.search.growth import Month
 from planner.search.jobs import Job
-from planner.search.papers import Beside
 from planner.strategy import format_strategy
 from podplan.day import clock_text, latency_json
 from podplan.question import Asked

@@ -7,7 +7,7 @@ import pytest
 from cli.main import main
 from ground.errors import ExitCode
 from ground.files import read_yaml
-from planner.search.papers import published_deployments
+from planner.plans.papers import published_deployments
 from podplan.fleets import read_fleet
 from podplan.planning import solved
 from podplan.question_files import Entry, asked_of, read_questions

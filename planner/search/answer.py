@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass, field
 
+from planner.plans.papers import Beside
 from planner.plans.plan import Plan
 from planner.plans.quantised import Tried
 from planner.programme.proof import Bound
 from planner.question import Question
 from planner.search.fleet import Fleet
 from planner.search.gather import Cut
-from planner.search.papers import Beside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
 from planner.offers.offer import Stretched
+from planner.plans.papers import Beside, Published, as_deployed, matching
 from planner.plans.plan import Plan
 from planner.plans.quantised import Tried, alternatives, check_some, own_formats
 from planner.programme.columns import Side
@@ -25,7 +26,6 @@ from planner.search.changes.missing import limit_of, without_plan
 from planner.search.fewest import on_fewest_nodes
 from planner.search.fleet import Fleet
 from planner.search.gather import Costing, Option, aggregated, make_side
-from planner.search.papers import Beside, Published, as_deployed, matching
 from planner.search.pareto import front_of
 from planner.search.solve import Choice, Found, chosen_of, find, in_time, lasting, plan_of
 from planner.search.sure import holds, in_own_terms, is_plain, surely

@@ -21,17 +21,15 @@ from planner.instances.encoding import encode_seconds
 from planner.instances.reachable import Reach
 from planner.instances.space import ROLES, Role, built, groups, machines_of, role_rows
 from planner.objective import Aim
-from planner.offers.aggregated_kinds import AggregatedKind
-from planner.offers.aggregated_offers import aggregated_offers, bounds_of, holding
+from planner.offers.aggregated_offers import bounds_of, holding
 from planner.plans.quantised import alternatives
 from planner.programme.programme import Programme
 from planner.question import Question
 from planner.search.answer import Answer, Change
-from planner.search.gather import needed_rates, not_aggregated
+from planner.search.gather import aggregated, not_aggregated
 from planner.search.ways import Gathered
 from planner.workload import reserved_kv_tokens, running_kv_tokens
 
-TRIED = 12  # aggregated candidates, the most likely first, that are solved before a limit counts as out of reach
 _LATENCY = {"prefill": "ttft", "decode": "tpot"}
 
 
@@ -245,11 +243,8 @@ def missing_aggregated(question: Question) -> tuple[str, str]:
 def carries(question: Question) -> bool:
     """Whether some aggregated instance that fits carries any rate within the limits."""
     aim = Aim(devices={question.decode.budget: question.decode.devices}, objective="throughput")
-    needed = needed_rates(question, aim, None)
-    offers, _ = aggregated_offers(question, role_rows(question, "mixed"), Count(), needed)
-    order = np.argsort(-offers.bound_per_second / offers.devices, kind="stable")
-    kinds = (offers.build(int(number)) for number in order[:TRIED])
-    return any(kind.pool_capacity(1) > 0 for kind in kinds if isinstance(kind, AggregatedKind))
+    found = aggregated(question, aim, None, role_rows(question, "mixed"), Count())
+    return Programme(((found.option(question).sides,),), aim).carries_any()
 
 
 def asked_limit(question: Question, ttft: bool) -> tuple[str, float]:
@@ -271,7 +266,7 @@ def limit_of(separate: Gathered) -> str:
     if question.rate_per_second is not None and not separate.closed and separate.programme(aim).likely() is not None:
         return "devices"
     for side in pools.sides:
-        if side.size and Programme((((side,),),), aim).settle() is None:
+        if side.size and not Programme((((side,),),), aim).carries_any():
             return _LATENCY[side.role]
     return "devices" if question.survive is None else "survive"
 

@@ -204,14 +204,14 @@ def _lacking(gathered: Gathered, number: int, aim: Aim) -> tuple[str, str]:
     or memory lacks, of which they need least; else a loss, or the devices of both roles together.
     """
     question, pools = gathered.roles[number]
-    if gathered.options[number] and gathered.programme(aim, [number]).settle() is not None:
+    if gathered.options[number] and gathered.programme(aim, [number]).carries_any():
         return "", ""
     if late := late_in_encode(question):
         return "ttft", late
     if question.shape == "aggregated" or not pools.prefill.offers or not pools.decode.offers:
         return missing_anyhow(question, "decode" if pools.prefill.offers else "prefill")
     for side in pools.sides:
-        if side.size and Programme((((side,),),), aim).settle() is None:
+        if side.size and not Programme((((side,),),), aim).carries_any():
             return missing(question, side.role)
     if question.survive is not None:
         return unsurvivable(question)

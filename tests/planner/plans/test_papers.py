@@ -4,8 +4,8 @@ import pytest
 
 from hardware.loader import load_hardware
 from models.loader import load_model
+from planner.plans.papers import matching, published_deployments
 from planner.question import Machines, Question
-from planner.search.papers import matching, published_deployments
 from planner.search.search import search
 from planner.strategy import check_strategy
 from planner.workload import Lengths, Workload
