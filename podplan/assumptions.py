@@ -94,7 +94,8 @@ def weights_reason(question: Question, machines: Machines) -> str:
 
 
 def _model(question: Question, best: Plan | None) -> dict[str, object]:
-    taken: dict[str, object] = {"kv_dtype": question.kv_dtype, "engine": f"{question.engine}, the best that runs here"}
+    engine = "as no engine runs this" if question.engine == REFERENCE else "the best that runs here"
+    taken: dict[str, object] = {"kv_dtype": question.kv_dtype, "engine": f"{question.engine}, {engine}"}
     if len(question.drafts) > 1:
         chosen = f"{best.answering.drafts}, " if best else ""
         taken["mtp"] = f"{chosen}best of {' and '.join(str(depth) for depth in question.drafts)}"

@@ -5,6 +5,7 @@ that have such a thing, or one of each: ``prefill="SP=2 + DP=16, EP=32",decode=.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -125,6 +126,20 @@ def pinned_shape(flags: QuestionFlags, shape: Shape) -> Shape:
         role, name = next(iter(named.items()))
         raise BadInput(f"{flag_name(name)}: {role} instances are of no {shape} deployment; leave it or --shape out")
     return own
+
+
+def _running_pins(question: Question) -> Question:
+    """Return the question with an engine that runs what is fixed: the reference runtime, if it alone does."""
+    try:
+        check_some(question, check_pins)
+    except BadInput as refused:
+        own = replace(question, engine=REFERENCE, engines=())
+        with suppress(BadInput):
+            if question.engines:
+                check_some(own, check_pins)
+                return own
+        raise refused from None
+    return question
 
 
 def check_pins(question: Question) -> None:
@@ -278,7 +293,7 @@ def read_question(typed: QuestionFlags) -> Asked:
     question = with_formats(question, flags.weights, flags.kv_dtype)
     check_shape(question)
     question = with_encoders(question)
-    check_some(question, check_pins)
+    question = _running_pins(question)
     return Asked(flags=typed, question=question, trace=asked.trace, day=asked.day, growth=asked.growth, job=job)
 
 

@@ -10,7 +10,7 @@ from planner.plans.plan import DisaggregatedPlan
 from podplan.options import QuestionFlags
 from podplan.plan_data import strategy_text
 from podplan.planning import PlanResult, solved
-from podplan.question import of_roles, read_question
+from podplan.question import Asked, of_roles, read_question
 
 SMALL = {
     "model": "qwen3-30b-a3b", "hw": "h100", "devices": "16", "isl": "1024", "osl": "128", "ttft": "1s",
@@ -63,6 +63,20 @@ def test_what_is_given_is_what_the_plan_has_and_carries_no_more_than_the_best() 
     two = planned(instances="prefill=2,decode=1")
     assert (two.prefill.instances, two.decode.instances) == (2, 1)
     assert max(odd.requests_per_second, two.requests_per_second) <= free.requests_per_second * 1.003
+
+
+def test_a_layout_that_no_engine_runs_is_planned_with_the_reference_runtime() -> None:
+    """Unless an engine is named; what nothing runs is refused as before."""
+
+    def asked(**given: str) -> Asked:
+        return read_question(QuestionFlags(model="deepseek-r1", hw="cm384", **given))
+
+    staged = "prefill=SP=2 + DP=16, EP=32"
+    found = asked(strategy=staged)
+    assert found.question.engine == "reference" and not found.question.engines
+    for given in ({"engine": "sglang", "strategy": staged}, {"strategy": "prefill=SP=3 + DP=16, EP=48"}):
+        with pytest.raises(BadInput, match="--strategy prefill"):
+            asked(**given)
 
 
 def test_a_given_batch_costs_what_predict_says() -> None:
