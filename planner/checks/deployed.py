@@ -84,7 +84,7 @@ class DeployedPool:
     deviation: float  # relative standard deviation of the predicted step times
     room_prompts: float = math.inf  # prompts whose KV a prefill instance holds
     alone: At | None = None
-    """As ``at``, as the search sizes instances: to the utilisation limit, and decode that is not played each alone."""
+    """As ``at``, as the search sizes instances: to the utilisation limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ def _language(plan: Plan) -> Deployed:
                 instances=decode.instances,
                 at=decode_at,
                 deviation=deviation_of(decode),
-                alone=_within(decoder, decode_at if decoder.handover else lambda rate, *_: decode_at(rate, 1)),
+                alone=_within(decoder, decode_at),
             ),
         ),
         losses=losses,

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from ground.errors import BadInput
 from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, played, standing_of
@@ -89,8 +88,8 @@ def _language(manifest: Manifest, workload: Workload) -> Deployed:
 
     behind = decode_behind(manifest, pools, workload)
 
-    def decode_at(rate_per_second: float, count: int, requests: int | None = None, alone: bool = False) -> Standing:
-        _, state = behind(rate_per_second, count, alone)
+    def decode_at(rate_per_second: float, count: int, requests: int | None = None) -> Standing:
+        _, state = behind(rate_per_second, count)
         return Standing(tpot=state.tpot, line=state) if state else Standing()
 
     return Deployed(
@@ -107,7 +106,6 @@ def _language(manifest: Manifest, workload: Workload) -> Deployed:
                 instances=len(decode.instances),
                 at=decode_at,
                 deviation=_step_deviation(decode, full_batch),
-                alone=partial(decode_at, alone=True),
             ),
         ),
         losses={"instance": (Lost(prefill=1), Lost(decode=1)), "node": _nodes(manifest)},

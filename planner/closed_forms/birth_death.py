@@ -144,23 +144,30 @@ class DecodeQueue:
         / c) with N requests on c instances, and one line.
         Raises BadInput: a rate not above 0 or no room for one request.
         """
-        alike = max(min(instances, _MOST_TOGETHER // max(self.most_requests, 1)), 1)
+        alike = self.followed(instances)
         return _state(self.tabulated(alike), rate_per_second * alike, alike)
 
-    def capacity(self, limit_seconds: float, percentile: float, most_utilisation: float = 0.98) -> float | None:
-        """Return the largest rate at which TPOT at ``percentile`` keeps the limit; None where none does.
+    def followed(self, instances: int) -> int:
+        """Return how many of so many instances are followed together."""
+        return max(min(instances, _MOST_TOGETHER // max(self.most_requests, 1)), 1)
+
+    def capacity(
+        self, limit_seconds: float, percentile: float, most_utilisation: float = 0.98, instances: int = 1
+    ) -> float | None:
+        """Return the largest rate of one of so many instances at which TPOT keeps the limit; None where none does.
 
         At most ``most_utilisation`` of what a full instance finishes. The largest of ``serving.capacity.on_grid``.
 
         Raises BadInput: no room for one request.
         """
-        table = self.tabulated()
+        alike = self.followed(instances)
+        table = self.tabulated(alike)
 
         def seconds(rate: float) -> float:
-            state = _state(table, rate)
+            state = _state(table, rate * alike, alike)
             return state.tpot.at(percentile) if state else math.inf
 
-        return largest_rate(seconds, limit_seconds, most_utilisation * float(table.finished_per_second[-1]))
+        return largest_rate(seconds, limit_seconds, most_utilisation * float(table.finished_per_second[-1]) / alike)
 
     @cached_property
     def _table(self) -> tuple[Floats, Floats]:

@@ -310,8 +310,8 @@ class DecodeServer:
 
     @property
     def independent(self) -> bool:
-        """True: each instance has Poisson arrivals. False on a trace, whose bursts all instances share."""
-        return self.player is None
+        """Whether each instance has a queue of its own, or none: several that are filled alike vary less than one."""
+        return self.question.queueing == "mixserve" or (self.player is None and not self.question.decoded.decodes)
 
     @cached_property
     def player(self) -> PlayedDecode | None:
@@ -364,14 +364,21 @@ class DecodeServer:
         )
 
     def pool_capacity(self, instances: int) -> float:
-        """Largest rate of a pool of so many instances: a multiple of one (Poisson arrivals), or played."""
+        """Largest rate of a pool of so many instances within the TPOT limit; 0 for none."""
         if self.player is not None:
             found = self.player.capacity(self.most_per_second, instances, _LIKELY * self.most_per_second)
             return 0.0 if found is None else instances * found.rate_per_second
         if self.handover is not None:
             carried = self.played(self.most_per_second, instances)
             return 0.0 if carried is None else instances * carried.rate_per_second
-        return instances * self.single_capacity
+        asked = self.question
+        if asked.queueing == "mixserve":
+            keeps = self.candidate.iteration_seconds <= asked.tpot_seconds * self.decoding.accepted
+            return instances * self.most_per_second if keeps else 0.0
+        if not asked.decoded.decodes:
+            return instances * self.most_per_second
+        most = self.queue.capacity(asked.tpot_seconds, asked.percentile, asked.most_utilisation, instances)
+        return instances * (most or 0.0) / asked.requests_each
 
     def played(self, most_per_second: float, instances: int) -> Capacity | None:
         """Return the rate of one of so many instances within the TPOT limit, if it is played behind prefill."""
@@ -396,23 +403,11 @@ class DecodeServer:
         known, later = self.known_queue, self.transfer_seconds
         return known.after(later) if known else self.decoding.queue(later)
 
-    @cached_property
-    def single_capacity(self) -> float:
-        """Largest Poisson rate of one instance within the TPOT limit; 0 for none. One-token answers need no decode."""
-        if self.question.queueing == "mixserve":
-            keeps = self.candidate.iteration_seconds <= self.question.tpot_seconds * self.decoding.accepted
-            return self.question.most_utilisation * self.candidate.requests_per_second if keeps else 0.0
-        asked = self.question
-        if not asked.decoded.decodes:
-            return self.most_per_second
-        most = self.queue.capacity(asked.tpot_seconds, asked.percentile, asked.most_utilisation)
-        return (most or 0.0) / asked.requests_each
-
     def state(self, rate_per_second: float, instances: int = 1, requests: int = MANY) -> DecodeState | None:
         """Occupancy and TPOT of one of so many instances at its rate of online requests; None beyond saturation.
 
-        Requests go to the rank with least reserved KV, which balances instances. Sizes are chosen as for one instance
-        (``pool_capacity``), which is conservative for several. Args: ``requests``: see ``Handover.state``.
+        Requests go to the rank with least reserved KV, which balances instances. Args: ``requests``: see
+        ``Handover.state``.
         """
         if self.question.queueing == "mixserve":
             full, own = (self.candidate.requests_per_second, self.candidate.iteration_seconds), self.decoding

@@ -20,6 +20,7 @@ from planner.instances.brackets import largest_carried
 from planner.instances.candidates import DecodeCandidate, iteration, request_rate
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Row
+from planner.serving.capacity import on_grid
 from planner.workload import running_kv_tokens
 
 
@@ -141,8 +142,10 @@ class DecodeKind:
     full: DecodeServer
     room: int  # the largest batch that fits in memory
     bound_per_second: float  # upper bound on the rate of one instance
-    _settled_on_trace: dict[int, tuple[float, DecodeServer]] = field(default_factory=dict)
-    """Capacity on the trace and its server, by instances."""
+    _settled: dict[int, tuple[float, DecodeServer]] = field(default_factory=dict)
+    """Capacity of one of so many instances and its server, by instances."""
+    _tabulated: dict[int, Batches] = field(default_factory=dict)
+    """All caps together, by the instances that are followed together."""
 
     @property
     def row(self) -> Row:
@@ -156,15 +159,15 @@ class DecodeKind:
 
     def pool_capacity(self, instances: int) -> float:
         """Largest rate of a pool of so many instances within the TPOT limit with any cap."""
-        if not self.independent:
-            return self._played(instances)[0]
-        return instances * self._settled[0]
+        return instances * self._best(instances)[0]
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether a pool of so many instances carries a rate within the TPOT limit."""
-        if not self.independent:
-            servers = self._on_trace(rate_per_second / instances)
-            return any(server.pool_carries(instances, rate_per_second) for server in servers)
+        each = rate_per_second / instances
+        if self.full.player is not None:
+            return any(server.pool_carries(instances, rate_per_second) for server in self._on_trace(each))
+        if not self.independent and instances not in self._settled and not self._may_carry(each, instances):
+            return False
         return self.pool_capacity(instances) >= rate_per_second
 
     def likely_capacity(self, instances: int, least_per_second: float, lower_per_second: float = 0.0) -> float | None:
@@ -174,7 +177,7 @@ class DecodeKind:
     def at(self, instances: int, rate_per_second: float | None = None) -> DecodeServer:
         """Return the server with the best cap for so many instances: largest capacity, or quickest at a rate."""
         if rate_per_second is None:
-            return self.best if self.independent else self._played(instances)[1]
+            return self._best(instances)[1]
         return self._quickest(rate_per_second / instances, instances)[0]
 
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
@@ -192,86 +195,98 @@ class DecodeKind:
         caps = dict.fromkeys(max(round(self.full.candidate.batch * part), least) for part in _PARTS)
         return tuple(self._server(cap) for cap in caps)
 
+    def _best(self, instances: int) -> tuple[float, DecodeServer]:
+        """The capacity of one of so many instances and the server that has it."""
+        known = 1 if self.independent else instances
+        if known not in self._settled:
+            self._settled[known] = self._played(known) if self.full.player is not None else self._largest(known)
+        return self._settled[known]
+
     def _played(self, instances: int) -> tuple[float, DecodeServer]:
-        """The capacity of so many instances on a trace and the server that has it."""
-        if instances not in self._settled_on_trace:
-            best = self.full.pool_capacity(instances), self.full
-            for server in self._on_trace(best[0] / instances)[1:]:
-                if not best[0] or server.pool_carries(instances, best[0] * _MORE):
-                    best = max(best, (server.pool_capacity(instances), server), key=lambda found: found[0])
-            self._settled_on_trace[instances] = best
-        return self._settled_on_trace[instances]
+        best = self.full.pool_capacity(instances), self.full
+        for server in self._on_trace(best[0] / instances)[1:]:
+            if not best[0] or server.pool_carries(instances, best[0] * _MORE):
+                best = max(best, (server.pool_capacity(instances), server), key=lambda found: found[0])
+        return best[0] / instances, best[1]
 
     def _quickest(self, rate: float, instances: int) -> tuple[DecodeServer, float]:
         """The quickest server: the largest cap that keeps the limit, with which fewest wait and most are finished."""
         question, limit = self.full.question, self.full.question.tpot_seconds
-        for server in self._largest_first(rate):
-            state = server.state(rate, 1 if self.independent else instances)
+        for server in self._largest_first(rate, instances):
+            state = server.state(rate, instances)
             if state is not None and state.tpot.at(question.percentile) <= limit:
                 return server, state.span.mean - server.transfer_seconds
         return self.full, math.inf
 
-    def _largest_first(self, rate: float) -> Iterator[DecodeServer]:
-        if not self.independent:
+    def _largest_first(self, rate: float, instances: int) -> Iterator[DecodeServer]:
+        if self.full.player is not None:
             yield from self._on_trace(rate)
             return
-        state = self.full.state(rate)
+        state = self.full.state(rate, instances)
         if self.full.question.queueing != "bulk" or (state is not None and state.waiting_probability < _SELDOM):
             yield self.full
         batches, bounds = self._caps
         able = batches[bounds >= rate]
         if able.size and self.full.question.queueing == "bulk":
-            kept = self._batches.kept(able * self._groups, rate * self.full.question.requests_each)
-            keep = able[kept >= self.full.question.percentile / 100]
+            keep = able[self._kept(able, rate, instances) >= self.full.question.percentile / 100]
             yield from (self._server(int(cap)) for cap in keep[::-1][:_TRIED])
-            yield from (self.full, self.best)
+            yield from (self.full, self._best(instances)[1])
 
-    @property
-    def best(self) -> DecodeServer:
-        """The server with the cap that carries most."""
-        return self._server(self._settled[1])
-
-    @cached_property
-    def _settled(self) -> tuple[float, int]:
-        """The capacity and the cap that has it."""
+    def _largest(self, instances: int) -> tuple[float, DecodeServer]:
         full = self.full
         if full.question.queueing == "mixserve":
-            return full.single_capacity, full.candidate.batch
-        return largest_carried(
-            (full.single_capacity, full.candidate.batch),
-            lambda rate, _: self._carrying(rate),
-            lambda cap, _: min(self._server(cap).single_capacity, self.bound_per_second),
+            return full.pool_capacity(1), full
+        rate, cap = largest_carried(
+            (full.pool_capacity(instances) / instances, full.candidate.batch),
+            lambda rate, _: self._carrying(rate, instances),
+            lambda cap, _: min(self._server(cap).pool_capacity(instances) / instances, self.bound_per_second),
             self._caps[1],
         )
+        return rate, self._server(cap)
 
-    def _carrying(self, rate: float) -> int | None:
+    def _may_carry(self, rate: float, instances: int) -> bool:
+        """Whether some cap carries the rate of the grid below a rate, as one that carries the rate itself does."""
+        below = on_grid(rate)
+        return self._carrying(below, instances) is not None or self._keeps(self.full.candidate.batch, below, instances)
+
+    def _carrying(self, rate: float, instances: int) -> int | None:
         """Return the cap with which most requests keep the limit at a rate; None where too few do."""
         batches, bounds = self._caps
         able = batches[bounds >= rate]
         if not able.size:
             return None
-        cap = int(able[np.argmax(self._batches.kept(able * self._groups, rate * self.full.question.requests_each))])
-        return cap if self._keeps(cap, rate) else None
+        cap = int(able[np.argmax(self._kept(able, rate, instances))])
+        return cap if self._keeps(cap, rate, instances) else None
 
-    def _keeps(self, cap: int, rate: float) -> bool:
+    def _kept(self, caps: Ints, rate: float, instances: int) -> Floats:
+        """Return the share of requests that keep the limit with each cap at the rate of one instance, [caps]."""
+        alike = self._server(int(self._caps[0][-1])).queue.followed(instances)
+        each = alike * rate * self.full.question.requests_each
+        return self._batches(alike).kept(caps * self._groups * alike, each)
+
+    def _keeps(self, cap: int, rate: float, instances: int) -> bool:
         server, question = self._server(cap), self.full.question
         if rate > min(question.most_utilisation * server.candidate.requests_per_second, self.bound_per_second):
             return False
-        state = server.state(rate)
+        state = server.state(rate, instances)
         return state is not None and state.tpot.at(question.percentile) <= question.tpot_seconds
 
     @property
     def _groups(self) -> int:
         return self.full.candidate.row.strategy.attention_groups
 
-    @cached_property
-    def _batches(self) -> Batches:
+    def _batches(self, alike: int) -> Batches:
+        if alike not in self._tabulated:
+            self._tabulated[alike] = self._batches_of(alike)
+        return self._tabulated[alike]
+
+    def _batches_of(self, alike: int) -> Batches:
         full, (batches, seconds) = self.full, self._full
         queue = self._server(int(batches[-1])).queue
-        table = queue.tabulated()
+        table = queue.tabulated(alike)
         return Batches(
             iteration_seconds=table.iteration_seconds,
-            full_seconds=np.interp(table.running / self._groups, batches, np.maximum.accumulate(seconds)),
+            full_seconds=np.interp(table.running / (self._groups * alike), batches, np.maximum.accumulate(seconds)),
             iterations=queue.iterations_per_request,
             transfer_seconds=queue.transfer_seconds,
             joining_iterations=queue.joining_iterations,

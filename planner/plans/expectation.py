@@ -339,7 +339,7 @@ def decode_behind(
 ) -> Callable[..., tuple[LinkState | None, DecodeState | None]]:
     """Return the KV links and one of so many decode instances at the rate of one; each None beyond saturation.
 
-    Instances that are ``alone`` are not filled alike; those that are played are as their router fills them.
+    Those that are played are as their router fills them.
     """
     (prefill, decode), links = pools, _links_of(manifest, pools)
     queue, passes = decoding_of(decode, workload).queue(0.0), pool_passes(prefill, workload)
@@ -348,9 +348,7 @@ def decode_behind(
     handover = Handover.of(played, workload, passes, queue, context)
     source, sink = Source(passes, len(prefill.instances)), Sink(queue, len(decode.instances))
 
-    def behind(
-        rate_per_second: float, instances: int, alone: bool = False
-    ) -> tuple[LinkState | None, DecodeState | None]:
+    def behind(rate_per_second: float, instances: int) -> tuple[LinkState | None, DecodeState | None]:
         rate = rate_per_second * instances
         wait_seconds = partial(mean_wait, links, rate, workload, source, sink)
         if handover is not None:
@@ -362,8 +360,7 @@ def decode_behind(
             return crossed, DecodeState.idle(rate_per_second)
         if handover is not None:
             return crossed, handover.state(rate_per_second, instances)
-        filled = 1 if alone else filled_alike(manifest, instances)
-        return crossed, queue.after(crossed.seconds).state(rate_per_second, filled)
+        return crossed, queue.after(crossed.seconds).state(rate_per_second, filled_alike(manifest, instances))
 
     return behind
 

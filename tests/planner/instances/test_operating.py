@@ -78,8 +78,8 @@ def test_nobody_queues_for_decode_after_a_single_token() -> None:
     assert not question.workload.decodes
     for candidate in decode_all(question)[:2]:
         server = DecodeServer(question, candidate, 0.0)
-        state = server.state(server.single_capacity)
-        assert server.single_capacity == server.most_per_second
+        state = server.state(server.pool_capacity(1))
+        assert server.pool_capacity(1) == server.most_per_second
         assert state.utilisation == 0
 
 

@@ -70,4 +70,4 @@ def test_no_cap_carries_more_than_the_row(share, percentile):
         most = kind.pool_capacity(1)
         assert most <= kind.bound_per_second * (1 + 1e-9) <= offers.bound_per_second[number] * (1 + 2e-9)
         for cap in np.geomspace(kind._full[0][0], kind.room, 12).astype(int).tolist():
-            assert kind._server(cap).single_capacity <= most * (1 + 1e-9)
+            assert kind._server(cap).pool_capacity(1) <= most * (1 + 1e-9)

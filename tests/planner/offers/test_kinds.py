@@ -156,25 +156,29 @@ def test_slots_in_time_are_found_where_there_are_any(
         assert (found is server) == (fewer is False)
 
 
+@pytest.mark.parametrize("instances", [1, 3])
 @pytest.mark.parametrize(("answer", "spread"), [(24.0, 0.0), (24.0, 1.0), (256.0, 0.0)])
-def test_no_cap_of_a_batch_carries_more(answer: float, spread: float) -> None:
+def test_no_cap_of_a_batch_carries_more(answer: float, spread: float, instances: int) -> None:
     """Short answers feel the wait for room, long ones do not: every cap up to the largest, each solved."""
     question = small_question("qwen3-8b", "h100", 2, lengths=(512.0, answer), tpot_seconds=0.012)
     lengths = replace(question.workload.output_tokens, squared_cv=spread)
     question = replace(question, workload=replace(question.workload, output_tokens=lengths))
     for kind in decode_kinds(question)[:1]:
         caps = range(1, kind.full.candidate.batch + 1)
-        more = kind.pool_capacity(1) * (1 + 2 * SOLVED)
+        each = kind.pool_capacity(instances) / instances
+        more = each * (1 + 2 * SOLVED)
 
-        assert max(kind._server(cap).single_capacity for cap in caps) <= more
+        assert max(kind._server(cap).pool_capacity(instances) for cap in caps) <= more * instances
         for cap in caps:
-            state = kind._server(cap).state(more)
+            state = kind._server(cap).state(more, instances)
             late = state is None or state.tpot.at(question.percentile) > question.tpot_seconds
             assert late or more > 0.98 * kind._server(cap).candidate.requests_per_second
-        assert kind.pool_capacity(3) == 3 * kind.pool_capacity(1)
-        assert kind.pool_capacity(1) <= kind.bound_per_second * (1 + 1e-9)
-        state = kind.best.state(kind.pool_capacity(1))
+        assert kind.pool_capacity(1) <= each <= kind.bound_per_second * (1 + 1e-9)
+        state = kind.at(instances).state(each, instances)
         assert state.tpot.at(question.percentile) <= question.tpot_seconds
+        for rate in (each, each * (1 + 2 * SOLVED)):
+            unsolved = DecodeKind(kind.full, kind.room, kind.bound_per_second)
+            assert unsolved.pool_carries(instances, rate * instances * (1 - 1e-9)) == (rate == each)
 
 
 def test_a_batch_that_is_seldom_full_may_be_late_when_it_is() -> None:
@@ -184,11 +188,11 @@ def test_a_batch_that_is_seldom_full_may_be_late_when_it_is() -> None:
         "qwen3-30b-a3b", "rtx-pro-6000", 2, lengths=lengths, tpot_seconds=0.015, percentile=90.0, microbatches=(1,)
     )
     kind = decode_kinds(question)[0]
-    carried, most = kind.pool_capacity(1), max(kind._server(cap).single_capacity for cap in (8, 16, 64, 256))
+    carried, most = kind.pool_capacity(1), max(kind._server(cap).pool_capacity(1) for cap in (8, 16, 64, 256))
 
     assert most * (1 - 2 * SOLVED) <= carried <= kind.bound_per_second
-    assert carried > 1.05 * kind.full.single_capacity
-    assert kind.best.candidate.iteration_seconds > question.tpot_seconds
+    assert carried > 1.05 * kind.full.pool_capacity(1)
+    assert kind.at(1).candidate.iteration_seconds > question.tpot_seconds
     assert kind.pool_carries(1, carried) and kind.at(1, carried).state(carried).tpot.at(90) <= question.tpot_seconds
 
 
@@ -206,7 +210,7 @@ def test_all_caps_at_once_say_what_each_queue_says(answer: float, spread: float,
         if state is None or rate > 0.98 * kind._server(cap).candidate.requests_per_second:
             continue
         for level in (90.0, 99.0):
-            batches = replace(kind._batches, limit_seconds=state.tpot.at(level))
+            batches = replace(kind._batches(1), limit_seconds=state.tpot.at(level))
             assert batches.kept(np.array([cap * kind._groups]), rate)[0] == pytest.approx(level / 100, abs=0.006)
 
 
@@ -246,3 +250,12 @@ def test_what_few_prompts_show_late_but_not_surely_is_played_on_many() -> None:
 
     assert found is not None and 0 < found.requests_per_second < 0.1
     assert has_plan(question) and not has_plan(replace(question, ttft_seconds=0.8))
+
+
+def test_a_plan_has_the_rate_that_its_decode_instances_carry_together() -> None:
+    """Five that are filled alike vary less than one; the plan is late a little above the rate that it tells."""
+    question = small_question("qwen3-8b", "l40s", 8, lengths=(1200.0, 300.0), ttft_seconds=2.0)
+    plan = search(question, beside=False).best
+    assert plan.decode.instances > 1 and plan.requests_per_second == plan.decode.capacity_per_second
+    later = plan.under(question)(plan.requests_per_second * 1.003)
+    assert later is None or later.tpot.at(question.percentile) > question.tpot_seconds
