@@ -11,7 +11,7 @@ from deploy.commands.launch import Launch, Target
 from deploy.guide import guide
 from deploy.hosts import host_files
 from deploy.inventory import Inventory, read_inventory
-from deploy.kubernetes.files import sheets, written
+from deploy.kubernetes.files import engines, sheets, written
 from deploy.memory import holding
 from deploy.proof import Load, benchmark, load_of, smoke
 from deploy.reading.check import check_round_trip
@@ -211,6 +211,12 @@ def _files(target: Target, inventory: Inventory | None, load: Load) -> Iterator[
     else:
         for sheet in sheets(target, launches, load):
             yield f"{sheet.name}.yaml", written(target, sheet)
+
+
+def router_file(target: Target) -> str | None:
+    """Return the router's file on Kubernetes; None for kinds whose own router finds the pods."""
+    launches = {role.name: _launch(target, role) for role in target.roles}
+    return next((written(target, sheet) for sheet in engines(target, launches) if sheet.name == "router"), None)
 
 
 def _launch(target: Target, role: RolePlan) -> Launch:

@@ -7,12 +7,11 @@ from typing import NamedTuple
 from deploy.commands.launch import Launch, Target, spans_nodes_by_nvlink
 from deploy.kubernetes import weights
 from deploy.kubernetes.orchestrators import FRONTEND_PORT, dynamo_graph, llmd_gateway, llmd_workloads, scaled
-from deploy.kubernetes.pods import CHANNEL, weights_mount, weights_volume
+from deploy.kubernetes.pods import CHANNEL, files_of, weights_mount, weights_volume
 from deploy.kubernetes.templates import objects, plain_pod, template
 from deploy.kubernetes.workloads import WORKLOADS
 from deploy.proof import Load, benchmark, result_name, smoke
 from deploy.routers import ETCD_PORT, Address, etcd_command, router_of, router_script
-from deploy.scripts import script
 from deploy.site import patched
 from deploy.templates import Object, filled
 from ground.errors import BadInput
@@ -129,8 +128,7 @@ def priority_classes(target: Target) -> Iterator[Object]:
 
 def config_map(target: Target, launch: Launch) -> Object:
     """Return the ConfigMap with a role's script and files. BadInput where it would pass Kubernetes' limit of 1 MiB."""
-    started = {} if target.kind == "dynamo" else {f"{launch.role.name}.sh": script(target, launch)}
-    data = {**started, **launch.files}  # Dynamo's workers start by their arguments
+    data = files_of(target, launch)
     size = sum(len(text.encode()) for text in data.values())
     if size > MEBI:
         raise BadInput(
@@ -150,14 +148,14 @@ class Sheet(NamedTuple):
 
 def sheets(target: Target, launches: dict[str, Launch], load: Load) -> Iterator[Sheet]:
     """Yield the files in the order in which they are applied; the last two are run once all is up."""
-    address: Address | None = target.host_name if target.kind in WORKLOADS else None
+    address = address_of(target)
     joined = any(spans_nodes_by_nvlink(role) for role in target.roles)
     found = [
         Sheet("priorities", "Decode comes back first.", list(priority_classes(target))),
         Sheet("weights", "The weights.", list(weights.weights(target))),
         Sheet("policies", "Disruptions and who reaches whom.", list(policies(target))),
         Sheet("nvlink", "NVLink between nodes.", list(objects("nvlink", target, channel=CHANNEL)) if joined else []),
-        *_engines(target, launches, address),
+        *engines(target, launches),
         Sheet("autoscaler", "Instances up to the plan's.", list(autoscaler(target, launches))),
         Sheet("monitoring", "Metrics and a dashboard.", list(monitoring(target))),
         _job(target, load, "smoke", smoke(target, launches, address)),
@@ -166,8 +164,14 @@ def sheets(target: Target, launches: dict[str, Launch], load: Load) -> Iterator[
     yield from (sheet for sheet in found if sheet.items)
 
 
-def _engines(target: Target, launches: dict[str, Launch], address: Address | None) -> Iterator[Sheet]:
+def address_of(target: Target) -> Address | None:
+    """Return the names of pods; None where an orchestrator gives them."""
+    return target.host_name if target.kind in WORKLOADS else None
+
+
+def engines(target: Target, launches: dict[str, Launch]) -> Iterator[Sheet]:
     """Yield what runs: a file per role and the router's, or the orchestrator's graph."""
+    address = address_of(target)
     if address is None:
         for name, launch in launches.items():
             carried = [config_map(target, launch)] if launch.files else []
@@ -189,11 +193,13 @@ def _engines(target: Target, launches: dict[str, Launch], address: Address | Non
         if target.profile.engine == "trtllm":  # which loads libcuda (NVIDIA/TensorRT-LLM#3629)
             placed["nodeSelector"] = target.site.node_selectors.over(GPU_NODE, "all")
         reads = any(name == "--tokenizer_path" for name, _ in router.flags)
+        files = {"router.sh": router_script(target, router), **target.owned(dict(router.files))}
         held = list(
             objects(
                 "router",
                 target,
-                files={"router.sh": router_script(target, router), **target.owned(dict(router.files))},
+                files=files,
+                runs=target.runs(files),
                 image=target.site.router_image or known,
                 plain_pod=placed,
                 port=target.site.router_port,

@@ -27,7 +27,7 @@ MODES = {"prefill": "prefill", "decode": "decode", "mixed": "agg"}
 WORKER_TYPES = {"prefill": "prefill", "decode": "decode", "mixed": "worker"}
 # The worker serves Dynamo's own endpoint, not HTTP.
 OWN = frozenset({"--host", "--port", "--disaggregation-mode", "--model-path", "--backend", "--extra_llm_api_options"})
-CONNECTORS = {"vllm": "nixlv2", "sglang": "sglang"}  # of llm-d's sidecar
+CONNECTORS = {"nixl": "nixlv2", "mooncake": "mooncake"}  # of llm-d's sidecar, for vLLM; SGLang's is its own
 
 
 def scaled(target: Target, role: RolePlan) -> bool:
@@ -47,7 +47,7 @@ def dynamo_graph(target: Target, launches: dict[str, Launch]) -> Object:
             "version": dynamo.version,
             "plain_pod": _known(plain_pod(target)),
             "locked": LOCKED,
-            "annotations": target.annotations,
+            "annotations": target.runs({}),
             "image": target.site.router_image or image,
             "weights_mount": weights_mount(target),
             "weights_volume": weights_volume(target),
@@ -133,7 +133,7 @@ def llmd_workloads(target: Target, launch: Launch) -> Iterator[Object]:
                 "image": load_orchestrator("llm-d").images["sidecar"].value,
                 "port": SIDECAR_SERVICE_PORT,
                 "engine_port": SIDECAR_TARGET_PORT,
-                "connector": CONNECTORS[target.profile.engine],
+                "connector": "sglang" if target.profile.engine == "sglang" else CONNECTORS[target.site.kv_transfer],
                 "locked": LOCKED,
             }
             answering["spec"]["initContainers"] = [filled(template("sidecar")[0], values)]

@@ -4,7 +4,7 @@ from deploy.commands.launch import STARTUP_SECONDS, Launch, Target, spans_nodes_
 from deploy.kubernetes.templates import plain_pod, template
 from deploy.memory import exchanges
 from deploy.roles import RolePlan
-from deploy.scripts import ASCEND_RANK_TABLE
+from deploy.scripts import ASCEND_RANK_TABLE, script
 from deploy.templates import Object, filled
 
 RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu", "ascend": "huawei.com/Ascend910"}
@@ -49,11 +49,17 @@ def common(target: Target, launch: Launch) -> Object:
     return {
         "pool": launch.role.name,
         "labels": labels(target, launch),
-        "annotations": target.annotations | target.site.annotations,
+        "annotations": target.runs(files_of(target, launch)) | target.site.annotations,
         "settings": pod_settings(target, launch.role),
         "resources": resources(target, launch.role),
         "security": security(target, launch.role),
     }
+
+
+def files_of(target: Target, launch: Launch) -> dict[str, str]:
+    """Return what a role's ConfigMap holds: its script, but of Dynamo's workers, and the engine's own files."""
+    started = {} if target.kind == "dynamo" else {f"{launch.role.name}.sh": script(target, launch)}
+    return {**started, **launch.files}  # Dynamo's workers start by their arguments
 
 
 def pod_settings(target: Target, role: RolePlan) -> Object:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from cli.main import main
 from ground.errors import ExitCode
@@ -86,10 +87,27 @@ def test_every_stage_is_deployed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for number in range(len(steps) + 1):
         assert (Path(files) / f"stage-{number:02d}" / "base" / "prefill.yaml").is_file()
     assert (Path(files) / f"stage-{len(steps):02d}" / "base" / "decode-2.yaml").is_file()
-    for script in ("rollout.sh", "rollback.sh"):
+    kind, last = "leaderworkerset.v1.leaderworkerset.x-k8s.io/qwen3-235b-a22b", f"stage-{len(steps):02d}"
+    for script, gone in (("rollout.sh", "decode"), ("rollback.sh", "decode-2")):
         text = (Path(files) / script).read_text()
         assert subprocess.run(["bash", "-n", "-c", text], check=False).returncode == 0
-        assert text.count("kubectl wait") == len(steps)
+        assert text.count("--server-side --force-conflicts -k") == len(steps) and "prune" not in text
+        (deleted,) = [line for line in text.splitlines() if "delete" in line and f" {kind}-{gone}" in line]
+        assert "persistentvolumeclaim" not in deleted and f"{kind}-prefill" not in deleted
+        assert f"jsonpath='{{.status.readyReplicas}}'={2 if gone == 'decode' else 1} {kind}-prefill" in text
+        assert "deployment/qwen3-235b-a22b-router" in text.splitlines()[-1]
+    # What stays is not started anew: its pods are the same, whichever manifest they are of.
+    sets = [yaml.safe_load_all((Path(files) / f / "base/prefill.yaml").read_text()) for f in ("stage-00", last)]
+    first, second = (next(item["spec"] for item in held if item["kind"] == "LeaderWorkerSet") for held in sets)
+    assert (first.pop("replicas"), second.pop("replicas")) == (1, 2) and first == second
+    # While instances drain, the router knows those that stay alone, and starts anew to know it.
+    drains = sorted(Path(files).glob("roll*-router.yaml"))
+    for drain in drains:
+        assert f'-f "$here/{drain.name}"' in (Path(files) / f"{drain.name.partition('-')[0]}.sh").read_text()
+    routers = [*drains, *(Path(files) / f / "base/router.yaml" for f in ("stage-00", last))]
+    told = {path: [*yaml.safe_load_all(path.read_text())] for path in routers}
+    pods = {str(held[1]["spec"]["template"]["metadata"]["annotations"]) for held in told.values()}
+    assert len(pods) == len({str(held[0]["data"]).split("set -euo")[1] for held in told.values()}) > 1
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,11 @@ TOLD: list[Told] = [
     ("qwen-h800", "trtllm", "lws", {}, "router.yaml", [SELECTOR + "nvidia.com/gpu.present: 'true'\n"], []),
     ("qwen-h800", "vllm", "lws", {}, "router.yaml", [], ["nodeSelector"]),
     ("qwen-h800", "trtllm", "lws", POOLED, "router.yaml", [SELECTOR + "pool: gpu\n"], ["gpu.present"]),
+    # llm-d's sidecar asks for KV as the engines send it, and its picker has no plugin that later releases lack.
+    ("qwen-h800", "vllm", "llm-d", {}, "decode.yaml", ["--kv-connector=nixlv2"], []),
+    ("qwen-h800", "vllm", "llm-d", MOONCAKE, "decode.yaml", ["--kv-connector=mooncake"], ["nixlv2"]),
+    ("qwen-h800", "sglang", "llm-d", MOONCAKE, "decode.yaml", ["--kv-connector=sglang"], []),
+    ("qwen-h800", "vllm", "llm-d", {}, "gateway.yaml", ["disagg-profile-handler"], ["disagg-headers-handler"]),
     # Where a container starts again in its pod, what a crash left fills shared memory (llm-d/llm-d#352).
     ("r1-h800", "vllm", "statefulset", {}, "decode.yaml", ["find /dev/shm -type f -delete"], []),
     ("r1-h800", "vllm", "lws", {}, "decode.yaml", [], ["find /dev/shm"]),
