@@ -18,6 +18,7 @@ from planner.instances.candidates import (
     prefill_fits,
 )
 from planner.instances.encoding import encode_seconds
+from planner.instances.prefill_passes import longest_alone
 from planner.instances.reachable import Reach
 from planner.instances.space import ROLES, Role, built, groups, machines_of, role_rows
 from planner.objective import Aim
@@ -46,6 +47,8 @@ def out_of_reach(question: Question, role: Role, seconds: float, *, ttft: bool) 
     flag, limit = asked_limit(question, ttft)
     share = question.encode_share if ttft else 0.0
     before = f", and encode instances have {share:.0%} of the limit before it" if share else ""
+    if not before and seconds <= limit:
+        before = ", and longer in as many passes as its memory asks for, or beside other requests"
     return flag.strip("-"), (
         f"{flag} {format_duration(limit)} cannot be kept at percentile {question.percentile:g}: the fastest "
         f"{'aggregated' if role == 'mixed' else role} instance on up to "
@@ -165,7 +168,10 @@ def fastest_tpot(question: Question) -> float:
 
 
 def fastest_ttft(question: Question) -> float:
-    """Shortest time of one prompt alone, whole or in chunks, on any prefill instance that fits; infinite: none fits."""
+    """Shortest time of one prompt alone, whole or in chunks, on any prefill instance that fits; infinite: none fits.
+
+    Where prompts differ that of the one at the percentile, in one pass.
+    """
     best = math.inf
     for whole in built(question, "prefill", role_rows(question, "prefill")):
         deployment = whole.group.deployment
@@ -173,6 +179,10 @@ def fastest_ttft(question: Question) -> float:
         for chunks in sorted({chunks for _, chunks in budgets(question.workload)}):
             fits = prefill_fits(deployment, question.workload, 1, chunks)
             seconds = pass_seconds(whole.cost, question.workload, 1.0, alone, chunks, 1)
+            if question.workload.varied:
+                ranks = deployment.strategy.attention_dp
+                longest = [longest_alone(question, whole.cost, ranks, parts) for parts in question.microbatches]
+                seconds = np.maximum(seconds, np.minimum.reduce(longest))
             best = min(best, float(np.min(np.where(fits, seconds, math.inf))))
     return best
 

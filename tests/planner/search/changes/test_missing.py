@@ -55,6 +55,14 @@ def test_the_nearest_limit_is_feasible(asked: dict[str, Any]) -> None:
     assert search(replace(question, **{name: nearest}), beside=False).best is not None
 
 
+def test_the_fastest_time_of_unequal_prompts_is_that_of_the_one_at_the_percentile() -> None:
+    """That of a mean prompt kept the limit that the sentence said is missed."""
+    question = small_question(model="qwen3-8b", devices=4, ttft_seconds=0.1, lengths=(4096.0, 64.0))
+    lengths = replace(question.workload, input_tokens=Lengths(mean=4096.0, squared_cv=1.0))
+    unequal = replace(question, workload=lengths)
+    assert fastest_ttft(question) < 0.1 < 3 * fastest_ttft(question) < fastest_ttft(unequal)
+
+
 @pytest.mark.parametrize("asked", [{}, {"model": "qwen3-8b", "devices": 2}], ids=["many", "one for each role"])
 def test_two_limits_out_of_reach_are_eased_together(asked: dict[str, Any]) -> None:
     """Asked again with both, there is a plan; with either alone there is none."""
