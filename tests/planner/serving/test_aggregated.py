@@ -252,11 +252,14 @@ def test_hosts_delay_prompts_one_after_another_by_hand(rule):
 
 
 def test_drafts_shorten_answers():
-    """Iterations are answers over the tokens that one yields."""
-    one = play_aggregated(pool_of(SchedulingRule(), 1, 100, 4, 10_000), stream_of([0.0], [10], [41]))
-    two = play_aggregated(pool_of(SchedulingRule(), 1, 100, 4, 10_000, accepted=2.0), stream_of([0.0], [10], [41]))
-    lasts = [float(p.left_seconds[0] - p.first_token_seconds[0]) for p in (one, two)]
-    assert lasts == pytest.approx([40 * 5.1e-3, 20 * 5.1e-3])
+    """Iterations are answers over the tokens that one yields: as stated, or as drawn where one draft is accepted."""
+    pools = [
+        pool_of(SchedulingRule(), 1, 100, 4, 10_000, **more)
+        for more in ({}, {"accepted": 2.0}, {"queries": 2, "acceptance": 1.0})
+    ]
+    played = [play_aggregated(pool, stream_of([0.0], [10], [41])) for pool in pools]
+    lasts = [float(p.left_seconds[0] - p.first_token_seconds[0]) for p in played]
+    assert lasts == pytest.approx([40 * 5.1e-3, 20 * 5.1e-3, 20 * 5.1e-3])
 
 
 @pytest.mark.parametrize("name", RULES)
