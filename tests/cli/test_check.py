@@ -80,7 +80,7 @@ def test_a_manifest_keeps_its_histograms(tmp_path: Path, capsys: pytest.CaptureF
     """A deployment is weighed on the lengths that it was planned for; those that are given take their place."""
     rows = tmp_path / "rows.csv"
     rows.write_text("tokens,weight\n200,50\n1000,30\n6000,20\n", encoding="utf-8")
-    asked = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--nodes", "1", "--rate", "20/s"]
+    asked = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--devices", "4", "--rate", "10/s"]
     asked += ["--shape", "disaggregated", "--strategy", "TP=1", "--out", str(tmp_path)]
     planned = answered(capsys, *asked, "--isl-histogram", str(rows))["best"]["ttft_seconds"]["p99"]
 
