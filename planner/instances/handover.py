@@ -10,7 +10,7 @@ evenly than they came. Both move TPOT of short answers: by half and more where a
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from ground.arrays import Bools, Floats, Ints
 from planner.closed_forms.birth_death import DecodeQueue, DecodeState
 from planner.closed_forms.bulk_lattice import Passes
 from planner.manifest.drafts import Acceptance, drawn_iterations
-from planner.serving.capacity import Capacity, Limits, Outcome, Play, Until, capacity, trial
+from planner.serving.capacity import Capacity, Limits, Outcome, Play, Trial, Until, capacity, trial
 from planner.serving.decode import (
     Decoded,
     DecodePool,
@@ -29,7 +29,7 @@ from planner.serving.decode import (
     play_decode,
 )
 from planner.serving.latency import Latency
-from planner.serving.played import MANY, Player
+from planner.serving.played import MANY, Player, told_closely
 from planner.serving.streams import Stream, stationary, traced
 from planner.workload import TraceRows, Workload
 
@@ -157,6 +157,7 @@ _PASSES = 10.0
 """Full passes that an answer lasts where the closed form holds. Beside plays of 40 random plans (seven models, six
 machines, answers of 8 to 256 tokens) p99 of TPOT was 1 to 15 % above beyond them, -79 to +20 % off before them."""
 _LEAST_PLAYED, _MOST_PLAYED = 40_000, 80_000
+_MOST_TIMES = 8  # most times as many requests that a plan is told over
 _FILLED = 12.0  # requests that are played over those in decode, so that what is left out at the stream's begin fills it
 
 
@@ -205,14 +206,24 @@ class Handover:
         """Return the largest rate, up to ``upper``, of one of so many decode instances that keeps TPOT's limit."""
         key = upper, limits, instances
         if key not in self._capacities:
-
-            def play(stream: Stream, until: Until | None) -> Outcome:
-                _, sent, requests, decoded = self._play(stream, instances)
-                return Outcome(ttft_seconds=np.zeros(0), tpot_seconds=tpot_of(len(stream), sent, requests, decoded))
-
-            stream = self._stream(instances)
-            self._capacities[key] = capacity(lambda rate: trial(play, stream, rate, limits), upper)
+            self._capacities[key] = capacity(partial(self._tried, limits, instances, MANY), upper)
         return self._capacities[key]
+
+    def _tried(self, limits: Limits, instances: int, requests: int, rate_per_second: float) -> Trial:
+        """Return the trial of one of so many decode instances at its rate, with TPOT alone; see ``state``."""
+
+        def play(stream: Stream, until: Until | None) -> Outcome:
+            _, sent, handed, decoded = self._play(stream, instances)
+            return Outcome(ttft_seconds=np.zeros(0), tpot_seconds=tpot_of(len(stream), sent, handed, decoded))
+
+        return trial(play, self._stream(instances, requests), rate_per_second, limits)
+
+    def lasting(self, rate_per_second: float, limits: Limits, instances: int, least: int) -> int:
+        """Return the requests, at least so many, over which TPOT at the percentile is told closely; see ``state``."""
+        if rate_per_second >= self.full_per_second:
+            return least
+        tried = partial(self._tried, limits, instances, rate_per_second=rate_per_second)
+        return told_closely(tried, least // MANY, _MOST_TIMES)
 
     def link_wait_seconds(self, rate_per_second: float, instances: int, requests: int = MANY) -> float:
         """Return the mean wait for links, given the rate of one of so many decode instances; see ``state``."""

@@ -25,7 +25,7 @@ from planner.costs.cache import Cache, model_cache
 from planner.costs.deployment import Deployment
 from planner.manifest.terms import Number
 from planner.question import Question, Role
-from planner.serving.streams import prompts_of, stationary
+from planner.serving.streams import decoded_share, prompts_of, stationary
 from planner.strategy import Strategy
 from planner.workload import Workload
 
@@ -115,7 +115,8 @@ def link_state(
     Args: ``wait_seconds`` returns the mean wait; it is asked where links are crossed and not saturated.
     """
     mean = _mean_held(links, workload)
-    loads = _loads(links, rate_per_second, mean)
+    share = decoded_share(workload)
+    loads = _loads(links, rate_per_second * share, mean)
     if max(loads.values()) >= 1:
         return None
     return LinkState(
@@ -123,7 +124,9 @@ def link_state(
         wait_seconds=wait_seconds() if mean else 0.0,
         utilisation=loads,
         most_per_second={
-            role: MOST_LINK_UTILISATION * links.servers(side) / mean for role, side in links.sides if mean
+            role: MOST_LINK_UTILISATION * links.servers(side) / (mean * share)
+            for role, side in links.sides
+            if mean * share
         },
         sent_bytes=mean * links.width * links.link_bytes_per_second,
         width=links.width,
@@ -308,5 +311,5 @@ def most_linked(question: Question, deployment: Deployment) -> Floats:
     prompts, strategy = prompts_of(question.decoded), deployment.strategy
     sent = float(np.asarray(model_cache(deployment).bytes(prompts.tokens, 1.0)) @ prompts.weights)
     links = np.asarray(strategy.attention_groups * strategy.attention_tp * strategy.pp, dtype=np.float64)
-    each = sent * question.requests_each
-    return links * (MOST_LINK_UTILISATION * kv_plane(question)[0] / each if question.decoded.decodes else np.inf)
+    each = sent * question.requests_each * decoded_share(question.decoded)
+    return links * (MOST_LINK_UTILISATION * kv_plane(question)[0] / each if each else np.inf)

@@ -320,9 +320,8 @@ class DecodeServer:
         if question.queueing == "mixserve" or question.workload.trace is None:
             return None
         reserved = partial(granted_tokens, candidate.deployment)
-        limits = Limits(percentile=question.percentile, tpot_seconds=question.tpot_seconds)
         full = candidate.requests_per_second
-        return PlayedDecode.of(self.pool, reserved, question.workload, limits, full_per_second=full)
+        return PlayedDecode.of(self.pool, reserved, question.workload, self._limits, full_per_second=full)
 
     @property
     def pool(self) -> DecodePool:
@@ -382,8 +381,15 @@ class DecodeServer:
 
     def played(self, most_per_second: float, instances: int) -> Capacity | None:
         """Return the rate of one of so many instances within the TPOT limit, if it is played behind prefill."""
-        limits = Limits(percentile=self.question.percentile, tpot_seconds=self.question.tpot_seconds)
-        return self.handover.capacity(most_per_second, limits, instances) if self.handover else None
+        return self.handover.capacity(most_per_second, self._limits, instances) if self.handover else None
+
+    def lasting(self, rate_per_second: float, instances: int, least: int) -> int:
+        """Return the requests, at least so many, of a stream that tells TPOT closely where it is played so."""
+        return self.handover.lasting(rate_per_second, self._limits, instances, least) if self.handover else least
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(percentile=self.question.percentile, tpot_seconds=self.question.tpot_seconds)
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether a pool of so many instances carries a rate within the TPOT limit."""

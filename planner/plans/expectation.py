@@ -90,7 +90,7 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
         prediction=open_prediction(
             ttft=ttft,
             tpot=state.tpot,
-            e2e=end_to_end(ttft, state, workload.output_tokens.mean - 1),
+            e2e=end_to_end(ttft, state, workload),
             requests_per_second=requests_per_second,
             output_tokens=workload.output_tokens.mean,
             limits=manifest.service_levels,

@@ -78,12 +78,12 @@ def fed(question: Question, pair: Pair) -> DecodeServer:
 
 
 def both_played(
-    prefill: Played | None, decode: tuple[Capacity, int], planned: tuple[float, float, float]
+    prefill: Played | None, decode: tuple[Capacity, int], planned: tuple[float, float, float], asked_requests: int
 ) -> Played | None:
     """Return the sample and intervals of a plan whose decode and maybe prefill were played; None where none decides.
 
     Args: ``decode``: what one of so many instances carries; ``planned``: the plan's rate, its TTFT at the percentile,
-    which is exact where prefill was not played, and the rate that prefill carries.
+    which is exact where prefill was not played, and the rate that prefill carries; ``asked_requests`` of the streams.
     """
     (found, instances), (rate, ttft_seconds, carried) = decode, planned
     low, high = found.low * instances, max(min(found.high * instances, carried), rate)
@@ -91,6 +91,6 @@ def both_played(
         return prefill
     requests = found.trial.outcome.tpot_seconds.size
     if prefill is None:
-        return Played(requests=requests, ttft_seconds=(ttft_seconds, ttft_seconds), requests_per_second=(low, high))
+        return Played(requests, (ttft_seconds, ttft_seconds), (low, high), asked_requests=asked_requests)
     ends = (min(low, prefill.requests_per_second[0]), min(high, prefill.requests_per_second[1]))
     return prefill._replace(requests=min(requests, prefill.requests), requests_per_second=ends)

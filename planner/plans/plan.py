@@ -342,7 +342,7 @@ class DisaggregatedPlan(Plan):
         if question.offline is not None:
             alike, times = not question.workload.output_tokens.squared_cv, tokens / question.decoded.decoded_tokens
             state = replace(state, span=state.tpot.scaled(tokens) if alike else state.span.scaled(times))
-        return end_to_end(self.ttft, state, question.workload.output_tokens.mean - 1)
+        return end_to_end(self.ttft, state, question.workload)
 
     def behind(self, encode: PlannedEncode, requests: Leaving) -> "DisaggregatedPlan":
         """Return the plan behind an encode pool; where prefill memory fills up, waits count as independent."""
@@ -405,17 +405,17 @@ def make_plan(
     """
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     times, slower = question.stretch_of("prefill"), question.stretch_of("decode")
-    each = times * rate_per_second / first_count
+    each, own = times * rate_per_second / first_count, slower * rate_per_second / second_count
     ttft = first.ttft(each, first_count, requests)
     if ttft is None:
         return None
-    requests = requests or first.lasting(each, first_count)
     second = fed(question, ((first, first_count), (second, second_count)))
+    requests = requests or second.lasting(own, second_count, first.lasting(each, first_count))
     links = state_of_links(question, ((first, first_count), (second, second_count)), slower * rate_per_second, requests)
     if links is None:
         return None
     second = second.after(links.seconds)
-    state = second.state(slower * rate_per_second / second_count, second_count, requests)
+    state = second.state(own, second_count, requests)
     if state is None:
         return None
     known = replace(second, question=question.on_clock("decode")).played(slower * second_rate, second_count)
@@ -436,7 +436,7 @@ def make_plan(
         played = first.played(rate_per_second / first_count, first_count, second_count * second_rate, requests)
         if known is not None:
             told = rate_per_second, ttft.at(question.percentile), prefill_pool.capacity_per_second
-            played = both_played(played, (known, second_count), told)
+            played = both_played(played, (known, second_count), told, requests)
     return DisaggregatedPlan(
         question=question,
         prefill=prefill_pool,

@@ -20,11 +20,11 @@ from planner.instances.encoding import before, behind, embedding_seconds
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role, Row, machines_of
 from planner.question import Machines, Question
-from planner.serving.latency import Latency, independent_sum
+from planner.serving.latency import Latency, independent_sum, one_or_other
 from planner.serving.played import MANY
 from planner.serving.prefill import play_prefill
-from planner.serving.streams import Stream, stationary
-from planner.workload import running_kv_tokens
+from planner.serving.streams import Stream, decoded_share, stationary
+from planner.workload import Workload, running_kv_tokens
 
 WHY_BATCH = {
     "batch": "as is given",
@@ -284,9 +284,12 @@ def leaving(question: Question, pool: PlannedEncode, rate_per_second: float) -> 
     return Leaving(replace(stream.select(order), arrival_seconds=ready[order]), stays[order])
 
 
-def end_to_end(ttft: Latency, decode: DecodeState, tokens_after_first: float) -> Latency:
+def end_to_end(ttft: Latency, decode: DecodeState, workload: Workload) -> Latency:
     """Time from scheduled arrival to the last token, with TTFT and decode as independent variables.
 
-    It is not TPOT times the mean length: answers differ in length, and short answers have the longest TPOT.
+    It is not TPOT times the mean length: answers differ in length, and short answers have the longest TPOT. An answer
+    of one token ends with prefill.
     """
-    return independent_sum(ttft, decode.span) if tokens_after_first > 0 else ttft
+    share = decoded_share(workload)
+    both = independent_sum(ttft, decode.span) if share else ttft
+    return both if share in (0.0, 1.0) else one_or_other(both, ttft, share)

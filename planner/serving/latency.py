@@ -97,3 +97,12 @@ def independent_sum(one: Latency, other: Latency) -> Latency:
     sums = (first[:, None] + second[None, :]).ravel()
     order = np.argsort(sums, kind="stable")
     return Latency.from_masses(sums[order], np.outer(masses, masses).ravel()[order], one.mean + other.mean)
+
+
+def one_or_other(one: Latency, other: Latency, share: float) -> Latency:
+    """Distribution of a duration that is ``one`` for a share of the requests and ``other`` for the rest."""
+    middles, masses = cells()
+    seconds = np.array([latency.at(float(level)) for latency in (one, other) for level in middles])
+    order = np.argsort(seconds, kind="stable")
+    weights = np.concatenate([share * masses, (1 - share) * masses])
+    return Latency.from_masses(seconds[order], weights[order], share * one.mean + (1 - share) * other.mean)

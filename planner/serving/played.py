@@ -57,6 +57,16 @@ class Played(NamedTuple):
     asked_requests: int = MANY  # requests for which the stream was asked, see ``Player.trial``
 
 
+def told_closely(tried: Callable[[int], Trial], times: int, most_times: int) -> int:
+    """Return the requests, a number of times ``MANY`` up to the most, over which a trial has close percentiles.
+
+    Args: ``tried``: plays so many requests; ``times``: the fewest times.
+    """
+    while times < most_times and (wide := tried(times * MANY).half_width / _CLOSE) > 1:
+        times = min(times << math.ceil(2 * math.log2(wide)), most_times)
+    return times * MANY
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Player:
     """Plays an instance at given rates, all on the same streams with their gaps scaled. Results are kept."""
@@ -103,14 +113,9 @@ class Player:
             slow = 2 * _RELAXATIONS * (workload.arrival_squared_cv / instances + lengths)
             while times < self.most_times and times * MANY * max(idle, 0.0) ** 2 < slow:
                 times *= 2
-            while times < self.most_times and (wide := self._wide(rate_per_second, instances, times * MANY)) > 1:
-                times = min(times << math.ceil(2 * math.log2(wide)), self.most_times)
-            self._lasting[key] = times * MANY
+            tried = partial(self.trial, rate_per_second, instances)
+            self._lasting[key] = told_closely(tried, times, self.most_times)
         return self._lasting[key]
-
-    def _wide(self, rate_per_second: float, instances: int, requests: int) -> float:
-        """Return half the width of the intervals of so many requests over what is close."""
-        return self.trial(rate_per_second, instances, requests).half_width / _CLOSE
 
     def plays(self, requests: int, instances: int = 1) -> tuple[Play, Stream]:
         """Return the play of one of ``instances`` and its stream; a trace is played whole, dealt to all instances."""

@@ -27,6 +27,7 @@ SHARE_OF_HITS = 0.95
 """Reused share of a prompt that hits the cache where only the mean is known (Mooncake's conversation trace: many
 prompts near none, a tenth above 0.95)."""
 _KEPT_STREAMS = 32
+_SHARES_OF = 2_000  # answers, one in each of as many equal parts, of which a share is told
 _EDGE = 0.1
 """Part of a stationary stream at each end that does not count: a stream begins empty and ends with nobody behind."""
 PARTS = 24  # parts of a stream; after each a play may check whether enough is known
@@ -163,6 +164,16 @@ def _answers(workload: Workload, count: int, seed: int) -> Ints:
         tokens, weights = (np.array(column) for column in zip(*workload.answers, strict=True))
         return _whole(tokens[_kinds(weights, levels)])
     return _whole(lengths_at(workload.output_tokens, levels))
+
+
+@lru_cache(maxsize=_KEPT_STREAMS)
+def decoded_share(workload: Workload) -> float:
+    """Return the share of requests whose answers go on after the token that prefill gives."""
+    if workload.trace is not None:
+        return float((Stream.from_trace(workload.trace).answer_tokens > 1).mean())
+    if workload.answers is None and not workload.output_tokens.squared_cv:
+        return float(workload.decodes)
+    return float((_answers(workload, _SHARES_OF, 0) > 1).mean())
 
 
 def _kinds(weights: Floats, levels: Floats) -> Ints:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ground.errors import BadInput
-from planner.serving.latency import Latency, cells, independent_sum
+from planner.serving.latency import Latency, cells, independent_sum, one_or_other
 
 EVEN = Latency.from_samples(np.append(np.arange(1.0, 1002.0), np.nan))
 """From 1 s to 1001 s: the quantile at p is 1 + 10 p seconds."""
@@ -62,3 +62,11 @@ def test_two_even_durations_add_up_to_a_triangle() -> None:
     assert found.mean == 501 + 506
     assert found.p50 == pytest.approx(1007, rel=0.01)
     assert found.p90 == pytest.approx(7 + 1000 * (2 - math.sqrt(0.2)), rel=0.01)
+
+
+def test_some_requests_take_one_duration_and_others_another() -> None:
+    """Three in four take up to 1 s, the rest 1 s to 2 s: percentiles of each part are those of the whole."""
+    found = one_or_other(EVEN, EVEN.later(1002.0), 0.75)
+    assert found.mean == pytest.approx(0.75 * EVEN.mean + 0.25 * EVEN.later(1002.0).mean)
+    assert found.at(37.5) == pytest.approx(EVEN.p50, rel=0.01)
+    assert found.at(97.5) == pytest.approx(1002 + EVEN.p90, rel=0.01)

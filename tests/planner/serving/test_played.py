@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -189,7 +190,11 @@ def test_a_stream_spans_relaxation_times_and_ends_where_intervals_are_close(
 ) -> None:
     """Of gaps 2 (1 / instances + 1) / idle^2 a hundred times; then as the square of what an interval is too wide."""
     player = _Known.of()
-    monkeypatch.setattr(_Known, "_wide", lambda _, rate, number, requests: wide.get(requests // MANY, 0.0))
+
+    def trial(_: Player, rate: float, number: int, requests: int) -> SimpleNamespace:
+        return SimpleNamespace(half_width=0.08 * wide.get(requests // MANY, 0.0))
+
+    monkeypatch.setattr(_Known, "trial", trial)
     assert player.lasting(2 * (1 - idle), instances) == times * MANY
 
 

@@ -1,6 +1,7 @@
 """Streams: lengths, reuse and gaps by the laws that they are drawn from."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from statistics import NormalDist
 
@@ -10,6 +11,7 @@ import pytest
 from planner.serving.streams import (
     Stream,
     answer_kinds,
+    decoded_share,
     gamma_quantiles,
     histogram_kinds,
     length_kinds,
@@ -116,6 +118,17 @@ def test_gamma_quantiles() -> None:
     assert gamma_quantiles(1.1e-5, LEVELS)[0] < 1
     broad = gamma_quantiles(4.0, (np.arange(COUNT) + 0.5) / COUNT)
     assert (broad.mean(), _cv(broad)) == pytest.approx((1, 2), rel=0.01)
+
+
+def test_requests_whose_answers_go_on() -> None:
+    """Of log-normal answers those above 1.5 tokens, of kinds and traces those above one."""
+    varied = Workload(input_tokens=Lengths(mean=100), output_tokens=Lengths(mean=32, squared_cv=4.0))
+    score = (math.log(1.5 / 32) + math.log(5) / 2) / math.sqrt(math.log(5))
+    assert decoded_share(varied) == pytest.approx(1 - NormalDist().cdf(score), abs=1e-3)
+    assert decoded_share(replace(varied, answers=((1.0, 0.25), (9.0, 0.75)))) == pytest.approx(0.75, abs=1e-3)
+    rows = TraceRows(arrival_seconds=(0.0, 1.0), input_tokens=(9, 9), output_tokens=(1, 2))
+    assert decoded_share(replace(varied, trace=rows)) == 0.5
+    assert [decoded_share(replace(varied, output_tokens=Lengths(mean=mean))) for mean in (1, 2)] == [0, 1]
 
 
 def test_what_counts_of_a_stream() -> None:
