@@ -275,16 +275,17 @@ def kv_plane(question: Question) -> tuple[float, float]:
     return rate, max(plane.latency_seconds.value for plane in planes)
 
 
-def transfer_seconds(question: Question, deployment: Deployment) -> Number:
+def transfer_seconds(question: Question, deployment: Deployment, links: int | None = None) -> Number:
     """Seconds to send one prompt's KV from prefill to decode over the slower machine's KV plane.
 
-    Each device of the prompt's DP group sends its share over its own link (CloudMatrix384 section 4.3.3).
+    Each device of the prompt's DP group sends its share over its own link (CloudMatrix384 section 4.3.3), or so many
+    ``links`` of them as both groups have.
     """
     if not question.workload.decodes:
         return 0.0
     rate, latency = kv_plane(question)
     sent = float(model_cache(deployment).bytes(question.workload.input_tokens.mean, 1.0))
-    return sent / (rate * deployment.strategy.attention_tp) + latency
+    return sent / (rate * (links or deployment.strategy.attention_tp)) + latency
 
 
 def links_of(question: Question, cache: Cache, prefill: tuple[Strategy, int], decode: tuple[Strategy, int]) -> KvLinks:

@@ -152,6 +152,10 @@ class DecodeKind:
         """Strategy and expert layout."""
         return self.full.candidate.row
 
+    def behind(self, transfer_seconds: float) -> "DecodeKind":
+        """Return the row behind other KV transfers."""
+        return DecodeKind(replace(self.full, transfer_seconds=transfer_seconds), self.room, self.bound_per_second)
+
     @property
     def independent(self) -> bool:
         """Whether the capacity of several instances is a multiple of one's, as for the server."""

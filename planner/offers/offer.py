@@ -126,6 +126,11 @@ class Offers:
         )
 
     @property
+    def links(self) -> Ints:
+        """Links that a prompt's KV may cross at once, [offers]."""
+        return np.asarray(self.layers.prod(axis=1))
+
+    @property
     def alone_seconds(self) -> Floats:
         """Least seconds of a request alone, [offers]; empty unless latency is the objective."""
         return np.zeros(0) if self.least is None else self.least.alone + self.least.fixed

@@ -79,6 +79,7 @@ class Side:
         self.queues_solved = 0
         self.allowed = allowed
         self.beyond_grid = False
+        self.repeats = False  # whether its offers are some of another side
         self._servers: dict[int, Server] = {}
         self._carried: dict[int, float] = {}  # largest rate that a column is known to carry, by column
         self._stairs: dict[tuple[int, float, Rates], Ints] = {}  # staircases of the current rates, by arguments

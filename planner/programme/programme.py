@@ -159,21 +159,25 @@ class Programme:
         )
 
     def _of_one_model(self, stairs: Mapping[int, "_Stairs"], rate: float) -> Picks | None:
-        """Return ``_smallest`` for a single model, whose few ways need no arrays."""
+        """Return ``_smallest`` for a single model, whose few ways need no arrays.
+
+        Of separate ways that take as much, the one that carries most is the best, then the one whose roles do.
+        """
         held = [self._steps(pool) for pool in self._pools]
-        best: tuple[float, float, int] | None = None
+        best: tuple[float, float, bool, float, float, int] | None = None
         for number, way in enumerate(self.ways[0]):
             found = _taken(way, stairs, rate, self._pools)
             if found is None or any(
                 math.ceil(room / step - RELATIVE) > nodes for room, (nodes, step) in zip(found[2:], held, strict=True)
             ):
                 continue
-            key = round(found[0], 9), round(found[1], 9), number
+            rates = [float(at.rates[at.place(rate)]) for at in (stairs[id(side)] for side in way)]
+            key = round(found[0], 9), round(found[1], 9), len(way) == 1, -min(rates), -sum(rates), number
             best = key if best is None else min(best, key)
         if best is None:
             return None
-        chosen = (stairs[id(side)] for side in self.ways[0][best[2]])
-        return (Pick(best[2], tuple(int(own.columns[own.place(rate)]) for own in chosen)),)
+        chosen = (stairs[id(side)] for side in self.ways[0][best[-1]])
+        return (Pick(best[-1], tuple(int(own.columns[own.place(rate)]) for own in chosen)),)
 
     def _steps(self, pool: str) -> tuple[int, int]:
         """Return the number of steps of a pool, and the devices of one step."""

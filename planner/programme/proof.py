@@ -270,15 +270,15 @@ def proven(programme: Programme, picks: Picks, models: Sequence[str], left_out: 
 
     Raises Fault where the programme's optimum differs from the choice's value.
     """
-    goal, sides = programme.aim.goal, programme.sides
+    goal, sides, told = programme.aim.goal, programme.sides, _told(programme)
     if goal.timed:
         reached = programme.seconds(picks)
-        pruned = [each for side in sides for each in _slow_columns(side)]
+        pruned = [each for side in told for each in _slow_columns(side)]
         value: float | None = reached
     else:
         known = programme.incumbent(picks)
         reached = known.rate if goal.maximised else known.spent[0]
-        pruned = [each for side in sides for each in _small_columns(side, known.rate)]
+        pruned = [each for side in told for each in _small_columns(side, known.rate)]
         # A choice with a slower column carries less, so leaving such columns out keeps the optimum.
         least = known.rate if goal.maximised else programme.aim.rate or 0.0
         value = solve(programme, least)
@@ -293,9 +293,27 @@ def proven(programme: Programme, picks: Picks, models: Sequence[str], left_out: 
         gap=gap,
         covers=covers(programme, models),
         queues_solved=sum(side.queues_solved for side in sides),
-        pruned=(*pruned, *left_out),
+        pruned=(*_together(pruned), *left_out),
         ended=gap > 1e-6,
     )
+
+
+def _told(programme: Programme) -> list[Side]:
+    """Return the sides that are told: of the same instances behind other KV transfers one."""
+    found = {(id(side.offers.devices), side.machines.devices): side for side in programme.sides if not side.repeats}
+    return list(found.values())
+
+
+def _together(pruned: Sequence[Pruned]) -> list[Pruned]:
+    """Return what is pruned alike in several sides together."""
+    found: dict[tuple[str, str], Pruned] = {}
+    for each in pruned:
+        known = found.setdefault((each.what, each.why), each)
+        if known is not each:
+            bounds = [bound for bound in (known.bound, each.bound) if bound is not None]
+            most = (max if each.unit == "requests/s" else min)(bounds, default=None)
+            found[each.what, each.why] = known._replace(number=known.number + each.number, bound=most)
+    return list(found.values())
 
 
 def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -> Bound | None:
@@ -314,7 +332,7 @@ def over_parts(best: Bound | None, parts: Sequence[Bound], queues_solved: int) -
 
 def covers(programme: Programme, models: Sequence[str]) -> str:
     """Return a phrase that names the space that the bound covers."""
-    sides, goal = programme.sides, programme.aim.goal
+    sides, goal = _told(programme), programme.aim.goal
     single = [side for side in sides if side.role == "mixed"]
     encoders = [side for side in sides if side.role == "encode"]
     routes = math.prod(len({len(way) > 1 or id(way) for way in own}) for own in programme.ways)

@@ -4,9 +4,10 @@ Which shapes are searched is told here too, and the rate that an instance must c
 """
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -32,8 +33,9 @@ from planner.instances.space import (
 )
 from planner.objective import SLACK, Aim, Incumbent
 from planner.offers.aggregated_offers import aggregated_offers
+from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
-from planner.offers.offer import Offers
+from planner.offers.offer import Offers, Server, Stretched
 from planner.offers.prefill_offers import PrefillTables, prefill_offers, prefill_tables, timely_offers
 from planner.offers.slower import Slower
 from planner.programme.columns import Side
@@ -54,6 +56,7 @@ class Option(NamedTuple):
     question: Question
     sides: tuple[Side, ...]
     transfer_seconds: float = 0.0  # KV transfer seconds of a prompt for which decode was costed
+    whole: "Option | None" = None  # the option whose instances with certain numbers of links are in it
 
     @property
     def aggregated(self) -> bool:
@@ -69,6 +72,10 @@ class Option(NamedTuple):
     def decode(self) -> Side:
         """The columns of decode or aggregated instances."""
         return self.sides[-1]
+
+    def behind(self, seconds: float) -> "Option":
+        """Return the option with decode costed for KV transfers of so many seconds."""
+        return self._replace(sides=(*self.sides[:-1], behind_kv(self.decode, seconds)), transfer_seconds=seconds)
 
     def without_spares(self) -> "Option":
         """Return the option without the demand to survive a loss."""
@@ -159,6 +166,8 @@ class Costing:
     _tables: dict[_Key, PrefillTables] = field(default_factory=dict)  # prefill tables, at the loosest TTFT limit so far
     _slower: dict[_Key, Slower] = field(default_factory=dict)
     """Late prefill instances, by what their questions have in common."""
+    _parts: dict[tuple[int, int], tuple[Side, dict[float | None, Side]]] = field(default_factory=dict)
+    """Sides with their instances of so many links, by identity of the side; decode by the seconds of its transfers."""
 
     def prefill(self, question: Question, rows: list[Row]) -> Side:
         """Return the columns of prefill instances."""
@@ -190,6 +199,36 @@ class Costing:
             encode = encode.on(part_of_nodes(question.prefill, question.prefill.devices_per_node - shares))
         return option._replace(sides=(encode, *option.sides))
 
+    def by_links(self, option: Option) -> Iterator[Option]:
+        """Yield an option by the links that KV leaves and reaches instances over, as many as both have carry it.
+
+        Each has decode costed for its own transfers, and not for the slowest of all. AFD beyond the grid
+        (``ways.with_apart``) is added to the option as a whole, which then comes first.
+        """
+        question, (prefill, decode) = option.question, option.sides[-2:]
+        widths = [np.unique(side.offers.links).tolist() for side in (prefill, decode)]
+        alike = question.spread or not option.transfer_seconds or widths[0] == widths[1] == [1]
+        machines = question.decode
+        whole = alike or (why_not_apart(question) is None and machines.devices > machines.devices_per_node)
+        if whole:
+            yield option
+        deployment = _decode_kind(decode.server(0)).full.candidate.deployment
+        for first, second in () if alike else product(*widths):
+            seconds = float(transfer_seconds(question, deployment, min(first, second)))
+            sides = self._of_links(prefill, first), self._of_links(decode, second, seconds)
+            for side in sides:
+                side.repeats = whole
+            yield Option(question, (*option.encode, *sides), seconds, option)
+
+    def _of_links(self, side: Side, links: int, seconds: float | None = None) -> Side:
+        """Return the columns of instances with so many links, of decode behind transfers of so many seconds."""
+        parts = self._parts.setdefault((id(side), links), (side, {}))[1]
+        if None not in parts:
+            parts[None] = side.of(side.offers.select(np.flatnonzero(side.offers.links == links)))
+        if seconds is not None and seconds not in parts:
+            parts[seconds] = behind_kv(parts[None], seconds)
+        return parts[seconds]
+
     def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:
         """Return the columns of decode instances for a KV transfer time of prompts."""
         alike = _seen(question, "decode", "ttft_seconds", "encode_share")
@@ -198,6 +237,26 @@ class Costing:
             offers = decode_offers(question.on_clock("decode"), rows, self.count, transfer_seconds)
             self._sides[key] = make_side(question, "decode", offers, self.model)
         return self._sides[key]
+
+
+def behind_kv(decode: Side, seconds: float) -> Side:
+    """Return the columns of decode instances behind KV transfers of so many seconds."""
+
+    def build(number: int) -> Server:
+        server = decode.offers.build(number)
+        later = _decode_kind(server).behind(seconds)
+        return server._replace(kind=later) if isinstance(server, Stretched) else later
+
+    later = decode.of(replace(decode.offers, build=cache(build)))
+    later.repeats = decode.repeats
+    return later
+
+
+def _decode_kind(server: Server) -> DecodeKind:
+    """Return a decode instance on its own clock."""
+    kind = server.kind if isinstance(server, Stretched) else server
+    assert isinstance(kind, DecodeKind), "decode follows transfers"
+    return kind
 
 
 def _made_for(question: Question, role: Role) -> tuple[str, str, str]:

@@ -364,6 +364,7 @@ def others_of(choice: Choice) -> list[Plan]:
     After a search that ended early only that of the other shape, which is known.
     """
     (option, columns), aim = choice.chosen[0], choice.programme.aim
+    option = option.whole or option
     timed, long = aim.goal.timed, choice.gathered.count.long
     tighter = [] if timed or long else [_tighter(choice, part) for part in TIGHTER_TPOT]
     found: list[Plan | None] = []
@@ -404,6 +405,7 @@ def _only(option: Option, column: int) -> Option:
 def _tighter(choice: Choice, part: float) -> Option:
     """Return decode, or aggregated, columns of the leading rows, costed at a part of the TPOT limit."""
     (option, columns), count = choice.chosen[0], choice.gathered.count
+    option = option.whole or option
     asked, aim = replace(option.question, tpot_seconds=option.question.tpot_seconds * part), choice.programme.aim
     side = option.decode
     if option.aggregated:

@@ -1,7 +1,7 @@
 """The best choice of columns for a fleet (a single model is a fleet of one), and its plans."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from planner.programme.programme import Programme
 from planner.programme.proof import Bound, proven
 from planner.search.fleet import aim_of
 from planner.search.gather import Cut, Option
-from planner.search.ways import Gathered, Rows, Ways, every_way, gather_fleet
+from planner.search.ways import Gathered, Rows, Ways, every_way
 from planner.serving.capacity import largest_rate
 
 # Factor on KV transfer times that made a plan late, for the next search, which then carries a little less.
@@ -175,42 +175,49 @@ class Found:
         return bound.of_plan(cost)
 
 
-def find(separate: Gathered, transfers: Mapping[str, float] | None = None, known: float = 0.0) -> Found:
+def find(separate: Gathered, known: float = 0.0) -> Found:
     """Return the best plans for the predicted service times, from costed options.
 
-    Decode was costed for KV transfers of ``transfers`` seconds, by member, or of the slowest transfer. Waits for links
-    may make the transfers of a plan longer, and its TPOT late; then the search is repeated with the longer transfers.
-    Where the first plan of a single model carries more if its own rate is lowered instead, that plan is returned, with
-    its gap to the bound; so is one whose prefill memory is full of prompts that wait for decode. With the latency
-    objective the bound is of the search without longer transfers. Where the rate is maximised, plans below the rate
-    ``known`` count as none.
-    For an asked rate see ``_with_room``.
+    Waits for links may make KV transfers of a plan longer than those for which its decode was costed, and its TPOT
+    late; then the search is repeated with longer ones between instances as the plan has them. Where the plan of a
+    single model carries more if its own rate is lowered instead, that plan is returned, with its gap to the bound; so
+    is one whose prefill memory is full of prompts that wait for decode. With the latency objective the bound is of the
+    search without longer transfers. Where the rate is maximised, plans below the rate ``known`` count as none. For an
+    asked rate see ``_with_room``.
     """
-    fleet, transfers = separate.fleet, transfers or {}
-    choice = choose(separate, known=known)
-    if not isinstance(choice, Choice):
-        return Found(separate=separate, choice=None, refused=choice)
-    goal, share = choice.programme.aim.goal, choice.carried if choice.programme.aim.goal.maximised else 1.0
+    goal, single, asked = separate.fleet.goal, separate.fleet.single, separate
+    late, slowed, longer = list[Found](), list[Found](), dict[str, float]()
+    while isinstance(choice := choose(separate, known=known), Choice):
+        found = _planned(separate, choice)
+        longer = _late(found.plans, choice)
+        if not longer and not (single and found.plans[0].crowded_share > 0 and found.plans[0].excess > 1):
+            return replace(late[0], plans=found.plans, growth=found.growth) if goal.timed and late else found
+        late.append(found)
+        slower = slowed_down(found.plans[0]) if single and goal.maximised else None
+        if slower is not None:
+            gap = found.plans[0].requests_per_second / slower.requests_per_second - 1
+            slowed.append(replace(found, plans=(slower,), gap=gap))
+            known = max(known, slower.requests_per_second / (slower.question.rate_per_second or 1.0))
+        if not longer:
+            break
+        separate = separate.behind(choice.picks, longer)
+    if slowed:
+        return max(slowed, key=lambda each: each.plans[0].requests_per_second)
+    if late and goal.maximised and not longer:
+        return late[-1]
+    if not late or goal.maximised or not single:
+        return Found(separate=asked, choice=None, refused=choice if isinstance(choice, Gathered) else choice.gathered)
+    roomy = _with_room(late[-1])
+    return roomy if roomy.plans or len(late) == 1 else _with_room(late[0])
+
+
+def _planned(separate: Gathered, choice: Choice) -> Found:
+    """Return the plans of a choice, at the rate that its columns carry or at the asked one."""
+    maximised = choice.programme.aim.goal.maximised
+    share = choice.carried if maximised else 1.0
     plans = tuple(_carried(option, columns, share) for option, columns in choice.chosen)
-    growth = share if goal.maximised else _spare(choice.programme.picked(choice.picks), plans)
-    found = Found(separate=separate, choice=choice, plans=plans, growth=growth)
-    longer = _late(separate, plans, transfers)
-    crowded = fleet.single and plans[0].crowded_share > 0 and plans[0].excess > 1
-    if not longer and not crowded:
-        return found
-    slower = slowed_down(plans[0]) if fleet.single and goal.maximised else None
-    if longer:
-        transfers = {**transfers, **longer}
-        again = find(gather_fleet(fleet, transfers), transfers, known)
-        if goal.timed and again.plans:
-            return replace(found, plans=again.plans, growth=again.growth)
-        if again.best and (slower is None or again.best.requests_per_second >= slower.requests_per_second):
-            return again
-        if slower is None and (goal.maximised or not fleet.single):
-            return again
-    if slower is None:
-        return found if goal.maximised else _with_room(found)
-    return replace(found, plans=(slower,), gap=plans[0].requests_per_second / slower.requests_per_second - 1)
+    growth = share if maximised else _spare(choice.programme.picked(choice.picks), plans)
+    return Found(separate=separate, choice=choice, plans=plans, growth=growth)
 
 
 def lasting(found: Found) -> Found:
@@ -336,14 +343,14 @@ def _carried(option: Option, columns: Sequence[int], share: float) -> Plan:
     return plan
 
 
-def _late(separate: Gathered, plans: Sequence[Plan], transfers: Mapping[str, float]) -> dict[str, float]:
-    """Return, by member, the longer transfers that make TPOT late because KV waits for links.
+def _late(plans: Sequence[Plan], choice: Choice) -> dict[str, float]:
+    """Return, by member, the longer transfers with which TPOT that is late because KV waits for links may be kept.
 
     Short answers are late because their prompts end together, which counts as so much longer a transfer.
     """
     longer = {}
-    for member, plan in zip(separate.fleet.members, plans, strict=True):
-        known, question = transfers.get(member.name, 0.0), plan.question
+    for member, plan, (option, _) in zip(choice.gathered.fleet.members, plans, choice.chosen, strict=True):
+        known, question = option.transfer_seconds, plan.question
         late = plan.tpot.at(question.percentile) - question.tpot_seconds
         short = isinstance(plan, DisaggregatedPlan) and plan.handed_over
         if late > 0 and (short or plan.transfer_seconds > known):

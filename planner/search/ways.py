@@ -61,6 +61,14 @@ class Gathered:
         """Members without any option."""
         return [number for number, own in enumerate(self.options) if not own]
 
+    def behind(self, picks: Picks, longer: Mapping[str, float]) -> "Gathered":
+        """Return the options with KV transfers of so many seconds, by member, in the separate ones that are picked."""
+        options = [list(own) for own in self.options]
+        for member, own, pick in zip(self.fleet.members, options, picks, strict=True):
+            if member.name in longer:
+                own[pick.way] = own[pick.way].behind(longer[member.name])
+        return replace(self, options=tuple(map(tuple, options)))
+
     def programme(self, aim: Aim, members: Sequence[int] | None = None) -> Programme:
         """Return the programme of all members, or of those with the given numbers."""
         chosen = range(len(self.options)) if members is None else members
@@ -80,28 +88,28 @@ class Ways(NamedTuple):
 
 def gather_fleet(
     fleet: Fleet,
-    transfers: Mapping[str, float] | None = None,
     rows: Rows | None = None,
     costing: Costing | None = None,
 ) -> Gathered:
     """Cost every candidate of separate pools of every member on every pool that it may stand on; no queue is solved.
 
-    ``transfers``: least KV transfer seconds of a prompt, by member. ``costing``: costs known already.
+    ``costing``: costs known already.
     """
     count = costing.count if costing else Count()
     options: list[tuple[Option, ...]] = []
     roles: list[tuple[Question, Pools]] = []
     cut: Cut = {}
     for member in fleet.members:
-        longer = (transfers or {}).get(member.name)
         known, own = costing or Costing(count, member.name), list[Option]()
         pools: dict[str, tuple[Question, Pools]] = {}
         for formed in formats_of(member, "disaggregated"):
-            pools = _gather_pools(fleet, formed, longer, rows, known)
-            own += map(known.fed, _options(fleet, formed, pools))
+            pools = _gather_pools(fleet, formed, rows, known)
+            for option in _options(fleet, formed, pools):
+                fed = known.fed(option)
+                own += known.by_links(fed) if fleet.single else [fed]
         if not pools:  # the engine has encode instances only before aggregated ones
             alone = replace(member.question, shape="aggregated")
-            pools = _gather_pools(fleet, member._replace(question=alone), longer, rows, known)
+            pools = _gather_pools(fleet, member._replace(question=alone), rows, known)
         roles.append(next(iter(pools.values())))
         cut = _joined(cut, roles[-1][1].cut)
         options.append(tuple(own))
@@ -123,14 +131,14 @@ def formats_of(member: Member, shape: ShapeName) -> Iterator[Member]:
 
 
 def _gather_pools(
-    fleet: Fleet, member: Member, longer: float | None, rows: Rows | None, costing: Costing
+    fleet: Fleet, member: Member, rows: Rows | None, costing: Costing
 ) -> dict[str, tuple[Question, Pools]]:
     """Cost a member on each pool that it may stand on, with the slowest KV transfer from any pool."""
     if not member.pools:
         question = on_pools(fleet, member)
-        return {"": (question, gather(question, rows, longer, costing))}
+        return {"": (question, gather(question, rows, None, costing))}
     pairs = [on_pools(fleet, member, (first, second)) for first in member.pools for second in member.pools]
-    transfer = max(longer or 0.0, *(slowest_transfer(question) for question in pairs))
+    transfer = max(slowest_transfer(question) for question in pairs)
     alone = {machines.budget: on_pools(fleet, member, (machines, machines)) for machines in member.pools}
     return {name: (question, gather(question, rows, transfer, costing)) for name, question in alone.items()}
 
@@ -187,6 +195,7 @@ def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
         for option in own:
             side, question = option.decode, option.question
             whole = side.machines.devices == question.decode.devices  # not the part of a spread pool
+            whole &= option.whole is None
             if whole and id(side) not in wider and why_not_apart(question) is None:
                 known = Incumbent(rate=least, spent=(0.0, 0.0))
                 needed = needed_beside(question, aim, known, (option.sides[-2], side))

@@ -1,13 +1,16 @@
 """What is costed of one question is costed of others that differ in nothing that a role depends on."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import pytest
 
+from planner.plans.plan import DisaggregatedPlan
 from planner.search.fleet import Fleet
 from planner.search.gather import Costing
 from planner.search.ways import gather_fleet
-from tests.questions import small_question
+from tests.questions import best_of, plan_over, small_question
 
 
 def test_a_limit_leaves_the_other_role_as_it_was_costed() -> None:
@@ -28,3 +31,18 @@ def test_a_limit_leaves_the_other_role_as_it_was_costed() -> None:
     assert sides(1.0, 0.03, costing)[0] is prefill and costing.count.evaluated > evaluated
     looser, _ = sides(2.0, 0.05, costing)
     assert len(looser.offers) >= len(prefill.offers)
+
+
+def test_decode_is_costed_for_the_links_of_its_instances() -> None:
+    """Between pairs of TP=2 KV takes half as long as from TP=1: with all at the slowest, given pairs carried more."""
+    asked: dict[str, Any] = {"hardware": "a100", "devices": 4, "lengths": (2048.0, 1024.0), "tpot_seconds": 0.015}
+    question = small_question(**asked)
+    options = [option for option in gather_fleet(Fleet.of(question)).options[0] if option.whole]
+    latency = question.prefill.hardware.plane(question.prefill.hardware.kv_plane).latency_seconds.value
+    links = [min(int(side.offers.links.max()) for side in option.sides) for option in options]
+    sent = {width: option.transfer_seconds - latency for width, option in zip(links, options, strict=True)}
+    assert [sent[width] * width for width in (2, 4)] == pytest.approx([sent[1]] * 2)
+    best = best_of(**asked)
+    assert isinstance(best, DisaggregatedPlan) and best.links.width == 2
+    given = plan_over(question, {role: [pool.candidate.row] for role, pool in best.pools()})
+    assert given is not None and given.requests_per_second == pytest.approx(best.requests_per_second, rel=1e-12)

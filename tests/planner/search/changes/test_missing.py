@@ -29,16 +29,15 @@ def told(answer: Answer, pattern: str) -> str:
     return found.group(1)
 
 
-@pytest.mark.parametrize(
-    ("rate", "needs"), [(None, "decode at least 2; available are 2 "), (0.1, "KV reaches decode too")]
-)
-def test_answers_that_kv_makes_late_at_every_rate_are_refused_for_that(rate: float | None, needs: str) -> None:
+@pytest.mark.parametrize("rate", [None, 0.1])
+def test_answers_that_kv_makes_late_at_every_rate_are_refused_for_that(rate: float | None) -> None:
     """Of 16 tokens behind prompts of up to 20 times the mean, whose KV crosses PCIe: this ended as a fault."""
     asked: dict[str, Any] = {"model": "qwen3-8b", "hardware": "l40s", "devices": 2, "engine": "vllm@0.33.0"}
     question = small_question(**asked, ttft_seconds=2.0, tpot_seconds=0.03, rate_per_second=rate)
     lengths = Workload(input_tokens=Lengths(mean=2048.0, squared_cv=1.0), output_tokens=Lengths(mean=16.0))
     answer = answered(replace(question, workload=lengths, objective="chips" if rate else "throughput"))
-    assert answer.best is None and needs in answer.explanation and "carry" not in answer.explanation
+    assert answer.best is None and "KV reaches decode too late" in answer.explanation
+    assert "carry" not in answer.explanation
 
 
 @pytest.mark.parametrize("asked", LIMITS, ids=str)
