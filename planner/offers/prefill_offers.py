@@ -43,16 +43,14 @@ class _PrefillTable(NamedTuple):
     instance, ``longest`` [rows] those of the longest prompt that must be in time.
     """
 
-    group: Group
+    passes: "_Passes"
     prompts: Ints
-    chunks: int
     seconds: Floats
     fits: Bools
     single: Floats
     longest: Floats
     saturated: Floats  # upper bound on prompts per second, [rows, budgets]
     microbatches: Ints  # microbatches of the quickest pass, [rows, budgets]
-    cost: StepCost
 
 
 def prefill_offers(question: Question, rows: list[Row], count: Count) -> Offers:
@@ -128,8 +126,7 @@ def _prefill_table(question: Question, own: Built, passed: Passed, count: Count)
     shape = len(group.rows), budgets.size
     seconds, fits, most = np.full(shape, np.inf), np.zeros(shape, dtype=bool), np.zeros(shape)
     microbatches = np.ones(shape, dtype=np.int64)
-    passes = _Passes(question, group, cost, chunks, count)
-    single, longest = passes.single(), passes.longest()
+    whole = passes = _Passes(question, group, cost, chunks, count)
     rows, start = np.arange(shape[0]), 0
     while start < budgets.size and rows.size:
         stop = start + max(POINTS_AT_ONCE // rows.size, 1)
@@ -137,18 +134,18 @@ def _prefill_table(question: Question, own: Built, passed: Passed, count: Count)
         seconds[rows, start:stop], fits[rows, start:stop] = found[0].T, found[1].T
         most[rows, start:stop], microbatches[rows, start:stop] = found[2].T, found[3].T
         able = np.flatnonzero(found[1][-1] & (found[0][-1] <= question.ttft_seconds))
-        passes, rows, start = passes.of(able), rows[able], stop
+        if able.size < rows.size:
+            passes = passes.of(able)
+        rows, start = rows[able], stop
     return _PrefillTable(
-        group=group,
+        passes=whole,
         prompts=budgets,
-        chunks=chunks,
         seconds=seconds,
         fits=fits,
-        single=single,
-        longest=longest,
+        single=whole.single(),
+        longest=whole.longest(),
         saturated=most,
         microbatches=microbatches,
-        cost=cost,
     )
 
 
@@ -179,10 +176,10 @@ class _Passes:
     def full(self, prompts: Floats) -> tuple[Floats, Bools, Floats, Ints]:
         """Return seconds, whether memory holds the pass, the bound on prompts per second, and microbatches.
 
-        Args: ``prompts`` per DP group, [budgets, 1]. Each result is [budgets, rows].
+        Args: ``prompts`` per DP group, [budgets, 1] or [budgets, rows]. Each result is [budgets, rows].
         """
         question, deployment = self.question, self.group.deployment
-        ranks, shape = np.asarray(deployment.strategy.attention_dp), (prompts.size, len(self.group.rows))
+        ranks, shape = np.asarray(deployment.strategy.attention_dp), (len(prompts), len(self.group.rows))
         fullest = busiest_prompts(question.workload, prompts, ranks)
         seconds, most, chosen = np.full(shape, np.inf), np.zeros(shape), np.ones(shape, dtype=np.int64)
         for parts, each in zip(self._microbatches, self._seconds(fullest, prompts), strict=True):
@@ -194,9 +191,7 @@ class _Passes:
         return seconds, fits, most, chosen
 
     def of(self, rows: Ints) -> "_Passes":
-        """Return the passes of some of the rows."""
-        if rows.size == len(self.group.rows) or not rows.size:
-            return self
+        """Return the passes of some of the rows, some of them several times."""
         return replace(self, group=self.group.select(rows), cost=taken(self.cost, rows))
 
     @property
@@ -214,36 +209,48 @@ class _Passes:
 def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> Offers:
     """Return the offers of a table's rows that keep the limit with one prompt in the instance, with their bounds.
 
-    Budgets are costed at points. Let a be the last one within the limit and b the first beyond it. A budget between
-    them carries at most the largest rate of any costed budget up to b, for seconds per prompt fall with the budget or
-    rise only a little; and at most b - 1 prompts in the seconds of a. (Where the rate is flat, a budget between two
-    costed ones may carry a few millionths more, which no plan shows.) Where even one prompt per group is late, passes
-    that are not full may still be in time.
+    Budgets are costed at points. Equal prompts may fill any number between two of them, and prompts per second of full
+    passes rise with their number to one peak, mostly that of the largest in time, and fall from it. So every number on
+    both sides of the best point is costed, too. Where even one prompt per group is late, passes that are not full may
+    still be in time.
     """
     number = table.single.size
-    ranks = np.broadcast_to(np.asarray(table.group.deployment.strategy.attention_dp, dtype=np.float64), number)
+    ranks = np.broadcast_to(np.asarray(table.passes.group.deployment.strategy.attention_dp, dtype=np.float64), number)
     good = table.fits & (table.seconds <= question.ttft_seconds)
     rows, known = np.arange(number), np.cumprod(good, axis=1).sum(axis=1)
     last = np.maximum(known - 1, 0)
     after = np.where(known > 0, np.minimum(known, table.prompts.size - 1), 0)
     most = np.maximum(table.prompts[after] - 1, table.prompts[last])
     largest = question.most_utilisation * np.maximum.accumulate(table.saturated, axis=1)
-    bound = largest[rows, last if question.workload.varied else after]
-    full, prompts = table.seconds[rows, last], table.prompts.astype(np.float64) * ranks[:, None]
+    bound = largest[rows, last]
     if not question.workload.varied:
-        between = np.maximum(question.most_utilisation * most * ranks / full, largest[rows, last])
-        bound = np.minimum(bound, np.where(after > last, between, np.inf))
-    bound = np.minimum(bound, most_linked(question, table.group.deployment))
+        best = np.where(np.arange(table.prompts.size) <= after[:, None], table.saturated, 0.0).argmax(axis=1)
+        span = table.prompts[np.maximum(best - 1, 0)], table.prompts[np.minimum(best + 1, after)]
+        bound = np.maximum(bound, question.most_utilisation * _most_between(question, table, span))
+    bound = np.minimum(bound, most_linked(question, table.passes.group.deployment))
+    prompts = table.prompts.astype(np.float64) * ranks[:, None]
     guess = likely_rate(question, table.saturated, table.seconds, table.longest[:, None])
     guess = np.where(known > 0, np.where(good, guess, 0.0).max(axis=1), guess[:, 0])
     return Offers(
-        devices=table.group.sizes.astype(np.int64),
+        devices=table.passes.group.sizes.astype(np.int64),
         bound_per_second=bound,
         guess_per_second=guess,
-        layers=table.group.layers,
+        layers=table.passes.group.layers,
         build=partial(_prefill_kind, question, table, (most, slower)),
         least=_prefill_least(question, table, prompts) if question.goal.timed else None,
     ).select(_worth_a_queue(question, table, ranks))
+
+
+def _most_between(question: Question, table: _PrefillTable, span: tuple[Ints, Ints]) -> Floats:
+    """Return the most prompts per second of passes in time whose prompts per group lie within a span, [rows]."""
+    low, high = span
+    counts = np.maximum(high - low - 1, 0)
+    rows, most = np.repeat(np.arange(counts.size), counts), np.zeros(counts.size)
+    if rows.size:
+        prompts = np.arange(rows.size) - np.repeat(np.cumsum(counts) - counts - low - 1, counts)
+        seconds, fits, rates, _ = table.passes.of(rows).full(prompts[None].astype(np.float64))
+        np.maximum.at(most, rows, np.where(fits & (seconds <= question.ttft_seconds), rates, 0.0)[0])
+    return most
 
 
 def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> Ints:
@@ -255,7 +262,7 @@ def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> I
     able = np.flatnonzero((table.single <= question.ttft_seconds) & (table.longest <= question.ttft_seconds))
     if not question.workload.varied:
         return able
-    buckets = (table.group.sizes * 1_000_000 + ranks).astype(np.int64)
+    buckets = (table.passes.group.sizes * 1_000_000 + ranks).astype(np.int64)
     timely = np.where(table.seconds <= question.ttft_seconds, table.seconds, 1e30)
     criteria = np.column_stack([table.single, table.longest, timely])
     return able[undominated(buckets[able], criteria[able])]
@@ -264,7 +271,8 @@ def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> I
 def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) -> Least:
     """Return lower bounds on the time of a prompt; where prompts differ, the time of a mean prompt alone."""
     number = table.single.size
-    fixed = np.broadcast_to(np.asarray(transfer_seconds(question, table.group.deployment), dtype=np.float64), number)
+    moved = np.asarray(transfer_seconds(question, table.passes.group.deployment), dtype=np.float64)
+    fixed = np.broadcast_to(moved, number)
     held, seconds = np.ones((number, 1)), table.single[:, None]
     if not question.workload.varied:
         held, seconds = np.column_stack([held, prompts]), np.column_stack([seconds, table.seconds])
@@ -272,8 +280,8 @@ def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) ->
 
 
 def _prefill_kind(question: Question, table: _PrefillTable, known: tuple[Ints, Slower], row: int) -> PrefillKind:
-    (most, slower), own = known, table.group.rows[row]
-    cost, deployment = taken(table.cost, np.array([row])), row_deployment(table.group.deployment, own)
+    (most, slower), own = known, table.passes.group.rows[row]
+    cost, deployment = taken(table.passes.cost, np.array([row])), row_deployment(table.passes.group.deployment, own)
     listed = Budgets.listed(
         question,
         (table.prompts, table.fits[row]),
@@ -282,5 +290,5 @@ def _prefill_kind(question: Question, table: _PrefillTable, known: tuple[Ints, S
         float(table.longest[row]),
     )
     few = np.array([table.single[row], max(table.longest[row], table.single[row])])
-    passes = Passes((own.strategy.attention_dp, table.chunks, *table.prompts.tolist()), few, table.seconds[row])
-    return PrefillKind(question, own, deployment, int(most[row]), table.chunks, cost, listed, passes, slower)
+    passes = Passes((own.strategy.attention_dp, table.passes.chunks, *table.prompts.tolist()), few, table.seconds[row])
+    return PrefillKind(question, own, deployment, int(most[row]), table.passes.chunks, cost, listed, passes, slower)

@@ -94,11 +94,7 @@ def test_no_budget_passes_the_bound_of_its_row(prompt: float, limit: float, hard
 
 
 def test_a_row_is_bounded_by_its_best_budget_even_below_the_largest() -> None:
-    """Seconds per prompt of DeepSeek-V2-Lite on an A100 rise again beyond 33 prompts.
-
-    The bound is that of the listed budgets, 32 and 48 here, so the best one may stand above it by as little as the flat
-    top of the curve falls to the next listed budget: 2e-6.
-    """
+    """Prompts per second of DeepSeek-V2-Lite on an A100 are most at 9 prompts, between the points 8 and 12."""
     asked = {"model": "deepseek-v2-lite", "hardware": "a100", "devices": 1, "lengths": (1000, 256)}
     asked |= {"engine": "sglang@0.5.23"}
     for limit in (5.0, 50.0):
@@ -107,7 +103,7 @@ def test_a_row_is_bounded_by_its_best_budget_even_below_the_largest() -> None:
         (kind,) = prefill_kinds(question)
         places = np.flatnonzero(kind.budgets.bound_per_second == kind.bound_per_second)
         assert kind.budgets.prompts[places].max() < kind.budgets.prompts.max()
-        assert kind.bound_per_second <= offers.bound_per_second[0] * (1 + 1e-5)
+        assert kind.bound_per_second == pytest.approx(offers.bound_per_second[0], rel=1e-9)
 
 
 @pytest.mark.parametrize("instances", [1, 3])
