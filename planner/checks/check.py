@@ -173,7 +173,8 @@ def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
     rate = question.rate_per_second or carried or plan.requests_per_second
     asked = rate * (1 + question.headroom)
     limits, loss, own = Limits.of(question), question.survive, confidence is None and not question.headroom
-    requests = told_requests(plan, asked) if own else MANY
+    played = plan.played.asked_requests if plan.played else None
+    requests = told_requests(asked, plan.requests_per_second, played) if own else MANY
     found = check_deployed(deployed, limits, asked, confidence=confidence, loss=loss, requests=requests)
     found = replace(found, plan=plan, played=most.played)
     if question.rate_per_second is None:

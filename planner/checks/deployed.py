@@ -220,10 +220,9 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
     )
 
 
-def told_requests(plan: Plan, rate_per_second: float) -> int | None:
+def told_requests(rate_per_second: float, planned_per_second: float | None, told: int | None) -> int | None:
     """Return over how many requests a plan is told; None, as many as its queue needs, at another rate than its own."""
-    own = abs(rate_per_second / plan.requests_per_second - 1) < 1e-9
-    return plan.played.asked_requests if own and plan.played else None
+    return told if planned_per_second and abs(rate_per_second / planned_per_second - 1) < 1e-9 else None
 
 
 def _within(server: PrefillServer | DecodeServer | AggregatedServer, at: At) -> At:

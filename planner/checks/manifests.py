@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ground.errors import BadInput
-from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, played, standing_of
+from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, played, standing_of, told_requests
 from planner.costs.breakdown import operators
 from planner.costs.interval import interval
 from planner.instances.space import Role
@@ -25,6 +25,7 @@ from planner.plans.recorded import pools_on
 from planner.plans.servers import deviation_behind
 from planner.serving.aggregated import AggregatedPool
 from planner.serving.decode import SeparatePools
+from planner.serving.played import MANY
 from planner.workload import TraceRows, Workload, running_kv_tokens
 
 
@@ -88,8 +89,12 @@ def _language(manifest: Manifest, workload: Workload) -> Deployed:
 
     behind = decode_behind(manifest, pools, workload)
 
+    def prefill_at(rate_per_second: float, count: int, requests: int | None = None) -> Standing:
+        told = _told(manifest, rate_per_second * count)
+        return Standing(ttft=pool_ttft(manifest, prefill, workload, rate_per_second, count, told))
+
     def decode_at(rate_per_second: float, count: int, requests: int | None = None) -> Standing:
-        _, state = behind(rate_per_second, count)
+        _, state = behind(rate_per_second, count, _told(manifest, rate_per_second * count) or MANY)
         return Standing(tpot=state.tpot, line=state) if state else Standing()
 
     return Deployed(
@@ -97,7 +102,7 @@ def _language(manifest: Manifest, workload: Workload) -> Deployed:
             DeployedPool(
                 role="prefill",
                 instances=len(prefill.instances),
-                at=lambda rate, count, *_: Standing(ttft=pool_ttft(manifest, prefill, workload, rate, count, None)),
+                at=prefill_at,
                 deviation=_step_deviation(prefill, full_pass),
                 room_prompts=room_prompts(prefill, workload),
             ),
@@ -116,17 +121,26 @@ def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> 
     batch, kv = float(pool.limits.requests_per_dp_rank), running_kv_tokens(workload).mean_tokens
     queries = pool.step_costs["mixed"].queries_per_sequence
     full_batch = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv, mean_tokens=batch * queries)
+
+    def at(rate_per_second: float, count: int, requests: int | None = None) -> Standing:
+        told = _told(manifest, rate_per_second * count)
+        return standing_of(pool_mixed(manifest, pool, workload, rate_per_second, count, told))
+
     return Deployed(
         pools=(
             DeployedPool(
                 role="mixed",
                 instances=len(pool.instances),
-                at=lambda rate, count, *_: standing_of(pool_mixed(manifest, pool, workload, rate, count, None)),
+                at=at,
                 deviation=_step_deviation(pool, full_batch),
             ),
         ),
         losses={"instance": (Lost(mixed=1),), "node": _nodes(manifest)},
     )
+
+
+def _told(manifest: Manifest, rate_per_second: float) -> int | None:
+    return told_requests(rate_per_second, manifest.workload.requests_per_second, manifest.told_requests)
 
 
 def _step_deviation(pool: Pool, load: StepLoad) -> float:

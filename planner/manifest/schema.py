@@ -394,6 +394,9 @@ class Manifest(Strict):
     routing: Routing = Routing()
     recovery: Recovery = Recovery()
     predicted: Prediction = Prediction()
+    told_requests: Positive | None = Field(
+        default=None, description="of the stream that tells the predicted latencies; None: as many as the rate asks for"
+    )
 
     def cache(self, block_tokens: int) -> PrefixCache:
         """Return its pool of prefixes, empty; without a limit where it has none, or requests no blocks.

@@ -230,6 +230,7 @@ def assemble(plan: Plan, question_answers: Mapping[str, Answer], places: Places 
         routing=_routing(plan),
         recovery=_recovery(plan),
         predicted=predicted(plan, limits),
+        told_requests=plan.played.asked_requests if plan.played else None,
     )
 
 

@@ -348,18 +348,20 @@ def decode_behind(
     handover = Handover.of(played, workload, passes, queue, context)
     source, sink = Source(passes, len(prefill.instances)), Sink(queue, len(decode.instances))
 
-    def behind(rate_per_second: float, instances: int) -> tuple[LinkState | None, DecodeState | None]:
+    def behind(
+        rate_per_second: float, instances: int, requests: int = MANY
+    ) -> tuple[LinkState | None, DecodeState | None]:
         rate = rate_per_second * instances
         wait_seconds = partial(mean_wait, links, rate, workload, source, sink)
         if handover is not None:
-            wait_seconds = partial(handover.link_wait_seconds, rate_per_second, instances)
+            wait_seconds = partial(handover.link_wait_seconds, rate_per_second, instances, requests)
         crossed = link_state(links, rate, workload, wait_seconds)
         if crossed is None:
             return None, None
         if not workload.decodes:
             return crossed, DecodeState.idle(rate_per_second)
         if handover is not None:
-            return crossed, handover.state(rate_per_second, instances)
+            return crossed, handover.state(rate_per_second, instances, requests)
         return crossed, queue.after(crossed.seconds).state(rate_per_second, filled_alike(manifest, instances))
 
     return behind
