@@ -73,6 +73,9 @@ OTHER_LENDERS = {("vllm", "mla_decode", machine): "sglang" for machine in ("l40s
 EXPERT_LENDERS = {"trtllm": ("vllm", "sglang"), "vllm": ("trtllm", "sglang"), "sglang": ("vllm", "trtllm")}
 """Engines whose experts stand in, the nearest first, where an engine has none in a number format: 10 to 21 % off in the
 mean of up to 185 shapes that two engines run, without bias; the roofline is 25 to 28 % off, and too quick."""
+NEAR, NEARNESS = 4, 2
+"""Measured shapes of experts that stand for one that was not, and the power of their distance from it that they count
+less by (D. Shepard, A two-dimensional interpolation function, 1968; weights by distance)."""
 ACROSS_TRAYS = ("gb200", "gb300", ("all_reduce 8", "all_reduce 16"))
 """A rack whose sums within a tray alone were measured, the rack whose sums over trays stand in, and which they are."""
 
@@ -90,6 +93,8 @@ class ExpertCurves(NamedTuple):
     shape: Shape  # shape that was measured
     tensor: dict[int, NDArray[np.float64]]
     expert: dict[int, NDArray[np.float64]]
+    alike: tuple[tuple[float, "ExpertCurves"], ...] = ()
+    """Shares of the measured shapes that stand for another one, this the nearest; none where it was measured itself."""
 
     @property
     def routes(self) -> bool:
@@ -116,9 +121,9 @@ def _between(known: dict[int, NDArray[np.float64]], degree: Number) -> NDArray[n
 def expert_curves(hardware: HardwareSpec, engine: str | None, dtype: Dtype, shape: Shape) -> ExpertCurves | None:
     """Return the curves of an engine's kernel on a machine for the measured shape most like this one.
 
-    Itself where it was measured; otherwise that with the smallest sum of logarithms of the ratios of its sizes, of
-    the kernels that the engine runs a quarter of its shapes with. Another engine lends its own where none was measured
-    in a number format; None where no engine has any.
+    Itself where it was measured; otherwise the nearest by the logarithms of the ratios of its sizes, with the others
+    near it that stand for the shape (``NEAR``), of the kernels that the engine runs a quarter of its shapes with.
+    Another engine lends its own where none was measured in a number format; None where no engine has any.
     """
     return None if engine is None else _nearest(measured_as(hardware), engine.partition("@")[0], dtype, shape)
 
@@ -135,12 +140,15 @@ def _nearest(machine: str, engine: str, dtype: Dtype, shape: Shape) -> ExpertCur
         return _curves(engine, own)
     kernels = {key: line.split(",", 2)[1] for key, line in lines.items() if key[:2] == (lender, dtype)}
     counts = Counter(kernels.values())
-    like = {
-        sum(abs(math.log(int(a) / b)) for a, b in zip(key[2:], shape, strict=True)): key
+    apart = {
+        key: math.dist([math.log(int(size)) for size in key[2:]], [math.log(size) for size in shape])
         for key, kernel in kernels.items()
         if 4 * counts[kernel] >= len(kernels)
     }
-    return _curves(engine, lines[like[min(like)]])
+    near = sorted(apart, key=apart.__getitem__)[:NEAR]
+    found = [_curves(engine, lines[key]) for key in near]
+    shares = [apart[key] ** -NEARNESS / sum(apart[each] ** -NEARNESS for each in near) for key in near]
+    return found[0]._replace(alike=tuple(zip(shares, found, strict=True)))
 
 
 def measured_as(hardware: HardwareSpec) -> str:

@@ -35,8 +35,8 @@ def experts(shape: engines.Shape, machine: str, engine: str, weights: str) -> De
     [("h200", "vllm", "fp8"), ("b200", "vllm", "nvfp4"), ("a100", "sglang", "bf16"), ("b200", "trtllm", "fp8")],
 )
 def test_left_out_curves_are_met_by_those_of_other_sizes(monkeypatch, machine: str, engine: str, weights: str):
-    """Better than by a roofline, and without bias at thousands of tokens."""
-    lines, like, roofline = engines._lines(machine), [], []
+    """Better than by the nearest alone or a roofline, and without bias at thousands of tokens."""
+    lines, like, nearest, roofline = engines._lines(machine), [], [], []
     for key, line in lines.items():
         if key[:2] != (engine, weights):
             continue
@@ -47,6 +47,7 @@ def test_left_out_curves_are_met_by_those_of_other_sizes(monkeypatch, machine: s
         found, measured = measured_experts(own), np.array(known.seconds(1, 1))
         assert found.shape != known.shape
         like.append(np.log(np.array(curve_of(own, found, 1)) / measured))
+        nearest.append(np.log(np.array(curve_of(own, found._replace(alike=()), 1)) / measured))
         tokens = 2.0 ** np.arange(measured.size)
         chosen, count = known.shape[2:]
         values = {"one": 1.0, "routed": tokens * chosen, "hit": count * (1 - (1 - chosen / count) ** tokens)}
@@ -54,6 +55,7 @@ def test_left_out_curves_are_met_by_those_of_other_sizes(monkeypatch, machine: s
         roofline.append(np.log(sum(timing(term, values).seconds() for term in terms) / measured))
     engines._nearest.cache_clear()
     assert len(like) > 9
+    assert np.mean(np.abs(like)) < np.mean(np.abs(nearest))
     assert np.median(np.abs(like)) < 0.75 * np.median(np.abs(roofline))
     assert abs(np.median(np.array(like)[:, 12:])) < 0.1
 
