@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.plans.plan import DisaggregatedPlan
+from planner.instances.space import Row
 from planner.search.fleet import Fleet
 from planner.search.gather import Costing
 from planner.search.ways import gather_fleet
-from tests.questions import best_of, plan_over, small_question
+from planner.strategy import Strategy
+from tests.questions import plan_over, small_question
 
 
 def test_a_limit_leaves_the_other_role_as_it_was_costed() -> None:
@@ -42,7 +43,7 @@ def test_decode_is_costed_for_the_links_of_its_instances() -> None:
     links = [min(int(side.offers.links.max()) for side in option.sides) for option in options]
     sent = {width: option.transfer_seconds - latency for width, option in zip(links, options, strict=True)}
     assert [sent[width] * width for width in (2, 4)] == pytest.approx([sent[1]] * 2)
-    best = best_of(**asked)
-    assert isinstance(best, DisaggregatedPlan) and best.links.width == 2
-    given = plan_over(question, {role: [pool.candidate.row] for role, pool in best.pools()})
-    assert given is not None and given.requests_per_second == pytest.approx(best.requests_per_second, rel=1e-12)
+    wide, narrow = ([Row(Strategy(attention_tp=tp, moe_tp=tp), 0, 0)] for tp in (2, 1))
+    alone = plan_over(question, {"prefill": wide, "decode": wide})
+    among = plan_over(question, {"prefill": narrow + wide, "decode": wide})
+    assert alone is not None and among is not None and among.requests_per_second >= alone.requests_per_second
