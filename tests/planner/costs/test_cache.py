@@ -28,6 +28,8 @@ def test_bytes_over_the_plane() -> None:
     for plane, rate, latency in (("vpc", 2.5e9, 20e-6), ("ub", 40e9, 1.9e-6)):
         seconds = loading_seconds(replace(deployment, prefix_plane=plane))
         assert seconds == pytest.approx(token / rate + 61 * latency / 128, rel=1e-6)
+        behind = loading_seconds(replace(deployment, prefix_plane=plane, prefix_ssd_share=0.25))
+        assert behind == pytest.approx(token * (0.75 / rate + 0.25 / 2.5e9) + 61 * latency / 128, rel=1e-6)
     assert loading_seconds(deployment) == 0.0
     assert prefixes_held(deployment, 2048.0) == pytest.approx(POOL_BYTES / (2048 * 61 * 576 * 2))
 

@@ -104,6 +104,8 @@ def test_engines_sent_every_token_from_every_device():
         instance("deepseek-r1", "h800", "prefill", "fp8", engine=name, **SPREAD) for name in ("vllm@0.10", "vllm")
     )
     assert (duplicates(old), duplicates(new)) == (8, 1.0)
+    sent = [exchange_term(own, "combine").bytes["routed"] for own in (old, new)]
+    assert sent[0] == pytest.approx(8 * sent[1])
     load = StepLoad(prefill_tokens=2048.0, prefill_pairs=2e6, finishing_prompts=1.0, mean_tokens=2048.0)
     assert np.asarray(evaluate(even_cost(old), load).seconds) > 1.5 * np.asarray(evaluate(even_cost(new), load).seconds)
 

@@ -103,12 +103,15 @@ def test_tensor_parallel_mla_repeats_its_down_projections():
 
 
 def test_fullest_stage_carries_what_does_not_divide():
-    """61 layers over 4 stages: 16 MoE layers and one table; FP8."""
+    """61 layers over 4 stages: 16 MoE layers and one table, or the dense ones where those are larger; FP8."""
     deployment = instance("deepseek-r1", "h800", "prefill", "fp8", pp=4)
     count = count_parameters(deployment.model)
     layer = attention_parameters(deployment.model.attention, 7168) + 257 * R1_EXPERT + 2 * R1_GATE
     assert weight_bytes(deployment) == pytest.approx(16 * layer + 2 * count.table)
     assert device_cache(deployment).token_bytes == 16 * 576 * 2
+    wide = instance("deepseek-r1", "h800", "prefill", "fp8", pp=4, attention_dp=64, moe_ep=64)
+    moe, dense = layer - 252 * R1_EXPERT, layer - 257 * R1_EXPERT - 2 * R1_GATE + 3 * 7168 * 18432
+    assert weight_bytes(wide) == pytest.approx(3 * dense + 13 * moe + 2 * count.table)
 
 
 def test_both_forms_of_the_latent_projection_in_an_aggregated_fp8_instance():
@@ -152,6 +155,14 @@ def test_staged_devices_hold_their_share_of_the_tokens():
     assert extra == pytest.approx(32 * 8192 * 2112 * 2)
 
 
+def test_logits_are_those_of_every_token_in_decode_alone():
+    """Qwen3-8B: 151,936 FP32 logits a token are more than three rows of 12,288."""
+    decode, prefill = (
+        activation_bytes(instance("qwen3-8b", "h800", one, "bf16"), 64.0) for one in ("decode", "prefill")
+    )
+    assert decode - prefill == 64 * (151_936 * 4 - 3 * 12_288 * 2)
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 @pytest.mark.parametrize("phase", ["prefill", "decode", "mixed"])
 def test_engines_keep_what_their_rules_say(engine: str, phase: str):
@@ -164,6 +175,8 @@ def test_engines_keep_what_their_rules_say(engine: str, phase: str):
         alone = instance("deepseek-r1", "h800", phase, "fp8", attention_dp=degree, moe_ep=degree, engine=engine)
         held = memory(alone, **load)
         assert np.broadcast_to(together.buffers, 3)[number] == pytest.approx(float(held.buffers))
+        parts = held.weights + held.kv_cache + held.activations + held.reserve
+        assert held.used - parts == pytest.approx(float(held.buffers))
         least = {"sglang": 10 * 2**30 - held.reserve - held.activations, "vllm": 2**30, "trtllm": 2 * 2**30}[engine]
         assert held.buffers >= (0 if (engine, phase) == ("vllm", "mixed") else least)
 
