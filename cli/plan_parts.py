@@ -115,12 +115,7 @@ def show_engines(screen: Screen, answer: Answer) -> None:
 
 def _tie(answer: Answer) -> list[str]:
     """Say which engines do as well as the one that was taken, by what plans are compared by."""
-    best = answer.best
-    if best is None:
-        return []
-    own = best.question
-    tied = [each for each in answer.engines if each.plan and own.goal.key(each.plan) == own.goal.key(best)]
-    others = [each.engine.replace("@", " ") for each in tied if each.engine != own.engine]
+    own, others = answer.question, [engine.replace("@", " ") for engine in answer.tied]
     alike = {"cost": "cost and chips", "latency": "time and chips"}.get(own.objective, "chips and rate")
     told = f"With the same {alike} as {' and '.join(others)}, {engine_text(own)} is taken, the first by name."
     return [told] if others else []

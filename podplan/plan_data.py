@@ -66,7 +66,10 @@ def format_json(tried: Tried) -> dict[str, object]:
 
 
 def engines_json(answer: Answer) -> list[dict[str, object]]:
-    """Return what each engine came to, the best first, and what its rules cut; last the reference, which runs all."""
+    """Return what each engine came to, the best first, and what its rules cut; last the reference, which runs all.
+
+    An engine is ``tied`` that does as well as the one taken.
+    """
     found = [(tried.engine, tried.plan, tried.binding_limit, own_cuts(tried)) for tried in answer.engines]
     if found:
         found += [(engine, None, broken.rule, {}) for engine, broken in needs_of(answer.question).lacking()]
@@ -79,6 +82,7 @@ def engines_json(answer: Answer) -> list[dict[str, object]]:
             "chips": whole(plan.chips) if plan else None,
             "binding_limit": limit,
             "cuts": cuts,
+            "tied": engine in answer.tied,
         }
         for engine, plan, limit, cuts in found
     ]

@@ -65,6 +65,13 @@ class Answer:
         return self.plans[0] if self.plans else None
 
     @property
+    def tied(self) -> list[str]:
+        """Other engines that do as well as the one taken, by what plans are compared by."""
+        best, key, own = self.best, self.question.goal.key, self.question.engine
+        others = [each for each in self.engines if each.plan and each.engine != own] if best else []
+        return [each.engine for each in others if each.plan and best and key(each.plan) == key(best)]
+
+    @property
     def devices_used(self) -> dict[str, int]:
         """Devices that the plans take, by pool."""
         used: dict[str, int] = {}

@@ -285,6 +285,8 @@ def test_the_table_of_engines_says_where_they_gather_tokens(capsys: pytest.Captu
 
 def test_equal_engines_tell_which_was_taken(capsys: pytest.CaptureFixture[str]) -> None:
     """Engines that need as many chips for the rate stand in one order; the answer says that names decide."""
-    text = printed(capsys, "qwen3-8b", "--hw", "h100", "--nodes", "1", "--rate", "5/s", "--shape", "disaggregated")
+    asked = ("qwen3-8b", "--hw", "h100", "--nodes", "1", "--rate", "5/s", "--shape", "disaggregated")
     told = "With the same chips and rate as trtllm 1.2.1 and vllm 0.33.0, sglang 0.5.23 is taken, the first by name."
-    assert told in " ".join(text.split())
+    assert told in " ".join(printed(capsys, *asked).split())
+    tied = {row["engine"] for row in json.loads(printed(capsys, *asked, "--json"))["engines"] if row["tied"]}
+    assert tied == {"trtllm@1.2.1", "vllm@0.33.0"}
