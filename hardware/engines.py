@@ -123,7 +123,8 @@ def expert_curves(hardware: HardwareSpec, engine: str | None, dtype: Dtype, shap
 
     Itself where it was measured; otherwise the nearest by the logarithms of the ratios of its sizes, with the others
     near it that stand for the shape (``NEAR``), of the kernels that the engine runs a quarter of its shapes with.
-    Another engine lends its own where none was measured in a number format; None where no engine has any.
+    Another engine lends its own where none was measured in a number format; None where no engine has any. The residual
+    of what stands for another is that of measured curves met in the same way.
     """
     return None if engine is None else _nearest(measured_as(hardware), engine.partition("@")[0], dtype, shape)
 
@@ -135,9 +136,9 @@ def _nearest(machine: str, engine: str, dtype: Dtype, shape: Shape) -> ExpertCur
     lender = next((each for each in (engine, *EXPERT_LENDERS.get(engine, ())) if each in measured), None)
     if lender is None:
         return None
-    own = lines.get((lender, dtype, *map(str, shape)))
+    own, lent = lines.get((lender, dtype, *map(str, shape))), lender != engine
     if own is not None:
-        return _curves(engine, own)
+        return _granted(_curves(engine, own), engine, "lent") if lent else _curves(engine, own)
     kernels = {key: line.split(",", 2)[1] for key, line in lines.items() if key[:2] == (lender, dtype)}
     counts = Counter(kernels.values())
     apart = {
@@ -148,7 +149,23 @@ def _nearest(machine: str, engine: str, dtype: Dtype, shape: Shape) -> ExpertCur
     near = sorted(apart, key=apart.__getitem__)[:NEAR]
     found = [_curves(engine, lines[key]) for key in near]
     shares = [apart[key] ** -NEARNESS / sum(apart[each] ** -NEARNESS for each in near) for key in near]
-    return found[0]._replace(alike=tuple(zip(shares, found, strict=True)))
+    nearest = found[0]._replace(alike=tuple(zip(shares, found, strict=True)))
+    return _granted(nearest, engine, "lent alike" if lent else "alike")
+
+
+def _granted(curves: ExpertCurves, engine: str, case: str) -> ExpertCurves:
+    return curves._replace(median_residual=max(curves.median_residual, held_out(engine, case)))
+
+
+def held_out(engine: str, case: str) -> float:
+    """Return the residual of curves that stand for an engine's (``scripts/fit_held_out.py``); 0 until it is known."""
+    return _held_out().get((engine.partition("@")[0], case), 0.0)
+
+
+@cache
+def _held_out() -> dict[tuple[str, str], float]:
+    table = csv_table(read_text(OPERATORS / "held_out.csv"), "held_out.csv")
+    return {(row["engine"], row["case"]): float(row["residual"]) for _, row in table}
 
 
 def measured_as(hardware: HardwareSpec) -> str:

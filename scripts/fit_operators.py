@@ -22,6 +22,7 @@ from scipy.optimize import least_squares
 from hardware.fits import Product, matmul_seconds
 from hardware.loader import hardware_names, load_hardware
 from hardware.spec import Device, Dtype, HardwareSpec, MatmulFit, Number
+from scripts import fit_held_out
 from scripts.fit_attention import attention, mla
 from scripts.fit_experts import write_curves
 from scripts.fit_linear import linear
@@ -79,6 +80,7 @@ def main(data: Path) -> None:
     write_fits(alone + within)
     for system, machine in MACHINES.items():
         write_curves(data, system, machine, OUT)
+    fit_held_out.write()
 
 
 def write_fits(rows: list[Row]) -> None:

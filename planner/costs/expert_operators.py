@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from hardware.engines import ExpertCurves, Shape as ExpertShape, expert_curves, measured_as
+from hardware.engines import ExpertCurves, Shape as ExpertShape, expert_curves, held_out, measured_as
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES
 from hardware.spec import Dtype
 from planner.costs.deployment import Deployment, several, shared_split
@@ -43,7 +43,6 @@ from planner.manifest.terms import (
     timing,
 )
 
-LIKE_RESIDUAL = 0.09  # median relative error granted to a curve of experts of other sizes (``curve_of``)
 FUSED_POINTS = 24  # points of a fused exchange, at 1, 2, 4, ... copies on a rank
 
 
@@ -116,8 +115,8 @@ def routed_terms(deployment: Deployment) -> list[Term]:
         started = starts.get(f"{measured_as(deployment.hardware)} {deployment.weights}")
         product = deployment.expert_activations
         other_cut = deployment.expert_parallel and curves.tensor is curves.expert
-        own = curves.shape == shape_of(deployment) and not other_cut
-        granted = max(curves.median_residual, LENT_RESIDUAL if curves.lent else 0.0, 0.0 if own else LIKE_RESIDUAL)
+        cut_residual = held_out(str(deployment.engine), "alike") if other_cut else 0.0
+        granted = max(curves.median_residual, LENT_RESIDUAL if curves.lent else 0.0, cut_residual)
         return [
             CurveTerm(
                 "routed_experts",
