@@ -31,8 +31,8 @@ from planner.workload import Workload
 
 MOST_LINK_UTILISATION = 0.8
 """Highest utilisation of a side's links in a plan: the wait there is two transfers, and soon much more."""
-_PLAYED, _PLAYED_BUSY, _BUSY = 3_000, 10_000, 0.2
-"""Prompts that are played, and where links carry KV more than a fifth of the time; the last two thirds count."""
+_PLAYED, _PLAYED_MORE, _BUSY = 3_000, 10_000, 0.2
+"""Prompts that are played; more where they differ, or links carry KV a fifth of the time. The last two thirds count."""
 
 
 class LinkSide(NamedTuple):
@@ -151,7 +151,7 @@ def mean_wait(links: KvLinks, rate_per_second: float, workload: Workload, source
     Short answers are played with their passes and iterations instead (``instances.handover``).
     """
     busy = max(_loads(links, rate_per_second, _mean_held(links, workload)).values()) > _BUSY
-    stream = stationary(workload, _PLAYED_BUSY if busy else _PLAYED).at_rate(rate_per_second)
+    stream = stationary(workload, _PLAYED_MORE if busy or workload.varied else _PLAYED).at_rate(rate_per_second)
     ready, group = _ended(stream.arrival_seconds, stream.prompt_tokens, source, links.prefill.groups)
     order = np.argsort(ready, kind="stable")
     tokens = stream.answer_tokens[order]
@@ -188,9 +188,14 @@ def _iterations(queue: DecodeQueue, tokens: Ints) -> Floats:
 
 
 def _ended(arrivals: Floats, prompt_tokens: Ints, source: Source, groups: int) -> tuple[Floats, Ints]:
-    """Return when each prompt ends and the group that holds it; a pass takes all that wait, dealt to groups in turn."""
+    """Return when each prompt ends and the group that holds it; a pass takes all that wait, dealt to groups in turn.
+
+    A prompt that is longer than a full pass has some to itself, and shares the last one.
+    """
     passes, ranks = source.passes, groups // source.instances
-    prompts, seconds = passes.prompts.tolist(), passes.seconds.tolist()
+    few = passes.seconds[:2].tolist()  # from which the line goes on down to an empty pass
+    prompts, seconds = [0.0, *passes.prompts.tolist()], [max(2 * few[0] - few[-1], 0.0), *passes.seconds.tolist()]
+    most, full = passes.most * (1 + 1e-9), seconds[-1]
     ready, group = np.empty(arrivals.size), np.empty(arrivals.size, dtype=np.int64)
     mean = float(prompt_tokens.mean())
     for instance in range(source.instances):
@@ -200,11 +205,12 @@ def _ended(arrivals: Floats, prompt_tokens: Ints, source: Source, groups: int) -
         ends: list[float] = []
         free, first = 0.0, 0
         while first < len(come):
-            begin = max(free, come[first])
+            alone = int((total[first + 1] - total[first]) / most)
+            begin = max(free, come[first]) + alone * full
             here = bisect_right(come, begin, first)
-            fit = bisect_right(total, total[first] + passes.most * (1 + 1e-9), first) - 1
-            last = max(min(here, fit), first + 1)
-            free = begin + _between(total[last] - total[first], prompts, seconds)
+            before = total[first] + alone * most
+            last = max(min(here, bisect_right(total, before + most, first) - 1), first + 1)
+            free = begin + _between(total[last] - before, prompts, seconds)
             ends += [free] * (last - first)
             first = last
         ready[own], group[own] = ends, instance * ranks + np.arange(len(come)) % ranks

@@ -8,7 +8,16 @@ import pytest
 from planner.closed_forms.birth_death import DecodeQueue
 from planner.closed_forms.bulk_lattice import Passes
 from planner.costs.cache import Cache
-from planner.instances.kv_links import MOST_LINK_UTILISATION, KvLinks, LinkSide, Sink, Source, link_state, mean_wait
+from planner.instances.kv_links import (
+    MOST_LINK_UTILISATION,
+    KvLinks,
+    LinkSide,
+    Sink,
+    Source,
+    _ended,
+    link_state,
+    mean_wait,
+)
 from planner.plans.assemble import assemble
 from planner.plans.expectation import expect
 from planner.plans.plan import DisaggregatedPlan
@@ -85,6 +94,14 @@ def test_prompts_of_a_pass_wait_for_one_another():
     source = Source(_passes(1.0, 5), 1)
     found = mean_wait(_links(groups=(1, 1000)), 4.99, _workload(), source, _sink(1))
     assert found == pytest.approx(2 * MEAN, rel=0.05)
+
+
+def test_a_long_prompt_shares_its_last_pass() -> None:
+    """Passes of two mean prompts in 2 s: one of 2.5 mean prompts goes in its second pass with who came by then."""
+    source = Source(Passes(prompts=np.array([1.0, 2.0]), seconds=np.array([1.0, 2.0])), 1)
+    ready, group = _ended(np.array([0.0, 1.5, 3.5, 9.0]), np.array([5, 1, 1, 1]), source, 2)
+    assert ready == pytest.approx([3.0, 3.0, 4.0, 9.5])
+    assert group.tolist() == [0, 1, 0, 1]
 
 
 def test_decode_that_has_room_on_one_rank_is_waited_for():
