@@ -20,7 +20,7 @@ from hardware.spec import Dtype
 from models.loader import load_model
 from models.spec import ModelSpec
 from planner.changeover.given import GivenRole, mended_rate, most_rate, plan_at
-from planner.engines.loader import load_engine
+from planner.engines.loader import accelerator_of, is_blackwell, load_engine
 from planner.engines.memory import dispatch_tokens, hccl_mebibytes
 from planner.engines.spec import EngineProfile
 from planner.instances.space import Row as SpaceRow
@@ -232,8 +232,11 @@ def _question(flags: ImportFlags, found: Sequence[Found], profile: EngineProfile
     formats = {role.role: _format_of(role) or usual for role in found}
     told = ",".join(f"{role}={held}" for role, held in formats.items() if held)
     told = told.removeprefix("mixed=")
-    cached = (found[-1].flags.get("--kv-cache-dtype") or "auto").lower()
-    chip = int(load_hardware(flags.hw or "").devices_per_chip.value)
+    hardware = load_hardware(flags.hw or "")
+    cached, chip = (found[-1].flags.get("--kv-cache-dtype") or "auto").lower(), int(hardware.devices_per_chip.value)
+    if cached == "auto":
+        where = accelerator_of(hardware)
+        cached = profile.cache.unasked(model.architecture, where, blackwell=is_blackwell(hardware))
     devices = sum(role.devices * role.instances for role in found)
     asked = read_question(
         QuestionFlags(

@@ -416,7 +416,9 @@ def with_formats(question: Question, weights: str | None, kv_dtype: str | None) 
     """
     runs = [load_engine(each).cache for each in question.engines or (question.engine,) if each != REFERENCE]
     caches = readers.read_caches(kv_dtype)
-    if runs and readers.is_auto(kv_dtype):
+    if runs and kv_dtype is None:
+        caches = list(dict.fromkeys(types.kv_of(question.model.architecture)[0] for types in runs))
+    elif runs and readers.is_auto(kv_dtype):
         caches = _left(caches, {word for types in runs for word in types.kv.value})
     own = []
     for role, machines in (("prefill", question.prefill), ("decode", question.decode)):

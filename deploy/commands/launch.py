@@ -6,7 +6,7 @@ Environment of collectives and of KV transfer: which interface, which devices, h
 import hashlib
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -187,12 +187,12 @@ def port(target: Target, role: RolePlan, base: int) -> Value:
     return sum_of(base, "FIRST_DEVICE") if target.bare and role.shares_nodes else base
 
 
-def cache_type(role: RolePlan, fp8: str, quantised: Collection[str]) -> list[Flag]:
-    """Return the type of the cache where it is not the engine's own: on Blackwell that of some models is FP8."""
+def cache_type(target: Target, role: RolePlan, fp8: str) -> list[Flag]:
+    """Return the type of the cache where it is not the engine's own, which is FP8 for some models."""
     if role.setup.kv_dtype == "fp8":
         return [("--kv-cache-dtype", fp8)]
-    apart = role.setup.blackwell and role.model.architecture in quantised
-    return [("--kv-cache-dtype", "bfloat16")] if apart else []
+    own = target.profile.cache.unasked(role.model.architecture, role.accelerator, blackwell=role.setup.blackwell)
+    return [] if own == role.setup.kv_dtype else [("--kv-cache-dtype", "bfloat16")]
 
 
 def talks_over_nodes(role: RolePlan) -> bool:

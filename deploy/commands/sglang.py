@@ -40,7 +40,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         *_limits(target, role),
         *_drafts(role),
         ("--enable-two-batch-overlap", None, role.setup.microbatches > 1),
-        *cache_type(role, "fp8_e4m3", ["deepseek_v32", "glm_moe_dsa"]),  # arg_groups/overrides.py
+        *cache_type(target, role, "fp8_e4m3"),
         ("--device", "npu", ascend),
         ("--attention-backend", "ascend", ascend),
         ("--quantization", "modelslim", ascend and role.weights_dtype == "int8"),

@@ -49,7 +49,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         ("--enable-eplb", None, redundant),
         ("--eplb-config", compact_json({"num_redundant_experts": redundant}), redundant),
         ("--enable-dbo", None, role.setup.microbatches > 1),
-        *cache_type(role, "fp8", ["glm_moe_dsa"]),  # model_executor/models/config.py
+        *cache_type(target, role, "fp8"),
         *(_embedding_flags(target, role) if target.role("encode") else []),
         ("--kv-transfer-config", compact_json(connector), exchanging),
     )

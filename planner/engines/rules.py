@@ -174,10 +174,12 @@ def _nodes(profile: EngineProfile, setup: Setup) -> Broken | None:
 
 
 def _cache(profile: EngineProfile, setup: Setup) -> Broken | None:
-    fact = profile.cache.kv
-    if setup.kv_dtype not in fact.value:
-        sentence = f"{profile.title} caches keys and values as {' or '.join(fact.value)}, not {setup.kv_dtype}"
-        return Broken("kv-dtype", sentence, fact.source)
+    alone, caches = profile.cache.fp8_alone, profile.cache.kv_of(setup.architecture)
+    if setup.kv_dtype not in caches:
+        apart = alone is not None and setup.architecture in alone.value
+        whose = f" of {setup.architecture}" if apart else ""
+        sentence = f"{profile.title} caches keys and values{whose} as {' or '.join(caches)}, not {setup.kv_dtype}"
+        return Broken("kv-dtype", sentence, alone.source if alone and apart else profile.cache.kv.source)
     weights, known = profile.cache.weights, profile.cache.weights.of(setup.accelerator)
     if setup.weights not in known:
         other = setup.accelerator if setup.accelerator in (weights.on or {}) else None

@@ -3,6 +3,7 @@
 from typing import Annotated, Generic, Literal, NamedTuple, TypeVar
 
 from ground.records import Limits, Source, Sourced
+from hardware.formats import KvDtype
 from hardware.spec import Dtype
 
 Accelerator = Literal["nvidia", "amd", "ascend"]
@@ -125,10 +126,24 @@ class BatchScopes(NamedTuple):
 class CacheTypes(NamedTuple):
     """Number formats of the KV cache and of weights."""
 
-    kv: Fact[list[Dtype]]
+    kv: Fact[list[KvDtype]]
     weights: Fact[list[Dtype]]
     expert_columns: Fact[int] | None = None
     """Of an expert that ships in FP8 with a scale per block, TP cuts a multiple of so many; None: any number."""
+    fp8_unasked: Fact[dict[str, Literal["gpus", "blackwell"]]] | None = None
+    """Where the cache of a ``model_type`` is FP8 unless a flag says otherwise."""
+    fp8_alone: Fact[list[str]] | None = None  # ``model_type`` whose cache is FP8 in any case
+
+    def kv_of(self, architecture: str) -> list[KvDtype]:
+        """Return the formats in which a model's keys and values are cached, the first that is planned with unasked."""
+        return ["fp8"] if self.fp8_alone and architecture in self.fp8_alone.value else self.kv.value
+
+    def unasked(self, architecture: str, accelerator: Accelerator | None, *, blackwell: bool) -> KvDtype:
+        """Return the format of a model's cache where no flag tells it."""
+        where = self.fp8_unasked.value.get(architecture) if self.fp8_unasked else None
+        if (where == "gpus" and accelerator != "ascend") or (where == "blackwell" and blackwell):
+            return "fp8"
+        return self.kv_of(architecture)[0]
 
 
 class PrefillDecode(NamedTuple):

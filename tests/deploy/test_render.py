@@ -219,6 +219,7 @@ def test_what_files_cannot_hold_is_refused() -> None:
         ("qwen3-8b", "h100", "sglang", "bare", FP8, {}, "mixed.sh", "--kv-cache-dtype fp8_e4m3"),
         ("glm-5", "b200", "vllm", "bare", SPARSE, {}, "mixed.sh", "--kv-cache-dtype bfloat16"),
         ("deepseek-v3.2", "b200", "sglang", "bare", SPARSE, {}, "mixed.sh", "--kv-cache-dtype bfloat16"),
+        ("deepseek-v4-flash", "h200", "sglang", "bare", SPARSE, {}, "mixed.sh", "--kv-cache-dtype bfloat16"),
         ("qwen3-8b", "h100", "trtllm", "lws", DENSE, {}, "router.yaml", "podplan/pool: mixed"),
         ("qwen3-8b", "h100", "vllm", "lws", DENSE, {"model_source": "me/mine"}, "weights.yaml", "me/mine"),
         ("qwen3-8b", "h100", "sglang", "bare", DENSE | REUSE, {}, "mixed.sh", "bs-decode 24 \\\n  --enable-metrics"),

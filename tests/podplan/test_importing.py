@@ -18,6 +18,8 @@ from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
 from podplan.importing import ImportResult, _text_of, import_deployment
+from podplan.options import QuestionFlags
+from podplan.question import read_question
 from tests.deploy.cases import files_of, made, pairs
 from tests.deploy.plans import deployed
 from tests.questions import best_of
@@ -592,3 +594,16 @@ def test_a_command_that_grows_or_does_not_end_is_refused_at_once(text: str, told
     """Whatever its variables and quotes are, reading takes time in proportion to its length."""
     with pytest.raises(BadInput, match=told):
         import_deployment(text, hw="h100")
+
+
+@pytest.mark.parametrize(("engine", "unasked"), [("vllm", "fp8"), ("sglang", "bf16")])
+def test_caches_are_planned_as_the_engine_keeps_them(engine: str, unasked: str) -> None:
+    """vLLM keeps DeepSeek-V4's in FP8 alone; SGLang, too, unless a flag says otherwise, which a plan's files do."""
+    asked = {"model": "deepseek-v4-flash", "hw": "h200", "nodes": "1"}
+    assert read_question(QuestionFlags(**asked, engine=engine)).question.kv_dtype == unasked
+    command = {"vllm": "vllm serve deepseek-ai/DeepSeek-V4-Flash --tensor-parallel-size 8"}
+    command["sglang"] = "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V4-Flash --tp-size 8"
+    for more, held in (("", "fp8"), (" --kv-cache-dtype bfloat16", "bf16")):
+        if engine == "sglang" or not more:
+            found = import_deployment(command[engine] + more, hw="h200", isl="2000", osl="300")
+            assert found.manifest.pools[0].kv_dtype == held
