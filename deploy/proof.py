@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from deploy.commands.launch import Launch, Target
+from deploy.reading.benchmark import EVEN, spread_line
 from deploy.routers import Address, endpoints
 from deploy.templates import script_of
 from deploy.words import Flag, Shell, command, compact_json, given, quoted
@@ -47,6 +48,12 @@ class Load(NamedTuple):
     def text_cv2(self) -> float:
         """Squared variation of those tokens: pictures and prefixes are of one size, so that all spread is theirs."""
         return self.traffic.input_cv2 * (self.traffic.input_tokens / self.text_tokens) ** 2
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """Variation of prompts, common prefixes included and pictures not, and of answers, over their means."""
+        part = self.text_tokens / (self.text_tokens + self.prefix_tokens)
+        return part * math.sqrt(self.text_cv2), math.sqrt(self.traffic.output_cv2)
 
 
 def load_of(manifest: Manifest, target: Target) -> Load:
@@ -109,6 +116,7 @@ def benchmark(target: Target, load: Load, address: Address | None) -> str:
     lines = [
         "#!/usr/bin/env bash",
         target.head(f"The traffic of the plan; plan verify reads its {result_name(target, load)}."),
+        *([spread_line(*load.spread)] if any(load.spread) and programme[0] != "aiperf" else []),
         "set -euo pipefail",
         f'ROUTER="${{ROUTER:-{router_url(target, address)}}}"',
         'OUT="${OUT:-.}"',
@@ -140,7 +148,7 @@ def _rate(load: Load) -> list[Flag]:
 
 def _spread(cv2: float) -> float:
     """Return the half width of a uniform length over its mean that has this squared variation, below 1."""
-    return min(math.sqrt(3 * cv2), 0.99)
+    return math.sqrt(3) * min(math.sqrt(cv2), EVEN)
 
 
 def _vllm(target: Target, load: Load) -> Command:

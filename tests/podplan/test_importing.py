@@ -356,6 +356,8 @@ def test_scripts_have_their_own_variables_and_roles_their_own_formats(tmp_path: 
     ("engine", "asked"),
     [
         ("vllm", {"isl_cv": "0.4", "prefix_reuse": "0.25"}),
+        ("vllm", {"isl_cv": "1", "osl_cv": "0.8", "prefix_reuse": "0.25"}),
+        ("sglang", {"isl_cv": "1"}),
         ("sglang", {"images": "1@1280x720", "isl_cv": "0.2", "osl_cv": "0.2"}),
         ("sglang", {"prefix_reuse": "0.25"}),
         ("trtllm", {"isl_cv": "0.4", "osl_cv": "0.3"}),
