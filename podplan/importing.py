@@ -28,6 +28,7 @@ from planner.manifest.document import dump_manifest
 from planner.manifest.schema import Manifest
 from planner.plans.assemble import assemble
 from planner.question import Question
+from planner.search.solve import long_run
 from planner.strategy import Strategy
 from podplan.options import Flags, QuestionFlags, Text, argument, flag, flags_of, switch
 from podplan.question import read_question
@@ -160,6 +161,9 @@ def import_deployment(
     sides = [_side(question, role, counted) for role, counted in roles]
     findings = [each for role, own in roles for each in told_by_files(role, own, longest, question, profile)]
     most, least = most_rate(sides)
+    fullest = plan_at(sides, most) if most else None
+    fullest = fullest and long_run(fullest)
+    most = fullest.requests_per_second if fullest else None
     mended = mended_rate(sides, most)
     late = most is None or mended is not None
     findings += [each for role, side in zip(found, sides, strict=True) for each in told_by_batches(role, side, late)]
@@ -168,7 +172,7 @@ def import_deployment(
     if least is None:
         findings.append(Finding("all", "no request fits beside the weights"))
     else:
-        planned = plan_at(sides, min(asked or most, most)) if most else None
+        planned = plan_at(sides, asked) if asked and most and asked < most else fullest
         manifest = assemble(planned or least, {})
         findings += told_by_engine(manifest, profile, roles)
     if manifest is not None and flags.out is not None:

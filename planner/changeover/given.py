@@ -155,7 +155,7 @@ def most_rate(sides: Sequence[GivenRole]) -> tuple[float | None, Plan | None]:
             return math.inf
         return max(plan.ttft.at(level) / question.ttft_seconds, plan.tpot.at(level) / question.tpot_seconds)
 
-    ceiling = min(side.most_per_second for side in sides)
+    ceiling = question.most_utilisation * min(side.most_per_second for side in sides)  # the most that is planned with
     return largest_rate(used, 1.0, ceiling, ceiling / 2), plan_at(sides, ceiling * LEAST_PART)
 
 

@@ -239,13 +239,26 @@ def lasting(found: Found) -> Found:
     if not best.question.goal.maximised:
         roomy = _with_room(found, _replayed)
         return roomy if roomy.plans else found
-    at = best.under(best.question, requests=slower.played.asked_requests if slower.played else None)
-    lower = (at((1 - part) * best.requests_per_second) for part in _LOWER)
-    lowered = next((plan for plan in lower if plan and _lateness(plan) <= 1), None)
+    lowered = _lowered(best, slower)
     if lowered is None:
         return found
     gap = (1 + found.gap) * best.requests_per_second / lowered.requests_per_second - 1
-    return replace(found, plans=(_carrying(lowered, best),), gap=gap)
+    return replace(found, plans=(lowered,), gap=gap)
+
+
+def long_run(plan: Plan) -> Plan:
+    """Return a plan as many requests tell it, at the rate at which they are in time; as it is if they are at none."""
+    longer = _replayed(plan)
+    late = longer.played and _lateness(longer) > 1
+    return (_lowered(plan, longer) or plan) if late else longer
+
+
+def _lowered(plan: Plan, late: Plan) -> Plan | None:
+    """Return a plan at the largest rate in time over as many requests as show it to be late; None if there is none."""
+    at = plan.under(plan.question, requests=late.played.asked_requests if late.played else None)
+    lower = (at((1 - part) * plan.requests_per_second) for part in _LOWER)
+    lowered = next((each for each in lower if each and _lateness(each) <= 1), None)
+    return lowered and _carrying(lowered, plan)
 
 
 def _replayed(plan: Plan) -> Plan:

@@ -609,3 +609,13 @@ def test_caches_are_planned_as_the_engine_keeps_them(engine: str, unasked: str) 
         if engine == "sglang" or not more:
             found = import_deployment(command[engine] + more, hw="h200", isl="2000", osl="300")
             assert found.manifest.pools[0].kv_dtype == held
+
+
+@pytest.mark.parametrize(("model", "asked"), [("qwen3-8b", {"isl_cv": "2", "osl": "100"}), ("qwen3-30b-a3b", {})])
+def test_an_import_tells_the_rate_of_the_plan(model: str, asked: dict[str, str], tmp_path: Path) -> None:
+    """The one that many requests keep, lower than few show; and no more of saturation than is planned with."""
+    wanted = {"isl": "3000", "osl": "800", "engine": "vllm", "shape": "disaggregated"} | asked
+    planned = podplan.plan(model, hw="h100", devices="8", **wanted).manifest()
+    write_files({tmp_path / name: text for name, text in files_of(planned, "vllm").items()}, force=False)
+    found = import_deployment(str(tmp_path), hw="h100")
+    assert found.most_per_second == pytest.approx(planned.predicted.requests_per_second, rel=4e-3)
