@@ -17,7 +17,6 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from ground.arrays import Floats, distinct, placed
-from ground.errors import BadInput
 from planner.serving.capacity import largest_rate
 from planner.serving.latency import Latency, cells
 from planner.serving.streams import lengths_at
@@ -142,7 +141,6 @@ class DecodeQueue:
         Args: ``rate_per_second``: requests at this instance; ``instances``: that requests are placed on so that all are
         filled alike (least KV, fewest requests). They fill up together, with the spread of what all of them hold: tau(N
         / c) with N requests on c instances, and one line.
-        Raises BadInput: a rate not above 0 or no room for one request.
         """
         alike = self.followed(instances)
         return _state(self.tabulated(alike), rate_per_second * alike, alike)
@@ -157,8 +155,6 @@ class DecodeQueue:
         """Return the largest rate of one of so many instances at which TPOT keeps the limit; None where none does.
 
         At most ``most_utilisation`` of what a full instance finishes. The largest of ``serving.capacity.on_grid``.
-
-        Raises BadInput: no room for one request.
         """
         alike = self.followed(instances)
         table = self.tabulated(alike)
@@ -174,10 +170,7 @@ class DecodeQueue:
         """Numbers of running requests and iteration seconds, each [nodes]; made once for all rates."""
         if self.known_table is not None:
             return self.known_table
-        most = self.most_requests
-        if most < 1:
-            raise BadInput(f"A decode instance with room for {most} requests must have room for at least 1.")
-        nodes = distinct(np.round(np.geomspace(1, most, _TABLE_NODES)))
+        nodes = distinct(np.round(np.geomspace(1, self.most_requests, _TABLE_NODES)))
         seconds = np.asarray(self.iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
         return nodes, np.maximum.accumulate(seconds)
 
@@ -209,8 +202,6 @@ def _occupancy(server: Iterating, rate: float) -> Floats | None:
 
 def _state(server: Iterating, rate: float, instances: int = 1) -> DecodeState | None:
     """Return the state of one of so many instances that are filled alike; the rate and requests are those of all."""
-    if rate <= 0:
-        raise BadInput(f"An arrival rate of {rate:g} requests per second must be above 0.")
     occupancy = _occupancy(server, rate)
     if occupancy is None:
         return None

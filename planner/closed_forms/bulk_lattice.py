@@ -19,7 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ground.arrays import Floats, distinct
-from ground.errors import BadInput
 
 PassSeconds = Callable[[Floats], Floats]
 
@@ -35,9 +34,7 @@ class Passes:
 
     @classmethod
     def tabulated(cls, pass_seconds: PassSeconds, most_prompts: int) -> "Passes":
-        """Tabulate durations up to a cap, in which they do not fall; BadInput for a cap below 1."""
-        if most_prompts < 1:
-            raise BadInput(f"A prefill pass of at most {most_prompts} prompts must hold at least 1.")
+        """Tabulate durations up to a cap, in which they do not fall."""
         prompts = distinct(np.round(np.linspace(1, most_prompts, min(most_prompts, _NODES))))
         seconds = np.asarray(pass_seconds(prompts), dtype=np.float64) * np.ones_like(prompts)
         return cls(prompts=prompts, seconds=np.maximum.accumulate(seconds))

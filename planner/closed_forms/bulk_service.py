@@ -22,7 +22,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, on_nodes, windows
-from ground.errors import BadInput
 from planner.closed_forms.bulk_lattice import RARE, Arrivals, Lattice, Passes, lattice_of
 from planner.serving.latency import Latency
 
@@ -191,10 +190,7 @@ def latency_of(passes: Passes, rate: float, arrival_squared_cv: float = 1.0) -> 
 
     Args: ``passes``: durations by what passes took; ``rate``: prompts per second at this instance;
     ``arrival_squared_cv``: of the gaps between its arrivals: 1 alone, 1/c where one of c in turn.
-    Raises BadInput: a rate below 0.
     """
-    if rate < 0:
-        raise BadInput(f"An arrival rate of {rate:g} prompts per second must not be negative.")
     if rate * passes.full_seconds >= passes.most:
         return None
     return Latency.from_masses(*sojourn(passes, max(rate, 1e-12), arrival_squared_cv))

@@ -30,14 +30,9 @@ class Fleet(NamedTuple):
 
     @classmethod
     def of(cls, question: Question) -> Self:
-        """Return the fleet of one model, without its rate where the objective is throughput.
-
-        Raises BadInput where a rate is needed and there is none.
-        """
+        """Return the fleet of one model, without its rate where the objective is throughput; others need one."""
         if question.goal.maximised:
             question = replace(question, rate_per_second=None)
-        elif question.rate_per_second is None:
-            raise BadInput(f"--objective {question.objective} needs --rate, the requests per second to carry")
         return cls(
             members=(Member(name="", question=question),),
             devices={machines.budget: machines.devices for machines in (question.prefill, question.decode)},

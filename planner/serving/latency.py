@@ -6,7 +6,6 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from ground.arrays import Floats
-from ground.errors import BadInput
 
 _LEVELS = np.concatenate([np.arange(1.0, 90.0), np.arange(90.0, 99.0, 0.5), np.arange(99.0, 99.95, 0.1)])
 
@@ -34,13 +33,7 @@ class Latency(NamedTuple):
         return self.at(99.0)
 
     def at(self, percentile: float) -> float:
-        """Seconds that ``percentile`` per cent of the requests do not pass; beyond 99.9 the tail goes on exponentially.
-
-        Raises:
-            BadInput: a percentile not within 0 and 100.
-        """
-        if not 0.0 < percentile < 100.0:
-            raise BadInput(f"--percentile {percentile:g} must lie between 0 and 100, both excluded.")
+        """Seconds that ``percentile`` per cent of the requests do not pass; beyond 99.9 the tail is exponential."""
         if percentile <= self.levels[-1]:
             return float(np.interp(percentile, self.levels, self.seconds))
         last, before = self.levels[-1], self.levels[-11]

@@ -34,15 +34,6 @@ def test_every_entry_is_found_and_keeps_the_schema(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("cm38", "did you mean"), ("nowhere.yaml", r"nowhere\.yaml")], ids=["slip", "file"]
-)
-def test_what_is_not_there_is_told(name: str, said: str) -> None:
-    """A slip of the finger is answered with what was probably meant, a missing file is named."""
-    with pytest.raises(BadInput, match=said):
-        load_hardware(name)
-
-
-@pytest.mark.parametrize(
     ("own", "named"),
     [
         ({"kv_plan": "ib"}, "kv_plan"),

@@ -113,12 +113,6 @@ def test_an_unknown_name_is_bad_input(given: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there() -> None:
-    """A path that looks like a file is not answered with model names."""
-    with pytest.raises(BadInput, match=r"model 'models/config\.jsn\.json': there is no such file"):
-        load_model("models/config.jsn.json")
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

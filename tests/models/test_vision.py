@@ -37,12 +37,6 @@ def test_a_large_picture_is_shrunk() -> None:
     assert found.tokens == pytest.approx(16384, rel=0.01)
 
 
-def test_a_picture_smaller_than_a_token_is_refused() -> None:
-    """A strip of 1,000 by 9 pixels has no token of 28 pixels a side."""
-    with pytest.raises(ValueError, match="1000x9 pixels is smaller than a token of 28 pixels"):
-        pictures_of(tower("qwen2.5-vl-7b-instruct"), 1, 1000, 9)
-
-
 def test_frames_are_encoded_in_pairs_that_do_not_see_each_other() -> None:
     """A video of 32 frames is 16 pictures of two frames each; a patch attends within its own."""
     one, video = (pictures_of(tower("qwen3-vl-8b-instruct"), 1, 640, 360, frames) for frames in (1, 32))

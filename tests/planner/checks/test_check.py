@@ -22,7 +22,8 @@ from planner.serving.capacity import Limits
 from planner.serving.deployed import workload_of
 from planner.serving.latency import Latency
 from planner.serving.played import MANY
-from planner.workload import Lengths, TraceRows, Workload
+from planner.workload import Lengths, Workload
+from tests.planner.checks.test_traced import bursty
 from tests.plans import small_manifest, small_plan
 from tests.questions import best_of, small_question
 
@@ -230,18 +231,9 @@ def test_prompts_of_many_lengths_are_played_on_the_manifests_own_pass_times() ->
     assert plan.ttft.at(99) <= 0.3
 
 
-def _bursty(burst: float, count: int = 3000) -> TraceRows:
-    """Return requests of the planned lengths, a quarter of them so many times faster than the others."""
-    gaps = np.random.default_rng(4).exponential(1.0, count)
-    gaps[count // 4 : count // 2] /= burst
-    return TraceRows(
-        arrival_seconds=np.cumsum(gaps), input_tokens=np.full(count, 1024), output_tokens=np.full(count, 128)
-    )
-
-
 def test_a_trace_is_what_a_plan_is_weighed_on() -> None:
     """Margins are of its own requests, held to the last per cent; stationary queues of its mean rate see no burst."""
-    trace, question = _bursty(6.0, 1200), small_question("qwen3-8b", "h100", 2)
+    trace, question = bursty(6.0, 1200), small_question("qwen3-8b", "h100", 2)
     plain = check_question(question)
     rate = 0.9 * plain.rate_per_second
     assert check_question(replace(question, rate_per_second=rate)).holds
@@ -260,7 +252,7 @@ def test_a_trace_is_what_a_plan_is_weighed_on() -> None:
 def test_losses_and_confidence_are_played_too() -> None:
     """Fewer instances and longer service make the trace's requests wait longer."""
     plan = small_plan(**NODES)
-    played = plan_on(plan, _bursty(3.0))
+    played = plan_on(plan, bursty(3.0))
     rate = 0.6 * plan.requests_per_second
     whole, slower = standing(played, rate), standing(played, rate, confidence=0.9)
     lost = standing(played, rate, lost=played.losses["node"][0])

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ground.errors import BadInput
 from planner.closed_forms.birth_death import Crowding, DecodeQueue
 from planner.serving.latency import Latency
 from planner.workload import Lengths
@@ -127,14 +126,6 @@ def test_capacity_is_bounded_by_room_or_by_nothing():
     queue = _queue(64)
     assert queue.capacity(0.5, 99) == pytest.approx(0.98 * 64 / (ITERATIONS * 0.0264))
     assert queue.capacity(0.0200, 99) is None
-
-
-def test_instances_that_cannot_be():
-    """Room for one request, and a rate above zero."""
-    with pytest.raises(BadInput, match="room"):
-        _state(1.0, 0.02, 0.0005, 0)
-    with pytest.raises(BadInput, match="above 0"):
-        _state(0.0, 0.02, 0.0005, 4)
 
 
 def test_instances_filled_alike_vary_together():

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from ground.errors import BadInput
 from planner.closed_forms.bulk_lattice import Arrivals, Passes
 from planner.closed_forms.bulk_service import _Walk, latency_of, settled_chain, sojourn, thinned_squared_cv
 from tests.planner.closed_forms.waits import pollaczek_khinchine_wait
@@ -117,15 +116,6 @@ def test_thinning():
     assert thinned_squared_cv(1.0, 4, "round_robin") == 0.25
     assert thinned_squared_cv(1.0, 4, "random") == 1.0
     assert thinned_squared_cv(3.0, 4, "random") == 1.5
-
-
-def test_passes_and_rates_that_cannot_be():
-    """A pass holds a prompt, a rate is not negative, 4 prompts in 6 s carry less than 4/6 per second."""
-    assert latency_of(_passes(4), 4 / 6) is None
-    with pytest.raises(BadInput, match="at least 1"):
-        _passes(0)
-    with pytest.raises(BadInput, match="negative"):
-        latency_of(_passes(1), -1.0)
 
 
 def _walk(most, fixed, utilisation, squared_cv):

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ground.errors import BadInput
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner.costs.cache import POOL_BYTES, find_plane, loading_seconds, prefixes_held
+from planner.costs.cache import POOL_BYTES, loading_seconds, prefixes_held
 from planner.costs.predict import Configuration, predict
 from planner.strategy import parse_strategy
 from tests.instances import instance
@@ -59,9 +58,3 @@ def test_loading_is_a_row_of_its_own_and_adds_up(prompt: float) -> None:
     assert paid.ttft_seconds - free.ttft_seconds == pytest.approx(load.seconds * passes)
     fresh = predict(replace(BASE, prompt_tokens=prompt, prefix_reuse=0.0, cache_plane="vpc"))
     assert "prefix_load" not in {row.name for row in fresh.operators}
-
-
-def test_an_unknown_plane_is_named() -> None:
-    """With the planes that there are."""
-    with pytest.raises(BadInput, match="--cache-plane: cm384 has no plane 'uv'; use sio or ub"):
-        find_plane(BASE.hardware, "uv")

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ground.errors import BadInput
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.loader import load_model
@@ -203,12 +202,6 @@ def test_perfect_balance_is_a_lower_bound_of_waiting() -> None:
         for text in ("perfect", "measured", "2.5")
     }
     assert times["perfect"] < times["measured"] < times["2.5"]
-
-
-def test_slots_that_do_not_divide_are_refused() -> None:
-    """Seven replicas of 256 experts on 32 ranks: the message names the flag and the next numbers that divide."""
-    with pytest.raises(BadInput, match=r"--redundant-experts.*use 0 or 32"):
-        predict(configuration(**CASES["EP on H800"], redundant=7))
 
 
 def test_the_interval_surrounds_the_time_it_is_about() -> None:

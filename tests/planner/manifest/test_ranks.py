@@ -26,16 +26,6 @@ def test_rank_table_of_mixserve_example() -> None:
     assert rows[5] == [5, 1, 1, 1, 1, 2, 1, 0, 0]
 
 
-def test_groups_of_a_hybrid_strategy() -> None:
-    """Each kind of group is a rule over consecutive or strided ranks."""
-    rules = group_rules(Degrees(attention_tp=4, attention_dp=2, moe_tp=2, moe_ep=4))
-    groups = {rule.kind: [list(group) for group in rule.groups()] for rule in rules}
-    assert groups["tp"] == [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert groups["dp"] == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert groups["ep"] == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    assert groups["moe_tp"] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2, 4, 8]), st.sampled_from([1, 2]), st.sampled_from([0, 2]))
 def test_rules_agree_with_the_rank_table(tp: int, moe_tp: int, pp: int, domains: int) -> None:

@@ -74,9 +74,3 @@ def test_the_expert_with_an_impossible_load_is_named(bad):
         Problem(loads=np.ones(4), ranks=2)
     with pytest.raises(BadInput, match="Layer 1 has no load"):
         Problem(loads=np.array([[1.0, 2.0], [0.0, 0.0]]), ranks=2)
-
-
-def test_an_unknown_method_is_refused_with_suggestions():
-    """A slip of the finger finds its method."""
-    with pytest.raises(BadInput, match="did you mean joint"):
-        place(Problem(loads=np.ones((1, 4)), ranks=2), "jiont")

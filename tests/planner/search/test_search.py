@@ -8,7 +8,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from ground.errors import BadInput
 from ground.workers import Steps
 from planner.programme.programme import Programme
 from planner.search.fleet import Fleet, aim_of
@@ -138,13 +137,6 @@ def test_no_runner_up_carries_more_than_the_plan(monkeypatch: pytest.MonkeyPatch
     answer = small_answer(**asked)
     assert solved.call_count == 1
     assert all(plan.requests_per_second < answer.best.requests_per_second for plan in answer.pareto[1:])
-
-
-@pytest.mark.parametrize("objective", ["chips", "cost", "latency"])
-def test_what_is_made_small_needs_a_rate(objective: str) -> None:
-    """The flag is named."""
-    with pytest.raises(BadInput, match=f"--objective {objective} needs --rate"):
-        small_answer(model="qwen3-8b", devices=2, objective=objective)
 
 
 @pytest.mark.parametrize("rate", [30.0, 200.0])

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 
-from ground.errors import BadInput
 from planner.serving.latency import Latency, cells, independent_sum, one_or_other
 
 EVEN = Latency.from_samples(np.append(np.arange(1.0, 1002.0), np.nan))
@@ -32,13 +31,6 @@ def test_an_exponential_tail_goes_on_beyond_the_last_level() -> None:
     """One request in ten thousand waits ln 10^4 mean durations."""
     known = EVEN._replace(seconds=tuple(-math.log(1 - level / 100) for level in EVEN.levels))
     assert [known.at(level) for level in (99.99, 99.999)] == pytest.approx([math.log(1e4), math.log(1e5)])
-
-
-@pytest.mark.parametrize("percentile", [0.0, 100.0, -1.0, 101.0])
-def test_percentiles_lie_between_0_and_100(percentile: float) -> None:
-    """Both excluded."""
-    with pytest.raises(BadInput, match="--percentile"):
-        EVEN.at(percentile)
 
 
 def test_masses_are_spread_down_to_the_duration_before() -> None:

@@ -113,15 +113,6 @@ def test_what_is_late_is_late_at_larger_rates() -> None:
     assert (dict(player._trials), dict(player._ended)) == played
 
 
-def test_a_capacity_keeps_its_limit_and_two_per_cent_more_does_not() -> None:
-    """And lies in its interval, below the bound."""
-    player = _player(1.0, 0.15)
-    found = player.capacity(player.saturation_per_second)
-    assert found.trial.excess <= 1
-    assert player.trial(1.02 * found.rate_per_second).excess > 1
-    assert found.low <= found.rate_per_second <= found.high <= player.saturation_per_second
-
-
 def test_a_rate_that_is_late_by_chance_makes_no_interval_narrow() -> None:
     """Latency rises as the 10th power of the rate and wobbles by 5 % from one rate of the grid to the next."""
     stream = stationary(Workload(input_tokens=Lengths(mean=10), output_tokens=Lengths(mean=1)), 4000)

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ground.errors import BadInput
 from planner.manifest.layout import Degrees, Instance
 from planner.manifest.schema import Manifest, Recovery, Routing
-from runtime.simulate.faults import Outage, parse_fault
+from runtime.simulate.faults import Outage
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
 from runtime.simulate.workload import backlog, open_loop
@@ -114,26 +113,6 @@ def test_mixed_instances_and_horizons_lose_nothing(routing, recovery, workload, 
     assert result.requests == result.completed + result.failed + result.running
     if until == math.inf:
         assert result.running == 0 and result.offline is not None and result.offline["running"] == 0
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("device decode-0 at 1s for 1s", "no device 'decode-0'"),
-        ("device decode-0/99 at 1s for 1s", "no device 'decode-0/99'"),
-        ("node 63 at 1s for 1s", "no node '63'"),
-        ("link nowhere at 1s for 1s", "no link 'nowhere'"),
-        ("earthquake at 1s", "must look like"),
-        ("node 1 at -1s for 1s", "--fail"),
-        ("device decode-0/² at 1s for 1s", "no device 'decode-0/²'"),
-        (f"node {'9' * 5000} at 1s for 1s", "no node '9999"),
-        ("node 0 at 1s for 40000d", "at most 36500d"),
-    ],
-)
-def test_faults_name_what_is_there(text: str, told: str) -> None:
-    """A fault that hits nothing is bad input."""
-    with pytest.raises(BadInput, match=told):
-        simulate(manifest(), open_loop(manifest().workload, 1.0, 1), SimulationOptions(faults=(parse_fault(text),)))
 
 
 def test_tokens_are_counted_once() -> None:
