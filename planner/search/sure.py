@@ -56,6 +56,16 @@ def times_of(plan: Plan, confidence: float | None) -> Times:
     return {role: times_with(level, deviation_of(pool)) for role, pool in plan.pools()}
 
 
+def needed(plan: Plan, question: Question) -> Times:
+    """Return the factors that a plan for the stressed question needs for the confidence of the question itself.
+
+    How sure the steps of aggregated instances are depends on what runs in them, which is told as predicted.
+    """
+    mixed = any(role == "mixed" for role, _ in plan.pools())
+    own = restated(plan, question) if mixed and plan.question.stretch else plan
+    return times_of(own or plan, question.confidence)
+
+
 def surely(questions: Sequence[Question], solve: Callable[[list[Question]], Answer]) -> Answer:
     """Return the answer to stressed questions, one per member.
 
@@ -92,7 +102,7 @@ def _settled(questions: Sequence[Question], solve: Callable[[list[Question]], An
         answer = solve([stressed(each, own) for each, own in zip(questions, times, strict=True)])
         if not answer.plans:
             break
-        wanted = [times_of(plan, each.confidence) for plan, each in zip(answer.plans, questions, strict=True)]
+        wanted = [needed(*each) for each in zip(answer.plans, questions, strict=True)]
         if all(_within(more, own) for more, own in zip(wanted, times, strict=True)):
             held, smaller = (answer, times), [{**own, **less} for less, own in zip(wanted, times, strict=True)]
             if failed or all(_within(own, less) for own, less in zip(times, smaller, strict=True)):
@@ -115,7 +125,7 @@ def _within(wanted: Times, times: Times) -> bool:
 
 def holds(plan: Plan, question: Question, asked: Question) -> bool:
     """Whether a plan found for the stressed question ``asked`` has the confidence of a question."""
-    return _within(times_of(plan, question.confidence), dict(asked.stretch))
+    return _within(needed(plan, question), dict(asked.stretch))
 
 
 def rate_with(plan: Plan, confidence: float) -> float:

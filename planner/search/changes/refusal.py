@@ -59,14 +59,31 @@ def answered(
     most = most_carried(replace(question, objective="throughput", rate_per_second=None))
     feasible = alike()
     rated = nearest_rate(question, answer.binding_limit, most, feasible)
-    told = f"no rate at all is carried within the limits ({answer.binding_limit})"
+    told = f"no rate at all keeps the limits: {answer.binding_limit} binds"
     if most and question.rate_per_second is not None:
         told = not_carried(question, told_rate(rated, most))
+    elif not most:  # often for a reason that has nothing to do with the confidence
+        as_predicted = replace(question, confidence=None, headroom=0.0)
+        plain = search(as_predicted, beside=False, refuse=_carried_by_none)
+        told = told if plain.best else plain.explanation
     return helped(replace(answer, explanation=f"{answer.explanation}{told}"), question, most, rated, feasible)
+
+
+def _carried_by_none(found: Sequence[Found], question: Question) -> Answer:
+    """Return the reason why no alternative has a plan, without changes."""
+    best, chosen = _nearest(found)
+    return _refused(best.separate, chosen)
 
 
 def _nearest_refused(found: Sequence[Found], question: Question) -> Answer:
     """Return the refusal of the alternative that carries most, or lacks least."""
+    best, chosen = _nearest(found)
+    cut = (chosen.gathered if isinstance(chosen, Choice) else chosen).cut
+    return replace(refused(best.separate, question, chosen), cut=cut)
+
+
+def _nearest(found: Sequence[Found]) -> tuple[Found, Choice | Gathered]:
+    """Return the result that carries most, or lacks least, with the choice that carries most."""
 
     def lack(tried: tuple[Found, Choice | Gathered]) -> tuple[bool, float]:
         """Return whether memory lacks, and the devices that hold a plan; else the latency of an idle instance."""
@@ -84,9 +101,7 @@ def _nearest_refused(found: Sequence[Found], question: Question) -> Answer:
         if isinstance(chosen, Choice):
             known, carrying = chosen.carried, (each, chosen)
         idle.append((each, chosen))
-    best, chosen = carrying or (min(idle, key=lack) if len(idle) > 1 else idle[0])
-    cut = (chosen.gathered if isinstance(chosen, Choice) else chosen).cut
-    return replace(refused(best.separate, question, chosen), cut=cut)
+    return carrying or (min(idle, key=lack) if len(idle) > 1 else idle[0])
 
 
 def unheld(question: Question) -> tuple[str, str] | None:

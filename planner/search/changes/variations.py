@@ -23,7 +23,7 @@ from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing, Option, needed_rates, not_aggregated, on_each_pool, why_not_apart
 from planner.search.search import search
 from planner.search.solve import Choice, carried_in_time, choose, chosen_of, find, plan_of
-from planner.search.sure import Times, holds, is_plain, stressed, times_of
+from planner.search.sure import Times, holds, is_plain, needed, stressed
 from planner.search.ways import Gathered, Rows, gather_fleet, unpruned, with_apart
 from planner.serving.capacity import STEP
 
@@ -179,5 +179,5 @@ def _likely_holds(question: Question, costing: Costing) -> bool:
                 break
             if holds(plan, each, asked):
                 return True
-            times = {**times, **times_of(plan, question.confidence)}
+            times = {**times, **needed(plan, each)}
     return False

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from statistics import NormalDist
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -34,7 +35,7 @@ UNEVEN = {
 def test_times_are_those_of_the_plan_that_is_found(best, found, monkeypatch):
     """A plan whose own times are shorter than those it was found with is searched for with its own."""
     asked, tried = small_question(confidence=0.9), []
-    monkeypatch.setattr(sure, "times_of", lambda plan, _: {"prefill": plan[1], "decode": 1.0})
+    monkeypatch.setattr(sure, "needed", lambda plan, _: {"prefill": plan[1], "decode": 1.0})
 
     def solve(stressed):
         tried.append(stressed[0].stretch_of("prefill"))
@@ -80,7 +81,7 @@ def test_a_deviation_is_told_in_steps_and_never_too_small(high, more):
 
 def test_what_a_surer_plan_carries_is_not_refused(monkeypatch):
     """The plan that is first best needs times with which nothing carries the rate; another needs shorter ones."""
-    monkeypatch.setattr(sure, "times_of", lambda plan, _: {"prefill": plan})
+    monkeypatch.setattr(sure, "needed", lambda plan, _: {"prefill": plan})
     asked = small_question(confidence=0.9, rate_per_second=1.0, objective="chips")
 
     def solve(stressed, surer):
@@ -91,3 +92,11 @@ def test_what_a_surer_plan_carries_is_not_refused(monkeypatch):
 
     assert sure.surely([asked], partial(solve, surer=1.02)).plans == (1.02,)
     assert sure.surely([asked], partial(solve, surer=1.0)).plans == ()
+
+
+def test_aggregated_steps_are_as_sure_as_the_plan_tells() -> None:
+    """On the slower clock fewer requests ran, and the plan counted as surer: it carried 1.709/s, its check 1.699/s."""
+    asked: dict[str, Any] = {"model": "qwen3-8b", "hardware": "l40s", "devices": 8, "lengths": (3000.0, 1024.0)}
+    question = small_question(**asked, shape="aggregated", engine="sglang@0.5.23", ttft_seconds=0.2, confidence=0.9)
+    best = search(question, beside=False).best
+    assert best is not None and sure.rate_with(best, 0.9) >= best.requests_per_second * (1 - 1e-9)

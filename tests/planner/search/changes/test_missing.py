@@ -40,6 +40,12 @@ def test_answers_that_kv_makes_late_at_every_rate_are_refused_for_that(rate: flo
     assert "carry" not in answer.explanation
 
 
+def test_a_refusal_with_confidence_tells_what_lacks_without_it() -> None:
+    """It said "no rate at all is carried within the limits (devices)"."""
+    answer = answered(small_question(model="qwen3-8b", devices=1, confidence=0.9))
+    assert "the roles together need more devices than there are: prefill at least 1" in answer.explanation
+
+
 @pytest.mark.parametrize("asked", LIMITS, ids=str)
 def test_the_nearest_limit_is_feasible(asked: dict[str, Any]) -> None:
     """Asked again with the limit as it is printed, there is a plan; the asked one was tighter."""
