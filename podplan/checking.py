@@ -338,8 +338,8 @@ def _read_manifest_question(values: Mapping[str, str]) -> ManifestQuestion:
 
     for key in values:
         if key not in (*_OF_A_MANIFEST, *_LIMITS, *CHECK_KEYS, *CHECKED):
-            why = "is weighed by its latencies, at any load" if key == "max_utilisation" else "fixes the deployment"
-            raise BadInput(f"{flag_name(key)}: a manifest {why}; leave one of the two out")
+            why = "is planned already, and its latencies alone are weighed" if key == "max_utilisation" else ""
+            raise BadInput(f"{flag_name(key)}: a manifest {why or 'fixes the deployment'}; leave one of the two out")
     path = values["manifest"]
     manifest = read_manifest(Path(path))
     flags = QuestionFlags(**{key: value for key, value in values.items() if key in _OF_A_MANIFEST})

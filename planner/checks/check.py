@@ -186,7 +186,8 @@ def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
             found = replace(found, explanation=with_changes(found.explanation, changes))
         return replace(found, margins=margins)
     # Latency limits may hold a little beyond the utilisation limit.
-    told = found.explanation if not carried else too_few(question, carried, finder.carries)
+    unharmed = plan.question.survive != question.survive
+    told = too_few(question, carried, finder.carries, unharmed=unharmed) if carried else found.explanation
     told = ": ".join([", ".join(told_of(question)), told]) if told_of(question) else told
     # Latency limits that hold beyond the utilisation limit give no confidence in the rate.
     return replace(found, holds=False, margins=margins, binding="devices", explanation=told, held_confidence=None)

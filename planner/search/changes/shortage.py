@@ -66,13 +66,14 @@ def helped(answer: Answer, question: Question, most_per_second: float, rated: Ch
     return replace(answer, explanation=with_changes(answer.explanation, changes), changes=changes)
 
 
-def too_few(question: Question, most_per_second: float, carries: Try) -> str:
+def too_few(question: Question, most_per_second: float, carries: Try, *, unharmed: bool = False) -> str:
     """Return the refusal that the devices carry no more than a rate, with the nearest feasible rate and devices.
 
-    ``carries`` was true for both.
+    Args: ``unharmed``: whether the rate is that without the loss to survive.
     """
-    changes = rate_change(question, most_per_second, carries), size_change(question, most_per_second, carries)
-    return with_changes(not_carried(question, most_per_second), changes)
+    known, told = None if unharmed else most_per_second, not_carried(question, most_per_second)
+    changes = rate_change(question, known, carries), size_change(question, most_per_second, carries)
+    return with_changes(f"without a loss {told}" if unharmed else told, changes)
 
 
 def with_changes(told: str, changes: Sequence[Change]) -> str:

@@ -189,6 +189,8 @@ def test_survivors_hold_and_failures_are_measured() -> None:
     failed = check_question(too_much)
     assert not failed.holds
     assert not failed.after_loss.holds
+    beyond = check_question(replace(question, rate_per_second=1.2 * small_plan(**NODES).requests_per_second))
+    assert "without a loss 24 devices carry" in beyond.explanation and "no rate at all" not in beyond.explanation
 
 
 def test_a_manifest_is_weighed_as_the_plan_that_it_came_from() -> None:
