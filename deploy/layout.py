@@ -50,8 +50,7 @@ def _kustomize(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str,
         yield f"proof/{name}.yaml", sheets[name]
     yield kustomization("proof", "Apply it once all is up.", resources=[f"{name}.yaml" for name in proof])
     fields: Object = {"namespace": target.site.namespace, "resources": ["../../base"]}
-    if options:
-        fields["components"] = [f"../../components/{name}" for name in options]
+    fields["components"] = [f"../../components/{name}" for name in options]
     fields["images"] = [{"name": name} for name in sorted({image.rpartition(":")[0] for image in _images(sheets)})]
     yield kustomization("overlays/site", "The site's own: newName, newTag or digest of images, patches.", **fields)
 

@@ -13,6 +13,7 @@ from deploy.reading.engines import Counted
 from deploy.reading.foreign import read_source
 from deploy.reading.found import BATCH, LENGTH, SHARE, Found, family_of
 from deploy.roles import RolePlan, read_roles
+from ground.archives import unbroken
 from ground.errors import BadInput, Infeasible
 from ground.files import check_folder, files_below, read_text, write_files
 from hardware.loader import load_hardware
@@ -212,7 +213,8 @@ def _text_of(source: str) -> tuple[str, dict[str, str]]:
 def _benchmarked(source: str) -> dict[str, Any]:
     """Return the traffic that a benchmark in a folder sends, as ``plan deploy`` writes it; none where none is."""
     files = files_below(Path(source)) if os.path.isdir(source) else ()
-    return sent("\n".join(read_text(path) for path in files if path.stem == "benchmark"))
+    with unbroken(f"SOURCE: {source}: its benchmark has lengths that are no numbers; give --isl and --osl"):
+        return sent("\n".join(read_text(path) for path in files if path.stem == "benchmark"))
 
 
 def _model_of(found: Found) -> str:

@@ -15,7 +15,8 @@ from ground.errors import BadInput
 from ground.files import parse_json, parse_yaml, read_text
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0, "us": 1e-6, "ns": 1e-9, "ms/token": 1e-3, "s/token": 1.0}
-MOST_BENCHMARKS = 10_000
+MOST_BENCHMARKS, MOST_OPEN, MOST = 10_000, 10**6, 10.0**9
+"""Benchmarks of a file, requests that one keeps open, and any other figure, which no benchmark passes."""
 OPEN = (None, "concurrency", "concurrent", "synchronous", "throughput")
 """Kinds of load that keep requests open; the others send at a rate."""
 
@@ -49,10 +50,12 @@ def read_reports(path: Path) -> list[Report]:
     Raises BadInput for what no known load generator writes.
     """
     text = read_text(path)
+    yaml = path.suffix.lower() in (".yaml", ".yml")
     try:
-        yaml = path.suffix.lower() in (".yaml", ".yml")
         data: Any = parse_yaml(text, str(path)) if yaml else parse_json(text, str(path))
     except BadInput:
+        if yaml:
+            raise
         data = [parse_json(line, f"{path}: no table of runs") for line in text.splitlines() if line.strip()]
     rows = data if isinstance(data, list) else [data]
     found = [report for number, row in enumerate(rows, 1) for report in _read(row, f"{path}, record {number}")]
@@ -90,6 +93,9 @@ def _report(known: Mapping[str, Any], row: Mapping[str, Any], where: str) -> Rep
     }
     if _paced(row, found.get("concurrency")):
         found["concurrency"] = None
+    for name, value in found.items():
+        if value and value > (MOST_OPEN if name == "concurrency" else MOST):
+            raise BadInput(f"{where}: {name} is {value:.3g}, which no benchmark measures")
     return Report(where=where, tool=known["tool"], **found)
 
 

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from deploy.reading.nodes import read_nodes
+from deploy.reading.shell import UnknownForm, words
 from planner.engines.spec import PlatformKind
 from tests.deploy.cases import files_of
 
@@ -93,3 +94,9 @@ def test_bash_starts_what_is_read(name: str, engine: str, kind: PlatformKind, st
     assert sorted(found) == sorted(
         sorted(list(own.words) for own in node.processes) for node in read_nodes(kind, files)
     )
+
+
+def test_variables_that_fill_in_each_other_are_no_command() -> None:
+    """However deep, a circle has no end."""
+    with pytest.raises(UnknownForm, match="without end"):
+        words("$A", {"A": "$B", "B": "$A"})

@@ -41,6 +41,7 @@ TOLD: list[Told] = [
     # Schedulers aim at the plan's limits in milliseconds: xLLM's service, MindIE Motor's controller.
     ("r1-cm384", "xllm", "bare", {}, "router.sh", ["--target_ttft=2000", "--target_tpot=50"], []),
     ("r1-cm384", "mindie", "motor", {}, MOTOR, ['"digs_prefill_slo": 2000', '"digs_decode_slo": 50'], []),
+    ("r1-910b", "mindie", "motor", {}, "README.md", [], ["module-a3-16"]),
     # Kimi's tokenizer is code; and vLLM gives engines up after ten minutes, while weights may load for longer.
     ("qwen-h800", "vllm", "bare", TRUSTED, "decode.sh", ["--trust-remote-code", "READY_TIMEOUT_S=3600"], []),
     ("r1-cm384", "sglang", "bare", TRUSTED, "decode.sh", ["--trust-remote-code"], []),
@@ -134,6 +135,9 @@ def test_a_file_says_what_its_reader_needs(name, engine, kind, site, file, has, 
     """Each line above is a trap, and what is written instead."""
     own: dict[str, Any] = {
         "staged": lambda: deployed("qwen3-8b", "h100", **STAGED),
+        "r1-910b": lambda: deployed(
+            "deepseek-r1", "910b", prefill={"strategy": "DP=4 + TP=8, EP=32"}, decode={"strategy": "DP=32, EP=32"}
+        ),
         "two-prompts": lambda: deployed(
             "qwen3-8b", "h100", prefill={"strategy": "TP=1", "tokens": 8000}, decode={"strategy": "TP=1"}
         ),

@@ -9,6 +9,7 @@ import yaml
 
 import podplan
 from cli.main import main
+from deploy.reading.benchmark import sent, spread_line
 from deploy.reading.check import expected
 from deploy.reading.foreign import read_source
 from ground.errors import BadInput, Infeasible
@@ -303,6 +304,8 @@ def test_options_of_files_elsewhere_are_passed_over() -> None:
     passed = "moe_config: {load_balancer: /b.yml}\nspeculative_config: {decoding_type: Eagle3, max_draft_len: 3}"
     counted = read_source(command, {"o.yml": passed})[0].counted(256, 5000)
     assert (counted.redundant, counted.drafts) == (0, 0)
+    passed = "moe_config: {load_balancer: {num_slots: 264}}\nmoe_expert_parallel_size: 8\ntensor_parallel_size: 8"
+    assert read_source(command, {"o.yml": passed})[0].counted(256, 5000).redundant == 8
 
 
 @pytest.mark.parametrize(
@@ -378,6 +381,18 @@ def test_a_benchmark_says_the_traffic_that_was_planned(engine: str, asked: dict[
     assert held.output_tokens.squared_cv == pytest.approx(wanted.output_cv2, rel=0.01)
     assert held.prefix_reuse == pytest.approx(wanted.prefix_reuse, rel=1e-3)
     assert import_deployment(str(tmp_path), hw="h100", isl="99", osl="9").question.workload.input_tokens.mean < 2e3
+
+
+def test_a_benchmark_without_lengths_and_a_changed_one_tell_what_they_send(tmp_path: Path) -> None:
+    """No lengths of a dataset; of a command that was changed by hand its own, not what its script says of the plan."""
+    assert sent("vllm bench serve --model m --dataset-name sharegpt") == {}
+    command = "vllm bench serve --random-input-len 100 --random-output-len 10 --random-range-ratio"
+    told = sent(f"{spread_line(1.0, 0.0)}\n{command} 0.3")
+    assert told == {"isl": "100", "osl": "10", "isl_cv": "0.173", "osl_cv": "0.173"}
+    (tmp_path / "benchmark.sh").write_text(f"{command} half\n", encoding="utf-8")
+    (tmp_path / "serve.sh").write_text(f"{SERVE}\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="give --isl and --osl"):
+        import_deployment(str(tmp_path), hw="h100")
 
 
 def test_a_repository_s_name_says_the_format_of_its_weights() -> None:
@@ -589,8 +604,10 @@ SERVE = "vllm serve Qwen/Qwen3-8B -tp 1 --max-num-seqs 64"
         (f"{SERVE} --max-model-len " + "$((" * 40_000, "does not add up"),
         (f"{SERVE} --max-model-len x" + "${A:-" * 20_000, "does not add up"),
         (SERVE + "x" * 500, "does not add up"),
+        (f"{SERVE} --seed {'7' * 140_000}", "cannot be split into words"),
+        ("deploy.yaml", "no such file"),
     ],
-    ids=["doubled", "quotes", "escapes", "sums", "defaults", "long"],
+    ids=["doubled", "quotes", "escapes", "sums", "defaults", "long", "longer", "absent"],
 )
 def test_a_command_that_grows_or_does_not_end_is_refused_at_once(text: str, told: str) -> None:
     """Whatever its variables and quotes are, reading takes time in proportion to its length."""

@@ -124,7 +124,14 @@ def test_aiperf_s_summary_of_several_runs_is_read(tmp_path: Path) -> None:
     assert (found.prompt_tokens, found.output_tokens, found.concurrency) == (1000.0, 200.0, None)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "3", '{"a": 1}', '{"benchmarks": 3, "metadata": {}}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", "3", '{"a": 1}', '{"benchmarks": 3, "metadata": {}}', "[" * 100_000]
+    + [
+        json.dumps(VLLM | odd)
+        for odd in ({"total_input_tokens": 1e308}, {"completed": 1e-308}, {"max_concurrency": 1e7})
+    ],
+)
 def test_what_no_tool_writes_is_refused_in_one_sentence(text: str, tmp_path: Path) -> None:
     """Naming the file."""
     path = tmp_path / "odd.json"
@@ -174,3 +181,11 @@ def test_guidellm_keeps_requests_open_only_where_it_says_so(tmp_path: Path) -> N
         path.write_text(json.dumps({"metadata": {"version": 2}, "benchmarks": held}), encoding="utf-8")
         (found,) = read_reports(path)
         assert found.concurrency == wanted
+
+
+def test_broken_yaml_is_told_as_such(tmp_path: Path) -> None:
+    """Not as JSON that it is not."""
+    path = tmp_path / "odd.yaml"
+    path.write_text("a: 1\na: 2\n", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"^(?!.*JSON).*odd\.yaml"):
+        read_reports(path)
