@@ -83,6 +83,20 @@ def test_every_stage_is_deployed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     asked = ["deploy", old, "--migration", f"{change}/migration.yaml", "--engine", "vllm", "--out", files]
     refused(capsys, "none of; deploy each stage", *asked)
     assert main([*asked, "--platform", "kubernetes"]) == 0
+    assert (
+        main(["migrate", old, new, "--spare-nodes", "0", "--out", f"{change}-tight"]) == 0
+    )  # decode goes before it comes
+    tight_ones = ["--migration", f"{change}-tight/migration.yaml", "--engine", "vllm", "--out", f"{files}-tight"]
+    assert main(["deploy", old, *tight_ones, "--platform", "kubernetes"]) == 0
+    assert not [*Path(f"{files}-tight").glob("rollout-*-router.yaml")]
+    for each, waited in (
+        ("statefulset", "kubectl rollout status --namespace default --timeout=662s statefulset.v1.apps/"),
+        ("volcano", "--for=condition=Ready pod -l volcano.sh/job-name=qwen3-235b-a22b-decode-2-0"),
+        ("dynamo", "--for=condition=Ready dynamographdeployment.v1beta1.nvidia.com/qwen3-235b-a22b"),
+    ):
+        assert main([*asked[:-1], f"{files}-{each}", "--platform", "kubernetes", "--kind", each]) == 0
+        assert waited in (Path(f"{files}-{each}") / "rollout.sh").read_text()
+        assert bool([*Path(f"{files}-{each}").glob("roll*-router.yaml")]) == (each != "dynamo")
     steps = read_migration(Path(change) / "migration.yaml").migration.steps
     for number in range(len(steps) + 1):
         assert (Path(files) / f"stage-{number:02d}" / "base" / "prefill.yaml").is_file()
