@@ -9,11 +9,13 @@ import pytest
 import yaml
 
 from cli.main import main
+from deploy.staged import _routed
 from ground.errors import ExitCode
 from planner.manifest.document import dump_manifest, read_manifest
 from planner.manifest.migration import read_migration
 from planner.plans.assemble import assemble
 from tests.changes import tight
+from tests.deploy.cases import made as made_of
 from tests.deploy.plans import deployed
 from tests.planner.plans.test_encode import best
 from tests.shell import answered, printed, refused
@@ -83,12 +85,8 @@ def test_every_stage_is_deployed(tmp_path: Path, capsys: pytest.CaptureFixture[s
     asked = ["deploy", old, "--migration", f"{change}/migration.yaml", "--engine", "vllm", "--out", files]
     refused(capsys, "none of; deploy each stage", *asked)
     assert main([*asked, "--platform", "kubernetes"]) == 0
-    assert (
-        main(["migrate", old, new, "--spare-nodes", "0", "--out", f"{change}-tight"]) == 0
-    )  # decode goes before it comes
-    tight_ones = ["--migration", f"{change}-tight/migration.yaml", "--engine", "vllm", "--out", f"{files}-tight"]
-    assert main(["deploy", old, *tight_ones, "--platform", "kubernetes"]) == 0
-    assert not [*Path(f"{files}-tight").glob("rollout-*-router.yaml")]
+    gone, comes = (made_of(name, "sglang", "lws") for name in ("r1-mixed", "r1-cm384"))
+    assert _routed(gone, comes) is None  # nobody stays
     for each, waited in (
         ("statefulset", "kubectl rollout status --namespace default --timeout=662s statefulset.v1.apps/"),
         ("volcano", "--for=condition=Ready pod -l volcano.sh/job-name=qwen3-235b-a22b-decode-2-0"),
