@@ -293,15 +293,7 @@ class FleetResult(Result):
         """Price of these nodes in USD per hour, of devices where there is less than a node; None without a price."""
         if cost_of(self.answer.plans) is None:
             return None
-        taken = {machines.budget: (machines, devices) for machines, devices in occupied(self.answer.plans)}
-        total = 0.0
-        for pool, own in self.nodes.items():
-            machines, devices = taken[pool]
-            total += (
-                paid_devices(machines, max(devices, (len(own) - 1) * machines.devices_per_node + 1))
-                * machines.device_cost
-            )
-        return total
+        return sum(paid * machines.device_cost for machines, _, paid in _paid(self.answer.plans, self.nodes))
 
     def rows(self) -> list[Row]:
         """Return a row per model, with what was checked of it."""
@@ -390,7 +382,28 @@ def placed_on(asked: FleetInput) -> FleetResult:
         day = tuple(over_the_day(plan, one.day)) if one.day and not asked.fleet.goal.maximised else ()
         nodes = nodes_of(plan.pools(), floor.places[number])
         placed.append(Placed(name=member.name, plan=plan, nodes=nodes, verdict=_verdict(plan), day=day))
-    return FleetResult(asked=asked, answer=answer, placed=tuple(placed), floor=floor, seconds=seconds)
+    found = FleetResult(asked=asked, answer=answer, placed=tuple(placed), floor=floor, seconds=seconds)
+    if not asked.fleet.share_nodes:
+        return found
+    return replace(found, placed=tuple(_bearing(each, _paid(answer.plans, found.nodes)) for each in placed))
+
+
+def _paid(plans: Sequence[Plan], nodes: Mapping[str, set[int]]) -> list[tuple[Machines, int, int]]:
+    """Return the machines of each pool, the devices that plans take of it, and those that are paid for."""
+    least = {pool: len(own) - 1 for pool, own in nodes.items()}  # nodes that are taken in full or in part
+    return [
+        (each, devices, paid_devices(each, max(devices, least[each.budget] * each.devices_per_node + 1)))
+        for each, devices in occupied(plans)
+    ]
+
+
+def _bearing(placed: Placed, paid: Sequence[tuple[Machines, int, int]]) -> Placed:
+    """Return a model that bears of the nodes of each pool as much as it takes of the devices that are taken there."""
+    plan, borne = placed.plan, {each.budget: count / taken for each, taken, count in paid}
+    own = [(each, devices, each.device_cost) for each, devices in plan.occupied]
+    alone = sum(paid_devices(each, devices) * weight for each, devices, weight in own)
+    share = sum(borne[each.budget] * devices * weight for each, devices, weight in own) / alone
+    return replace(placed, plan=replace(plan, paid_share=share))
 
 
 def _verdict(plan: Plan) -> Verdict | None:

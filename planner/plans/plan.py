@@ -50,6 +50,7 @@ class Plan(ABC):
     """Share of prompts that wait for a pass because prompts that wait for decode fill the KV memory of prefill."""
     encode: PlannedEncode | None = None
     """Encode instances before prefill; None where prefill or aggregated instances encode pictures."""
+    paid_share: float = 1.0  # part of the price of its nodes that it bears; less where other models stand on them
 
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pools with their roles, in the order in which a request passes them."""
@@ -201,12 +202,14 @@ class Plan(ABC):
     @property
     def paid_chips(self) -> float:
         """Chips that are paid for: those of whole nodes."""
-        return sum(paid_devices(machines, devices) / machines.devices_per_chip for machines, devices in self.occupied)
+        paid = (paid_devices(machines, devices) / machines.devices_per_chip for machines, devices in self.occupied)
+        return self.paid_share * sum(paid)
 
     @property
     def cost_per_hour(self) -> float | None:
         """Price of the nodes in USD per hour; None where a pool's chip has no price."""
-        return cost_of([self])
+        cost = cost_of([self])
+        return None if cost is None else self.paid_share * cost
 
     @property
     def power_watts(self) -> float | None:

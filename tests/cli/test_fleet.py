@@ -182,6 +182,8 @@ def test_growth_is_common_and_a_refusal_names_changes_that_hold(tmp_path, capsys
     factor = float(grown["growth"])
     rates = [model["best"]["requests_per_second"] for model in grown["models"]]
     assert rates == pytest.approx([2 * factor, factor])
+    # Each paid for the node that both stand on.
+    assert sum(model["best"]["cost_per_hour"] for model in grown["models"]) == pytest.approx(grown["cost_per_hour"])
 
     over = FILE.replace("rate: 1/s", f"rate: {1.05 * factor:.4f}/s").replace("rate: 2/s", f"rate: {2.1 * factor:.4f}/s")
     data = answered(capsys, "fleet", _written(tmp_path, over), code=3)
