@@ -68,7 +68,8 @@ class Standing(NamedTuple):
 class At(Protocol):
     """Returns the standing of one of so many instances, given the rate of one.
 
-    A plan's is played over so many ``requests``, or with None over as many as its queue needs; a manifest's always is.
+    A plan's is played over so many ``requests``, or with None over as many as its queue needs; a manifest's over
+    as many as it tells, at its own rate.
     """
 
     def __call__(self, rate_per_second: float, count: int, requests: int | None = MANY) -> Standing: ...  # noqa: D102

@@ -218,11 +218,11 @@ def _row(term: Term, timing: Timing, stream: str, count: int, seconds: tuple[flo
     flops, moved = float(timing.flops) * count, float(timing.bytes) * count
     if isinstance(term, ComputeTerm):
         bound = _bound(float(timing.compute), float(timing.memory), float(timing.fixed))
-        return Operator(term.name, stream, count, *seconds, flops, moved, 0.0, bound, term.residual)
-    if isinstance(term, CurveTerm) and term.flops:
+    elif isinstance(term, CurveTerm) and term.flops:
         bound = _bound(flops / term.flops_per_second, moved / term.bytes_per_second, 0.0)
-        return Operator(term.name, stream, count, *seconds, flops, moved, 0.0, bound, term.residual)
-    return Operator(term.name, stream, count, *seconds, 0.0, 0.0, moved, "network", term.residual)
+    else:
+        return Operator(term.name, stream, count, *seconds, 0.0, 0.0, moved, "network", term.residual)
+    return Operator(term.name, stream, count, *seconds, flops, moved, 0.0, bound, term.residual)
 
 
 def _bound(compute: float, memory: float, overhead: float) -> Bound:

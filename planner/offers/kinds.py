@@ -7,7 +7,7 @@ those that may carry most on many.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -18,17 +18,10 @@ import numpy as np
 from ground.arrays import Bools, Floats, Ints
 from planner.costs.deployment import Deployment
 from planner.instances.brackets import largest_carried, least_of
-from planner.instances.candidates import (
-    PROMPTS_PER_PASS,
-    PrefillCandidate,
-    busiest_prompts,
-    each_pass_seconds,
-    prefill_fits,
-    row_microbatches,
-)
+from planner.instances.candidates import PROMPTS_PER_PASS, PrefillCandidate
 from planner.instances.kv_links import transfer_seconds
 from planner.instances.operating import PrefillServer
-from planner.instances.prefill_passes import has_closed_form, saturated
+from planner.instances.prefill_passes import has_closed_form
 from planner.instances.space import Row
 from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost
@@ -37,6 +30,9 @@ from planner.offers.slower import Passes, Slower
 from planner.question import Question
 from planner.serving.capacity import on_grid
 from planner.serving.played import EVENLY, FEW, SURE, PlayedPrefill
+
+Full = Callable[[Floats], tuple[Floats, Bools, Floats, Ints]]
+"""Returns seconds of full passes, whether memory holds them, bounds on their prompts per second, microbatches."""
 
 # Every budget up to so many prompts per group is tried, then budgets a twelfth apart.
 _EACH = 12
@@ -89,6 +85,7 @@ class PrefillKind:
     chunks: int
     cost: StepCost = field(repr=False)  # step cost of the row, stacked: for many loads at once
     costed: Budgets = field(repr=False)  # the listed budgets, at which all rows are costed
+    full: Full = field(repr=False)
     passes: Passes = field(repr=False)
     slower: Slower = field(repr=False)  # late instances of all played candidates
     _servers: dict[int, PrefillServer] = field(default_factory=dict)
@@ -106,22 +103,12 @@ class PrefillKind:
         """Every budget whose full pass keeps the limit and fits, and the smallest; where played, only listed ones."""
         if self._played:
             return self.costed
-        question, deployment, ranks = self.question, self.deployment, self.row.strategy.attention_dp
-        given = question.pin("prefill").tokens
+        question, given = self.question, self.question.pin("prefill").tokens
         prompts = np.arange(1 if given is None else self.most_prompts, self.most_prompts + 1)
         if question.workload.varied and given is None:
             prompts = prompts[np.isin(prompts, PROMPTS_PER_PASS)]
-        cost, held = self.cost, prompts.astype(np.float64)
-        fullest = busiest_prompts(question.workload, held, ranks)
-        seconds, chosen = np.full(held.shape, np.inf), np.ones(held.shape, dtype=np.int64)
-        most = np.zeros(held.shape)
-        counts = row_microbatches(question, self.row)
-        found = each_pass_seconds(cost, question.workload, (fullest, held), self.chunks, counts)
-        for parts, took in zip(counts, map(np.asarray, found), strict=True):
-            most = np.maximum(most, saturated(question, cost, (held, ranks), took, (self.chunks, parts)))
-            chosen, seconds = np.where(took < seconds, parts, chosen), np.minimum(took, seconds)
-        fits = np.broadcast_to(prefill_fits(deployment, question.workload, held, self.chunks), held.shape)
-        return Budgets.listed(question, (prompts, fits), (seconds, chosen), most, 0.0)
+        seconds, fits, most, chosen = self.full(prompts[:, None].astype(np.float64))
+        return Budgets.listed(question, (prompts, fits[:, 0]), (seconds[:, 0], chosen[:, 0]), most[:, 0], 0.0)
 
     @property
     def bound_per_second(self) -> float:

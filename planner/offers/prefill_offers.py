@@ -280,7 +280,7 @@ def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) ->
 
 
 def _prefill_kind(question: Question, table: _PrefillTable, known: tuple[Ints, Slower], row: int) -> PrefillKind:
-    (most, slower), own = known, table.passes.group.rows[row]
+    (most, slower), own, chunks = known, table.passes.group.rows[row], table.passes.chunks
     cost, deployment = taken(table.passes.cost, np.array([row])), row_deployment(table.passes.group.deployment, own)
     listed = Budgets.listed(
         question,
@@ -290,5 +290,9 @@ def _prefill_kind(question: Question, table: _PrefillTable, known: tuple[Ints, S
         float(table.longest[row]),
     )
     few = np.array([table.single[row], max(table.longest[row], table.single[row])])
-    passes = Passes((own.strategy.attention_dp, table.passes.chunks, *table.prompts.tolist()), few, table.seconds[row])
-    return PrefillKind(question, own, deployment, int(most[row]), table.passes.chunks, cost, listed, passes, slower)
+    passes = Passes((own.strategy.attention_dp, chunks, *table.prompts.tolist()), few, table.seconds[row])
+
+    def full(prompts: Floats) -> tuple[Floats, Bools, Floats, Ints]:
+        return table.passes.of(np.array([row])).full(prompts)
+
+    return PrefillKind(question, own, deployment, int(most[row]), chunks, cost, listed, full, passes, slower)
