@@ -42,6 +42,7 @@ class RankSlots:
         self.occupied: list[int] = []
         self.open: list[bool] = []
         self._key: Ints = np.zeros(0, dtype=np.int64)
+        self._capacities: Ints = np.zeros(0, dtype=np.int64)
         self._kv: KvCache | None = None
         self._turn = self._leaving = 0
         self._even, self._most = True, 0
@@ -62,6 +63,7 @@ class RankSlots:
         self.occupied += [0] * ranks
         self.open += [opened] * ranks
         self._key = np.append(self._key, np.full(ranks, 0 if opened else FULL))
+        self._capacities = np.append(self._capacities, np.full(ranks, pool.kv.capacity_tokens_per_rank))
         if self._kv is None or pool.kv.block_tokens > self._kv.block_tokens:
             self._kv = pool.kv
         self._even = len(set(self.capacity)) == 1
@@ -112,7 +114,8 @@ class RankSlots:
             return rank
         if self._even and self._policy == "least_kv":
             return None
-        fits = (self._key != FULL) & (np.array(self.reserved) + need <= np.array(self.capacity))
+        held = self._key if self._policy == "least_kv" else np.array(self.reserved)
+        fits = (self._key != FULL) & (held <= self._capacities - need)
         return int(np.where(fits, self._key, FULL).argmin()) if fits.any() else None
 
     def stay(self, request: Request, rank: int, room: int) -> bool:

@@ -89,11 +89,11 @@ class Roles:
         """Return where the first token is due first: of prefill if that keeps the limit, else of all instances."""
         self._note(request)
         due = self._delays(request, takes_prefill=True)
-        limit = _GUARD * self._ttft
-        alone = min((unit.prefill.prompt_seconds(request.prompt) for _, unit in due), default=0.0)
-        if _least(due) - alone > _WAITING_GUARD * self._ttft:
-            self._crowded = self._since
-        if not due or _least(due) > limit:
+        limit, least, short = _GUARD * self._ttft, _least(due), _WAITING_GUARD * self._ttft
+        if least > short:
+            alone = min((unit.prefill.prompt_seconds(request.prompt) for _, unit in due), default=0.0)
+            self._crowded = self._since if least - alone > short else self._crowded
+        if not due or least > limit:
             due += self._delays(request, takes_prefill=False)
             if due and _least(due) > limit and (flipped := self.to_prefill()) is not None:
                 changed = self._delay(flipped, request)
