@@ -110,6 +110,8 @@ class ExpertCurves(NamedTuple):
 
 def _between(known: dict[int, NDArray[np.float64]], degree: Number) -> NDArray[np.float64]:
     """[points, instances] logarithms at degrees, linear in the logarithm of the degree, constant outside."""
+    if not isinstance(degree, np.ndarray) and degree in known:
+        return known[int(degree)][:, None]
     degrees = sorted(known)
     place = np.interp(np.log2(np.atleast_1d(degree)), np.log2(degrees), np.arange(len(degrees)))
     table = np.stack([known[degree] for degree in degrees], axis=1)

@@ -314,16 +314,10 @@ def between_ranks(
     known = len(scopes) > 1 and any(fit.op == "all_to_all" for fit in deployment.hardware.collectives)
     if not several(strategy.moe_tp) or strategy.disaggregated or not known:
         return (whole,)
+    graphed = deployment.in_graph
     ways = [
         collective(
-            deployment.hardware,
-            "all_to_all",
-            ranks,
-            {},
-            name=direction,
-            stage=direction,
-            in_graph=deployment.in_graph,
-            span=over,
+            deployment.hardware, "all_to_all", ranks, {}, name=direction, stage=direction, in_graph=graphed, span=over
         ).protocols
         for over in (ranks, span)
     ]
@@ -341,8 +335,7 @@ def exchange_term(deployment: Deployment, direction: Literal["dispatch", "combin
     """Transfer of token copies: payload of the busiest rank, as the catalogue's library moves it."""
     strategy, moe = deployment.strategy, deployment.moe
     span = strategy.moe_ep * strategy.moe_tp
-    mode = "low_latency" if deployment.phase == "decode" else "normal"
-    fit = exchange_fit(deployment.hardware, direction, mode)
+    fit = exchange_fit(deployment.hardware, direction, "low_latency" if deployment.phase == "decode" else "normal")
     copies, protocol = exchanged(deployment.hardware, fit, moe, span, deployment.dedicated)
     if several(strategy.moe_tp):
         copies = either(strategy.moe_tp > 1, moe.experts_per_token * crossing_share(deployment), copies)
@@ -370,10 +363,7 @@ def trampoline_terms(deployment: Deployment) -> list[Term]:
     1/trampolines of the domain's tokens need. The send of A2E is attention's time; the return hop
     belongs to E2A. Section 7.1 publishes 172 and 193 us for both hops of 160 and 288 devices.
     """
-    hidden = deployment.model.hidden_size
-    strategy = deployment.strategy
-    span = strategy.devices
-    hops: list[Term] = []
+    hidden, strategy, hops = deployment.model.hidden_size, deployment.strategy, list[Term]()
     routes: tuple[tuple[Literal["dispatch", "combine"], Stage, str], ...] = (
         ("dispatch", "gate", "a2e_hop"),
         ("combine", "combine", "e2a_hop"),
@@ -382,8 +372,8 @@ def trampoline_terms(deployment: Deployment) -> list[Term]:
         fit = exchange_fit(deployment.hardware, direction, "low_latency")
         message = message_bytes(fit, hidden, deployment.expert_activations)
         crossing = {"mean": message * strategy.attention_dp / deployment.trampolines}
-        hops.append(grouped(deployment, "point_to_point", span, crossing, name, stage))
-        hops.append(exchange_term(deployment, direction))
+        hops += [grouped(deployment, "point_to_point", strategy.devices, crossing, name, stage)]
+        hops += [exchange_term(deployment, direction)]
     return hops
 
 
