@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ FIXED, PER_REQUEST = 0.01, 1e-3
 
 
 def _pool(
-    ranks: int, slots: int, instances: int = 1, capacity: float = 1e9, per_kv: float = 0.0, **links: float
+    ranks: int, slots: int, instances: int = 1, capacity: float = 1e9, per_kv: float = 0.0, **fields: Any
 ) -> DecodePool:
     cost = linear_cost(FIXED, 0.0, PER_REQUEST, per_kv=per_kv, ranks=ranks)
     return DecodePool(
@@ -25,8 +26,7 @@ def _pool(
         slots=slots,
         capacity_tokens=capacity,
         instances=instances,
-        policy="round_robin",
-        **links,
+        **({"policy": "round_robin"} | fields),
     )
 
 
@@ -42,45 +42,88 @@ def _requests(ready: list[float], answers: list[int], transfer: float = 0.0) -> 
     )
 
 
-def _reference(ready: list[float], steps: list[int], growth: int, slots: int) -> list[float]:
-    """One instance with one rank, iteration by iteration; each of 10 cached tokens takes a millisecond, too."""
-    waiting, left = list(range(len(ready))), [0.0] * len(ready)
-    running: dict[int, int] = {}
-    now = 0.0
-    while waiting or running:
-        if not running:
-            now = max(now, ready[waiting[0]])
-        while waiting and ready[waiting[0]] <= now and len(running) < slots:
-            joined = waiting.pop(0)
-            running[joined] = steps[joined]
-        cached = sum(10 + growth * (steps[each] - more) for each, more in running.items())
-        now += FIXED + PER_REQUEST * len(running) + 1e-3 * cached
-        for each in list(running):
-            running[each] -= 1
-            if not running[each]:
-                left[each] = now
-                del running[each]
-    return left
+class _Reference:
+    """One instance, iteration by iteration."""
+
+    def __init__(self, pool: DecodePool, requests: DecodeRequests, per_kv: float) -> None:
+        self.pool, self.requests, self.per_kv = pool, requests, per_kv
+        self.line, self.steps = list(range(requests.ready_seconds.size)), requests.iterations.tolist()
+        self.taken, self.turns, self.gets = ([0.0] * pool.ranks for _ in range(3))
+        self.reserved, self.sends, self.rank = [0.0] * pool.ranks, [0.0] * pool.source_channels, {}
+        self.there, self.done, self.left, self.waits = {}, {}, [0.0] * len(self.line), [0.0] * len(self.line)
+
+    def place(self, until: float, freed: float) -> None:
+        """Give those who are ready a place, from when there are any, and pull their KV over both ends' links."""
+        least = {"least_kv": self.reserved, "least_requests": self.taken, "round_robin": self.turns}[self.pool.policy]
+        while self.line and self.requests.ready_seconds[self.line[0]] <= until and min(self.taken) < self.pool.slots:
+            p = self.line.pop(0)
+            now, held = max(self.requests.ready_seconds[p], freed), self.requests.transfer_seconds[p]
+            r = min((r for r in range(self.pool.ranks) if self.taken[r] < self.pool.slots), key=least.__getitem__)
+            self.rank[p], self.turns[r] = r, max(self.turns) + 1
+            self.taken[r], self.reserved[r] = self.taken[r] + 1, self.reserved[r] + self.requests.reserved_tokens[p]
+            out = min(range(len(self.sends)), key=self.sends.__getitem__)
+            begun = max(now, self.sends[out], self.gets[r])
+            self.waits[p], self.there[p] = begun - now, begun + held + self.pool.latency_seconds
+            self.sends[out], self.gets[r] = max(now, self.sends[out]) + held, max(now, self.gets[r]) + held
+
+    def seconds(self) -> float:
+        """Return the time of an iteration of those who run."""
+        ranks, growth = range(self.pool.ranks), self.requests.answer_tokens / self.requests.iterations
+        of = [[p for p in self.done if self.rank[p] == r] for r in ranks]
+        cached = max(sum(self.requests.cached_tokens[p] + growth[p] * self.done[p] for p in own) for own in of)
+        return FIXED + PER_REQUEST * max(map(len, of)) + self.per_kv * cached
+
+    def play(self) -> list[float]:
+        """Return when each has its last token."""
+        now = 0.0
+        while self.line or self.there or self.done:
+            if not self.done:
+                self.place(self.requests.ready_seconds[self.line[0]] if not self.there else 0.0, now)
+                self.place(min(self.there.values()), now)  # transfers take their turn: none overtakes the first
+                now = max(now, min(self.there.values()))
+            self.done |= dict.fromkeys([p for p in self.there if self.there[p] <= now], 0)
+            self.there = {p: there for p, there in self.there.items() if there > now}
+            end = now + self.seconds()
+            self.place(end, now)
+            self.done = {p: done + 1 for p, done in self.done.items()}
+            for p in [p for p, done in self.done.items() if done == self.steps[p]]:
+                self.left[p], r = end, self.rank[p]
+                self.taken[r], self.reserved[r] = self.taken[r] - 1, self.reserved[r] - self.requests.reserved_tokens[p]
+                del self.done[p]
+            now = end
+            self.place(now, now)
+        return self.left
 
 
 @given(
-    gaps=st.lists(st.integers(1, 200), min_size=1, max_size=30),
+    gaps=st.lists(st.integers(1, 60), min_size=1, max_size=30),
+    ranks=st.integers(1, 3),
     slots=st.integers(1, 6),
+    channels=st.integers(1, 2),
     growth=st.sampled_from([1, 3]),
+    policy=st.sampled_from(["round_robin", "least_requests", "least_kv"]),
     data=st.data(),
 )
-def test_requests_leave_when_a_plain_reference_says(
-    gaps: list[int], slots: int, growth: int, data: st.DataObject
-) -> None:
-    """Slots that block, joins at the end of an iteration, KV that grows by a token or, with drafts, by several.
+def test_requests_leave_when_a_plain_reference_says(gaps, ranks, slots, channels, growth, policy, data):
+    """Slots that block, links, joins at the end of an iteration, KV that grows by a token or, with drafts, by several.
 
-    Iterations take whole milliseconds, arrivals are none apart: who comes as one ends would join it by rounding.
+    Iterations take whole milliseconds, arrivals and transfers are none apart: who comes as one ends would join it by
+    rounding.
     """
+    count, per_kv = np.arange(len(gaps)), 1e-3 if ranks == 1 else 0.0
     steps = data.draw(st.lists(st.integers(1, 30), min_size=len(gaps), max_size=len(gaps)))
-    ready = (1e-3 * np.cumsum(gaps) + 1e-5 * np.arange(len(gaps))).tolist()
-    requests = replace(_requests(ready, [growth * each for each in steps]), iterations=np.array(steps))
-    played = play_decode(_pool(1, slots, per_kv=1e-3), requests)
-    np.testing.assert_allclose(played.left_seconds, _reference(ready, steps, growth, slots), rtol=1e-6)
+    ready = (1e-3 * np.cumsum(gaps) + 1e-5 * count).tolist()
+    requests = replace(
+        _requests(ready, [growth * each for each in steps]),
+        iterations=np.array(steps),
+        transfer_seconds=8e-3 + 3.7e-7 * count,
+    )
+    links = {"source_channels": channels, "latency_seconds": 5e-4 + 1.3e-8}
+    pool = _pool(ranks, slots, per_kv=per_kv, policy=policy, **links)
+    reference = _Reference(pool, requests, per_kv)
+    played = play_decode(pool, requests)
+    np.testing.assert_allclose(played.left_seconds, reference.play(), rtol=1e-6)
+    np.testing.assert_allclose(played.link_wait_seconds, reference.waits, rtol=1e-6, atol=1e-12)
 
 
 def test_kv_crosses_links_first_come_first_served() -> None:
