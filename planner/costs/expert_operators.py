@@ -13,7 +13,7 @@ from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES
 from hardware.spec import Dtype
 from planner.costs.deployment import Deployment, several, shared_split
 from planner.costs.roofline import (
-    SIBLING_RESIDUAL as LENT_RESIDUAL,
+    SIBLING_RESIDUAL,
     Roofline,
     collective,
     combine,
@@ -116,7 +116,7 @@ def routed_terms(deployment: Deployment) -> list[Term]:
         product = deployment.expert_activations
         other_cut = deployment.expert_parallel and curves.tensor is curves.expert
         cut_residual = held_out(str(deployment.engine), "alike") if other_cut else 0.0
-        granted = max(curves.median_residual, LENT_RESIDUAL if curves.lent else 0.0, cut_residual)
+        granted = max(curves.median_residual, SIBLING_RESIDUAL if curves.lent else 0.0, cut_residual)
         return [
             CurveTerm(
                 "routed_experts",

@@ -155,12 +155,7 @@ def sorted_in_full(scores: ComputeTerm, selection: ComputeTerm, sort: SortFit, p
     return [
         scores._replace(floor_seconds=sort.floor_seconds, residual=residual(sort)),
         selection._replace(
-            flops=beyond,
-            flops_per_second=rate,
-            bytes={},
-            floor_seconds=0.0,
-            launches=0,
-            residual=residual(sort),
+            flops=beyond, flops_per_second=rate, bytes={}, floor_seconds=0.0, launches=0, residual=residual(sort)
         ),
     ]
 
