@@ -156,7 +156,7 @@ def untimed(system: str | None, hardware: HardwareSpec) -> str | None:
     engine = (system or "reference").partition("@")[0]
     if engine == "reference" or accelerator_of(hardware) != "amd":
         return None
-    return f"none of {engine} measured on {hardware.name}: its entry's kernels, host times as beside NVIDIA devices"
+    return f"none of {engine} measured on {hardware.name}: kernels are its entry's, host times those beside NVIDIA GPUs"
 
 
 SYSTEMS = {  # measured systems without a profile in ``planner/engines``
