@@ -1,5 +1,6 @@
 """`podplan.fleet`: the pools of a cluster and several models and rates on it, which stand on given pools or on any."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -13,8 +14,8 @@ from planner.checks.check import Verdict, check_deployed
 from planner.checks.deployed import from_plan
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Seen, over_the_day
-from planner.plans.places import nodes_of
-from planner.plans.plan import Plan, cost_of, occupied, paid_devices
+from planner.plans.places import devices_on, nodes_of
+from planner.plans.plan import Plan, paid_devices
 from planner.question import Machines
 from planner.search.answer import Answer
 from planner.search.cluster import Floor, fleet_floor, plan_cluster
@@ -291,9 +292,8 @@ class FleetResult(Result):
     @property
     def cost_per_hour(self) -> float | None:
         """Price of these nodes in USD per hour, of devices where there is less than a node; None without a price."""
-        if cost_of(self.answer.plans) is None:
-            return None
-        return sum(paid * machines.device_cost for machines, _, paid in _paid(self.answer.plans, self.nodes))
+        costs = [each.plan.cost_per_hour for each in self.placed]
+        return None if None in costs else sum(cost for cost in costs if cost is not None)
 
     def rows(self) -> list[Row]:
         """Return a row per model, with what was checked of it."""
@@ -377,33 +377,29 @@ def placed_on(asked: FleetInput) -> FleetResult:
     if not answer.feasible:
         return FleetResult(asked=asked, answer=answer, placed=(), floor=None, seconds=seconds)
     floor = fleet_floor(asked.fleet, answer.plans)
-    placed = []
+    placed, pools = [], [plan.pools() for plan in answer.plans]
+    taken = [devices_on(*each) for each in zip(pools, floor.places, strict=True)]
+    together: dict[str, Counter[int]] = {}
+    for own in taken:
+        for pool, devices in own.items():
+            together.setdefault(pool, Counter()).update(devices)
     for number, (member, plan, one) in enumerate(zip(asked.fleet.members, answer.plans, asked.asked, strict=True)):
         day = tuple(over_the_day(plan, one.day)) if one.day and not asked.fleet.goal.maximised else ()
         nodes = nodes_of(plan.pools(), floor.places[number])
-        placed.append(Placed(name=member.name, plan=plan, nodes=nodes, verdict=_verdict(plan), day=day))
-    found = FleetResult(asked=asked, answer=answer, placed=tuple(placed), floor=floor, seconds=seconds)
-    if not asked.fleet.share_nodes:
-        return found
-    return replace(found, placed=tuple(_bearing(each, _paid(answer.plans, found.nodes)) for each in placed))
+        bearing = _bearing(plan, taken[number], together)
+        placed.append(Placed(name=member.name, plan=bearing, nodes=nodes, verdict=_verdict(plan), day=day))
+    return FleetResult(asked=asked, answer=answer, placed=tuple(placed), floor=floor, seconds=seconds)
 
 
-def _paid(plans: Sequence[Plan], nodes: Mapping[str, set[int]]) -> list[tuple[Machines, int, int]]:
-    """Return the machines of each pool, the devices that plans take of it, and those that are paid for."""
-    least = {pool: len(own) - 1 for pool, own in nodes.items()}  # nodes that are taken in full or in part
-    return [
-        (each, devices, paid_devices(each, max(devices, least[each.budget] * each.devices_per_node + 1)))
-        for each, devices in occupied(plans)
-    ]
-
-
-def _bearing(placed: Placed, paid: Sequence[tuple[Machines, int, int]]) -> Placed:
-    """Return a model that bears of the nodes of each pool as much as it takes of the devices that are taken there."""
-    plan, borne = placed.plan, {each.budget: count / taken for each, taken, count in paid}
-    own = [(each, devices, each.device_cost) for each, devices in plan.occupied]
-    alone = sum(paid_devices(each, devices) * weight for each, devices, weight in own)
-    share = sum(borne[each.budget] * devices * weight for each, devices, weight in own) / alone
-    return replace(placed, plan=replace(plan, paid_share=share))
+def _bearing(plan: Plan, taken: Mapping[str, Counter[int]], together: Mapping[str, Counter[int]]) -> Plan:
+    """Return a plan that bears of each node as much as it takes of the devices that are taken there, by pool."""
+    alone = borne = 0.0
+    for machines, devices in plan.occupied:
+        alone += paid_devices(machines, devices) * machines.device_cost
+        for node, own in taken[machines.budget].items():
+            there = together[machines.budget][node]
+            borne += own / there * paid_devices(machines, there) * machines.device_cost
+    return replace(plan, paid_share=borne / alone)
 
 
 def _verdict(plan: Plan) -> Verdict | None:

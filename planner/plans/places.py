@@ -67,14 +67,19 @@ def _on(own: list[tuple[Role, PlannedPool]], machines: Machines, *, evenly: bool
     return places
 
 
+def devices_on(pools: Pools, places: Places) -> dict[str, Counter[int]]:
+    """Return the devices of instances at some places by node, by budget."""
+    found: dict[str, Counter[int]] = {}
+    for role, pool in pools:
+        taken, per_node = found.setdefault(pool.machines.budget, Counter()), pool.machines.devices_per_node
+        for first in places[role]:
+            taken.update(device // per_node for device in range(first, first + pool.candidate.devices))
+    return found
+
+
 def nodes_of(pools: Pools, places: Places) -> dict[str, list[int]]:
     """Return the nodes on which instances at some places stand, ascending, by budget."""
-    nodes: dict[str, set[int]] = {}
-    for role, pool in pools:
-        per_node, taken = pool.machines.devices_per_node, nodes.setdefault(pool.machines.budget, set())
-        for first in places[role]:
-            taken |= set(range(first // per_node, -(-(first + pool.candidate.devices) // per_node)))
-    return {budget: sorted(own) for budget, own in sorted(nodes.items())}
+    return {budget: sorted(own) for budget, own in sorted(devices_on(pools, places).items())}
 
 
 def lost_of(pools: Pools, places: Places, loss: Loss | None) -> dict[Role, int]:

@@ -50,7 +50,7 @@ class Plan(ABC):
     """Share of prompts that wait for a pass because prompts that wait for decode fill the KV memory of prefill."""
     encode: PlannedEncode | None = None
     """Encode instances before prefill; None where prefill or aggregated instances encode pictures."""
-    paid_share: float = 1.0  # part of the price of its nodes that it bears; less where other models stand on them
+    paid_share: float = 1.0  # price that it bears over that of its nodes; less where other models stand on them
 
     def pools(self) -> tuple[tuple[Role, PlannedPool], ...]:
         """Return the pools with their roles, in the order in which a request passes them."""
