@@ -59,7 +59,7 @@ def step_table(cost: StepCost, loads: Loads) -> TableArrays:
         "levels": _levels(most if loads.budget_tokens else 0),
         "shares": np.geomspace(1 / ranks, 1.0, _SHARES) if ranks > 1 else np.ones(1),
         "tokens": distinct(np.round(np.geomspace(1.0, budget, tokens if loads.budget_tokens else 2))),
-        "lengths": _lengths(max(loads.longest_prompt, 2.0), loads.context_tokens),
+        "lengths": _lengths(max(loads.longest_prompt, 2.0), loads.context_tokens, cost.reach_tokens),
         "prefixes": np.array(_PREFIXES),
     }
     running = _counts(most)
@@ -87,9 +87,12 @@ def step_table(cost: StepCost, loads: Loads) -> TableArrays:
     )
 
 
-def _lengths(longest: float, context: float) -> Floats:
+def _lengths(longest: float, context: float, reach: int) -> Floats:
+    """Keys of a query; those from which some are out of reach, half of it in a fresh prompt, are among them."""
     usual = np.geomspace(1.0, longest, _LENGTHS)
-    return usual if context <= longest else np.append(usual, np.geomspace(longest, context, _LONGER)[1:])
+    beyond = np.geomspace(longest, context, _LONGER)[1:] if context > longest else np.zeros(0)
+    bends = [bend for bend in (reach / 2, float(reach)) if 1.0 < bend < max(longest, context)]
+    return distinct(np.concatenate([usual, beyond, bends]))
 
 
 def _levels(most: int) -> Floats:
