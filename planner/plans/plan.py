@@ -208,8 +208,7 @@ class Plan(ABC):
     @property
     def cost_per_hour(self) -> float | None:
         """Price of the nodes in USD per hour; None where a pool's chip has no price."""
-        cost = cost_of([self])
-        return None if cost is None else self.paid_share * cost
+        return (cost := cost_of([self])) and self.paid_share * cost
 
     @property
     def power_watts(self) -> float | None:
@@ -234,14 +233,12 @@ class Plan(ABC):
     @property
     def joules_per_million_tokens(self) -> float | None:
         """Energy per million output tokens at the full stated power, busy or not; None where there is none."""
-        watts = self.power_watts
-        return None if watts is None else watts / self.output_tokens_per_second * 1_000_000
+        return (watts := self.power_watts) and watts / self.output_tokens_per_second * 1_000_000
 
     @property
     def cost_per_million_tokens(self) -> float | None:
         """Price of the nodes in USD per million output tokens; None where a pool's chip has no price."""
-        hourly = self.cost_per_hour
-        return None if hourly is None else hourly / (self.output_tokens_per_second * 3600) * 1_000_000
+        return (hourly := self.cost_per_hour) and hourly / (self.output_tokens_per_second * 3600) * 1_000_000
 
 
 def occupied(plans: Iterable[Plan]) -> list[tuple[Machines, int]]:

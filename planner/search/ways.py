@@ -24,7 +24,7 @@ from planner.offers.decode_offers import decode_offers
 from planner.plans.quantised import alternatives
 from planner.programme.columns import Picks, Side
 from planner.programme.programme import Programme
-from planner.programme.proof import Pruned, late_alone, never_costed, never_queued
+from planner.programme.pruned import Pruned, late_alone, never_costed, never_queued
 from planner.question import Machines, Question
 from planner.search.fleet import Fleet, Member, on_pools, shares
 from planner.search.gather import (
