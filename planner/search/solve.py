@@ -304,15 +304,23 @@ def _with_room(late: Found, told: Callable[[Plan], Plan] = lambda plan: plan) ->
 
 
 def _in_room(late: Found, choice: Choice | Gathered, told: Callable[[Plan], Plan]) -> Found | None:
-    """Return the result with the plan of other columns than those that are late; None where it is late, too."""
+    """Return the result with the plan of other columns than those that are late; None where it is late, too.
+
+    The quickest budget of prefill may make KV wait longer for links than the one that carries most, which then counts.
+    """
     if not isinstance(choice, Choice):
         return None
-    plans = tuple(told(_carried(option, columns, 1.0)) for option, columns in choice.chosen)
-    if _lateness(plans[0]) > 1:
+    (option, columns), *_ = choice.chosen
+    asked, timed = option.question, option.question.goal.timed
+    plan = told(_carried(option, columns, 1.0))
+    if _lateness(plan) > 1 and timed and choice.programme.aim.goal.maximised:
+        sized = option._replace(question=replace(asked, objective="chips"))
+        plan = replace(told(_carried(sized, columns, 1.0)), question=asked)
+    if _lateness(plan) > 1:
         return None
-    growth = _spare(choice.programme.picked(choice.picks), plans)
-    gap = 0.0 if plans[0].question.goal.timed else 1 - late.plans[0].chips / plans[0].chips
-    return replace(late, plans=plans, growth=growth, gap=gap)
+    growth = _spare(choice.programme.picked(choice.picks), (plan,))
+    gap = 0.0 if timed else 1 - late.plans[0].chips / plan.chips
+    return replace(late, plans=(plan,), growth=growth, gap=gap)
 
 
 def in_time(plan: Plan | None) -> Plan | None:
