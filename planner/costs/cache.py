@@ -15,6 +15,7 @@ from hardware.formats import ELEMENT_BYTES
 from hardware.spec import HardwareSpec, Plane
 from models.spec import GQA, MLA, Compression
 from planner.costs.deployment import Deployment
+from planner.engines.loader import accelerator_of, is_blackwell
 from planner.manifest.curves import charged_tokens
 from planner.manifest.loading import slowest_plane
 from planner.manifest.terms import Number
@@ -91,13 +92,29 @@ def _cache(deployment: Deployment, tp: Number, stages: Number, drafts: Number) -
 
 def layer_token_bytes(deployment: Deployment, tp: Number) -> Number:
     """Cached bytes of one token in one layer on one of ``tp`` devices."""
-    attention, element = deployment.model.attention, ELEMENT_BYTES[deployment.kv_dtype]
+    attention = deployment.model.attention
     if isinstance(attention, MLA):
         index = attention.indexer.head_dim + INDEX_SCALE_BYTES if attention.indexer else 0.0
         index /= attention.compression.fine_tokens if attention.compression else 1
-        latents = float(attention.kv_elements_per_token) * deployment.model.keys_per_token
-        return latents * element + index * deployment.model.index_share
-    return gqa_cached_elements(attention, tp) * element
+        keys = latent_bytes(deployment, attention) * deployment.model.keys_per_token
+        return keys + index * deployment.model.index_share
+    return gqa_cached_elements(attention, tp) * ELEMENT_BYTES[deployment.kv_dtype]
+
+
+def latent_bytes(deployment: Deployment, mla: MLA) -> float:
+    """Cached bytes of one latent with its rotary key.
+
+    In FP8 the rotary key of sparse attention stays BF16, and scales stand beside the latent: FP32 for each 128 elements
+    (FlashMLA's README: 656 bytes), of DeepSeek-V4 a byte for each 64, in whole eights (vllm/models/deepseek_v4 of vLLM:
+    584). Kernels of Blackwell and TensorRT-LLM's take one scale for all.
+    """
+    element, hardware = ELEMENT_BYTES[deployment.kv_dtype], deployment.hardware
+    engine, rank = (deployment.engine or "").partition("@")[0], float(mla.kv_lora_rank)
+    alike = accelerator_of(hardware) == "ascend" or is_blackwell(hardware) or engine == "trtllm"
+    if deployment.kv_dtype != "fp8" or mla.indexer is None or alike:
+        return mla.kv_elements_per_token * element
+    scales = np.ceil(rank / 64 / 8) * 8 if mla.compression else rank / 128 * 4
+    return rank * element + mla.qk_rope_head_dim * ELEMENT_BYTES["bf16"] + float(scales)
 
 
 def pending_bytes(deployment: Deployment, mla: MLA, blocks: Compression) -> float:
@@ -107,8 +124,8 @@ def pending_bytes(deployment: Deployment, mla: MLA, blocks: Compression) -> floa
     """
     fine, key = float(mla.indexer.layers or 0) if mla.indexer else 0.0, float(mla.kv_elements_per_token)
     pending = fine * 2 * blocks.fine_tokens + blocks.coarse_layers * blocks.coarse_tokens
-    window = deployment.model.layers * blocks.window * ELEMENT_BYTES[deployment.kv_dtype]
-    return key * (window + pending * 2 * 4.0)
+    window = deployment.model.layers * blocks.window * latent_bytes(deployment, mla)
+    return window + key * pending * 2 * 4.0
 
 
 def gqa_cached_elements(gqa: GQA, tp: Number) -> Number:

@@ -6,7 +6,7 @@ import pytest
 
 from hardware.loader import load_hardware
 from models.loader import load_model
-from planner.costs.cache import POOL_BYTES, loading_seconds, prefixes_held
+from planner.costs.cache import POOL_BYTES, latent_bytes, loading_seconds, prefixes_held
 from planner.costs.predict import Configuration, predict
 from planner.strategy import parse_strategy
 from tests.instances import instance
@@ -58,3 +58,22 @@ def test_loading_is_a_row_of_its_own_and_adds_up(prompt: float) -> None:
     assert paid.ttft_seconds - free.ttft_seconds == pytest.approx(load.seconds * passes)
     fresh = predict(replace(BASE, prompt_tokens=prompt, prefix_reuse=0.0, cache_plane="vpc"))
     assert "prefix_load" not in {row.name for row in fresh.operators}
+
+
+@pytest.mark.parametrize(
+    ("model", "hardware", "engine", "each"),
+    [
+        ("deepseek-v3.2", "h200", "sglang", 512 + 16 + 128),
+        ("deepseek-v3.2", "b200", "sglang", 576),
+        ("deepseek-v3.2", "h200", "trtllm", 576),
+        ("deepseek-v4-flash", "h200", "vllm", 448 + 8 + 128),
+        ("deepseek-r1", "h200", "vllm", 576),
+    ],
+)
+def test_bytes_of_a_latent_in_fp8(model: str, hardware: str, engine: str, each: int) -> None:
+    """FlashMLA's cache of sparse attention keeps the rotary key in BF16, and scales beside the latent."""
+    deployment = replace(instance(model, hardware, "decode", "fp8", moe_ep=1), kv_dtype="fp8", engine=engine)
+    assert latent_bytes(deployment, deployment.model.attention) == each
+    assert latent_bytes(replace(deployment, kv_dtype="bf16"), deployment.model.attention) == 2 * (
+        deployment.model.attention.kv_elements_per_token
+    )
