@@ -25,7 +25,7 @@ from planner.costs.cache import Cache, model_cache
 from planner.costs.deployment import Deployment
 from planner.manifest.terms import Number
 from planner.question import Question, Role
-from planner.serving.streams import decoded_share, prompts_of, stationary
+from planner.serving.streams import Stream, decoded_share, prompts_of, stationary
 from planner.strategy import Strategy
 from planner.workload import Workload
 
@@ -152,7 +152,7 @@ def mean_wait(links: KvLinks, rate_per_second: float, workload: Workload, source
     """
     busy = max(_loads(links, rate_per_second, _mean_held(links, workload)).values()) > _BUSY
     stream = stationary(workload, _PLAYED_MORE if busy or workload.varied else _PLAYED).at_rate(rate_per_second)
-    ready, group = _ended(stream.arrival_seconds, stream.prompt_tokens, source, links.prefill.groups)
+    ready, group = _ended(stream, source, links.prefill.groups)
     order = np.argsort(ready, kind="stable")
     tokens = stream.answer_tokens[order]
     columns = (
@@ -187,30 +187,34 @@ def _iterations(queue: DecodeQueue, tokens: Ints) -> Floats:
     return np.maximum(np.random.default_rng(1).normal(mean, spread), 1.0)
 
 
-def _ended(arrivals: Floats, prompt_tokens: Ints, source: Source, groups: int) -> tuple[Floats, Ints]:
+def _ended(stream: Stream, source: Source, groups: int) -> tuple[Floats, Ints]:
     """Return when each prompt ends and the group that holds it; a pass takes all that wait, dealt to groups in turn.
 
-    A prompt that is longer than a full pass has some to itself, and shares the last one.
+    A prompt that is longer than a full pass has some to itself, and shares the last one. Reused tokens take room of a
+    pass and none of its time.
     """
+    arrivals, tokens = stream.arrival_seconds, stream.prompt_tokens
+    computed = tokens - stream.reused_tokens
     passes, ranks = source.passes, groups // source.instances
     few = passes.seconds[:2].tolist()  # from which the line goes on down to an empty pass
     prompts, seconds = [0.0, *passes.prompts.tolist()], [max(2 * few[0] - few[-1], 0.0), *passes.seconds.tolist()]
     most, full = passes.most * (1 + 1e-9), seconds[-1]
     ready, group = np.empty(arrivals.size), np.empty(arrivals.size, dtype=np.int64)
-    mean = float(prompt_tokens.mean())
     for instance in range(source.instances):
         own = slice(instance, None, source.instances)
         come: list[float] = arrivals[own].tolist()
-        total: list[float] = np.append(0.0, np.cumsum(prompt_tokens[own]) / mean).tolist()
+        held, total = (
+            np.append(0.0, np.cumsum(each[own]) / float(each.mean())).tolist() for each in (tokens, computed)
+        )
         ends: list[float] = []
         free, first = 0.0, 0
         while first < len(come):
-            alone = int((total[first + 1] - total[first]) / most)
-            begin = max(free, come[first]) + alone * full
+            alone = [int((each[first + 1] - each[first]) / most) for each in (held, total)]
+            begin = max(free, come[first]) + min(alone) * full
             here = bisect_right(come, begin, first)
-            before = total[first] + alone * most
-            last = max(min(here, bisect_right(total, before + most, first) - 1), first + 1)
-            free = begin + _between(total[last] - before, prompts, seconds)
+            fit = bisect_right(held, held[first] + (alone[0] + 1) * most, first) - 1
+            last = max(min(here, fit), first + 1)
+            free = begin + _between(total[last] - total[first] - min(alone) * most, prompts, seconds)
             ends += [free] * (last - first)
             first = last
         ready[own], group[own] = ends, instance * ranks + np.arange(len(come)) % ranks

@@ -25,6 +25,7 @@ from planner.plans.worked import worked_plan
 from planner.question import Machines, Question
 from planner.search.search import search
 from planner.serving.deployed import workload_of
+from planner.serving.streams import Stream
 from planner.workload import Lengths, Workload
 from runtime.simulate.options import SimulationOptions
 from runtime.simulate.run import simulate
@@ -99,9 +100,17 @@ def test_prompts_of_a_pass_wait_for_one_another():
 def test_a_long_prompt_shares_its_last_pass() -> None:
     """Passes of two mean prompts in 2 s: one of 2.5 mean prompts goes in its second pass with who came by then."""
     source = Source(Passes(prompts=np.array([1.0, 2.0]), seconds=np.array([1.0, 2.0])), 1)
-    ready, group = _ended(np.array([0.0, 1.5, 3.5, 9.0]), np.array([5, 1, 1, 1]), source, 2)
+    stream = Stream(
+        arrival_seconds=np.array([0.0, 1.5, 3.5, 9.0]),
+        prompt_tokens=np.array([5, 1, 1, 1]),
+        reused_tokens=np.zeros(4, dtype=np.int64),
+        answer_tokens=np.ones(4, dtype=np.int64),
+    )
+    ready, group = _ended(stream, source, 2)
     assert ready == pytest.approx([3.0, 3.0, 4.0, 9.5])
     assert group.tolist() == [0, 1, 0, 1]
+    reusing = replace(stream, prompt_tokens=np.array([6, 2, 2, 2]), reused_tokens=np.array([4, 0, 0, 0]))
+    assert _ended(reusing, source, 2)[0] == pytest.approx([1.0, 2.5, 4.5, 10.0])
 
 
 def test_decode_that_has_room_on_one_rank_is_waited_for():
