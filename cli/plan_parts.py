@@ -160,10 +160,9 @@ def show_day(screen: Screen, seen: Sequence[Seen], percentile: float) -> None:
     screen.grid(seen, columns)
     screen.text(day_text(seen))
     largest = max((each.plan for each in seen if each.plan), key=lambda plan: plan.requests_per_second)
-    screen.text(
-        f"Needed are the fewest instances of the plan that keep the limits: to stop the others in each window leaves "
-        f"{busy_share(largest, seen):.0%} of the device-hours."
-    )
+    share = busy_share(largest, seen)
+    stop = f"to stop the others in each window leaves {share:.0%} of the device-hours" if share < 1 else "all of them"
+    screen.text(f"Needed are the fewest instances of the plan that keep the limits: {stop}.")
 
 
 def _needed(role: Role, seen: Seen) -> str:
