@@ -79,7 +79,6 @@ class Side:
         self.queues_solved = 0
         self.allowed = allowed
         self.beyond_grid = False
-        self.repeats = False  # whether its offers are some of another side
         self._servers: dict[int, Server] = {}
         self._carried: dict[int, float] = {}  # largest rate that a column is known to carry, by column
         self._stairs: dict[tuple[int, float, Rates], Ints] = {}  # staircases of the current rates, by arguments
@@ -105,14 +104,9 @@ class Side:
         part._servers = self._servers
         return part
 
-    def with_more(self, offers: Offers) -> "Side":
-        """Return the columns followed by those of further offers; solved rates are kept."""
-        joined = Offers.joined([self.offers, offers])
-        wider = self.of(replace(joined, build=cache(joined.build)))
-        for mine, theirs in ((wider.rate, self.rate), (wider.guess, self.guess), (wider.exact, self.exact)):
-            mine[: self.size] = theirs
-        wider._tried[: len(self.offers)] = self._tried
-        wider._quick, wider._servers, wider.queues_solved = self._quick, dict(self._servers), self.queues_solved
+    def beyond(self, offers: Offers) -> "Side":
+        """Return the columns of offers beyond the grid on the same machines."""
+        wider = self.of(replace(offers, build=cache(offers.build)))
         wider.beyond_grid = True
         return wider
 

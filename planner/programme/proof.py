@@ -291,7 +291,7 @@ def proven(programme: Programme, picks: Picks, models: Sequence[str], left_out: 
 
 def _told(programme: Programme) -> list[Side]:
     """Return the sides that are told: of the same instances behind other KV transfers one."""
-    found = {(id(side.offers.devices), side.machines.devices): side for side in programme.sides if not side.repeats}
+    found = {(id(side.offers.devices), side.machines.devices): side for side in programme.sides}
     return list(found.values())
 
 

@@ -164,22 +164,17 @@ class Costing:
     def by_links(self, option: Option) -> Iterator[Option]:
         """Yield an option by the links that KV leaves and reaches instances over, as many as both have carry it.
 
-        Each has decode costed for its own transfers, and not for the slowest of all. AFD beyond the grid
-        (``ways.with_apart``) is added to the option as a whole, which then comes first.
+        Each has decode costed for its own transfers, and not for the slowest of all.
         """
         question, (prefill, decode) = option.question, option.sides[-2:]
         widths = [np.unique(side.offers.links).tolist() for side in (prefill, decode)]
         alike = question.spread or not option.transfer_seconds or widths[0] == widths[1] == [1]
-        machines = question.decode
-        whole = alike or (why_not_apart(question) is None and machines.devices > machines.devices_per_node)
-        if whole:
+        if alike:
             yield option
         deployment = _decode_kind(decode.server(0)).full.candidate.deployment
         for first, second in () if alike else product(*widths):
             seconds = float(transfer_seconds(question, deployment, min(first, second)))
             sides = self._of_links(prefill, first), self._of_links(decode, second, seconds)
-            for side in sides:
-                side.repeats = whole
             yield Option(question, (*option.encode, *sides), seconds, option)
 
     def _of_links(self, side: Side, links: int, seconds: float | None = None) -> Side:
@@ -209,9 +204,7 @@ def behind_kv(decode: Side, seconds: float) -> Side:
         later = _decode_kind(server).behind(seconds)
         return server._replace(kind=later) if isinstance(server, Stretched) else later
 
-    later = decode.of(replace(decode.offers, build=cache(build)))
-    later.repeats = decode.repeats
-    return later
+    return decode.of(replace(decode.offers, build=cache(build)))
 
 
 def _decode_kind(server: Server) -> DecodeKind:

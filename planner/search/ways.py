@@ -186,26 +186,32 @@ def unpruned(separate: Gathered, aim: Aim, rows: Rows | None = None) -> Gathered
 
 
 def with_apart(gathered: Gathered, aim: Aim, least: float) -> Gathered:
-    """Return the options with the decode rows beyond the grid that may beat rows of the grid."""
-    wider: dict[int, Side] = {}
+    """Return the options with the decode rows beyond the grid that may beat rows of the grid.
+
+    They come behind the others, in an option with each pool of prefill instances.
+    """
+    beyond: dict[int, Side | None] = {}
     options: list[tuple[Option, ...]] = []
     pruned: list[Pruned] = []
     for member, own in zip(gathered.fleet.members, gathered.options, strict=True):
-        dropped, found = 0, list[Option]()
+        dropped, more, paired = 0, list[Option](), set[int]()
         for option in own:
-            side, question = option.decode, option.question
-            whole = side.machines.devices == question.decode.devices  # not the part of a spread pool
-            whole &= option.whole is None
-            if whole and id(side) not in wider and why_not_apart(question) is None:
+            whole = option.whole or option
+            side, question = whole.decode, option.question
+            spread = side.machines.devices != question.decode.devices  # the part of a spread pool
+            if not spread and id(side) not in beyond and why_not_apart(question) is None:
                 known = Incumbent(rate=least, spent=(0.0, 0.0))
-                needed = needed_beside(question, aim, known, (option.sides[-2], side))
+                needed = needed_beside(question, aim, known, (whole.sides[-2], side))
                 own_clock, times = question.on_clock("decode"), question.stretch_of("decode")
                 rows = apart_rows(own_clock, needed, gathered.count)
                 dropped += rows.dropped
-                offers = decode_offers(own_clock, rows.rows, gathered.count, option.transfer_seconds)
-                wider[id(side)] = side.with_more(offers.stretched(times)) if offers else side
-            found.append(option._replace(sides=(*option.sides[:-1], wider.get(id(side), side))))
-        options.append(tuple(found))
+                offers = decode_offers(own_clock, rows.rows, gathered.count, whole.transfer_seconds)
+                beyond[id(side)] = side.beyond(offers.stretched(times)) if offers else None
+            apart = beyond.get(id(side))
+            if apart is not None and id(option.sides[-2]) not in paired:
+                paired.add(id(option.sides[-2]))
+                more.append(option._replace(sides=(*option.sides[:-1], apart), transfer_seconds=whole.transfer_seconds))
+        options.append((*own, *more))
         pruned += never_costed(member.name, dropped, least * (member.question.rate_per_second or 1.0))
     return replace(gathered, options=tuple(options), left_out=tuple(pruned))
 
