@@ -153,8 +153,9 @@ class DecodeKind:
         return self.full.candidate.row
 
     def behind(self, transfer_seconds: float) -> "DecodeKind":
-        """Return the row behind other KV transfers."""
-        return DecodeKind(replace(self.full, transfer_seconds=transfer_seconds), self.room, self.bound_per_second)
+        """Return the row behind other KV transfers; iterations take as long."""
+        full = replace(self.full.after(transfer_seconds), known_cost=self.full.cost)
+        return DecodeKind(full, self.room, self.bound_per_second)
 
     @property
     def independent(self) -> bool:
@@ -355,4 +356,4 @@ class DecodeKind:
             requests_per_second=float(request_rate(question, candidate.deployment, float(cap), seconds)),
             limited_by="memory" if cap >= self.room else "tpot",
         )
-        return replace(self.full, candidate=changed, known_cost=self.full.cost)
+        return replace(self.full, candidate=changed, known_cost=self.full.cost, known_queue=None)
