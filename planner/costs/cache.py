@@ -106,15 +106,19 @@ def latent_bytes(deployment: Deployment, mla: MLA) -> float:
 
     In FP8 the rotary key of sparse attention stays BF16, and scales stand beside the latent: FP32 for each 128 elements
     (FlashMLA's README: 656 bytes), of DeepSeek-V4 a byte for each 64, in whole eights (vllm/models/deepseek_v4 of vLLM:
-    584). Kernels of Blackwell and TensorRT-LLM's take one scale for all.
+    584). Kernels of Blackwell, and engines that do not say ``fp8_in_parts``, take one scale for all.
     """
-    element, hardware = ELEMENT_BYTES[deployment.kv_dtype], deployment.hardware
-    engine, rank = (deployment.engine or "").partition("@")[0], float(mla.kv_lora_rank)
-    alike = accelerator_of(hardware) == "ascend" or is_blackwell(hardware) or engine == "trtllm"
-    if deployment.kv_dtype != "fp8" or mla.indexer is None or alike:
+    element, rank = ELEMENT_BYTES[deployment.kv_dtype], float(mla.kv_lora_rank)
+    if deployment.kv_dtype != "fp8" or mla.indexer is None or not _in_parts(deployment):
         return mla.kv_elements_per_token * element
     scales = np.ceil(rank / 64 / 8) * 8 if mla.compression else rank / 128 * 4
     return rank * element + mla.qk_rope_head_dim * ELEMENT_BYTES["bf16"] + float(scales)
+
+
+def _in_parts(deployment: Deployment) -> bool:
+    profile, hardware = deployment.profile, deployment.hardware
+    stated = profile is None or profile.cache.fp8_in_parts is not None
+    return stated and accelerator_of(hardware) != "ascend" and not is_blackwell(hardware)
 
 
 def pending_bytes(deployment: Deployment, mla: MLA, blocks: Compression) -> float:

@@ -133,6 +133,8 @@ class CacheTypes(NamedTuple):
     fp8_unasked: Fact[dict[str, Literal["gpus", "blackwell"]]] | None = None
     """Where the cache of a ``model_type`` is FP8 unless a flag says otherwise."""
     fp8_alone: Fact[list[str]] | None = None  # ``model_type`` whose cache is FP8 in any case
+    fp8_in_parts: Fact[bool] | None = None
+    """Whether FP8 caches of sparse attention hold a BF16 rotary key and scales, but on Blackwell; None: one scale."""
 
     def kv_of(self, architecture: str) -> list[KvDtype]:
         """Return the formats in which a model's keys and values are cached, the first that is planned with unasked."""

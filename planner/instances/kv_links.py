@@ -114,8 +114,7 @@ def link_state(
 
     Args: ``wait_seconds`` returns the mean wait; it is asked where links are crossed and not saturated.
     """
-    mean = _mean_held(links, workload)
-    share = decoded_share(workload)
+    mean, share = _mean_held(links, workload), decoded_share(workload)
     loads = _loads(links, rate_per_second * share, mean)
     if max(loads.values()) >= 1:
         return None

@@ -287,16 +287,19 @@ class Programme:
         Those that may carry most come first.
         """
         rate *= 1 - RELATIVE
-        most = replace(self, aim=replace(self.aim, objective="throughput", rate=None))
-        while rate > 0 and (choice := most.best(rate, by)) is not None:
+        while rate > 0 and (choice := self._largest.best(rate, by)) is not None:
             if all(side.carries(column, rate) for side, column in self.picked(choice)):
                 return choice
         return None
 
+    @cached_property
+    def _largest(self) -> "Programme":
+        """The programme of the largest rate over the same columns."""
+        return replace(self, aim=replace(self.aim, objective="throughput", rate=None))
+
     def carries_any(self) -> bool:
         """Whether every column of some choice carries anything."""
-        most = replace(self, aim=replace(self.aim, objective="throughput", rate=None))
-        while (choice := most.best()) is not None:
+        while (choice := self._largest.best()) is not None:
             if all(side.carries_any(column) for side, column in self.picked(choice)):
                 return True
         return False

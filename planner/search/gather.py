@@ -35,7 +35,7 @@ from planner.objective import SLACK, Aim, Incumbent
 from planner.offers.aggregated_offers import aggregated_offers
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
-from planner.offers.offer import Offers, Server, Stretched
+from planner.offers.offer import Offers, Server, Stretched, on_own_clock
 from planner.offers.prefill_offers import PrefillTables, prefill_offers, prefill_tables, timely_offers
 from planner.offers.slower import Slower
 from planner.programme.columns import Side
@@ -128,8 +128,8 @@ class Costing:
     _tables: dict[_Key, PrefillTables] = field(default_factory=dict)  # prefill tables, at the loosest TTFT limit so far
     _slower: dict[_Key, Slower] = field(default_factory=dict)
     """Late prefill instances, by what their questions have in common."""
-    _parts: dict[tuple[int, int], tuple[Side, dict[float | None, Side]]] = field(default_factory=dict)
-    """Sides with their instances of so many links, by identity of the side; decode by the seconds of its transfers."""
+    _parts: dict[tuple[Same[Side], int, float | None], Side] = field(default_factory=dict)
+    """Instances of a side with so many links, of decode behind transfers of so many seconds."""
 
     def prefill(self, question: Question, rows: list[Row]) -> Side:
         """Return the columns of prefill instances."""
@@ -171,20 +171,21 @@ class Costing:
         alike = question.spread or not option.transfer_seconds or widths[0] == widths[1] == [1]
         if alike:
             yield option
+            return
         deployment = _decode_kind(decode.server(0)).full.candidate.deployment
-        for first, second in () if alike else product(*widths):
+        for first, second in product(*widths):
             seconds = float(transfer_seconds(question, deployment, min(first, second)))
             sides = self._of_links(prefill, first), self._of_links(decode, second, seconds)
             yield Option(question, (*option.encode, *sides), seconds, option)
 
     def _of_links(self, side: Side, links: int, seconds: float | None = None) -> Side:
         """Return the columns of instances with so many links, of decode behind transfers of so many seconds."""
-        parts = self._parts.setdefault((id(side), links), (side, {}))[1]
-        if None not in parts:
-            parts[None] = side.of(side.offers.select(np.flatnonzero(side.offers.links == links)))
-        if seconds is not None and seconds not in parts:
-            parts[seconds] = behind_kv(parts[None], seconds)
-        return parts[seconds]
+        key = Same(side), links, seconds
+        if key not in self._parts and seconds is not None:
+            self._parts[key] = behind_kv(self._of_links(side, links), seconds)
+        elif key not in self._parts:
+            self._parts[key] = side.of(side.offers.select(np.flatnonzero(side.offers.links == links)))
+        return self._parts[key]
 
     def decode(self, question: Question, rows: list[Row], transfer_seconds: float) -> Side:
         """Return the columns of decode instances for a KV transfer time of prompts."""
@@ -209,7 +210,7 @@ def behind_kv(decode: Side, seconds: float) -> Side:
 
 def _decode_kind(server: Server) -> DecodeKind:
     """Return a decode instance on its own clock."""
-    kind = server.kind if isinstance(server, Stretched) else server
+    kind = on_own_clock(server)
     assert isinstance(kind, DecodeKind), "decode follows transfers"
     return kind
 

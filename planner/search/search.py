@@ -13,7 +13,7 @@ from planner.objective import Aim, preferred
 from planner.offers.aggregated_kinds import AggregatedKind
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.decode_offers import decode_offers
-from planner.offers.offer import Stretched
+from planner.offers.offer import Server, on_own_clock
 from planner.plans.papers import Beside, Published, as_deployed, matching
 from planner.plans.plan import Plan
 from planner.plans.quantised import Tried, alternatives, check_some, own_formats
@@ -409,7 +409,7 @@ def _tighter(choice: Choice, part: float) -> Option:
     asked, aim = replace(option.question, tpot_seconds=option.question.tpot_seconds * part), choice.programme.aim
     side = option.decode
     if option.aggregated:
-        kind = _own(side.server(int(side.offer[columns[-1]])))
+        kind = on_own_clock(side.server(int(side.offer[columns[-1]])))
         assert isinstance(kind, AggregatedKind)
         tighter = aggregated(asked, aim, None, [kind.row], count).option(asked)
         return tighter._replace(sides=(*option.encode, *tighter.sides))
@@ -420,9 +420,5 @@ def _tighter(choice: Choice, part: float) -> Option:
     return Option(option.question, (*option.sides[:-1], make_side(asked, "decode", offers)))
 
 
-def _leading(side: Side) -> list[object]:
-    return [_own(side.server(number)) for number in side.offers.leading(LEADING_OFFERS)]
-
-
-def _own(server: object) -> object:
-    return server.kind if isinstance(server, Stretched) else server
+def _leading(side: Side) -> list[Server]:
+    return [on_own_clock(side.server(number)) for number in side.offers.leading(LEADING_OFFERS)]

@@ -227,23 +227,19 @@ def lasting(found: Found) -> Found:
     its rate lowered, and the gap tells by how much; for an asked rate see ``_with_room``. If there is none, or several
     models share devices, plans stay as they are, with their intervals; so do the quickest, whose time is the bound.
     """
-    if found.separate.fleet.goal.timed:
+    fleet = found.separate.fleet
+    if fleet.goal.timed or not found.plans:
         return found
+    if fleet.single and fleet.goal.maximised:
+        (best,) = found.plans
+        told = long_run(best)
+        gap = (1 + found.gap) * best.requests_per_second / told.requests_per_second - 1
+        return replace(found, plans=(told,), gap=gap)
     played = tuple(_replayed(plan) for plan in found.plans)
-    late = [plan for plan in played if plan.played and _lateness(plan) > 1]
-    if not late:
+    if all(plan.played is None or _lateness(plan) <= 1 for plan in played):
         return replace(found, plans=played)
-    if not found.separate.fleet.single:
-        return found
-    (best,), (slower,) = found.plans, late
-    if not best.question.goal.maximised:
-        roomy = _with_room(found, _replayed)
-        return roomy if roomy.plans else found
-    lowered = _lowered(best, slower)
-    if lowered is None:
-        return found
-    gap = (1 + found.gap) * best.requests_per_second / lowered.requests_per_second - 1
-    return replace(found, plans=(lowered,), gap=gap)
+    roomy = _with_room(found, _replayed) if fleet.single else found
+    return roomy if roomy.plans else found
 
 
 def long_run(plan: Plan) -> Plan:
