@@ -1,6 +1,6 @@
 """Step costs as they stand in a manifest: the mirror of ``terms.StepCost`` with every number checked."""
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -50,23 +50,16 @@ Rate = Annotated[float, Field(ge=1e-30, le=1e30)]
 Result = Annotated[float, Field(ge=0)]  # what is computed from amounts and rates, and may lie past their bounds
 Share = Annotated[float, Field(ge=0, le=1)]
 LinearForm = Annotated[dict[Variable, Amount], Field(max_length=len(VARIABLES))]
-Protocols = Annotated[list[tuple[Amount, Rate]], Field(min_length=1, max_length=16)]
+Protocols = Annotated[tuple[tuple[Amount, Rate], ...], Field(min_length=1, max_length=16)]
 
 
 class _Mirror(Strict):
-    """The manifest's form of a term; every field but ``kind`` is the term's, lists are its tuples."""
-
-    @classmethod
-    def from_term(cls, term: Term) -> Self:
-        """Return the manifest's form of ``term``."""
-        fields = {field: getattr(term, field) for field in cls.model_fields if field != "kind"}
-        return cls.model_validate({name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()})
+    """The manifest's form of a term; every field but ``kind`` is the term's."""
 
     def to_term(self) -> Any:
         """Return the term that ``stepcost.evaluate`` takes."""
-        fields = {field: getattr(self, field) for field in type(self).model_fields if field != "kind"}
         made: Any = next(term for term, model in _MODELS.items() if model is type(self))
-        return made(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+        return made(**{name: value for name, value in self if name != "kind"})
 
 
 class ComputeTermModel(_Mirror):
@@ -108,7 +101,7 @@ class CurveTermModel(_Mirror):
     name: Name
     stage: Stage
     load: LinearForm
-    seconds: Annotated[list[Rate], Field(min_length=2, max_length=64)]
+    seconds: Annotated[tuple[Rate, ...], Field(min_length=2, max_length=64)]
     flops: LinearForm
     flops_per_second: Rate
     bytes: LinearForm
@@ -164,22 +157,13 @@ class StepCostModel(Strict):
     @classmethod
     def from_step_cost(cls, cost: StepCost) -> "StepCostModel":
         """Return the manifest's form of ``cost``, whose fields must be numbers, not arrays."""
-        fields = {field: getattr(cost, field) for field in StepCost.__dataclass_fields__}
-        fields |= {
-            **{group: [_MODELS[type(term)].from_term(term) for term in getattr(cost, group)] for group in TERM_GROUPS},
-            "slots_per_rank": float(cost.slots_per_rank),
-            "balance": float(cost.balance),
-            "sampling_deviations": float(cost.sampling_deviations),
-            "loading_seconds": float(cost.loading_seconds),
-            "pipeline_hop": CommunicationTermModel.from_term(cost.pipeline_hop) if cost.pipeline_hop else None,
-        }
-        return cls.model_validate(fields)
+        fields: dict[str, Any] = {field: getattr(cost, field) for field in cls.model_fields}
+        for group in TERM_GROUPS:
+            fields[group] = [_MODELS[type(term)].model_validate(term, from_attributes=True) for term in fields[group]]
+        return cls.model_validate(fields, from_attributes=True)
 
     def to_step_cost(self) -> StepCost:
         """Return the step cost that ``stepcost.evaluate`` takes; floats are those of the file, bit for bit."""
-        fields = {field: getattr(self, field) for field in StepCost.__dataclass_fields__}
-        fields |= {
-            **{group: tuple(term.to_term() for term in getattr(self, group)) for group in TERM_GROUPS},
-            "pipeline_hop": self.pipeline_hop.to_term() if self.pipeline_hop else None,
-        }
-        return StepCost(**fields)
+        fields = dict(self)
+        fields |= {group: tuple(term.to_term() for term in fields[group]) for group in TERM_GROUPS}
+        return StepCost(**fields | {"pipeline_hop": self.pipeline_hop.to_term() if self.pipeline_hop else None})

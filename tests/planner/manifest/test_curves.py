@@ -38,7 +38,7 @@ def test_a_term_counts_its_load_and_its_work():
 
 def test_a_manifest_carries_a_curve_bit_for_bit():
     """There and back."""
-    assert CurveTermModel.from_term(TERM).to_term() == TERM
+    assert CurveTermModel.model_validate(TERM, from_attributes=True).to_term() == TERM
 
 
 def causal(chunk: int, past: int) -> float:
