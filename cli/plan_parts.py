@@ -17,13 +17,13 @@ from ground.units import (
     format_rate,
     format_si,
 )
+from planner.changeover.growth import Month
 from planner.instances.reachable import REFERENCE
 from planner.plans.day import Seen, busy_share, mean_rate, peak_rate
 from planner.plans.plan import Plan
 from planner.plans.quantised import needs_of
 from planner.question import Question, Role
 from planner.search.answer import Answer
-from planner.search.growth import Month
 from podplan.day import roles_of, span_text
 from podplan.plan_data import POOL, own_cuts, pools_text, total_cost
 from podplan.result import Cell, Row

@@ -17,6 +17,7 @@ from ground.units import (
     format_rate,
     format_si,
 )
+from planner.checks.jobs import Job, confidence_in_time, job_seconds, seconds_with
 from planner.instances.kv_links import LinkState
 from planner.plans.aggregated import AggregatedPlan, PlannedAggregated
 from planner.plans.day import over_the_day
@@ -28,7 +29,6 @@ from planner.plans.servers import spare_instances
 from planner.plans.worked import expert_devices_lines, short_form
 from planner.question import Question, Queueing
 from planner.search.answer import Answer
-from planner.search.jobs import Job, confidence_in_time, job_seconds, seconds_with
 from planner.serving.capacity import LEVEL
 from planner.serving.played import Played
 from podplan.assumptions import assumptions

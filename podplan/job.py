@@ -16,13 +16,13 @@ from ground.units import (
     parse_count,
     parse_duration,
 )
+from planner.checks.jobs import Job, job_seconds
 from planner.plans.plan import Plan
 from planner.question import Question
 from planner.search.answer import Answer, Change
 from planner.search.changes.nearest import size_change
 from planner.search.changes.refusal import answered
 from planner.search.changes.shortage import with_changes
-from planner.search.jobs import Job, job_seconds
 from planner.search.search import search
 from podplan.options import QuestionFlags
 

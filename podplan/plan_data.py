@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from ground.units import HOUR_SECONDS, MONTH_SECONDS
+from planner.changeover.growth import Month
+from planner.checks.jobs import Job
 from planner.closed_forms.mixserve import stream_tokens_per_second
 from planner.costs.cache import pool_rate
 from planner.costs.memory import Memory
@@ -18,8 +20,6 @@ from planner.plans.servers import spare_instances
 from planner.programme.proof import Bound
 from planner.question import Queueing, Role
 from planner.search.answer import Answer
-from planner.search.growth import Month
-from planner.search.jobs import Job
 from planner.strategy import format_strategy
 from podplan.day import clock_text, latency_json
 from podplan.question import Asked

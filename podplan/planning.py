@@ -11,6 +11,8 @@ import numpy as np
 from ground.errors import BadInput, Infeasible
 from ground.units import carried_rate, counted, format_duration
 from ground.workers import Executor, spread
+from planner.changeover.growth import Month, by_month
+from planner.checks.jobs import job_seconds
 from planner.checks.margins import Sureness, sureness
 from planner.checks.on_trace import OnTrace, search_on_trace
 from planner.plans.day import over_the_day
@@ -18,8 +20,6 @@ from planner.plans.plan import Plan
 from planner.programme.proof import Bound
 from planner.search.answer import Answer
 from planner.search.changes.refusal import answered
-from planner.search.growth import Month, by_month
-from planner.search.jobs import job_seconds
 from planner.search.pareto import MOST_LEVELS, wide_front
 from planner.search.search import Aside, at_need, search
 from planner.workload import TraceRows

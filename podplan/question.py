@@ -15,6 +15,7 @@ from ground.errors import BadInput
 from ground.units import counted, parse_count
 from models.loader import load_model
 from models.spec import ModelSpec
+from planner.checks.jobs import Job
 from planner.costs.cache import find_plane
 from planner.engines.loader import Needs, accelerator_of, load_engine
 from planner.engines.spec import ShapeName
@@ -27,7 +28,6 @@ from planner.plans.day import Window
 from planner.plans.quantised import alternatives, check_some, combinations
 from planner.question import Encode, Machines, Pin, Question, Queueing, Role, Shape
 from planner.search.gather import not_aggregated
-from planner.search.jobs import Job
 from planner.serving.tables import LARGEST_BATCH
 from planner.strategy import Strategy, check_strategy, format_strategy, parse_strategy
 from podplan import readers

@@ -40,8 +40,8 @@ from planner.offers.prefill_offers import PrefillTables, prefill_offers, prefill
 from planner.offers.slower import Slower
 from planner.programme.columns import Side
 from planner.programme.programme import Programme
+from planner.programme.spread import part_of_nodes, spread_apart
 from planner.question import Machines, Question
-from planner.search.spread import part_of_nodes, spread_apart
 
 _Key = tuple[Hashable, ...]
 

@@ -8,7 +8,7 @@ import pytest
 import podplan
 from cli import main
 from ground.errors import ExitCode
-from planner.search.jobs import Job, confidence_in_time, job_seconds, last_seconds, seconds_with
+from planner.checks.jobs import Job, confidence_in_time, job_seconds, last_seconds, seconds_with
 from podplan.job import read_job
 from podplan.options import QuestionFlags
 from tests.shell import printed

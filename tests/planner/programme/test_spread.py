@@ -13,8 +13,8 @@ from planner.plans.assemble import assemble
 from planner.plans.plan import Plan
 from planner.plans.servers import server_of
 from planner.programme.columns import Side
+from planner.programme.spread import spread_apart
 from planner.search.search import search
-from planner.search.spread import spread_apart
 from tests.planner.programme.offers import Offer, offers_of
 from tests.questions import machines, small_question
 
