@@ -4,6 +4,7 @@ from functools import cache
 from typing import Any
 
 from hardware.loader import load_hardware
+from hardware.spec import Dtype
 from models.loader import load_model
 from planner.costs.deployment import default_weights
 from planner.plans.plan import Plan
@@ -17,12 +18,11 @@ from planner.search.ways import Rows, gather_fleet
 from planner.workload import Lengths, Workload
 
 
-def machines(model: str, hardware: str, devices: int) -> Machines:
-    """Return so many devices of the catalogue's hardware, with the model's default weights."""
+def machines(model: str, hardware: str, devices: int, weights: Dtype | None = None) -> Machines:
+    """Return so many devices of the catalogue's hardware, with the model's default weights unless others are given."""
     spec = load_hardware(hardware)
-    return Machines(
-        hardware=spec, devices=devices, weights=default_weights(spec, load_model(model)), budget=f"{hardware} pool"
-    )
+    weights = weights or default_weights(spec, load_model(model))
+    return Machines(hardware=spec, devices=devices, weights=weights, budget=f"{hardware} pool")
 
 
 @cache
@@ -33,10 +33,11 @@ def small_question(
     decode: tuple[str, int] | None = None,
     lengths: tuple[float, float] = (1024.0, 128.0),
     squared_cv: float = 0.0,
+    weights: Dtype | None = None,
     **fields: Any,
 ) -> Question:
     """Return a question on a few devices; ``decode`` is (hardware, devices) where that role has its own."""
-    prefill = machines(model, hardware, devices)
+    prefill = machines(model, hardware, devices, weights)
     prompt, answer = lengths
     return Question(
         model=load_model(model),

@@ -8,13 +8,12 @@ import pytest
 from hardware import engines
 from hardware.engines import with_engine
 from hardware.loader import load_hardware
-from models.loader import load_model
-from planner.costs.deployment import Deployment
 from planner.costs.expert_operators import curve_of, expert_terms, measured_experts, products, routed_terms
 from planner.costs.roofline import Roofline
 from planner.manifest.terms import timing
 from planner.strategy import parse_strategy
 from scripts.fit_held_out import experts, residuals, without
+from tests.instances import instance
 
 
 @pytest.mark.parametrize(
@@ -103,15 +102,7 @@ def test_a_borrower_routes_within_the_kernel_that_it_is_lent():
 )
 def test_the_shared_expert_starts_with_the_routed_ones_where_one_kernel_computes_both(engine, layout, fused):
     """SGLang's Triton kernel does, unless experts are spread over ranks."""
-    strategy = parse_strategy(layout)
-    hardware = with_engine(load_hardware("h200"), engine)
-    own = Deployment(
-        model=load_model("deepseek-r1"),
-        hardware=hardware,
-        strategy=strategy,
-        phase="decode",
-        weights="fp8",
-        engine=engine,
-    )
+    own = instance("deepseek-r1", "h200", "decode", "fp8", strategy=parse_strategy(layout), engine=engine)
+    own = replace(own, hardware=with_engine(own.hardware, engine))
     shared = [term for term in expert_terms(own) if term.stage == "shared"]
     assert shared and all((term.floor_seconds == 0) == fused for term in shared)  # type: ignore[union-attr]

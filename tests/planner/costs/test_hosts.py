@@ -7,6 +7,7 @@ import pytest
 
 from ground.errors import BadInput
 from hardware.loader import load_hardware
+from hardware.spec import Dtype
 from models.loader import load_model
 from planner.balance.imbalance import Balance
 from planner.costs.deployment import Deployment, Host, Phase
@@ -16,19 +17,13 @@ from planner.engines.behaviour import REQUEST_SECONDS, HostCosts, host_costs
 from planner.manifest.stepcost import evaluate, launches
 from planner.manifest.terms import StepLoad
 from planner.strategy import parse_strategy
+from tests.instances import instance
 
 
 def deployment(model: str, strategy: str, host: Host, phase: Phase = "decode") -> Deployment:
     """Return an instance on cm384 in INT8 or BF16."""
-    spec = load_model(model)
-    return Deployment(
-        model=spec,
-        hardware=load_hardware("cm384"),
-        strategy=parse_strategy(strategy),
-        phase=phase,
-        weights="int8" if spec.moe else "bf16",
-        host=host,
-    )
+    weights: Dtype = "int8" if load_model(model).moe else "bf16"
+    return instance(model, "cm384", phase, weights, strategy=parse_strategy(strategy), host=host)
 
 
 def step_seconds(own: Deployment) -> float:

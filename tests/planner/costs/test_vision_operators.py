@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 
 import podplan
-from hardware.loader import load_hardware
 from models.loader import load_model
 from models.parameters import Seen, pictures_of
 from planner.balance.imbalance import Balance
@@ -14,7 +13,7 @@ from planner.costs.latency import balanced_cost, encoder_term
 from planner.costs.memory import weight_bytes
 from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad, timing, variables
-from planner.strategy import Strategy
+from tests.instances import instance
 
 MODEL = load_model("qwen2.5-vl-7b-instruct")
 PERFECT = Balance(kind="perfect")
@@ -24,10 +23,7 @@ def deployment(*, pictures: int = 1, tp: int = 1, phase: str = "prefill") -> Dep
     """Return a deployment on H800 whose prompts of 1,024 tokens of text see pictures of 1280 x 720."""
     found = pictures_of(MODEL.vision, pictures, 1280, 720) if pictures else None
     seen = found and Seen(pictures=found, prompt_tokens=1024.0 + found.tokens)
-    strategy = Strategy(attention_tp=tp)
-    own = Deployment(
-        model=MODEL, hardware=load_hardware("h800"), strategy=strategy, phase="prefill", weights="bf16", seen=seen
-    )
+    own = instance(MODEL.name, "h800", "prefill", "bf16", attention_tp=tp, seen=seen)
     return dataclasses.replace(own, phase=phase)  # type: ignore[arg-type]
 
 

@@ -15,8 +15,8 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import StepLoad
 from planner.plans.quantised import alternatives
 from planner.question import Encode, Machines, Question
-from planner.strategy import Strategy
 from planner.workload import Lengths, Workload
+from tests.instances import instance
 
 MODEL = load_model("qwen2.5-vl-7b-instruct")
 H800 = load_hardware("h800")
@@ -43,15 +43,8 @@ def question(encode: Encode = "separate", engine: str = "reference") -> Question
 
 def deployment(encoding: Encoding, prompt_tokens: float) -> Deployment:
     """Return one H800 that takes prompts with the two pictures."""
-    pictures = question().workload.pictures
-    return Deployment(
-        model=MODEL,
-        hardware=H800,
-        strategy=Strategy(),
-        phase="prefill",
-        weights="bf16",
-        seen=Seen(pictures=pictures, prompt_tokens=prompt_tokens, encoding=encoding),
-    )
+    seen = Seen(pictures=question().workload.pictures, prompt_tokens=prompt_tokens, encoding=encoding)
+    return instance(MODEL.name, H800.name, "prefill", "bf16", seen=seen)
 
 
 def seconds(own: Deployment, tokens: float) -> float:

@@ -23,7 +23,7 @@ from tests.instances import cloudmatrix_decode
 from tests.plans import small_manifest, small_plan
 
 DEPLOY = Path(__file__).parents[3] / "examples" / "deploy"
-DEEPSEEK = {"model": "deepseek-r1", "devices": 128, "drafts": 1}
+DEEPSEEK = {"model": "deepseek-r1", "devices": 128, "drafts": (1,)}
 
 
 def test_the_same_plan_gives_the_same_bytes_and_reading_gives_it_back() -> None:
@@ -94,7 +94,7 @@ def one_request(plan: Plan, pool: Pool, **fields: float) -> Prediction:
 
 def test_one_request_at_a_time_takes_what_predict_says() -> None:
     """TTFT is the pass of a single prompt, and each further token an iteration with one request: no queue, no batch."""
-    plan, manifest = small_plan(output_tokens=4.0), small_manifest(output_tokens=4.0)
+    plan, manifest = small_plan(lengths=(1024.0, 4.0)), small_manifest(lengths=(1024.0, 4.0))
     prefill, decode = manifest.pools
     result = simulate(manifest, closed_loop(manifest.workload, 1, 3))
     tokens = float(prefill.limits.tokens_per_device)

@@ -5,24 +5,16 @@ import pytest
 from hardware.loader import load_hardware
 from models.loader import load_model
 from planner.plans.papers import matching, published_deployments
-from planner.question import Machines, Question
+from planner.question import Question
 from planner.search.search import search
 from planner.strategy import check_strategy
-from planner.workload import Lengths, Workload
-from tests.questions import small_answer
+from tests.questions import small_answer, small_question
 
 
 def cloudmatrix(output_tokens: float) -> Question:
     """Return DeepSeek-R1 on 256 NPUs, 4,096-token prompts, 8 s to the first token (CloudMatrix384 section 5.1)."""
-    machines = Machines(hardware=load_hardware("cm384"), devices=512, weights="int8", budget="cm384")
-    return Question(
-        model=load_model("deepseek-r1"),
-        prefill=machines,
-        decode=machines,
-        workload=Workload(input_tokens=Lengths(mean=4096), output_tokens=Lengths(mean=output_tokens)),
-        ttft_seconds=8.0,
-        tpot_seconds=0.05,
-        drafts=(1,),
+    return small_question(
+        "deepseek-r1", "cm384", 512, lengths=(4096, output_tokens), ttft_seconds=8.0, drafts=(1,), shape="auto"
     )
 
 
