@@ -67,7 +67,13 @@ def command(
         ">its error": lambda each: f"{each.after[each.rows.index(each.worst)]:+.1%}",
     }
     Screen().grid(families, columns)
-    Screen().lines(*_summary(entry, families, out))
+    rows = sum(len(family.rows) for family in families)
+    Screen().lines(
+        f"{rows} measured times, {len(families)} fits over {entry.name}; errors are fitted / measured - 1.",
+        f"Written to {out}; use it as --hw {out}."
+        if out
+        else "Nothing was written; --out FILE.yaml writes the overlay that --hw takes.",
+    )
 
 
 def _name(given: str | None, entry: HardwareSpec) -> str:
@@ -76,14 +82,6 @@ def _name(given: str | None, entry: HardwareSpec) -> str:
     if not given.strip() or len(given) > 60:
         raise BadInput("--name: must have 1 to 60 characters")
     return given.strip().lower()
-
-
-def _summary(entry: HardwareSpec, families: Sequence[Calibrated], out: Path | None) -> list[str]:
-    rows = sum(len(family.rows) for family in families)
-    lines = [f"{rows} measured times, {len(families)} fits over {entry.name}; errors are fitted / measured - 1."]
-    if out is None:
-        return [*lines, "Nothing was written; --out FILE.yaml writes the overlay that --hw takes."]
-    return [*lines, f"Written to {out}; use it as --hw {out}."]
 
 
 def as_json(entry: HardwareSpec, families: Sequence[Calibrated], out: Path | None) -> dict[str, object]:

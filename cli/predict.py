@@ -9,7 +9,6 @@ from ground.units import format_bytes, format_count, format_duration, format_si
 from planner.costs.extrapolation import Extrapolated
 from planner.costs.interval import Interval
 from planner.costs.memory import Memory
-from planner.costs.predict import Prediction
 from podplan.options import PredictFlags, flag, flag_name
 from podplan.plan_data import MEMORY_KINDS
 from podplan.planning import FILES
@@ -81,7 +80,9 @@ def _headlines(found: PredictResult) -> list[str]:
     if answer.ttft_seconds is not None:
         lines.append(_line("TTFT", with_margin(answer.ttft_seconds, about_ttft)))
     unit = "prompt" if asked.phase == "prefill" else "output"
-    rates = [f"{format_count(answer.tokens_per_second / by)} per {what}" for by, what in _shares(answer)]
+    shares: dict[str, float] = {"chip": answer.chips} if answer.chips != answer.devices else {}
+    shares |= {"device": answer.devices, "instance": 1}
+    rates = [f"{format_count(answer.tokens_per_second / by)} per {what}" for what, by in shares.items()]
     lines.append(_line("throughput", f"{', '.join(rates)} ({unit} tokens/s)"))
     if asked.phase == "prefill" and asked.prefix_reuse and answer.computed_tokens_per_second is not None:
         computed = format_count(answer.computed_tokens_per_second / answer.chips)
@@ -126,11 +127,6 @@ def _outside(rows: Sequence[Extrapolated]) -> str:
 
 def _line(name: str, text: str) -> str:
     return f"{name:<12} {text}" if len(name) >= 12 else f"{name:<12}{text}"
-
-
-def _shares(answer: Prediction) -> Sequence[tuple[float, str]]:
-    chips = ((answer.chips, "chip"),) if answer.chips != answer.devices else ()
-    return (*chips, (answer.devices, "device"), (1, "instance"))
 
 
 def _fit(memory: Memory) -> str:

@@ -150,7 +150,7 @@ def read_roles(
 def _setup(manifest: Manifest, pool: Pool) -> Setup:
     """Return a pool in plain values."""
     model = manifest.model.spec
-    strategy = Strategy(**{name: getattr(pool.degrees, name) for name in type(pool.degrees).model_fields})
+    strategy = Strategy(**dict(pool.degrees))
     mapping, experts = pool.expert_map, model.moe.experts if model.moe and pool.role != "encode" else 0
     slots = {len(entry.slots) for entry in mapping.placements} if mapping else {0}
     if len(slots) > 1:

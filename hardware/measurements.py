@@ -190,12 +190,9 @@ class Timer:
         """Return the median seconds of one call."""
         kernel()
         self.synchronise()
-        repeats = self._repeats(kernel)
-        return statistics.median(self._once(kernel, repeats) for _ in range(self.runs))
-
-    def _repeats(self, kernel: Kernel) -> int:
         alone = max(self._once(kernel, 1), 1e-7)
-        return max(1, min(1000, round(self.least_seconds / alone)))
+        repeats = max(1, min(1000, round(self.least_seconds / alone)))
+        return statistics.median(self._once(kernel, repeats) for _ in range(self.runs))
 
     def _once(self, kernel: Kernel, repeats: int) -> float:
         self.synchronise()

@@ -216,10 +216,7 @@ class AggregatedServer:
     like: "AggregatedServer | None" = None  # an equal instance with another budget, whose step table is shared
     count: Count | None = None  # plays are added to it
 
-    @property
-    def independent(self) -> bool:
-        """False: arrivals dealt in turn are more even the more instances there are."""
-        return False
+    independent = False  # arrivals dealt in turn are more even the more instances there are
 
     @cached_property
     def times(self) -> TableArrays:

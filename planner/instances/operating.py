@@ -133,10 +133,7 @@ class PrefillServer:
     )
     """TTFT by rate of one instance, number of instances and requests of the stream."""
 
-    @property
-    def independent(self) -> bool:
-        """No: arrivals that are dealt out in turn are the more even the more instances take them."""
-        return False
+    independent = False  # arrivals dealt in turn are more even the more instances there are
 
     @cached_property
     def cost(self) -> StepCost:

@@ -70,10 +70,7 @@ class AggregatedKind:
     _likely: dict[int, tuple[float, Iterable[AggregatedServer]]] = field(default_factory=dict)
     """By instances: the capacity of one on few requests, and the servers that have nearly that, the best first."""
 
-    @property
-    def independent(self) -> bool:
-        """False: arrivals dealt in turn are more even the more instances there are."""
-        return False
+    independent = False  # arrivals dealt in turn are more even the more instances there are
 
     @cached_property
     def servers(self) -> tuple[AggregatedServer, ...]:

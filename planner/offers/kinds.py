@@ -93,10 +93,7 @@ class PrefillKind:
     _best: dict[int, tuple[float, int]] = field(default_factory=dict)
     """By instances: the capacity of the pool and the index of its budget."""
 
-    @property
-    def independent(self) -> bool:
-        """False: arrivals dealt in turn are more even the more instances there are."""
-        return False
+    independent = False  # arrivals dealt in turn are more even the more instances there are
 
     @cached_property
     def budgets(self) -> Budgets:

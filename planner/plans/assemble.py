@@ -78,7 +78,7 @@ def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], see
     question, candidate, machines = pool.question, pool.candidate, pool.machines
     model, deployment, strategy = question.model, candidate.deployment, candidate.row.strategy
     tower = model.vision if isinstance(pool, PlannedEncode) else None
-    degrees = Degrees(**{name: getattr(strategy, name) for name in Degrees.model_fields})
+    degrees = Degrees(**strategy._asdict())
     memory = pool.memory
     capacity = kv_capacity_tokens(deployment, memory)
     return Pool(

@@ -329,11 +329,6 @@ def decoding_of(pool: Pool, workload: Workload) -> Decoding:
     )
 
 
-def filled_alike(manifest: Manifest, instances: int) -> int:
-    """Return how many decode instances share one balanced queue: all, or 1 where requests are dealt in turn."""
-    return 1 if manifest.routing.decode == "round_robin" else instances
-
-
 def decode_behind(
     manifest: Manifest, pools: tuple[Pool, Pool], workload: Workload
 ) -> Callable[..., tuple[LinkState | None, DecodeState | None]]:
@@ -362,7 +357,8 @@ def decode_behind(
             return crossed, DecodeState.idle(rate_per_second)
         if handover is not None:
             return crossed, handover.state(rate_per_second, instances, requests)
-        return crossed, queue.after(crossed.seconds).state(rate_per_second, filled_alike(manifest, instances))
+        alike = 1 if manifest.routing.decode == "round_robin" else instances  # that share one balanced queue
+        return crossed, queue.after(crossed.seconds).state(rate_per_second, alike)
 
     return behind
 

@@ -31,7 +31,7 @@ def expert_map(model: ModelSpec, ranks: int, redundant: int, seed: int) -> Exper
 def _pool(model: ModelSpec, hardware: str, role: str, asked: dict[str, Any]) -> dict[str, Any]:
     spec = load_hardware(hardware)
     strategy: Strategy = asked.get("degrees") or parse_strategy(asked["strategy"], moe=model.moe is not None)
-    degrees = Degrees(**{name: getattr(strategy, name) for name in Degrees.model_fields})
+    degrees = Degrees(**strategy._asdict())
     drafts, redundant = asked.get("drafts", 0), asked.get("redundant", 0)
     mapping = expert_map(model, degrees.moe_ep, redundant, asked.get("seed", 0)) if model.moe else None
     capacity, per_node = spec.device.memory_bytes.value, int(spec.devices_per_node.value)

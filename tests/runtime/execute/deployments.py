@@ -52,7 +52,7 @@ def pool(  # noqa: PLR0913
 ) -> dict[str, Any]:
     """Return the fields of a pool of one instance."""
     parsed = parse_strategy(strategy, moe=model.moe is not None) if isinstance(strategy, str) else strategy
-    degrees = Degrees(**{name: getattr(parsed, name) for name in Degrees.model_fields})
+    degrees = Degrees(**parsed._asdict())
     mapping = expert_map(model, degrees.moe_ep, redundant, dedicated)
     nodes = list(range(first_node, first_node + -(-degrees.devices // 8)))
     fields = {
