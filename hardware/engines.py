@@ -40,8 +40,8 @@ from hardware.spec import (
 
 OPERATORS = Path(__file__).parent / "operators"
 SOURCE = "https://github.com/ai-dynamo/aiconfigurator (aiconfigurator-core 0.12.0)"
-TWINS = {"h800": "h100"}  # machines with the same cores and memory as a measured one
-KIN = {"h20": "h200", "h20-3e": "h200"}
+TWINS = {"h800": "h100", "h20-3e": "h20"}  # machines with the same cores as a measured one
+KIN = {"h20": "h200"}
 """Machines that run the kernels of a measured one at rates of their own (fitted on theirs, without an engine)."""
 ROUTED = ("monolithic", "sglang_flashinfer_trtllm", "sglang_mxfp4_flashinfer_trtllm")
 """Words of kernels that choose the experts themselves, from the router's logits."""

@@ -78,11 +78,11 @@ def mla_terms(deployment: Deployment, mla: MLA) -> list[Term]:
     if strategy.staged:
         terms += staged_exchanges(deployment, mla)
     if mla.indexer is not None or deployment.phase != "prefill":
-        terms.append(k_absorb(deployment, mla, heads))
+        terms.append(absorb(deployment, mla, heads, "k_absorb"))
     if deployment.phase == "decode":
         terms = fused_prologue(deployment, terms)
     if mla.indexer is not None:
-        terms += [*sparse_terms(deployment, mla, mla.indexer, heads), v_absorb(deployment, mla, heads)]
+        terms += [*sparse_terms(deployment, mla, mla.indexer, heads), absorb(deployment, mla, heads, "v_absorb")]
         short = deployment.phase != "decode" and dense_when_short(deployment)
         terms += unabsorbed_terms(deployment, mla, heads, "_short") if short else []
     else:
@@ -169,7 +169,7 @@ def absorbed_terms(deployment: Deployment, mla: MLA, heads: Number) -> list[Term
         roofline.attention(
             "attention", fit, {"kv": queries}, per_pair, {"decode": 1.0}, read, latent, dtype=multiplied
         ),
-        v_absorb(deployment, mla, heads),
+        absorb(deployment, mla, heads, "v_absorb"),
     ]
 
 
@@ -199,18 +199,11 @@ def absorbed_rows(deployment: Deployment, mla: MLA, heads: Number) -> Form:
     return {"decode": heads, "chunk_chosen": heads}
 
 
-def v_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
-    """W_uv moved behind attention: kv_lora -> value per head."""
-    rows, roofline = absorbed_rows(deployment, mla, heads), Roofline.of(deployment)
-    return batched_matmul(roofline, "v_absorb", rows, float(mla.v_head_dim), float(mla.kv_lora_rank), heads)
-
-
-def k_absorb(deployment: Deployment, mla: MLA, heads: Number) -> ComputeTerm:
-    """W_uk moved to the query side: nope -> kv_lora per head."""
-    rows = absorbed_rows(deployment, mla, heads)
-    return batched_matmul(
-        Roofline.of(deployment), "k_absorb", rows, float(mla.kv_lora_rank), float(mla.qk_nope_head_dim), heads
-    )
+def absorb(deployment: Deployment, mla: MLA, heads: Number, name: str) -> ComputeTerm:
+    """A half of W_kv_b, moved to the query side (``k_absorb``: nope -> kv_lora per head) or behind attention."""
+    rows, latent = absorbed_rows(deployment, mla, heads), mla.kv_lora_rank
+    columns, depth = (latent, mla.qk_nope_head_dim) if name == "k_absorb" else (mla.v_head_dim, latent)
+    return batched_matmul(Roofline.of(deployment), name, rows, float(columns), float(depth), heads)
 
 
 def fused_prologue(deployment: Deployment, terms: list[Term]) -> list[Term]:

@@ -4,10 +4,12 @@ Expert weights are read only for experts that are hit ("hit"); a device sends it
 group's tokens, and the busiest rank's copies ("routed") decide the transfer.
 """
 
+import math
 from typing import Literal
 
 import numpy as np
 
+from ground.arrays import Floats
 from hardware.engines import ExpertCurves, Shape as ExpertShape, expert_curves, held_out, measured_as
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES
 from hardware.spec import Dtype
@@ -151,22 +153,22 @@ def curve_of(deployment: Deployment, curves: ExpertCurves, ranks: Number) -> tup
     """Return the seconds of the model's experts on one of ``ranks`` at 1, 2, 4, ... tokens.
 
     For experts like those that were measured: what the products of a roofline take for these, times what the measured
-    ones take over their own products, the geometric mean of the nearest shapes. 7,823 curves of shapes left out one at
-    a time are met so within 8 % in the median, 14 % in the mean, and without bias (by the nearest alone within 8 and 17
-    %); the roofline alone is 27 and 31 % off, and 38 % too quick from 1,024 tokens.
+    ones take over their own products with as many rows for each expert, the geometric mean of the nearest shapes. 7,810
+    curves of shapes left out one at a time are met so within 7 % in the median, 13 % in the mean, and without bias (at
+    as many tokens within 8 and 14 %); the roofline alone is 27 and 31 % off, and 38 % too quick from 1,024 tokens.
     """
-    tp = deployment.strategy.moe_tp
+    tp, own = deployment.strategy.moe_tp, shape_of(deployment)
     near = [
         (share, each, (smaller(tp, float(max(each.tensor))), smaller(ranks, float(max(each.expert)))))
         for share, each in curves.alike or ((1.0, curves),)
     ]
     held = near[0][2]
-    if curves.shape == shape_of(deployment) and np.all(held[0] == tp) and np.all(held[1] == ranks):
+    if curves.shape == own and np.all(held[0] == tp) and np.all(held[1] == ranks):
         return curves.seconds(*held)
-    roofline = Roofline.of(deployment)
-    tokens = 2.0 ** np.arange(len(curves.tensor[1])).reshape(-1, *[1] * max(np.ndim(tp), np.ndim(ranks)))
+    roofline, points = Roofline.of(deployment), np.arange(len(curves.tensor[1]))
+    tokens = 2.0 ** points[:, None]  # [points, instances]
 
-    def logarithm(sizes: ExpertShape, tp: Number, ranks: Number) -> Number:
+    def logarithm(sizes: ExpertShape, tp: Number, ranks: Number) -> Floats:
         chosen, experts = sizes[2:]
         missed = np.log1p(-min(chosen / experts, 1.0 - 1e-12))
         values: dict[str, Number] = {
@@ -175,13 +177,16 @@ def curve_of(deployment: Deployment, curves: ExpertCurves, ranks: Number) -> tup
             "hit": np.asarray(-experts / ranks * np.expm1(tokens * missed)),
         }
         terms = products(roofline, sizes, tp, deployment.weights, {"routed": 1.0})
-        return np.log(sum((timing(term, values).seconds() for term in terms), start=np.zeros(1)))
+        return np.asarray(np.log(sum((timing(term, values).seconds() for term in terms), start=np.zeros(1))))
 
-    found = logarithm(shape_of(deployment), tp, ranks)
+    found = logarithm(own, tp, ranks)
     for share, each, held in near:
-        found = found + share * (np.log(np.asarray(each.seconds(*held))) - logarithm(each.shape, *held))
+        over = np.log(np.asarray(each.seconds(*held)).reshape(len(points), -1)) - logarithm(each.shape, *held)
+        alike = np.clip(points + math.log2(own[2] * each.shape[3] / (own[3] * each.shape[2])), 0.0, points[-1])
+        left = np.minimum(alike.astype(np.intp), points[-1] - 1)
+        found = found + share * (over[left] + (alike - left)[:, None] * (over[left + 1] - over[left]))
     seconds = np.exp(found)
-    return tuple(seconds) if seconds.ndim > 1 else tuple(seconds.tolist())
+    return tuple(seconds) if np.ndim(tp) or np.ndim(ranks) else tuple(seconds[:, 0].tolist())
 
 
 def fuses_shared(deployment: Deployment) -> bool:

@@ -219,7 +219,7 @@ def linear_attention_terms(deployment: Deployment, linear: GatedDeltaNet) -> lis
     inner, value = (2 * linear.key_width + linear.value_width) / tp, linear.value_width / tp
     # q, k, v, the output gate z, and per value head the decay and the step size.
     columns = inner + value + 2 * linear.value_heads / tp
-    convolved = combine(TOKENS, inner * 4.0, {"decode": 1.0}, 2.0 * linear.convolution_bytes / tp / queries(deployment))
+    convolved = combine(TOKENS, inner * 4.0, {"decode": 1.0}, 2.0 * linear.convolution_bytes / tp / deployment.queries)
     terms = [
         roofline.norm("linear_norm", "attention", TOKENS, hidden),
         *roofline.quantise("linear_quantise", "attention", scale(TOKENS, hidden), dtype),
@@ -244,11 +244,6 @@ def linear_attention_terms(deployment: Deployment, linear: GatedDeltaNet) -> lis
     return in_some_layers(terms, linear.layers / deployment.model.layers)
 
 
-def queries(deployment: Deployment) -> Number:
-    """Query tokens of a running request in one step."""
-    return 1.0 * deployment.queries
-
-
 def recurrence(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> ComputeTerm:
     """One step per query token of running requests: the state is read once and written after every token.
 
@@ -257,7 +252,7 @@ def recurrence(deployment: Deployment, linear: GatedDeltaNet, tp: Number) -> Com
     """
     state = linear.recurrent_bytes / tp
     operands = (2 * linear.key_width + 2 * linear.value_width) * 2.0 / tp
-    moved = {"decode": state * (1.0 / queries(deployment) + 1.0) + operands}
+    moved = {"decode": state * (1.0 / deployment.queries + 1.0) + operands}
     own = deployment.hardware.kernels.recurrence
     return Roofline.of(deployment).vector("recurrent_state", "attention", moved, pace=RECURRENCE_PACE, own=own)
 

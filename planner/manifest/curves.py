@@ -1,8 +1,8 @@
 """What of a step is no linear form: seconds along a measured curve, and the part of the context that is within reach.
 
 A curve is the power law between neighbouring points, which stand at loads 1, 2, 4, 8, ... Below the first point a
-kernel takes what it takes there, beyond the last one the slope of the last two goes on, and without load nothing is
-launched.
+kernel takes what it takes there, beyond the last one what the last doubling added for as many loads more, as a power
+law steeper than the load would grow without bound, and without load nothing is launched.
 
 Attention may reach only part of the context: sliding windows, chunks, the top-k of a sparse indexer. A layer of
 reach W attends to at most W keys per query, and in a window it keeps only the last W tokens. All functions of it
@@ -39,6 +39,9 @@ def at(points: Sequence[Any], load: float) -> float:
     >>> at((10.0, 10.0, 20.0), 0.5), at((10.0, 10.0, 20.0), 8.0), at((10.0, 20.0), 0.0)
     (10.0, 40.0, 0.0)
     """
+    beyond = load * 2.0 ** (1 - len(points)) - 1.0
+    if beyond > 0.0:
+        return float(points[-1] + 2.0 * beyond * max(points[-1] - points[-2], 0.0))
     if load <= 1.0:
         return float(points[0]) if load > 0.0 else 0.0
     place = math.log2(load)
@@ -58,7 +61,11 @@ def along(points: Floats, load: float | Floats) -> Floats:
     else:
         instances = np.arange(points.shape[-1])
         low, high = points[left, instances], points[left + 1, instances]
-    return np.asarray(np.exp2(low + (place - left) * (high - low)) * (load > 0.0))
+    beyond = np.maximum(load * 2.0 ** (1 - len(points)) - 1.0, 0.0)
+    seconds = np.exp2(low + np.minimum(place - left, 1.0) * (high - low))
+    if beyond.any():
+        seconds = seconds + 2.0 * beyond * np.maximum(np.exp2(high) - np.exp2(low), 0.0)
+    return np.asarray(seconds * (load > 0.0))
 
 
 def kept_tokens(tokens: Number, sequences: Number, reach: int) -> Number:

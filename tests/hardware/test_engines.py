@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ground.errors import BadInput
-from hardware.engines import OPERATORS, _curves, _lines, engine_kernels, expert_curves, with_engine
+from hardware.engines import OPERATORS, _curves, _lines, engine_kernels, expert_curves, measured_as, with_engine
 from hardware.fits import Product, matmul_seconds
 from hardware.loader import load_hardware
 from planner.costs.roofline import Roofline
@@ -64,8 +64,8 @@ def test_narrow_products_of_many_rows(machine, engine, dtype, rows, columns, mea
 def test_kernels_of_an_engine_are_listed():
     """Fits by family, and a block of experts by shape with its times; an engine that was not measured is refused."""
     kernels = {kernel.family: kernel for kernel in engine_kernels(load_hardware("h800"), "vllm")}
-    assert "floor_seconds" in kernels["gemm bf16"].told
-    assert "us" in kernels["experts fp8 7168x2048x8x256"].told
+    assert "floor_seconds" in kernels["gemm bf16"].told and "us" in kernels["experts fp8 7168x2048x8x256"].told
+    assert measured_as(load_hardware("h20-3e")) == "h20"  # and so the launch times that engines have there
     with pytest.raises(BadInput, match="measured are sglang, trtllm, vllm"):
         engine_kernels(load_hardware("h100"), "mindie")
     with pytest.raises(BadInput, match="none was measured"):

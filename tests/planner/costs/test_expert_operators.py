@@ -75,10 +75,10 @@ def test_experts_spread_over_ranks_where_they_were_measured_cut():
 
 
 def test_another_product_over_ranks_is_the_engines_own():
-    """Block-scaled FP8 experts are cut by Triton under vLLM and spread by CUTLASS: 364 us for 4,096 tokens at EP 8."""
+    """FP8 experts are cut by Triton under vLLM and spread by CUTLASS: 4,096 tokens, even 364 us at EP 8, times skew."""
     found = measured_experts(experts((4096, 1536, 8, 128), "h200", "vllm", "fp8"))
     assert "triton" in found.kernel and "cutlass" in found.kernel
-    assert found.seconds(1, 8)[12] == pytest.approx(364e-6, rel=0.02)
+    assert found.seconds(1, 8)[12] == pytest.approx(364e-6 * 1.115, rel=0.02)
 
 
 @pytest.mark.parametrize("machine", ["l40s", "rtx-pro-6000"])

@@ -13,10 +13,10 @@ TERM = CurveTerm("x", "experts", {"routed": 0.5}, POINTS, {"routed": 1e6}, 1e15,
 
 
 def test_a_curve_by_hand():
-    """Its points are met, between them lies a power law, and past the last one the last slope goes on."""
+    """Its points are met, between them lies a power law, and past the last one the last doubling's increase goes on."""
     assert [at(POINTS, load) for load in (1.0, 2.0, 4.0, 8.0)] == pytest.approx(POINTS)
     assert at(POINTS, 2**0.5) == pytest.approx((10e-6 * 12e-6) ** 0.5)
-    assert at(POINTS, 16.0) == pytest.approx(40e-6 * 40 / 24)
+    assert at(POINTS, 32.0) == pytest.approx(40e-6 + 6 * (40e-6 - 24e-6))
     assert (at(POINTS, 0.3), at(POINTS, 0.0)) == (10e-6, 0.0)
 
 
