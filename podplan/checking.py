@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ground.errors import BadInput, naming
-from ground.units import carried_rate, counted
+from ground.units import carried_rate, counted, format_rate
 from ground.workers import Workers, executor_of
 from planner.checks.check import Search, Verdict, check_deployed, check_question
 from planner.checks.deployed import Deployed, plan_on
@@ -81,16 +81,22 @@ class AskedCheck:
     headroom: float = 0.0
     where: str = ""  # file and place in it, of a question file
 
+    @property
+    def sure(self) -> tuple[float | None, float]:
+        """The confidence and the headroom that are asked for."""
+        return self.confidence, self.headroom
+
     def verdict(self, search_plan: Search) -> Verdict:
         """Return the verdict; ``search_plan`` is called where a plan must be found."""
         if self.fixed is not None:
             fixed, played = self.fixed, self.fixed.rows is not None and self.fixed.unlike is None
-            deployed, limits, rate = fixed.deployed, fixed.limits, fixed.rate_per_second * (1 + self.headroom)
-            found = check_deployed(deployed, limits, rate, confidence=self.confidence, loss=fixed.survive)
+            deployed, limits, rate, sure = fixed.deployed, fixed.limits, fixed.rate_per_second, self.sure
+            found = check_deployed(deployed, limits, rate, *sure, loss=fixed.survive)
             if not found.holds and not played:
-                most = most_within(deployed, limits, rate, fixed.survive, self.confidence) / (1 + self.headroom)
+                most = most_within(deployed, limits, rate, fixed.survive, *sure)
                 carried = f"it carries {carried_rate(most)}" if most else "it carries no rate within the limits"
-                found = replace(found, explanation=f"{found.explanation}; {carried}")
+                margins = (*found.margins, *([Margin(name="rate", limit=rate, value=most)] if most else []))
+                found = replace(found, margins=margins, explanation=f"{found.explanation}; {carried}")
             return replace(found, played=played)
         assert self.searched is not None, "a check has a question or a manifest"
         question, rows = self.searched.question, playable(self.searched)
@@ -102,12 +108,14 @@ class AskedCheck:
 
     def basis(self, verdict: Verdict) -> str:
         """Say what the figures are of."""
-        if verdict.played:
-            return "the requests of the trace themselves, played at the rate"
+        told, rate = STATIONARY, verdict.rate_per_second
         traced = self.fixed.traced if self.fixed is not None else self.searched and self.searched.trace is not None
-        if not traced or not verdict.margins:
-            return STATIONARY
-        return f"{STATIONARY} of the trace's moments, for {self._not_played()}"
+        if verdict.played:
+            told = "the requests of the trace themselves, played at the rate"
+        elif traced and verdict.margins:
+            told = f"{told} of the trace's moments, for {self._not_played()}"
+        beside = f" at {format_rate(rate * (1 + self.headroom))}, with {self.headroom:.0%} headroom" if rate else ""
+        return f"{told}{beside if self.headroom else ''}"
 
     def _not_played(self) -> str:
         """Say why a trace was not played."""
@@ -122,13 +130,13 @@ class AskedCheck:
         """Return what each window of the day sees of the deployment; none without a day or a plan."""
         if self.fixed is not None:
             fixed = self.fixed
-            return over_windows(fixed.deployed, fixed.limits, fixed.day, self.confidence) if fixed.day else []
+            return over_windows(fixed.deployed, fixed.limits, fixed.day, *self.sure) if fixed.day else []
         assert self.searched is not None, "a check has a question or a manifest"
         plan, day = verdict.plan, self.searched.day
         if plan is None or not day:
             return []
         rows = playable(self.searched) if verdict.played else None
-        return over_windows(plan_on(plan, rows), Limits.of(self.searched.question), day, self.confidence)
+        return over_windows(plan_on(plan, rows), Limits.of(self.searched.question), day, *self.sure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,21 +284,20 @@ def _verdicts(group: Sequence[tuple[int, AskedCheck]]) -> list[Found]:
 def read_entry(entry: Entry) -> AskedCheck:
     """Return what a question asks; BadInput names the place in the file, and the key or flag."""
     with naming(entry.where):
-        confidence = read_confidence(entry.get("confidence"))
+        asked = AskedCheck(
+            name=entry.name,
+            confidence=read_confidence(entry.get("confidence")),
+            headroom=read_headroom(entry.get("headroom")),
+            where=entry.where,
+        )
         if entry.get("manifest") is not None:
-            return AskedCheck(
-                name=entry.name,
-                fixed=_read_manifest_question(entry.values),
-                confidence=confidence,
-                headroom=read_headroom(entry.get("headroom")),
-                where=entry.where,
-            )
+            return replace(asked, fixed=_read_manifest_question(entry.values))
         if entry.get("objective") is not None:
             raise BadInput("--objective: a check asks whether limits hold, whatever is best; leave it out")
         searched = settled(asked_of(entry))
         if searched.day and searched.question.offline is not None:
             raise BadInput("--rate-profile: a check beside --offline knows one rate; give --rate instead")
-        return AskedCheck(name=entry.name, searched=searched, confidence=confidence, where=entry.where)
+        return replace(asked, searched=searched)
 
 
 def margin_json(margin: Margin) -> dict[str, object]:

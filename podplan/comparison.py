@@ -214,9 +214,6 @@ def _axis(text: str) -> Axis:
         raise BadInput(f"--over: {values[:40]!r}: {error}") from None
     unit = units[0] if units else ""
     points = [each if each in ends else float(f"{each:.4g}") for each in found]  # as they are printed
-    return Axis(field=field, values=[_typed(each, unit, field) for each in points], logarithmic=logarithmic is not None)
-
-
-def _typed(value: float, unit: str, field: str) -> str:
-    """Return a value as it would be typed; counts are whole."""
-    return f"{round(value)}" if field in COUNTS and not unit else f"{value:.10g}{unit}"
+    whole = field in COUNTS and not unit
+    typed = [f"{round(each)}" if whole else f"{each:.10g}{unit}" for each in points]
+    return Axis(field=field, values=typed, logarithmic=logarithmic is not None)

@@ -407,8 +407,8 @@ def _verdict(plan: Plan) -> Verdict | None:
     question = plan.question
     if question.survive is None and question.confidence is None:
         return None
-    rate, limits = plan.requests_per_second * (1 + question.headroom), Limits.of(question)
-    return check_deployed(from_plan(plan), limits, rate, confidence=question.confidence, loss=question.survive)
+    deployed, rate, sure = from_plan(plan), plan.requests_per_second, (question.confidence, question.headroom)
+    return check_deployed(deployed, Limits.of(question), rate, *sure, loss=question.survive)
 
 
 def manifest_names(asked: FleetInput) -> list[str]:

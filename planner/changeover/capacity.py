@@ -79,7 +79,7 @@ def _most(pool: DeployedPool, slow: float, limits: Limits, near: float) -> float
     @cache
     def used(rate: float) -> float:
         """Return the used share of the limit with least room; infinite beyond saturation."""
-        found = pool.at(slow * rate, pool.instances)
+        found = pool.at(slow * rate, pool.instances, None)
         asked = []
         if pool.role != "decode":
             asked.append((found.ttft, limits.ttft_seconds))

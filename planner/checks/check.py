@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from planner.checks.deployed import Deployed, plan_on, standing, told_requests
-from planner.checks.margins import AfterLoss, Margin, held_confidence, margins_of, room_of, worst_loss
+from planner.checks.deployed import Deployed, plan_on
+from planner.checks.margins import AfterLoss, Margin, held_confidence, margins_at, room_of, worst_loss
 from planner.checks.on_trace import held_at, loads, search_on_trace
 from planner.plans.plan import Plan
 from planner.plans.quantised import as_planned
@@ -18,7 +18,6 @@ from planner.search.changes.variations import has_plan
 from planner.search.search import search
 from planner.search.sure import told_of
 from planner.serving.capacity import Limits
-from planner.serving.played import MANY
 from planner.workload import TraceRows
 
 Search = Callable[[Question], Answer]
@@ -48,15 +47,15 @@ def check_deployed(
     deployed: Deployed,
     limits: Limits,
     rate_per_second: float,
-    *,
     confidence: float | None = None,
+    headroom: float = 0.0,
+    *,
     loss: Loss | None = None,
-    requests: int | None = MANY,
 ) -> Verdict:
-    """Return whether a fixed deployment keeps the limits at a rate; its margins are played over ``requests``."""
-    level = confidence or PREDICTED
-    margins = margins_of(limits, standing(deployed, rate_per_second, level, requests=requests))
-    after = worst_loss(deployed, limits, rate_per_second, loss, level) if loss else None
+    """Return whether a fixed deployment keeps the limits at a rate with headroom."""
+    asked = rate_per_second * (1 + headroom)
+    margins = margins_at(deployed, limits, rate_per_second, confidence, headroom)
+    after = worst_loss(deployed, limits, asked, loss, confidence or PREDICTED) if loss else None
     tightest = min(margins, key=room_of, default=None)
     holds = all(margin.holds for margin in margins)
     survives = after is None or after.holds
@@ -72,7 +71,7 @@ def check_deployed(
         explanation=why_not,
         margins=margins,
         confidence=confidence,
-        held_confidence=held_confidence(deployed, limits, rate_per_second, loss, confidence),
+        held_confidence=held_confidence(deployed, limits, asked, loss, confidence),
         after_loss=after,
         rate_per_second=rate_per_second,
     )
@@ -167,15 +166,12 @@ class _Finder(NamedTuple):
 
 def _weigh(question: Question, most: _Most, finder: _Finder) -> Verdict:
     """Return the verdict on the plan with the largest rate, at the asked rate, or at its own where none is asked."""
-    plan, carried, confidence = most.plan, most.rate_per_second, question.confidence
+    plan, carried = most.plan, most.rate_per_second
     assert plan is not None, "only a plan is weighed"
     deployed = plan_on(plan, finder.trace if most.played else None)
     rate = question.rate_per_second or carried or plan.requests_per_second
-    asked = rate * (1 + question.headroom)
-    limits, loss, own = Limits.of(question), question.survive, confidence is None and not question.headroom
-    played = plan.played.asked_requests if plan.played else None
-    requests = told_requests(asked, plan.requests_per_second, played) if own else MANY
-    found = check_deployed(deployed, limits, asked, confidence=confidence, loss=loss, requests=requests)
+    sure = question.confidence, question.headroom
+    found = check_deployed(deployed, Limits.of(question), rate, *sure, loss=question.survive)
     found = replace(found, plan=plan, played=most.played)
     if question.rate_per_second is None:
         return replace(found, binding=plan.binding_limit) if found.holds else found

@@ -20,7 +20,6 @@ from planner.checks.on_trace import MOST_PLAYED, at_rate, pools_of
 from planner.closed_forms.birth_death import Crowding, DecodeState
 from planner.instances.aggregated import AggregatedServer, AggregatedState
 from planner.instances.encoding import embedding_seconds
-from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
 from planner.plans.aggregated import AggregatedPlan
 from planner.plans.plan import DisaggregatedPlan, Plan
@@ -66,11 +65,7 @@ class Standing(NamedTuple):
 
 
 class At(Protocol):
-    """Returns the standing of one of so many instances, given the rate of one.
-
-    A plan's is played over so many ``requests``, or with None over as many as its queue needs; a manifest's over
-    as many as it tells, at its own rate.
-    """
+    """Returns one of ``count`` instances at its rate, over ``requests``; None: as many as its queue needs."""
 
     def __call__(self, rate_per_second: float, count: int, requests: int | None = MANY) -> Standing: ...  # noqa: D102
 
@@ -84,8 +79,7 @@ class DeployedPool:
     at: At
     deviation: float  # relative standard deviation of the predicted step times
     room_prompts: float = math.inf  # prompts whose KV a prefill instance holds
-    alone: At | None = None
-    """As ``at``, as the search sizes instances: to the utilisation limit."""
+    most_per_second: float = math.inf  # of an instance, to which the search sizes instances
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +89,13 @@ class Deployed:
     pools: tuple[DeployedPool, ...]
     losses: dict[Loss, tuple[Lost, ...]]
     asked_at_most: int | None = None  # evaluations that take acceptable time; None where an evaluation is quick
+    planned_per_second: float | None = None
+    told_requests: int | None = None  # over which it is told at the planned rate; None: as many as its queue needs
+
+    def told(self, rate_per_second: float) -> int | None:
+        """Return over how many requests it is told at a rate; None, as many as its queue needs, at other rates."""
+        planned = self.planned_per_second
+        return self.told_requests if planned and abs(rate_per_second / planned - 1) < 1e-9 else None
 
 
 def standing(
@@ -108,15 +109,16 @@ def standing(
 ) -> Standing:
     """Return the standing at a rate whose latencies are not exceeded with a confidence.
 
-    Confidence 0.5 takes service times as predicted. ``sized``: by ``DeployedPool.alone``; ``requests``: see ``At``.
+    Confidence 0.5: service times as predicted. ``sized``: up to ``most_per_second``; ``requests``: see ``At``.
     """
     found, room = Standing(), math.inf
     encodes: list[Latency | None] = []
     for pool in deployed.pools:
         slow = times_with(confidence, pool.deviation)
         left = pool.instances - (lost.counts.get(pool.role, 0) if lost else 0)
-        at = (sized and pool.alone) or pool.at
-        own = at(slow * rate_per_second / left, left, requests) if left > 0 else Standing()
+        each = slow * rate_per_second / left if left > 0 else math.inf
+        full = left <= 0 or (sized and each > pool.most_per_second * (1 + 1e-9))
+        own = Standing() if full else pool.at(each, left, requests)
         if pool.role == "encode":
             encodes.append(own.ttft and own.ttft.scaled(slow))
             continue
@@ -137,7 +139,9 @@ def standing(
 
 def from_plan(plan: Plan) -> Deployed:
     """Return a plan as a deployment."""
-    deployed, encode = _language(plan), plan.encode
+    requests = plan.played.asked_requests if plan.played else None
+    deployed = replace(_language(plan), planned_per_second=plan.requests_per_second, told_requests=requests)
+    encode = plan.encode
     if encode is None:
         return deployed
     server, sending = encode.server(plan.question), embedding_seconds(plan.question)
@@ -186,14 +190,14 @@ def _language(plan: Plan) -> Deployed:
                 at=prefill_at,
                 deviation=deviation_of(prefill),
                 room_prompts=prefill.room_prompts,
-                alone=_within(server, prefill_at),
+                most_per_second=server.most_per_second,
             ),
             DeployedPool(
                 role="decode",
                 instances=decode.instances,
                 at=decode_at,
                 deviation=deviation_of(decode),
-                alone=_within(decoder, decode_at),
+                most_per_second=decoder.most_per_second / decoder.question.requests_each,
             ),
         ),
         losses=losses,
@@ -214,23 +218,11 @@ def _aggregated(plan: AggregatedPlan) -> Deployed:
                 instances=pool.instances,
                 at=at,
                 deviation=deviation_of(pool),
-                alone=_within(server, at),
+                most_per_second=server.most_per_second,
             ),
         ),
         losses={loss: (Lost(mixed=plan.lost(loss)["mixed"]),) for loss in kinds},
     )
-
-
-def told_requests(rate_per_second: float, planned_per_second: float | None, told: int | None) -> int | None:
-    """Return over how many requests a plan is told; None, as many as its queue needs, at another rate than its own."""
-    return told if planned_per_second and abs(rate_per_second / planned_per_second - 1) < 1e-9 else None
-
-
-def _within(server: PrefillServer | DecodeServer | AggregatedServer, at: At) -> At:
-    """Return the standing up to the most that an instance is planned with; saturated beyond it."""
-    most = server.most_per_second * (1 + 1e-9)
-    each = server.question.requests_each if isinstance(server, DecodeServer) else 1.0
-    return lambda rate, count, *_: at(rate, count) if rate * each <= most else Standing()
 
 
 def standing_of(state: AggregatedState | None) -> Standing:
@@ -260,7 +252,7 @@ def played(deployed: Deployed, left: Left, trace: TraceRows) -> Deployed:
         def at(rate_per_second: float, count: int, requests: int | None = MANY) -> Standing:
             return _standing(recorded(rate_per_second * count, whole | {pool.role: count}), pool.role)
 
-        return replace(pool, at=at, alone=None)
+        return replace(pool, at=at, most_per_second=math.inf)
 
     return replace(
         deployed,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ground.errors import BadInput
-from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, played, standing_of, told_requests
+from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, played, standing_of
 from planner.costs.breakdown import operators
 from planner.costs.interval import interval
 from planner.instances.space import Role
@@ -52,7 +52,9 @@ def from_manifest(manifest: Manifest, workload: Workload) -> Deployed:
 
     Raises BadInput where its roles are neither one prefill and one decode pool nor one aggregated pool.
     """
-    encode, deployed = encode_instances(manifest), _language(manifest, workload)
+    planned, told = manifest.workload.requests_per_second, manifest.told_requests
+    deployed = replace(_language(manifest, workload), planned_per_second=planned, told_requests=told)
+    encode = encode_instances(manifest)
     if encode is None:
         return deployed
     tokens = float(encode.limits.tokens_per_device)
@@ -89,12 +91,11 @@ def _language(manifest: Manifest, workload: Workload) -> Deployed:
 
     behind = decode_behind(manifest, pools, workload)
 
-    def prefill_at(rate_per_second: float, count: int, requests: int | None = None) -> Standing:
-        told = _told(manifest, rate_per_second * count)
-        return Standing(ttft=pool_ttft(manifest, prefill, workload, rate_per_second, count, told))
+    def prefill_at(rate_per_second: float, count: int, requests: int | None = MANY) -> Standing:
+        return Standing(ttft=pool_ttft(manifest, prefill, workload, rate_per_second, count, requests))
 
-    def decode_at(rate_per_second: float, count: int, requests: int | None = None) -> Standing:
-        _, state = behind(rate_per_second, count, _told(manifest, rate_per_second * count) or MANY)
+    def decode_at(rate_per_second: float, count: int, requests: int | None = MANY) -> Standing:
+        _, state = behind(rate_per_second, count, requests or MANY)
         return Standing(tpot=state.tpot, line=state) if state else Standing()
 
     return Deployed(
@@ -122,9 +123,8 @@ def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> 
     queries = pool.step_costs["mixed"].queries_per_sequence
     full_batch = StepLoad(decode_sequences=batch, decode_kv_tokens=batch * kv, mean_tokens=batch * queries)
 
-    def at(rate_per_second: float, count: int, requests: int | None = None) -> Standing:
-        told = _told(manifest, rate_per_second * count)
-        return standing_of(pool_mixed(manifest, pool, workload, rate_per_second, count, told))
+    def at(rate_per_second: float, count: int, requests: int | None = MANY) -> Standing:
+        return standing_of(pool_mixed(manifest, pool, workload, rate_per_second, count, requests))
 
     return Deployed(
         pools=(
@@ -137,10 +137,6 @@ def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> 
         ),
         losses={"instance": (Lost(mixed=1),), "node": _nodes(manifest)},
     )
-
-
-def _told(manifest: Manifest, rate_per_second: float) -> int | None:
-    return told_requests(rate_per_second, manifest.workload.requests_per_second, manifest.told_requests)
 
 
 def _step_deviation(pool: Pool, load: StepLoad) -> float:

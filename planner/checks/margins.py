@@ -12,6 +12,7 @@ from planner.plans.servers import PREDICTED
 from planner.question import Loss
 from planner.search.sure import rate_with
 from planner.serving.capacity import Limits, largest_rate
+from planner.serving.played import MANY
 
 Name = Literal["ttft", "tpot", "rate"]
 
@@ -140,24 +141,34 @@ def room_of(margin: Margin) -> float:
     return -math.inf if margin.share is None else margin.share
 
 
-def most_within(deployed: Deployed, limits: Limits, upper: float, loss: Loss | None, confidence: float | None) -> float:
-    """Return the largest rate, up to an upper one, that keeps the limits, after the worst ``loss`` too; 0 for none."""
-    level = confidence or PREDICTED
+def margins_at(
+    deployed: Deployed, limits: Limits, rate_per_second: float, confidence: float | None = None, headroom: float = 0.0
+) -> tuple[Margin, ...]:
+    """Return the latency margins at a rate with headroom: as told, or with either as many requests as sizing plays."""
+    asked, level = rate_per_second * (1 + headroom), confidence or PREDICTED
+    requests = MANY if confidence or headroom else deployed.told(asked)
+    return margins_of(limits, standing(deployed, asked, level, requests=requests))
 
-    def used(rate_per_second: float) -> float:
+
+def most_within(
+    deployed: Deployed, limits: Limits, upper: float, loss: Loss | None, confidence: float | None, headroom: float
+) -> float:
+    """Return the largest rate, up to an upper one, that keeps the limits, after the worst ``loss`` too; 0 for none."""
+
+    def used(rate: float) -> float:
         """Return the used share of the limit with least room."""
-        margins = margins_of(limits, standing(deployed, rate_per_second, level))
-        after = () if loss is None else worst_loss(deployed, limits, rate_per_second, loss, level).margins
+        margins, asked = margins_at(deployed, limits, rate, confidence, headroom), rate * (1 + headroom)
+        after = () if loss is None else worst_loss(deployed, limits, asked, loss, confidence or PREDICTED).margins
         return max((1 - room_of(margin) for margin in (*margins, *after)), default=math.inf)
 
     return largest_rate(used, 1.0, upper) or 0.0
 
 
 def over_windows(
-    deployed: Deployed, limits: Limits, day: Sequence[Window], confidence: float | None
+    deployed: Deployed, limits: Limits, day: Sequence[Window], confidence: float | None, headroom: float
 ) -> list[tuple[Window, tuple[Margin, ...]]]:
-    """Return the margins of a deployment by window of a day, at the asked confidence; none where nothing arrives."""
+    """Return the margins of a deployment by window of a day, as ``margins_at``; none where nothing arrives."""
     known: dict[float, tuple[Margin, ...]] = {0.0: ()}
     for rate in {window.rate_per_second for window in day} - known.keys():
-        known[rate] = margins_of(limits, standing(deployed, rate, confidence or PREDICTED))
+        known[rate] = margins_at(deployed, limits, rate, confidence, headroom)
     return [(window, known[window.rate_per_second]) for window in day]

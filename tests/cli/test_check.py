@@ -34,9 +34,8 @@ questions:
 def test_flags_ask_one_question(capsys: pytest.CaptureFixture[str]) -> None:
     """The keys that scripts read, and limits that hold with room."""
     data = answered(capsys, "check", *SMALL, "--rate", "2/s", "--confidence", "0.9")
-    assert data["feasible"] is True
     (one,) = data["questions"]
-    assert one["feasible"] is True
+    assert data["feasible"] is one["feasible"] is True
     assert {margin["name"] for margin in one["margins"]} == {"ttft", "tpot", "rate"}
     assert all(margin["holds"] and margin["margin"] > 0 for margin in one["margins"])
     assert one["confidence"] == 0.9
@@ -68,8 +67,7 @@ def test_a_manifest_is_weighed(planned: str, tmp_path: Path, capsys: pytest.Capt
     question = tmp_path / "q.yaml"
     question.write_text("manifest: manifest.yaml\nsurvive: instance\n", encoding="utf-8")
     kept = answered(capsys, "check", "--manifest", planned, "--rate", "1/s")["questions"][0]
-    assert kept["feasible"] is True
-    assert kept["question"]["rate_per_second"] == 1
+    assert kept["feasible"] is True and kept["question"]["rate_per_second"] == 1
     lost = answered(capsys, "check", str(question), code=ExitCode.INFEASIBLE)["questions"][0]
     assert lost["after_loss"]["feasible"] is False
     data = answered(capsys, "check", "--manifest", planned, "--rate", "50000/s", code=ExitCode.INFEASIBLE)
@@ -97,17 +95,14 @@ def test_a_manifest_keeps_its_histograms(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_windows_of_a_day_stand_beside_the_worst(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a searched plan and of a manifest: the limits hold in every window where they hold in the worst; JUnit too."""
-    profile = "0:00=2/s,8:00=12/s,20:00=0"
-    folder = tmp_path / "plan"
+    profile, folder = "0:00=2/s,8:00=12/s,20:00=0", tmp_path / "plan"
     size = ["qwen3-8b", "--engine", "reference", "--hw", "h100", "--nodes", "1", "--isl", "512", "--osl", "64"]
     size += ["--shape", "disaggregated"]
     assert main([*size, "--rate", "12/s", "--out", str(folder)]) == ExitCode.DONE
     capsys.readouterr()
-    asked = [size, ["--manifest", str(folder / "manifest.yaml")]]
-    for number, each in enumerate(asked):
+    for number, each in enumerate([size, ["--manifest", str(folder / "manifest.yaml")]]):
         path = tmp_path / f"{number}.xml"
-        arguments = ["check", *each, "--rate-profile", profile, "--survive", "instance", "--junit", str(path), "--json"]
-        main(arguments)
+        main(["check", *each, "--rate-profile", profile, "--survive", "instance", "--junit", str(path), "--json"])
         (question,) = json.loads(capsys.readouterr().out)["questions"]
         night, day, evening = question["day"]["windows"]
         assert (night["requests_per_second"], day["requests_per_second"]) == (2, 12)
@@ -140,9 +135,7 @@ def test_spares_are_of_stationary_queues() -> None:
     plan = small_plan()
     rate = 0.4 * plan.requests_per_second
     verdict = check_deployed(from_plan(plan), Limits.of(plan.question), rate, loss="instance")
-    verdict = replace(verdict, plan=plan)
-    assert "prefill" in spares_text(verdict.plan, verdict)
-    assert not spares_text(verdict.plan, replace(verdict, played=True))
+    assert "prefill" in spares_text(plan, verdict) and not spares_text(plan, replace(verdict, played=True))
 
 
 def test_github_is_told_what_fails(tmp_path, monkeypatch, capsys):
@@ -190,5 +183,9 @@ def test_a_manifest_that_is_too_small_says_what_it_carries(tmp_path: Path, capsy
     told = printed(capsys, *check, "500/s", code=ExitCode.INFEASIBLE).partition("it carries ")[2].split()[0].rstrip(".")
     assert main([*check, told]) == ExitCode.DONE
     capsys.readouterr()
+    (less,) = answered(capsys, *check, told, "--headroom", "25%", code=ExitCode.INFEASIBLE)["questions"]
+    rate = less["margins"][-1]["value_per_second"]
+    assert less["rate_per_second"] == float(told.split("/")[0]) and "25% headroom" in less["basis"]
+    assert rate == pytest.approx(less["rate_per_second"] / 1.25, rel=0.002)
     assert main([*check, "1/s", "--survive", "instance"]) == ExitCode.INFEASIBLE
     assert "it carries no rate" in " ".join(capsys.readouterr().out.split())

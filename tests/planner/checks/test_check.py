@@ -1,6 +1,7 @@
 """Verdicts: margins, confidence and losses, against the queues that they are made of."""
 
 from dataclasses import replace
+from itertools import product
 from statistics import NormalDist
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from planner.checks.check import check_deployed, check_question
 from planner.checks.deployed import Deployed, DeployedPool, Lost, Standing, from_plan, plan_on, standing
 from planner.checks.manifests import from_manifest
-from planner.checks.margins import Margin, held_confidence, sureness, worst_loss
+from planner.checks.margins import Margin, held_confidence, margins_at, sureness, worst_loss
 from planner.checks.on_trace import held_at
 from planner.closed_forms.birth_death import DecodeState
 from planner.instances.operating import PrefillServer
@@ -215,8 +216,8 @@ def test_a_manifest_plays_as_many_requests_as_its_own_percentile_needs() -> None
     lengths = Workload(input_tokens=Lengths(mean=128.0, squared_cv=0.09), output_tokens=Lengths(mean=16.0))
     plan = search(replace(asked, workload=lengths), beside=False).best
     manifest = assemble(plan, {})
-    deployed = from_manifest(manifest, workload_of(manifest.workload))
-    assert standing(deployed, plan.requests_per_second).ttft.at(99.9) == pytest.approx(plan.ttft.at(99.9), rel=1e-6)
+    margins = margins_at(from_manifest(manifest, lengths), Limits.of(plan.question), plan.requests_per_second)
+    assert margins[0].value == pytest.approx(plan.ttft.at(99.9), rel=1e-6)
 
 
 def test_prompts_of_many_lengths_are_played_on_the_manifests_own_pass_times() -> None:
@@ -227,9 +228,11 @@ def test_prompts_of_many_lengths_are_played_on_the_manifests_own_pass_times() ->
     plan = search(question, beside=False).best
     manifest = assemble(plan, {"model": "qwen3-8b"})
     workload = workload_of(manifest.workload)
-    for rate in (plan.requests_per_second, 0.5 * plan.requests_per_second):
-        own = plan.under(plan.question, requests=None)(rate).ttft
-        assert standing(from_manifest(manifest, workload), rate).ttft.at(99) == pytest.approx(own.at(99), rel=1e-6)
+    deployed = from_manifest(manifest, workload)
+    for rate, requests in product((1.0, 0.5 * plan.requests_per_second, plan.requests_per_second), (MANY, None)):
+        own = plan.under(plan.question, requests=requests)(rate).ttft
+        found = standing(deployed, rate, requests=requests)
+        assert found.ttft.at(99) == pytest.approx(own.at(99), rel=1e-6)
     assert plan.ttft.at(99) <= 0.3
 
 
