@@ -103,11 +103,8 @@ def _pipeline(profile: EngineProfile, setup: Setup) -> Broken | None:
     if not facts.pipeline.value:
         return Broken("pipeline", f"{profile.title} has no pipeline stages; use PP=1", facts.pipeline.source)
     if setup.drafts and setup.role != "prefill" and not facts.pipeline_drafts.value:
-        return Broken(
-            "pipeline-drafts",
-            f"{profile.title} drafts no tokens with pipeline stages; use PP=1 or no MTP",
-            facts.pipeline_drafts.source,
-        )
+        sentence = f"{profile.title} drafts no tokens with pipeline stages; use PP=1 or no MTP"
+        return Broken("pipeline-drafts", sentence, facts.pipeline_drafts.source)
     return None
 
 
@@ -205,17 +202,10 @@ def _experts(profile: EngineProfile, setup: Setup) -> Broken | None:
         return None
     stage, modes = setup.strategy.expert_devices, profile.parallelism.experts
     ours = [m for m in modes if m.architectures is None or setup.architecture in m.architectures]
-    if not ours:
-        return Broken(
-            "expert-model",
-            f"{profile.title} has no expert layout for models of type {setup.architecture!r}",
-            modes[0].source,
-        )
     if all(mode.ep == "one" for mode in ours):
-        sentence = (
-            f"{profile.title} has no expert parallelism for models of type {setup.architecture!r}; use TP={stage}"
-        )
-        return Broken("expert-model", sentence, ours[0].source)
+        what = f"expert parallelism for models of type {setup.architecture!r}; use TP={stage}"
+        what = what if ours else f"expert layout for models of type {setup.architecture!r}"
+        return Broken("expert-model", f"{profile.title} has no {what}", (ours or modes)[0].source)
     sentence = (
         f"{profile.title} spreads experts over all {stage} devices of a stage (EP={stage}) or cuts each over all "
         f"(TP={stage}), not TP={setup.strategy.moe_tp} + EP={setup.strategy.moe_ep}"
@@ -266,13 +256,12 @@ def _redundancy(profile: EngineProfile, setup: Setup) -> Broken | None:
     slots = setup.experts + setup.redundant
     if not setup.redundant:
         fact = profile.redundancy.without
+        sentence = f"{setup.experts} experts leave some of EP={ranks} ranks without one; add redundant experts"
         if fact.value == "even" and setup.experts % ranks:
             sentence = f"{setup.experts} experts do not divide over EP={ranks}, which {profile.title} needs"
-            return Broken("experts-divide", sentence, fact.source)
-        if setup.experts < ranks:
-            sentence = f"{setup.experts} experts leave some of EP={ranks} ranks without one; add redundant experts"
-            return Broken("experts-divide", sentence, fact.source)
-        return None
+        elif setup.experts >= ranks:
+            return None
+        return Broken("experts-divide", sentence, fact.source)
     if slots % ranks:
         sentence = (
             f"{setup.experts} + {setup.redundant} expert slots do not divide over EP={ranks}; "

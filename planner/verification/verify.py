@@ -59,18 +59,7 @@ class Summary:
 def deviations() -> dict[str, Deviations]:
     """Return the fitted deviations of every metric."""
     data = yaml.safe_load(FITTED.read_text(encoding="utf-8"))["metrics"]
-    return {
-        name: Deviations(
-            levels=tuple(each["levels"]),
-            smooth=each["smooth"],
-            scales=tuple(each["scales"]),
-            own=each["own"],
-            experts=each.get("experts", 1.0),
-            untimed=each.get("untimed", 0.0),
-            accidents=each.get("accidents", 0.0),
-        )
-        for name, each in data.items()
-    }
+    return {n: Deviations(**each | {h: tuple(each[h]) for h in ("levels", "scales")}) for n, each in data.items()}
 
 
 def point(configuration: Configuration) -> dict[str, float]:
@@ -117,11 +106,9 @@ def verify_runs(
     factors = _factors(runs, list(raw), known, level)
     found = []
     for place, run in enumerate(runs):
-        own = {name: value * factors[name][place].factor for name, value in raw.get(place, {}).items()}
-        interval = {
-            name: (value * factors[name][place].low, value * factors[name][place].high)
-            for name, value in raw.get(place, {}).items()
-        }
+        held = {name: (value, factors[name][place]) for name, value in raw.get(place, {}).items()}
+        own = {name: value * by.factor for name, (value, by) in held.items()}
+        interval = {name: (value * by.low, value * by.high) for name, (value, by) in held.items()}
         found.append(Verified(run=run, predicted=own, interval=interval, reason=reasons.get(place)))
     return found
 
@@ -130,16 +117,11 @@ def _factors(
     runs: Sequence[Run], places: list[int], known: Sequence[tuple[str, Residual]], level: float
 ) -> dict[str, dict[int, Expected]]:
     asked = [place_of(run, run.configuration) for place in places if (run := runs[place]).configuration is not None]
-    return {
-        metric: dict(
-            zip(
-                places,
-                expected(deviations()[metric], [row for name, row in known if name == metric], asked, level),
-                strict=True,
-            )
-        )
-        for metric in METRICS
-    }
+    found = {}
+    for metric in METRICS:
+        rows = [row for name, row in known if name == metric]
+        found[metric] = dict(zip(places, expected(deviations()[metric], rows, asked, level), strict=True))
+    return found
 
 
 def calibration(verified: Sequence[Verified]) -> list[tuple[str, Residual]]:

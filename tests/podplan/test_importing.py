@@ -60,17 +60,13 @@ spec:
     VllmPrefillWorker:
       replicas: 2
       resources: {limits: {gpu: "2"}}
-      extraPodSpec:
-        mainContainer:
-          command: [python3, -m, dynamo.vllm]
-          args: [--model, Qwen/Qwen3-32B, --tensor-parallel-size, "2", --is-prefill-worker]
+      extraPodSpec: {mainContainer: {command: [python3, -m, dynamo.vllm], args: [--model, Qwen/Qwen3-32B,
+        --tensor-parallel-size, "2", --is-prefill-worker]}}
     VllmDecodeWorker:
       replicas: 1
       resources: {limits: {gpu: "4"}}
-      extraPodSpec:
-        mainContainer:
-          command: [python3, -m, dynamo.vllm]
-          args: [--model, Qwen/Qwen3-32B, --tensor-parallel-size, "4", --disaggregation-mode, decode]
+      extraPodSpec: {mainContainer: {command: [python3, -m, dynamo.vllm], args: [--model, Qwen/Qwen3-32B,
+        --tensor-parallel-size, "4", --disaggregation-mode, decode]}}
 """
 REPORT = """
 version: "0.2.1"
@@ -88,22 +84,13 @@ scenario:
       accelerator: {model: H100, count: 2, parallelism: {tp: 2, dp: 1, dp_local: 1, workers: 1}}
     native: {args: {max-model-len: 8192, kv-transfer-config: {kv_connector: NixlConnector}}, envars: {A: b}}
   - standardized: {kind: generic, tool: epp, tool_version: "1"}
-  - standardized:
-      kind: inference_engine
-      tool: llm-d
-      tool_version: ghcr.io/llm-d/llm-d-cuda:0.3.1
-      role: decode
-      replicas: 1
-      model: {name: Qwen/Qwen3-32B}
-      accelerator: {model: H100, count: 4, parallelism: {tp: 8, dp: 1, dp_local: 1, workers: 2}}
+  - standardized: {kind: inference_engine, tool: llm-d, tool_version: "cuda:0.3.1", role: decode, replicas: 1,
+      model: {name: Qwen/Qwen3-32B}, accelerator: {count: 4, parallelism: {tp: 8, dp: 1, dp_local: 1, workers: 2}}}
     native: {args: {"--tensor-parallel-size": 4, "--no-enable-prefix-caching": null}}
 results: {}
 """
 FORMS = """
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: other}
-data: {settings.yaml: "max_batch_size: 7"}
+{apiVersion: v1, kind: ConfigMap, metadata: {name: other}, data: {settings.yaml: "max_batch_size: 7"}}
 ---
 apiVersion: v1
 kind: ConfigMap
@@ -117,10 +104,7 @@ data:
     kv_cache_config: {free_gpu_memory_fraction: 0.8, dtype: fp8}
     no_such_argument: 1
 ---
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: flags}
-data: {sglang.yaml: "tensor-parallel-size: 8\\nep-size: 8\\ncontext-length: 9000"}
+{kind: ConfigMap, metadata: {name: flags}, data: {sglang.yaml: "tensor-parallel-size: 8\\nep-size: 8"}}
 ---
 apiVersion: nvidia.com/v1beta1
 kind: DynamoGraphDeployment
@@ -137,11 +121,8 @@ spec:
           args: [--model-path, $(MODEL), --extra-engine-args, /etc/settings.yaml, --max-batch-size, "9"]
           resources: {limits: {nvidia.com/gpu: 4}}
   - name: b
-    podTemplate:
-      spec:
-        containers:
-        - command: [python3, -m, dynamo.sglang]
-          args: [--model-path, $(MODEL), --config, /etc/sglang.yaml, --speculative-algo, NEXTN]
+    podTemplate: {spec: {containers: [{command: [python3, -m, dynamo.sglang], args: [--model-path, $(MODEL), --config,
+      /etc/sglang.yaml, --speculative-algo, NEXTN]}]}}
   - name: c
     podTemplate:
       spec:
@@ -337,19 +318,20 @@ def test_numbers_that_no_engine_takes_are_refused(flags: str, settings: str | No
 def test_the_weights_folder_of_a_plan_says_a_format_that_is_not_shipped(tmp_path, engine, hw, weights) -> None:
     """No flag of these engines does; the plan that comes back has it."""
     made = deployed("qwen3-8b", hw, mixed={"strategy": "TP=1", "weights": weights})
-    for name, text in files_of(made, engine).items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    write_files({tmp_path / name: text for name, text in files_of(made, engine).items()}, force=False)
     found = import_deployment(str(tmp_path), hw=hw)
     assert {pool.weights_dtype for pool in found.manifest.pools} == {weights}
 
 
 def test_scripts_have_their_own_variables_and_roles_their_own_formats(tmp_path: Path) -> None:
-    """Weights of both formats stand in folders of one; a chart, whose objects are templates, is refused."""
+    """Weights of both formats stand in folders of one; a repository's name may say it; a chart is refused."""
     pools = {"prefill": {"strategy": "TP=1", "weights": "fp8"}, "decode": {"strategy": "TP=1"}}
     made = deployed("qwen3-8b", "h100", **pools)
     write_files({tmp_path / name: text for name, text in files_of(made, "vllm").items()}, force=False)
     found = import_deployment(str(tmp_path), hw="h100")
     assert [pool.weights_dtype for pool in found.manifest.pools] == ["fp8", "bf16"]
+    shipped = import_deployment("vllm serve Qwen/Qwen3-32B-FP8 --max-num-seqs 64", hw="h200")
+    assert shipped.question.model.name == "qwen3-32b" and shipped.manifest.pools[0].weights_dtype == "fp8"
     (tmp_path / "Chart.yaml").write_text("name: c", encoding="utf-8")
     with pytest.raises(BadInput, match="is a Helm chart"):
         import_deployment(str(tmp_path), hw="h100")
@@ -393,13 +375,6 @@ def test_a_benchmark_without_lengths_and_a_changed_one_tell_what_they_send(tmp_p
     (tmp_path / "serve.sh").write_text(f"{SERVE}\n", encoding="utf-8")
     with pytest.raises(BadInput, match="give --isl and --osl"):
         import_deployment(str(tmp_path), hw="h100")
-
-
-def test_a_repository_s_name_says_the_format_of_its_weights() -> None:
-    """Qwen3-32B-FP8 is qwen3-32b in FP8."""
-    found = import_deployment("vllm serve Qwen/Qwen3-32B-FP8 --max-num-seqs 64", hw="h200")
-    assert found.question.model.name == "qwen3-32b"
-    assert {pool.weights_dtype for pool in found.manifest.pools} == {"fp8"}
 
 
 @pytest.mark.parametrize(("name", "engine", "kind"), [pair for pair in pairs() if pair[1] != "reference"])
@@ -447,11 +422,15 @@ def test_a_plan_that_was_deployed_carries_its_rate_again(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("engine", "kind"), [("mindie", "motor"), ("xllm", "bare")])
 def test_a_plan_on_npus_carries_its_rate_again(engine: str, kind: PlatformKind, tmp_path: Path) -> None:
-    """MindIE's documents and xLLM's processes say all that the plan counts."""
+    """MindIE's documents and xLLM's processes say all that the plan counts; pods must have as many devices."""
     manifest = podplan.plan("deepseek-r1", hw="cm384", nodes="8", engine=engine).manifest()
     result = redeployed(tmp_path, manifest, engine, kind, hw="cm384")
     assert result.most_per_second == pytest.approx(manifest.predicted.requests_per_second, rel=0.01)
     assert not result.findings  # a full batch may pass TPOT, and does not at the rate of a plan
+    if engine == "mindie":
+        text = (tmp_path / "user_config.json").read_text(encoding="utf-8")
+        with pytest.raises(BadInput, match="its pods have other devices"):
+            read_source(text.replace('"d_pod_npu_num": 16', '"d_pod_npu_num": 8'))
 
 
 def test_engines_count_what_they_compute_of_prompts(tmp_path: Path) -> None:
