@@ -261,7 +261,7 @@ def reactive(space: Space, peak: Robust, pieces: Pieces, model: int) -> tuple[fl
             print(f"  the peak's instances keep {kept:.1%} in {each.name}")
     needs = [need for need in peak.layouts[model].option.needs if need is not None]
     start = change(manifest, manifest, Conditions(without=frozenset({(CLUSTER, 0)}), spare_nodes=NODES)).order.seconds
-    rule = Autoscale(by="plan", least=min(min(need) for need in needs), startup_seconds=start)
+    rule = Autoscale(least=min(min(need) for need in needs), startup_seconds=start)
     best = (np.inf, 0.0)
     for fill in FILLS:
         options = SimulationOptions(autoscale=replace(rule, fill=fill))

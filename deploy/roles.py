@@ -58,6 +58,7 @@ class RolePlan:
     tokens: int
     longest: int
     longest_prompt: int
+    held: float  # requests of an instance on average in the plan
     memory: MemoryBytes
     longest_cache_bytes: float
     weights_dtype: Dtype
@@ -260,6 +261,7 @@ def _role(
         tokens=tokens,
         longest=lengths[0],
         longest_prompt=lengths[1],
+        held=manifest.requests_held(pool),
         memory=_memory(manifest, pool, own_drafts),
         longest_cache_bytes=float(pool.kv.bytes_per_token_per_device * pool.kv.charged(lengths[0])),
         weights_dtype=pool.weights_dtype,

@@ -63,17 +63,20 @@ def router_of(target: Target, launches: Mapping[str, Launch], address: Address) 
         return _trtllm_orchestrator(target, urls)
     if engine in ("trtllm", "mindie"):
         return _nginx(target, found["mixed"]) if target.bare else None
-    return _round_robin(target, urls)
+    return _round_robin(target, urls, launches)
 
 
-def _round_robin(target: Target, urls: dict[str, list[str]]) -> Router:
+def _round_robin(target: Target, urls: dict[str, list[str]], launches: Mapping[str, Launch]) -> Router:
     """Return vLLM's router or SGLang's, from which it was made; either waits for engines that load their weights."""
-    sglang, transfer = target.profile.engine == "sglang", target.site.kv_transfer
+    sglang = target.profile.engine == "sglang"
     flags: list[Flag] = []
     if "decode" in urls:
-        apart: list[Flag] = [("--vllm-pd-disaggregation", None), ("--kv-connector", transfer)]
+        apart: list[Flag] = [("--vllm-pd-disaggregation", None), ("--kv-connector", target.site.kv_transfer)]
         flags += [("--pd-disaggregation", None)] if sglang else apart
-        bootstraps = sglang or transfer == "mooncake"
+    if target.watched:
+        flags += _selectors(target, launches)
+    elif "decode" in urls:
+        bootstraps = _bootstraps(target)
         flags += [("--prefill", _bootstrapped(target, url) if bootstraps else url) for url in urls["prefill"]]
         flags += [("--decode", url) for url in urls["decode"]]
     else:
@@ -82,6 +85,27 @@ def _round_robin(target: Target, urls: dict[str, list[str]]) -> Router:
     flags.append(("--worker-startup-timeout-secs", STARTUP_SECONDS))
     programme = ("python3", "-m", "sglang_router.launch_router") if sglang else ("vllm-router",)
     return Router(programme=programme, flags=tuple(flags))
+
+
+def _selectors(target: Target, launches: Mapping[str, Launch]) -> list[Flag]:
+    """Return the flags by which either router watches pods instead of a list, whose names may not be there."""
+    found: dict[str, Flag] = {"": ("--service-discovery-namespace", target.site.namespace)}
+    for role, launch in ((launch.role.role, launch) for launch in launches.values() if launch.role.role != "encode"):
+        chosen = f"app.kubernetes.io/part-of={target.name} podplan/role={role}"
+        chosen += " leaderworkerset.sigs.k8s.io/worker-index=0" * (launch.api == "head")
+        found[role] = ("--selector" if role == "mixed" else f"--{role}-selector", Shell(chosen))
+    return [("--service-discovery", None), ("--service-discovery-port", target.site.http_port), *found.values()]
+
+
+def _bootstraps(target: Target) -> bool:
+    """Whether decode asks prefill at a port of its own where the cache lies."""
+    return target.profile.engine == "sglang" or target.site.kv_transfer == "mooncake"
+
+
+def found_by(target: Target, role: RolePlan) -> dict[str, str]:
+    """Return the annotation by which a router that watches pods knows their bootstrap port."""
+    asked = target.watched and role.role == "prefill" and _bootstraps(target)
+    return {f"{target.profile.engine}.ai/bootstrap-port": str(BOOTSTRAP_PORT)} if asked else {}
 
 
 def _embedding_proxy(target: Target, hosts: dict[str, list[Endpoint]]) -> Router:

@@ -109,14 +109,12 @@ def read_autoscale(text: str) -> Autoscale:
             given[name] = parse_count(value, what)
         elif name in ("startup", "period", "stabilisation"):
             given[f"{name}_seconds"] = parse_duration(value, what, allow_zero=name != "period")
-        elif name == "by" and value in ("slots", "plan"):
-            given[name] = value
         elif name in ("fill", "tolerance"):
             given[name] = number_of(value)
             if not 0 < given[name] <= 1:
                 raise BadInput(f"{what}: {value[:20]!r} is not a share above 0, such as 0.85")
         else:
-            known = "least, begin, by (slots or plan), fill, tolerance, startup, period and stabilisation"
+            known = "least, begin, fill, tolerance, startup, period and stabilisation"
             raise BadInput(f"--autoscale: {word[:40]!r} is not keda nor NAME=VALUE of {known}")
     return Autoscale(**given)
 

@@ -278,7 +278,7 @@ class SimulateFlags(Flags):
     migrate_at: Text = flag(
         "DURATION", "When the first step of the migration begins [with the measured window].", unit="s"
     )
-    autoscale: Text = flag("RULE", "keda, or least=1,begin=2,fill=0.85,startup=2min: instances follow the requests.")
+    autoscale: Text = flag("RULE", "keda, or least=1,begin=2,fill=0.9,startup=2min: instances follow the requests.")
     expert_loads: Text = flag(
         "FILE", "A file as plan place reads it, or lognormal:0.5, zipf:1; zipf:1@5min is drawn anew every 5 min."
     )

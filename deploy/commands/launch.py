@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from deploy.memory import Memory, dispatched, holding, memory_of, symmetric_gibibytes
@@ -28,6 +28,7 @@ DEFAULT_TTFT_SECONDS, DEFAULT_TPOT_SECONDS = 1.0, 0.05  # of xllm-service and Mi
 DEVICE = "DEVICE"  # shell variables that every script sets
 NODE_RANK = "NODE_RANK"
 ImagePart = Literal["nvidia", "mi30x", "mi35x", "a2", "a3", "router"]
+PROXIES = {"vllm": "encode", "vllm-ascend": "decode"}  # before whose roles an example proxy with a fixed list stands
 AITER = {"vllm": "VLLM_ROCM_USE_AITER", "sglang": "SGLANG_USE_AITER"}  # rocm.docs.amd.com: vLLM optimization; SGLang
 LEAST_QUEUE = 1024  # DeepEP's default, which carries 511 tokens of a rank
 
@@ -144,6 +145,17 @@ class Target:
             return f"{instance}-head-0.{instance}" if node == 0 else f"{instance}-worker-{node - 1}.{instance}"
         return f"{instance}.{pool}" if node == 0 else f"{instance}-{node}.{pool}"
 
+    def scaled(self, role: RolePlan) -> bool:
+        """Whether an autoscaler sets a role's instances: by the engine's metrics, where there are several."""
+        told = self.site.prometheus and self.metrics and role.role != "encode" and len(role.instances) > 1
+        proxied = self.kind == "lws" and any(r.role == PROXIES.get(self.profile.engine) for r in self.roles)
+        return bool(told) and not proxied
+
+    @property
+    def watched(self) -> bool:
+        """Whether the router finds instances by the labels of their pods, as they come and go."""
+        return self.kind == "lws" and any(map(self.scaled, self.roles))
+
     @property
     def bare(self) -> bool:
         """Whether hosts are used directly, where instances may share one."""
@@ -169,10 +181,6 @@ class Launch:
     api: Literal["all", "head"] = "all"
     port: int = 8000
     health: str = "/health"
-
-    def without(self, names: frozenset[str]) -> "Launch":
-        """Return the launch less some flags, as an orchestrator adds them itself."""
-        return replace(self, flags=tuple(flag for flag in self.flags if flag[0] not in names), workers=())
 
 
 def machine_of(role: RolePlan) -> ImagePart:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from deploy.commands.launch import Launch, Target, spans_nodes_by_nvlink
 from deploy.kubernetes import weights
-from deploy.kubernetes.orchestrators import FRONTEND_PORT, dynamo_graph, llmd_gateway, llmd_workloads, scaled
+from deploy.kubernetes.orchestrators import FRONTEND_PORT, dynamo_graph, llmd_gateway, llmd_workloads
 from deploy.kubernetes.pods import CHANNEL, files_of, weights_mount, weights_volume
 from deploy.kubernetes.templates import objects, plain_pod, template
 from deploy.kubernetes.workloads import WORKLOADS
@@ -22,7 +22,6 @@ from planner.engines.spec import Metrics
 SET = ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet")
 SCALERS = {"lws": SET, "llm-d": SET, "dynamo": ("nvidia.com/v1beta1", "DynamoGraphDeploymentScalingAdapter")}
 GPU_NODE = {"nvidia.com/gpu.present": "true"}  # by NVIDIA's operator or its feature discovery
-FILL_SHARE = 0.85  # of an instance's planned requests, past which another is started
 # Decode holds requests that have begun, so after a failure it comes back first and prefill may yield to it.
 PRIORITIES = {"decode": 200_000, "mixed": 200_000, "prefill": 100_000, "encode": 100_000}
 
@@ -67,40 +66,32 @@ def monitoring(target: Target) -> Iterator[Object]:
 
 def dashboard(target: Target, names: Metrics) -> Object:
     """Return a Grafana dashboard: what the plan limits and predicts, with its lines drawn where it has them."""
-    label = f'namespace="{target.site.namespace}",pod=~"{target.name}-.*"'
     levels = target.levels
-    share = f"{levels.percentile / 100:g}"
-
-    def quantile(name: str) -> str:
-        return f"histogram_quantile({share}, sum by (le) (rate({name}_bucket{{{label}}}[5m])))"
-
-    most = max(role.requests for role in target.roles)
-    panels = [
-        (f"TTFT, p{levels.percentile:g}", quantile(names.ttft), "s", levels.ttft_seconds),
-        (f"time per output token, p{levels.percentile:g}", quantile(names.tpot), "s", levels.tpot_seconds),
-        ("running requests", f"sum(last_over_time({names.running}{{{label}}}[1m]))", "short", most),
-        ("waiting requests", f"sum(last_over_time({names.waiting}{{{label}}}[1m]))", "short", None),
-        ("share of the KV cache in use", f"max by (pod) ({names.cache}{{{label}}})", "percentunit", None),
-        ("prompt tokens per second", f"sum(rate({names.prompt_tokens}{{{label}}}[1m]))", "short", None),
-        ("output tokens per second", f"sum(rate({names.output_tokens}{{{label}}}[1m]))", "short", None),
-    ]
-    (whole, form), drawn = template("panels"), []
-    for number, (title, query, unit, line) in enumerate(panels):
+    known = names._asdict() | {
+        "label": f'namespace="{target.site.namespace}",pod=~"{target.name}-.*"',
+        "share": f"{levels.percentile / 100:g}",
+        "percentile": f"p{levels.percentile:g}",
+        "ttft_limit": levels.ttft_seconds,
+        "tpot_limit": levels.tpot_seconds,
+        "most": max(role.requests for role in target.roles),
+    }
+    (whole, form, held), drawn = template("panels"), []
+    for number, panel in enumerate(filled(held, known)["panels"]):
+        line = panel.get("line")
         place = {"id": number + 1, "x": number % 2 * 12, "y": number // 2 * 8, "mode": "line" if line else "off"}
         steps = [{"color": "green", "value": None}, *([{"color": "red", "value": line}] if line else [])]
-        drawn.append(filled(form, place | {"title": title, "query": query, "unit": unit, "steps": steps}))
+        drawn.append(filled(form, panel | place | {"steps": steps}))
     title = f"{target.name_of_model} ({target.name})"
     return filled(whole, {"title": title, "name": target.name, "panels": drawn})
 
 
-def autoscaler(target: Target, launches: dict[str, Launch]) -> Iterator[Object]:
+def autoscaler(target: Target) -> Iterator[Object]:
     """Yield KEDA's object of each role whose instances one set counts: from one to the plan's instances.
 
-    An instance is added where those there are hold most of the requests that the plan gives one of them.
+    There are as many as the requests are over those that the plan has at an instance, as plan simulate plays it.
     """
     names, scaler = target.metrics, SCALERS.get(target.kind)
-    scaling = [launch.role for launch in launches.values() if scaler and scaled(target, launch.role)]
-    for role in (role for role in scaling if role.role != "encode"):
+    for role in (role for role in target.roles if scaler and target.scaled(role)):
         assert names is not None and scaler is not None
         label = f'namespace="{target.site.namespace}",pod=~"{target.name}-(0-)?{role.name}-.*"'  # 0: of Dynamo's Grove
         yield from objects(
@@ -112,7 +103,7 @@ def autoscaler(target: Target, launches: dict[str, Launch]) -> Iterator[Object]:
             most=len(role.instances),
             prometheus=target.site.prometheus,
             query=f"sum({names.running}{{{label}}}) + sum({names.waiting}{{{label}}})",
-            threshold=str(max(round(role.sequences * role.strategy.attention_dp * FILL_SHARE), 1)),
+            threshold=str(max(round(role.held), 1)),
         )
 
 
@@ -156,7 +147,7 @@ def sheets(target: Target, launches: dict[str, Launch], load: Load) -> Iterator[
         Sheet("policies", "Disruptions and who reaches whom.", list(policies(target))),
         Sheet("nvlink", "NVLink between nodes.", list(objects("nvlink", target, channel=CHANNEL)) if joined else []),
         *engines(target, launches),
-        Sheet("autoscaler", "Instances up to the plan's.", list(autoscaler(target, launches))),
+        Sheet("autoscaler", "Instances up to the plan's.", list(autoscaler(target))),
         Sheet("monitoring", "Metrics and a dashboard.", list(monitoring(target))),
         _job(target, load, "smoke", smoke(target, launches, address)),
         _job(target, load, "benchmark", benchmark(target, load, address)),
@@ -192,9 +183,12 @@ def engines(target: Target, launches: dict[str, Launch]) -> Iterator[Sheet]:
         placed = plain_pod(target)
         if target.profile.engine == "trtllm":  # which loads libcuda (NVIDIA/TensorRT-LLM#3629)
             placed["nodeSelector"] = target.site.node_selectors.over(GPU_NODE, "all")
+        if target.watched:
+            placed |= {"automountServiceAccountToken": True, "serviceAccountName": f"{target.name}-router"}
         reads = any(name == "--tokenizer_path" for name, _ in router.flags)
         files = {"router.sh": router_script(target, router), **target.owned(dict(router.files))}
-        held = list(
+        held = list(objects("access", target) if target.watched else ())
+        held += list(
             objects(
                 "router",
                 target,

@@ -16,7 +16,6 @@ from deploy.commands.launch import SIDECAR_SERVICE_PORT, SIDECAR_TARGET_PORT, La
 from deploy.kubernetes.pods import address_variable, common, weights_mount, weights_volume
 from deploy.kubernetes.templates import LOCKED, objects, plain_pod, template
 from deploy.kubernetes.workloads import leader_worker_set
-from deploy.roles import RolePlan
 from deploy.templates import Object, filled
 from deploy.words import Shell, plain
 from ground.files import to_yaml
@@ -28,11 +27,6 @@ WORKER_TYPES = {"prefill": "prefill", "decode": "decode", "mixed": "worker"}
 # The worker serves Dynamo's own endpoint, not HTTP.
 OWN = frozenset({"--host", "--port", "--disaggregation-mode", "--model-path", "--backend", "--extra_llm_api_options"})
 CONNECTORS = {"nixl": "nixlv2", "mooncake": "mooncake"}  # of llm-d's sidecar, for vLLM; SGLang's is its own
-
-
-def scaled(target: Target, role: RolePlan) -> bool:
-    """Whether an autoscaler sets a role's instances: by the engine's metrics, where there are several."""
-    return bool(target.site.prometheus and target.metrics) and len(role.instances) > 1
 
 
 def dynamo_graph(target: Target, launches: dict[str, Launch]) -> Object:
@@ -76,7 +70,7 @@ def _worker(target: Target, launch: Launch, image: str) -> Object:
     values |= {
         "worker": WORKER_TYPES[role.role],
         "instances": len(role.instances),
-        "scaling": {} if scaled(target, role) else None,
+        "scaling": {} if target.scaled(role) else None,
         "shared_memory": target.site.shared_memory,
         "settings": _known(values["settings"]),
         "image": image,
@@ -102,8 +96,8 @@ def arguments(target: Target, launch: Launch, dropped: frozenset[str]) -> list[s
         words += ["--extra-engine-args", f"{target.site.files_path}/options-{launch.role.name}.yml"]
     if launch.role.encodes and target.profile.engine != "sglang":  # whose own flag has the same name
         words.append("--enable-multimodal")  # without it workers refuse pictures
-    for name, value in launch.without(dropped).flags:
-        words += [name] if value is None else [name, plain(value)]
+    for name, value in launch.flags:
+        words += [] if name in dropped else [name] if value is None else [name, plain(value)]
     return words
 
 

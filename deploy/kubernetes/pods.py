@@ -4,6 +4,7 @@ from deploy.commands.launch import STARTUP_SECONDS, Launch, Target, spans_nodes_
 from deploy.kubernetes.templates import plain_pod, template
 from deploy.memory import exchanges
 from deploy.roles import RolePlan
+from deploy.routers import found_by
 from deploy.scripts import ASCEND_RANK_TABLE, script
 from deploy.templates import Object, filled
 
@@ -49,7 +50,7 @@ def common(target: Target, launch: Launch) -> Object:
     return {
         "pool": launch.role.name,
         "labels": labels(target, launch),
-        "annotations": target.runs(files_of(target, launch)) | target.site.annotations,
+        "annotations": target.runs(files_of(target, launch)) | found_by(target, launch.role) | target.site.annotations,
         "settings": pod_settings(target, launch.role),
         "resources": resources(target, launch.role),
         "security": security(target, launch.role),

@@ -217,10 +217,12 @@ def _router(target: Target, texts: Mapping[str, str]) -> list[str]:
         given = {word.partition("=")[0] for word in words if word.startswith("--")}
         problems += [f"the router does not know {name}" for name in sorted(given - names)]
     for role, flag in flags.items():
+        if "--service-discovery" in words:  # which asks for labels, whatever there is
+            flag = "--selector" if role == "mixed" else f"--{role}-selector"
         wanted = sum(len(held.instances) for held in target.roles if held.role == role)
         held = _values(words, flag)
         once = flag.endswith("-hosts") or len(set(held)) == len(held)  # hosts repeat, their ports tell them apart
-        if len(held) < wanted or not once:
+        if len(held) < (min(wanted, 1) if flag.endswith("selector") else wanted) or not once:
             problems.append(f"the router has {len(set(held))} {role} addresses for {wanted} instances")
     return problems
 

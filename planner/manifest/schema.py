@@ -424,3 +424,14 @@ class Manifest(Strict):
         """Return how long one of ``together`` instances takes from nothing to its first request."""
         recovery, stated = self.recovery, self.recovery.restart_seconds
         return recovery.startup_seconds + self.load_seconds(pool, together) if stated is None else stated
+
+    def requests_held(self, pool: Pool) -> float:
+        """Return the requests that an instance holds on average: the planned rate times how long they stay (Little);
+        its slots, where the manifest predicts no rate or no latency.
+        """
+        first, whole = self.predicted.ttft_seconds, self.predicted.e2e_seconds
+        rate = self.workload.requests_per_second or self.predicted.requests_per_second
+        if first is None or whole is None or rate is None or pool.role == "encode":
+            return float(pool.limits.requests_per_dp_rank * pool.degrees.attention_groups)
+        stay = {"prefill": first.mean, "decode": whole.mean - first.mean, "mixed": whole.mean}[pool.role]
+        return rate * stay / sum(len(other.instances) for other in self.pools if other.role == pool.role)

@@ -5,9 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
-from ground.errors import BadInput
 from planner.manifest.migration import Staged, instance_names
 from planner.manifest.schema import Manifest, Pool
 from runtime.simulate.decode import DecodeInstance
@@ -170,16 +168,13 @@ class MigrationRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Autoscale:
-    """The rule, Kubernetes' defaults but the threshold: ``fill`` times an instance's slots, as it is deployed.
-
-    ``by`` plan it is times the requests that an instance holds on average in the plan: its rate times the time that
-    they stay (Little).
+    """The rule, Kubernetes' defaults but the threshold, as ``plan deploy`` writes it: ``fill`` times the requests that
+    an instance holds on average in the plan.
     """
 
     least: int = 1
     begin: int | None = None  # instances of each pool at first; None: all
-    by: Literal["slots", "plan"] = "slots"
-    fill: float = 0.85
+    fill: float = 1.0
     startup_seconds: float | None = None  # until an instance serves; None: as its weights take beside others that start
     period_seconds: float = 15.0
     stabilisation_seconds: float = 300.0
@@ -258,10 +253,7 @@ class _Scaled:
         self.there, self.absent = self.names[:first], self.names[first:]
         self.starting: list[str] = []
         self.leaving: list[str] = []
-        whole = float(pool.limits.requests_per_dp_rank * pool.degrees.attention_groups)
-        if rule.by == "plan":
-            whole = _planned_requests(pool, manifest)
-        self._threshold = max(round(whole * rule.fill), 1)
+        self._threshold = max(round(manifest.requests_held(pool) * rule.fill), 1)
         self._desired: deque[tuple[float, int]] = deque()
 
     def opened(self, name: str) -> None:
@@ -279,15 +271,3 @@ class _Scaled:
         while self._desired[0][0] < now - rule.stabilisation_seconds:
             self._desired.popleft()
         return max(desired, min(count, max(each for _, each in self._desired)))
-
-
-def _planned_requests(pool: Pool, manifest: Manifest) -> float:
-    """Return the requests that an instance of a pool holds on average in the plan."""
-    first, whole = manifest.predicted.ttft_seconds, manifest.predicted.e2e_seconds
-    rate = manifest.workload.requests_per_second
-    if first is None or whole is None or rate is None:
-        raise BadInput(
-            "--autoscale: by=plan needs a manifest that states a rate and predicts TTFT and E2E; plan it anew"
-        )
-    stay = {"prefill": first.mean, "decode": whole.mean - first.mean, "mixed": whole.mean}[pool.role]
-    return rate * stay / len(pool.instances)

@@ -40,6 +40,8 @@ def commands(kind: PlatformKind, files: Mapping[str, str]) -> Iterator[list[str]
 def renderings(name: str, engine: str, kind: PlatformKind) -> Iterator[dict[str, str]]:
     """Yield the files of a deployment, for a site that says more, and with a video for its pictures."""
     yield made(name, engine, kind).files
+    if kind == "lws":  # whose routers watch pods where an autoscaler is asked for
+        yield files_of(name, engine, kind, prometheus="http://prometheus:9090")
     if kind in ("lws", "statefulset", "volcano", "slurm"):  # whose scripts are those of bare
         return
     yield files_of(name, engine, kind, trust_remote_code=True, infiniband_device="mlx5_0", kv_transfer="mooncake")

@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ground.errors import BadInput
 from planner.changeover.change import Conditions, change
 from planner.changeover.moving import Terms
 from planner.manifest.layout import Degrees
@@ -133,9 +132,7 @@ def test_a_threshold_of_the_plan_is_littles_law() -> None:
     latencies = Prediction.model_validate({"ttft_seconds": stated, "e2e_seconds": stated | {"mean": 5.0}})
     whole = whole.model_copy(update={"predicted": latencies})
     decode = next(pool for pool in whole.pools if pool.role == "decode")
-    scaled = _Scaled(decode, Autoscale(by="plan", fill=1.0), whole)
+    scaled = _Scaled(decode, Autoscale(), whole)
     assert scaled.wanted(requests=80, now=0.0) == 4  # 20/s for 4 s
-    scaled = _Scaled(decode, Autoscale(by="plan", fill=1.0, stabilisation_seconds=0.0), whole)
+    scaled = _Scaled(decode, Autoscale(stabilisation_seconds=0.0), whole)
     assert scaled.wanted(requests=40, now=1.0) == 2
-    with pytest.raises(BadInput, match="by=plan"):
-        simulate(tight(2, 2), requests_of(tight(2, 2)), SimulationOptions(autoscale=Autoscale(by="plan")))
