@@ -7,6 +7,8 @@ from deploy.words import Shell, command, flag_words, quoted
 
 ASCEND_RANK_TABLE = "/user/serverid/devindex/config/hccl.json"  # where the Ascend operator mounts what it collects
 
+SETTINGS = "/usr/local/Ascend/{ascend-toolkit,nnal/atb}/set_env.sh"  # that images and hosts read in interactive shells
+MINDIE_SETTINGS = " /usr/local/lib/python3*/site-packages/mindie_llm/set_env.sh"
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES"}
 
 
@@ -29,7 +31,7 @@ def script(target: Target, launch: Launch) -> str:
         "set -euo pipefail",
         "",
         *place(target, launch),
-        *_fabric(target, launch),
+        *(_settings(target) if launch.role.accelerator == "ascend" else _fabric(target, launch)),
         f"MODEL={quoted(target.weights_path(launch.role))}",
         "",
     ]
@@ -40,10 +42,16 @@ def script(target: Target, launch: Launch) -> str:
     return "\n".join([*lines, *_command(launch)]) + "\n"
 
 
+def _settings(target: Target) -> list[str]:
+    """Return the line that reads the variables of CANN and of MindIE, hiding the script's own arguments from them."""
+    held = SETTINGS + (MINDIE_SETTINGS if target.profile.engine == "mindie" else "")
+    return [f'for F in {held}; do [ ! -f "$F" ] || {{ set +eu; source "$F" \'\'; set -eu; }}; done']
+
+
 def _fabric(target: Target, launch: Launch) -> list[str]:
     """Return the check that RDMA is there before weights are loaded: an active port and the adapters' devices."""
     role = launch.role
-    if role.accelerator == "ascend" or not talks_over_nodes(role) or target.site.rdma_resource is None:
+    if not talks_over_nodes(role) or target.site.rdma_resource is None:
         return []
     seen = "grep -qs ACTIVE /sys/class/infiniband/*/ports/*/state && ls /dev/infiniband/uverbs* > /dev/null 2>&1"
     said = f"no RDMA on this node, which {role.name} needs; WITHOUT_RDMA=1 starts it all the same"

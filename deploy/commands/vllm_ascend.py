@@ -13,6 +13,7 @@ Json = dict[str, Any]
 # Mooncake on NPU takes ports 20000 .. 20000 + 1000 * devices of a node; the connector's own lie above.
 TRANSFER_FIRST_PORT = 20000
 TRANSFER_PORTS_PER_DEVICE = 1000
+MOONCAKE = '"${LD_LIBRARY_PATH:-}:/usr/local/lib:/usr/local/lib64"'  # its image adds them in interactive shells alone
 
 
 def launch(target: Target, role: RolePlan) -> Launch:
@@ -35,6 +36,8 @@ def launch(target: Target, role: RolePlan) -> Launch:
         *([_transfer(target, role)] if role.disaggregated else []),
     )
     environment = ascend_environment(target, role) | OWN | {"TP_SOCKET_IFNAME": target.site.network_interface}
+    if role.disaggregated:
+        environment["LD_LIBRARY_PATH"] = Shell(MOONCAKE)
     return served(role, flags, environment, **files)
 
 

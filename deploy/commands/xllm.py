@@ -13,6 +13,7 @@ ROLES = {"prefill": "PREFILL", "decode": "DECODE", "mixed": "DEFAULT"}
 
 def launch(target: Target, role: RolePlan) -> Launch:
     """Return what starts a role with xLLM."""
+    master = port(target, role, MASTER_PORT)
     device = Shell(f"npu:$(({_first(target, role)}{DEVICE}))")
     apart = role.disaggregated
     flags = given(
@@ -21,7 +22,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         ("--host", Shell('"$ADDRESS"')),
         ("--port", _per_device(target, role, target.http_port(role))),
         ("--devices", device),
-        ("--master_node_addr", _master(target, role)),
+        ("--master_node_addr", Shell(f'"$HEAD:{master.text if isinstance(master, Shell) else master}"')),
         ("--nnodes", role.devices),
         ("--node_rank", Shell(f"$(({NODE_RANK} * {role.devices_per_node} + {DEVICE}))")),
         ("--communication_backend", "hccl"),
@@ -42,7 +43,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
     )
     return Launch(
         role=role,
-        programme=("/opt/xllm/xllm",),
+        programme=("/usr/local/bin/xllm",),
         flags=tuple(flags),
         environment=ascend_environment(target, role),
         per_device=True,
@@ -60,11 +61,6 @@ def _per_device(target: Target, role: RolePlan, base: int) -> Value:
     return sum_of(base, f"{_first(target, role)}{DEVICE}")
 
 
-def _master(target: Target, role: RolePlan) -> Shell:
-    chosen = port(target, role, MASTER_PORT)
-    return Shell(f'"$HEAD:{chosen.text if isinstance(chosen, Shell) else chosen}"')
-
-
 def _experts(role: RolePlan) -> list[Flag]:
     """Return EP and its degree: 1 gathers tokens, 2 exchanges them and takes replicas, counted per device."""
     if role.mode is None:
@@ -80,8 +76,13 @@ def _experts(role: RolePlan) -> list[Flag]:
 
 
 def step_tokens(role: RolePlan) -> int:
-    """Return a DP rank's tokens of a step, among which whole prompts must fit where they are not cut into chunks."""
-    return max(role.tokens, -(-role.longest_prompt // role.strategy.attention_dp) if role.role == "prefill" else 0)
+    """Return a DP rank's tokens of a step, among which whole prompts must fit where they are not cut into chunks.
+
+    Decode computes a request anew that it has put back for want of cache, its answer so far, too; one longer than a
+    step it fails (continuous_scheduler.cpp at v0.9.1).
+    """
+    whole = {"prefill": role.longest_prompt, "decode": role.longest}.get(role.role, 0)
+    return max(role.tokens, -(-whole // role.strategy.attention_dp))
 
 
 def _limits(target: Target, role: RolePlan) -> list[Flag]:

@@ -19,7 +19,7 @@ BRANCH = re.compile(r'if \[ "\$(\w+)" -eq 0 \]; then (.*); else (.*); fi\Z', re.
 MOST_DEVICES = 16_384  # of a cluster whose files are read, and rounds of a loop over them
 MOST_ROUNDS, MOST_CHARACTERS = 16, 2**21
 """Of a line that is filled in: how deep its variables may name each other, and what Linux passes to a programme."""
-IGNORED = ("set ", "source ", "trap ", "wait ", "until ", "find ", "{ grep ")
+IGNORED = ("set ", "source ", "trap ", "wait ", "until ", "find ", "{ grep ", "for F ")
 
 Scope = dict[str, str | list[str]]
 

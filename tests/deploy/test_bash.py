@@ -79,7 +79,7 @@ def pods(item: dict[str, Any]) -> Iterator[tuple[Any, dict[str, str]]]:
 )
 def test_bash_starts_what_is_read(name: str, engine: str, kind: PlatformKind, stubs: Path, tmp_path: Path) -> None:
     """Every word of every process of every node; that these words are the plan's, rendering itself checks."""
-    files = {file: text.replace("/opt/xllm/xllm", "xllm") for file, text in files_of(name, engine, kind).items()}
+    files = {file: text.replace("/usr/local/bin/xllm", "xllm") for file, text in files_of(name, engine, kind).items()}
     found = []
     for number, (script, variables, arguments) in enumerate(started(kind, files, stubs)):
         record = tmp_path / str(number)

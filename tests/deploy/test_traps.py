@@ -26,6 +26,7 @@ from tests.deploy.plans import deployed
 
 MOTOR = "user_config.json"
 MOONCAKE, TRUSTED, CLAIMED = {"kv_transfer": "mooncake"}, {"trust_remote_code": True}, {"model_claim": "mine"}
+SCALED, LONG = {"prometheus": "http://p:9090"}, {"longest_request_tokens": 16384}
 POOLED: dict[str, Any] = {"node_selectors": {"all": {"pool": "gpu", "nvidia.com/gpu.present": None}}}
 BONDED, SELECTOR = {"network_interface": "bond0"}, "nodeSelector:\n        "
 STAGED = {"mixed": {"strategy": "TP=1 [PP=4]", "tokens": 512, "requests": 128, "instances": 2}}
@@ -37,9 +38,10 @@ TOLD: list[Told] = [
     # xLLM: 200 concurrent requests (128 open answers of its service), graphs off or of 16 requests bind silently.
     ("r1-cm384", "xllm", "bare", {}, "decode.sh", [f"--max_concurrent_requests={48 * 64} ", "--enable_graph=true"], []),
     ("r1-cm384", "xllm", "bare", {}, "decode.sh", ["--acl_graph_decode_batch_size_limit=48"], []),
-    ("r1-cm384", "xllm", "bare", {}, "router.sh", ["--http_server_max_concurrency=0"], []),
+    # Decode computes a request anew that lost its cache, prompt and answer in one step.
+    ("r1-cm384", "xllm", "bare", LONG, "decode.sh", ["--max_tokens_per_batch=16384"], []),
     # Schedulers aim at the plan's limits in milliseconds: xLLM's service, MindIE Motor's controller.
-    ("r1-cm384", "xllm", "bare", {}, "router.sh", ["--target_ttft=2000", "--target_tpot=50"], []),
+    ("r1-cm384", "xllm", "bare", {}, "router.sh", ["--target_ttft=2000", "--target_tpot=50", "max_concurrency=0"], []),
     ("r1-cm384", "mindie", "motor", {}, MOTOR, ['"digs_prefill_slo": 2000', '"digs_decode_slo": 50'], []),
     ("r1-910b", "mindie", "motor", {}, "README.md", [], ["module-a3-16"]),
     # Kimi's tokenizer is code; and vLLM gives engines up after ten minutes, while weights may load for longer.
@@ -49,7 +51,6 @@ TOLD: list[Told] = [
     ("qwen-h800", "trtllm", "lws", TRUSTED, "decode.yaml", ["trust_remote_code: true"], []),
     ("qwen-h800", "trtllm", "lws", TRUSTED, "benchmark.yaml", ["--tokenizer-trust-remote-code"], []),
     ("qwen-h800", "vllm", "bare", {}, "decode.sh", [], ["--trust-remote-code"]),
-    ("r1-cm384", "sglang", "bare", {}, "decode.sh", [], ["--trust-remote-code"]),
     # One site value changes the engines' connectors and the router alike; NPUs keep their own.
     ("qwen-h800", "vllm", "bare", MOONCAKE, "decode.sh", ['"MooncakeConnector","kv_role":"kv_consumer"'], ["NIXL"]),
     ("qwen-h800", "vllm", "bare", MOONCAKE, "prefill.sh", ["MOONCAKE_BOOTSTRAP_PORT=$((8998 + FIRST_DEVICE))"], []),
@@ -63,24 +64,22 @@ TOLD: list[Told] = [
     ("qwen-h800", "sglang", "bare", {}, "decode.sh", ["--attn-dp-size"], []),
     ("qwen-h800", "sglang", "dynamo", {}, "graph.yaml", ["--enable-dp-attention"], ["--attn-dp-size"]),
     ("qwen-h800", "sglang", "dynamo", {}, "README.md", ["# qwen3-235b-a22b with SGLang 0.5.21, dynamo"], []),
-    ("r1-cm384", "sglang", "bare", {}, "decode.sh", ["--enable-dp-attention"], ["--attn-dp-size"]),
+    ("r1-cm384", "sglang", "bare", {}, "decode.sh", ["--enable-dp-attention"], ["--attn-dp-size", "--trust-"]),
     # Buffers: 48 requests of 2 tokens at EP 64 with 5 slots a device; SGLang's prefill combines 4096 tokens a device.
-    ("r1-cm384", "vllm-ascend", "bare", {}, "decode.sh", ["HCCL_BUFFSIZE=892\n"], []),
-    ("r1-cm384", "sglang", "bare", {}, "prefill.sh", ["HCCL_BUFFSIZE=862\n"], []),
+    ("r1-cm384", "vllm-ascend", "bare", {}, "decode.sh", ["HCCL_BUFFSIZE=892\n", ":/usr/local/lib64"], ["mindie"]),
+    ("r1-cm384", "sglang", "bare", {}, "prefill.sh", ["HCCL_BUFFSIZE=862\n"], ["--enable-mixed-chunk"]),
     ("r1-h800", "vllm", "lws", {}, "decode.yaml", ["REMOTE_TRANSPORT=ibgda", "SYMMETRIC_SIZE=2G", "SYS_RAWIO"], []),
-    ("r1-h800", "vllm", "lws", {}, "decode.yaml", ["rdma/ib: '1'"], []),
+    ("r1-h800", "vllm", "lws", {}, "decode.yaml", ["rdma/ib: '1'"], ["find /dev/shm"]),
     # A router's own limit is ten minutes, or half an hour, and then it ends.
     ("r1-h800", "vllm", "bare", {}, "router.sh", ["--worker-startup-timeout-secs 3600"], []),
     ("r1-h800", "sglang", "lws", {}, "router.yaml", ["--worker-startup-timeout-secs 3600"], []),
-    # The README waits for the job that fetches the weights; without such a job it names none.
-    ("qwen-h800", "vllm", "lws", {}, "README.md", ["job/qwen3-235b-a22b-weights"], []),
-    ("qwen-h800", "vllm", "lws", CLAIMED, "README.md", [], ["job/qwen3-235b-a22b-weights"]),
     ("r1-cm384", "mindie", "motor", {}, "README.md", [], ["weights.yaml"]),
     # What quantises on an NPU has the driver's files as the engines have.
     ("r1-cm384", "xllm", "volcano", {}, "weights.yaml", ["mountPath: /usr/local/Ascend/driver", "msmodelslim"], []),
     ("qwen-h800", "vllm", "lws", {}, "weights.yaml", [], ["Ascend"]),
-    ("qwen-h800", "vllm", "lws", {}, "README.md", ["for the claim qwen3-235b-a22b-weights"], ["on every node"]),
-    ("qwen-h800", "vllm", "lws", CLAIMED, "README.md", ["with the weights, which pods have"], ["on every node"]),
+    # The README waits for the job that fetches the weights; without such a job it names none.
+    ("qwen-h800", "vllm", "lws", {}, "README.md", ["job/qwen3-235b-a22b-weights", "the claim qwen3-"], ["on every"]),
+    ("qwen-h800", "vllm", "lws", CLAIMED, "README.md", ["with the weights, which"], ["on every", "22b-weights"]),
     # SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone, and never where it drafts; the
     # manifest says in which order it was played. A chunk is whole pages, and two prompts of 4,000 tokens are one chunk.
     ("two-prompts", "sglang", "bare", {}, "prefill.sh", ["--chunked-prefill-size 8064 "], []),
@@ -90,7 +89,6 @@ TOLD: list[Told] = [
     ("prompts-first", "vllm", "bare", {}, "README.md", ["in steps of their own"], []),
     ("r1-mixed", "sglang", "bare", {}, "mixed.sh", [f"--chunked-prefill-size {16 * 4096} "], ["--enable-mixed-chunk"]),
     ("r1-mixed", "sglang", "bare", {}, "README.md", ["where it drafts, lets those wait"], []),
-    ("r1-cm384", "sglang", "bare", {}, "prefill.sh", [], ["--enable-mixed-chunk"]),
     # TensorRT-LLM's orchestrator waits 180 s by default, less than weights load and long answers take; and it imports
     # libcuda (NVIDIA/TensorRT-LLM#3629), which nodes without a GPU have not; a site may name others.
     ("qwen-h800", "trtllm", "slurm", {}, "router.sh", ["-t 3600", "-r 3600"], []),
@@ -104,10 +102,23 @@ TOLD: list[Told] = [
     ("qwen-h800", "vllm", "llm-d", {}, "gateway.yaml", ["disagg-profile-handler"], ["disagg-headers-handler"]),
     # Where a container starts again in its pod, what a crash left fills shared memory (llm-d/llm-d#352).
     ("r1-h800", "vllm", "statefulset", {}, "decode.yaml", ["find /dev/shm -type f -delete"], []),
-    ("r1-h800", "vllm", "lws", {}, "decode.yaml", [], ["find /dev/shm"]),
+    # CANN's and MindIE's variables, and Mooncake's libraries, are set in interactive shells alone.
+    ("r1-mixed", "mindie", "bare", {}, "mixed.sh", ["nnal/atb}/set_env.sh /usr/local/lib/python3*/"], []),
+    # Routers watch pods that an autoscaler ends; before a proxy with a fixed list there is none.
+    ("r1-cm384", "sglang", "lws", SCALED, "router.yaml", ["--service-discovery ", "/worker-index=0"], ["http://"]),
+    ("r1-cm384", "sglang", "lws", SCALED, "prefill.yaml", ["sglang.ai/bootstrap-port: '8998'"], []),
+    ("qwen-h800", "vllm", "lws", SCALED, "router.yaml", ["AccountName: qwen3-235b-a22b-router"], ["/worker-index"]),
+    ("r1-cm384", "vllm-ascend", "lws", SCALED, "README.md", [], ["autoscaler"]),
     # Hosts must have the engine or its image, and the interface by which ranks meet; pods have both by themselves.
-    ("qwen-h800", "trtllm", "slurm", BONDED, "README.md", ["TensorRT-LLM 1.2.1 on every node, or its image nvcr"], []),
-    ("qwen-h800", "trtllm", "slurm", BONDED, "README.md", ["The network interface bond0, where ranks meet"], []),
+    (
+        "qwen-h800",
+        "trtllm",
+        "slurm",
+        BONDED,
+        "README.md",
+        ["1.2.1 on every node, or its image", "interface bond0,"],
+        [],
+    ),
     ("qwen-h800", "trtllm", "lws", {}, "README.md", [], ["network interface"]),
 ]
 """Of what is right or wrong by one line of a file: plan, engine, kind, site, file, what it has, what it lacks."""
@@ -423,6 +434,7 @@ def test_motor_s_reader_finds_every_key_it_asks_for() -> None:
     """deploy_ac_job.py and its validator at 5dfb024 index these without a default, whatever is switched off."""
     files = files_of("r1-cm384", "mindie", "motor")
     deploy = json.loads(files["user_config.json"])["deploy_config"]
+    assert deploy["deploy_motor_on_intelligent_server"] is True
     assert (deploy["p_instances_scale_num"], deploy["d_instances_scale_num"], deploy["model_id"]) == (0, 0, "")
     for name in ("mindie_env_path", "mindie_host_log_path", "mindie_container_log_path", "weight_mount_path"):
         assert deploy[name]
@@ -433,6 +445,7 @@ def test_motor_s_reader_finds_every_key_it_asks_for() -> None:
     assert deploy["deploy_mount_path"]["decode_server_mount"] == {"/etc/podplan": "/etc/podplan"}
     for name in ("infer", "management", "cluster", "etcd_server"):
         assert deploy["tls_config"][f"{name}_tls_enable"] is False
+    for name in ("infer", "management", "metrics", "cluster", "etcd_server"):
         items = deploy["tls_config"][f"{name}_tls_items"]
         assert set(items) == {"ca_cert", "tls_cert", "tls_key", "tls_passwd", "tls_crl"}
     environment = json.loads(files["mindie_env.json"])
@@ -625,9 +638,7 @@ def test_graphs_on_a2_are_no_larger_than_its_exchange() -> None:
 
 def test_motor_s_deployer_finds_what_it_asks_for() -> None:
     """Its checks at 5dfb024: modes of files, a namespace, memory of the coordinator, a label on nodes."""
-    files = files_of("r1-cm384", "mindie", "motor")
-    assert json.loads(files["user_config.json"])["deploy_config"]["deploy_motor_on_intelligent_server"] is True
-    told = files["README.md"]
+    told = files_of("r1-cm384", "mindie", "motor")["README.md"]
     assert "mode 640" in told and "kubectl create namespace deepseek-r1" in told and "module-a3-16-super-pod" in told
     assert "coordinator_init" not in told  # 3,072 requests, within 12 GiB
     decode = {"strategy": "DP=64, EP=64", "weights": "int8", "requests": 200}

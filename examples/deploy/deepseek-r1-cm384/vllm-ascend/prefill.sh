@@ -8,6 +8,7 @@ INSTANCE="${1:?usage: prefill.sh INSTANCE NODE}"
 NODE_RANK="${2:?usage: prefill.sh INSTANCE NODE}"
 HEAD="${PREFILL_HOSTS[$((INSTANCE * 2))]}"
 ADDRESS="${PREFILL_HOSTS[$((INSTANCE * 2 + NODE_RANK))]}"
+for F in /usr/local/Ascend/{ascend-toolkit,nnal/atb}/set_env.sh; do [ ! -f "$F" ] || { set +eu; source "$F" ''; set -eu; }; done
 MODEL=/models/deepseek-r1-int8
 
 export HCCL_IF_IP="$ADDRESS"
@@ -22,6 +23,7 @@ export OMP_NUM_THREADS=10
 export VLLM_ENGINE_READY_TIMEOUT_S=3600
 export VLLM_HOST_IP="$ADDRESS"
 export TP_SOCKET_IFNAME=eth0
+export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:-}:/usr/local/lib:/usr/local/lib64"
 
 exec vllm serve "$MODEL" \
   --served-model-name deepseek-r1 \
