@@ -34,11 +34,12 @@ def _say(sentence: str, /, **values: object) -> str:
     return _texts()[sentence].format(**values)
 
 
-def guide(target: Target, files: Mapping[str, str]) -> str:
-    """Return the README.md of a deployment."""
+def guide(target: Target, files: Mapping[str, str], layout: str = "plain") -> str:
+    """Return the README.md of a deployment, whose objects are laid out in one of three ways."""
     fetched = "kind: Job" in files.get("weights.yaml", "")
     known = _texts()["steps"]
-    steps = [*([_texts()["fetch"]] if fetched else []), *known.get(target.kind, known["kubernetes"])]
+    steps = [_texts()["fetch"]] if fetched and layout != "helm" else []  # which waits for them itself
+    steps += known.get(target.kind, known["kubernetes"])
     steps = [step for step in steps if "etcd.sh" in files or "etcd.sh" not in step]
     roles = sorted(
         (name for name in files if name.endswith(".yaml") and name not in (*FIRST, *LAST, *RUN, "router.yaml")),
@@ -50,8 +51,10 @@ def guide(target: Target, files: Mapping[str, str]) -> str:
         "gateway": target.site.gateway_class,
         "folder": "run-JOB/" if target.kind == "slurm" else "",
         "name": target.name,
+        "namespace": target.site.namespace,
         "sheets": ", ".join(name for name in order if name in files and not (fetched and name == "weights.yaml")),
     }
+    said |= {name: words.format(**said) for name, words in _texts()["layouts"][layout].items()}
     lines = [
         f"# {target.name_of_model} with {target.profile.title} {target.version}, {target.kind}",
         "",

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from deploy.commands.launch import Target
+from deploy.guide import guide
 from deploy.reading.nodes import read_documents
 from deploy.site import merged
 from ground.files import to_yaml
@@ -14,7 +15,7 @@ Layout = Literal["plain", "kustomize", "helm"]
 Object = dict[str, Any]
 OPTIONAL = ("monitoring", "autoscaler")  # they need operators that not every cluster has
 PROOF = ("smoke", "benchmark")
-TOKEN = re.compile(r"PODPLAN_([a-zA-Z_]+)_NALPDOP")
+TOKEN = re.compile(r"PODPLAN_([a-z]+)_([a-zA-Z]+)_NALPDOP")
 
 
 def laid_out(layout: Layout, target: Target, files: Mapping[str, str]) -> dict[str, str]:
@@ -24,7 +25,7 @@ def laid_out(layout: Layout, target: Target, files: Mapping[str, str]) -> dict[s
     others = {name: text for name, text in files.items() if not name.endswith(".yaml")}
     sheets = {name.removesuffix(".yaml"): text for name, text in files.items() if name.endswith(".yaml")}
     made = _kustomize(target, sheets) if layout == "kustomize" else _helm(target, sheets)
-    return others | dict(made)
+    return others | dict(made) | {"README.md": guide(target, files, layout)}
 
 
 def _kustomize(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -65,7 +66,9 @@ def _helm(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str, str]
     """Yield a chart whose values are images, instances and options; the proof runs by ``helm test``."""
     values: Object = {"images": {}, "instances": {}, **{name: name in sheets for name in OPTIONAL}}
     templates = {
-        name: "---\n".join(_template(target, item, name, values) for item in read_documents(text, name))
+        name: "---\n".join(
+            _template(target, item, name, values, fetched="kind: Job" in text) for item in read_documents(text, name)
+        )
         for name, text in sorted(sheets.items(), key=lambda sheet: sheet[0] == "weights")  # the engines name images
     }
     chart = {
@@ -85,24 +88,22 @@ def _helm(target: Target, sheets: Mapping[str, str]) -> Iterator[tuple[str, str]
         yield f"templates/{name}.yaml", head + text
 
 
-def _template(target: Target, item: Object, sheet: str, values: Object) -> str:
+def _template(target: Target, item: Object, sheet: str, values: Object, *, fetched: bool) -> str:
     """Return an object's template; what it takes from the values is noted there."""
-    item = _with_images(item, values["images"])
-    if "namespace" in item["metadata"]:
-        item = merged(item, {"metadata": {"namespace": "PODPLAN_namespace_NALPDOP"}})
+    item, hook = _with_images(item, values["images"]), None
     if sheet in PROOF and item["kind"] == "Job":
-        item = merged(item, {"metadata": {"annotations": {"helm.sh/hook": "test"}}})
+        hook = {"helm.sh/hook": "test"}
+    elif sheet == "weights" and fetched:  # before engines, which would find half a model
+        hook = {"helm.sh/hook": "pre-install"}
+    item = merged(item, {"metadata": {"annotations": hook}}) if hook else item
     if item["kind"] == "LeaderWorkerSet":
         key = _key(sheet)
         values["instances"][key] = item["spec"].get("replicas", 1)
         item = merged(item, {"spec": {"replicas": f"PODPLAN_instances_{key}_NALPDOP"}})
     text = to_yaml(item).replace("{{", '{{ "{{" }}')
-    return TOKEN.sub(lambda found: "{{ " + _reference(found[1]) + " }}", text)
-
-
-def _reference(path: str) -> str:
-    kind, _, key = path.partition("_")
-    return ".Release.Namespace" if kind == "namespace" else f".Values.{kind}.{key}"
+    text = TOKEN.sub(r"{{ .Values.\1.\2 }}", text)
+    own = re.escape(target.site.namespace)  # of objects, and where arguments, subjects and queries name it
+    return re.sub(rf'(namespace(?:: |=\\*"?| )){own}(?![\w.-])', r"\1{{ .Release.Namespace }}", text)
 
 
 def _key(name: str) -> str:

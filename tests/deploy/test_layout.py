@@ -78,12 +78,16 @@ def test_helm_makes_the_plain_files(name: str, engine: str, kind: PlatformKind, 
 
 def test_a_chart_s_values_reach_its_objects(tmp_path: Path) -> None:
     """The release's namespace, instances and images; an option that is off leaves its objects out."""
-    deployment = made("qwen-h800", "vllm", "lws")
-    chart = written(tmp_path, laid_out("helm", deployment.target, deployment.files))
+    deployment = made("qwen-h800", "vllm", "llm-d")
+    files = laid_out("helm", deployment.target, deployment.files)
+    chart = written(tmp_path, files)
+    assert "helm install qwen3-235b-a22b . --namespace default" in files["README.md"]
     sets = ["--set", "instances.prefill=7,images.engine=own/vllm:1,monitoring=false"]
     found = built("helm", "template", "any", chart, "--namespace", "elsewhere", *sets)
-    group = found["LeaderWorkerSet", "qwen3-235b-a22b-prefill"]
+    group, bound = found["LeaderWorkerSet", "qwen3-235b-a22b-prefill"], found["RoleBinding", "qwen3-235b-a22b-epp"]
     assert (group["metadata"]["namespace"], group["spec"]["replicas"]) == ("elsewhere", 7)
+    assert bound["subjects"][0]["namespace"] == "elsewhere"
+    assert found["Job", "qwen3-235b-a22b-weights"]["metadata"]["annotations"]["helm.sh/hook"] == "pre-install"
     pod = group["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
     assert pod["containers"][0]["image"] == "own/vllm:1"
     assert not any(key[0] == "PodMonitor" for key in found)
@@ -171,10 +175,13 @@ def test_pods_on_the_host_s_network_have_nodes_of_their_own() -> None:
 
 def test_dynamo_scales_by_its_operator_s_adapter() -> None:
     """The operator makes an adapter for each component that asks, by the names of the graph and the component."""
-    files = files_of("qwen-h800", "vllm", "dynamo", prometheus="http://p:9090")
+    planned = plan("qwen-h800")
+    files = files_of(planned, "vllm", "dynamo", prometheus="http://p:9090")
     (graph,) = yaml.safe_load_all(files["graph.yaml"])
     asked = [held["name"] for held in graph["spec"]["components"] if held.get("scalingAdapter") == {}]
     (scaled,) = yaml.safe_load_all(files["autoscaler.yaml"])
+    held = planned.requests_held(planned.pools[0])  # so that the planned rate asks for the planned instances
+    assert scaled["spec"]["triggers"][0]["metadata"]["threshold"] == str(round(held))
     assert asked == ["prefill"] and scaled["spec"]["scaleTargetRef"]["name"] == f"{graph['metadata']['name']}-prefill"
     monitors = [item for item in yaml.safe_load_all(files["monitoring.yaml"]) if item["kind"] == "PodMonitor"]
     assert {held["port"] for item in monitors for held in item["spec"]["podMetricsEndpoints"]} == {"system"}
