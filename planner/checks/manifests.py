@@ -126,17 +126,9 @@ def _aggregated_manifest(manifest: Manifest, pool: Pool, workload: Workload) -> 
     def at(rate_per_second: float, count: int, requests: int | None = MANY) -> Standing:
         return standing_of(pool_mixed(manifest, pool, workload, rate_per_second, count, requests))
 
-    return Deployed(
-        pools=(
-            DeployedPool(
-                role="mixed",
-                instances=len(pool.instances),
-                at=at,
-                deviation=_step_deviation(pool, full_batch),
-            ),
-        ),
-        losses={"instance": (Lost(mixed=1),), "node": _nodes(manifest)},
-    )
+    deviation = _step_deviation(pool, full_batch)
+    mixed = DeployedPool(role="mixed", instances=len(pool.instances), at=at, deviation=deviation)
+    return Deployed(pools=(mixed,), losses={"instance": (Lost(mixed=1),), "node": _nodes(manifest)})
 
 
 def _step_deviation(pool: Pool, load: StepLoad) -> float:

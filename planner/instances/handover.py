@@ -15,8 +15,8 @@ from functools import lru_cache, partial
 import numpy as np
 
 from ground.arrays import Bools, Floats, Ints
-from planner.closed_forms.birth_death import DecodeQueue, DecodeState
-from planner.closed_forms.bulk_lattice import Passes
+from planner.closed_forms.birth_death import DecodeState
+from planner.instances.kv_links import Sink, Source
 from planner.manifest.drafts import Acceptance, drawn_iterations
 from planner.serving.capacity import Capacity, Limits, Outcome, Play, Trial, Until, capacity, trial
 from planner.serving.decode import (
@@ -154,19 +154,25 @@ def tpot_of(count: int, sent: Ints, requests: DecodeRequests | None, decoded: De
 
 
 _PASSES = 10.0
-"""Full passes that an answer lasts where the closed form holds. Beside plays of 40 random plans (seven models, six
+"""Longest passes that an answer lasts where the closed form holds. Beside plays of 40 random plans (seven models, six
 machines, answers of 8 to 256 tokens) p99 of TPOT was 1 to 15 % above beyond them, -79 to +20 % off before them."""
 _LEAST_PLAYED, _MOST_PLAYED = 40_000, 80_000
 _MOST_TIMES = 8  # most times as many requests that a plan is told over
 _FILLED = 12.0  # requests that are played over those in decode, so that what is left out at the stream's begin fills it
 
 
-def short_answers(workload: Workload, passes: Passes, queue: DecodeQueue) -> bool:
-    """Whether answers of a stationary stream, with all batch slots taken, last less than ten full passes."""
+def short_answers(workload: Workload, source: Source, sink: Sink) -> bool:
+    """Whether answers of a stationary stream, with all batch slots taken, last less than ten of the longest passes.
+
+    Those are as long as what full decode instances finish meanwhile fills.
+    """
     if workload.trace is not None or not workload.decodes:
         return False
+    passes, queue = source.passes, sink.queue
     full = float(np.asarray(queue.iteration_seconds(np.array([float(queue.most_requests)])))[0])
-    return queue.iterations_per_request.mean * full < _PASSES * passes.full_seconds
+    each = sink.instances / source.instances * float(queue.tabulated().finished_per_second[-1])
+    longest = float(passes.seconds[each * passes.seconds >= passes.prompts].max(initial=passes.seconds[0]))
+    return queue.iterations_per_request.mean * full < _PASSES * longest
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -184,12 +190,12 @@ class Handover:
 
     @classmethod
     def of(
-        cls, pools: Callable[[], SeparatePools], workload: Workload, passes: Passes, queue: DecodeQueue, context: float
+        cls, pools: Callable[[], SeparatePools], workload: Workload, source: Source, sink: Sink, context: float
     ) -> "Handover | None":
         """Return the pools that are played together; None where answers are long enough for the closed form."""
-        if not short_answers(workload, passes, queue):
+        if not short_answers(workload, source, sink):
             return None
-        full_per_second = float(queue.tabulated().finished_per_second[-1])
+        full_per_second = float(sink.queue.tabulated().finished_per_second[-1])
         return cls(pools=pools(), workload=workload, context=context, full_per_second=full_per_second)
 
     def state(self, rate_per_second: float, instances: int, requests: int = MANY) -> DecodeState | None:

@@ -340,8 +340,8 @@ def decode_behind(
     queue, passes = decoding_of(decode, workload).queue(0.0), pool_passes(prefill, workload)
     context = float(manifest.model.spec.max_position)
     played = partial(separate_pools, manifest, pools, workload=workload)
-    handover = Handover.of(played, workload, passes, queue, context)
     source, sink = Source(passes, len(prefill.instances)), Sink(queue, len(decode.instances))
+    handover = Handover.of(played, workload, source, sink, context)
 
     def behind(
         rate_per_second: float, instances: int, requests: int = MANY

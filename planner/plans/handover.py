@@ -69,11 +69,12 @@ def separate_pools_of(question: Question, pair: Pair) -> SeparatePools:
 
 def fed(question: Question, pair: Pair) -> DecodeServer:
     """Return the decode instance of a pair, fed by its prefill instances where answers are short."""
-    (first, _), (second, _) = pair
+    (first, first_count), (second, second_count) = pair
     if question.offline is not None or question.queueing == "mixserve" or second.handover is not None:
         return second
     pools, context = partial(separate_pools_of, question, pair), float(question.model.max_position)
-    handover = Handover.of(pools, question.workload, first.passes, second.queue, context)
+    source, sink = Source(first.passes, first_count), Sink(second.queue, second_count)
+    handover = Handover.of(pools, question.workload, source, sink, context)
     return second if handover is None else replace(second, handover=handover)  # as it is, with what it has solved
 
 

@@ -406,13 +406,13 @@ def make_plan(
     (first, first_count, first_rate), (second, second_count, second_rate) = prefill, decode
     times, slower = question.stretch_of("prefill"), question.stretch_of("decode")
     each, own = times * rate_per_second / first_count, slower * rate_per_second / second_count
-    ttft = first.ttft(each, first_count, requests)
-    if ttft is None:
+    if first.ttft(each, first_count) is None:
         return None
     second = fed(question, ((first, first_count), (second, second_count)))
     requests = requests or second.lasting(own, second_count, first.lasting(each, first_count))
+    ttft = first.ttft(each, first_count, requests)
     links = state_of_links(question, ((first, first_count), (second, second_count)), slower * rate_per_second, requests)
-    if links is None:
+    if ttft is None or links is None:
         return None
     second = second.after(links.seconds)
     state = second.state(own, second_count, requests)

@@ -147,17 +147,6 @@ def test_a_utilisation_limit_bounds_the_confidence_as_the_rate() -> None:
     assert sure.held == pytest.approx(0.5, abs=0.05)
 
 
-def test_confidence_costs_rate() -> None:
-    """With 0.9 less is carried than as predicted, by about the deviation's 1.28, and what is told then holds."""
-    question = _asked()
-    plain, sure = check_question(question), check_question(replace(question, confidence=0.9))
-    deviation = max(pool.deviation for pool in from_plan(small_plan(**NODES)).pools)
-    ratio = plain.rate_per_second / sure.rate_per_second
-    assert 1 < ratio < (1 + NormalDist().inv_cdf(0.9) * deviation) ** 4
-    assert sure.holds
-    assert sure.held_confidence >= 0.89
-
-
 @pytest.mark.parametrize("confidence", [0.6, 0.8, 0.95])
 def test_a_plan_tells_no_less_confidence_than_was_asked_for(confidence: float) -> None:
     """Though the confidence is told to about 1 %; it is hardly more, for the rate is the largest that has it."""

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.instances.handover import short_answers
+from planner.instances.handover import Handover
 from planner.plans.assemble import assemble
 from planner.plans.expectation import expect
 from planner.plans.plan import DisaggregatedPlan
@@ -75,10 +75,16 @@ def test_slow_prefill_is_played_as_long_before_decode() -> None:
 
 
 def test_long_answers_have_a_closed_form() -> None:
-    """A thousand tokens outlast ten passes; the same pools are played for eight."""
-    plan = planned(model="qwen3-8b", hw="b200", isl=4096, osl=1024, tpot=0.03)
-    assert not plan.handed_over
-    passes, queue = plan.prefill.server(plan.question).passes, plan.decoder(plan.question).queue
-    assert not short_answers(plan.question.workload, passes, queue)
-    full = float(np.asarray(queue.iteration_seconds(np.array([float(queue.most_requests)])))[0])
-    assert queue.iterations_per_request.mean * full > 10 * passes.full_seconds
+    """Prefill at 5 % of its load takes prompts one by one: a looser TTFT, and so a larger budget, cost 1 % of rate."""
+    line = {"model": "qwen3-30b-a3b", "hw": "l40s", "engine": "vllm", "isl": 1000, "osl": 256, "tpot": 0.03}
+    tight, loose = (planned(**line, ttft=ttft) for ttft in (0.3, 3.0))
+    assert loose.prefill.candidate.tokens_per_device > tight.prefill.candidate.tokens_per_device
+    assert loose.requests_per_second == tight.requests_per_second and not loose.handed_over
+
+
+def test_prefill_is_told_over_the_stream_that_decode_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check plays both over it; TTFT over prefill's own was 0.07 % longer."""
+    monkeypatch.setattr(Handover, "lasting", lambda *_: 240_000)
+    plan = planned(**ASKED[0], isl_cv=0.5)
+    at = (plan.under(plan.question, requests=count)(0.8 * plan.requests_per_second) for count in (None, 240_000))
+    assert len({each.ttft.at(99) for each in at}) == 1
