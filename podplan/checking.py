@@ -20,6 +20,7 @@ from planner.question import Loss, Question
 from planner.search.answer import Answer
 from planner.search.changes.refusal import answered
 from planner.serving.capacity import Limits
+from planner.serving.deployed import workload_of
 from planner.workload import TraceRows, Workload
 from podplan.day import windows_json
 from podplan.job import late
@@ -341,7 +342,6 @@ def _read_manifest_question(values: Mapping[str, str]) -> ManifestQuestion:
     # The schema of manifests takes a tenth of a second, which other questions are spared.
     from planner.manifest.document import read_manifest
     from planner.plans.expectation import planned_rate
-    from planner.serving.deployed import workload_of
 
     for key in values:
         if key not in (*_OF_A_MANIFEST, *_LIMITS, *CHECK_KEYS, *CHECKED):

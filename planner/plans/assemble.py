@@ -103,9 +103,7 @@ def pool_content(pool: PlannedPool, cluster: str, instances: list[Instance], see
         ),
         weights_dtype="bf16" if tower else machines.weights,
         kv_dtype=question.kv_dtype,
-        memory_bytes_per_device=MemoryBytes(
-            **{name: float(getattr(memory, name)) for name in MemoryBytes.model_fields}
-        ),
+        memory_bytes_per_device=MemoryBytes.model_validate(memory, from_attributes=True),
         kv=KvCache(
             block_tokens=BLOCK_TOKENS,
             bytes_per_token_per_device=float(device_cache(deployment).token_bytes),
@@ -255,9 +253,7 @@ def _nodes_used(name: str, names: Mapping[str, str], placing: Mapping[str, list[
 
 def stated_levels(question: Question) -> ServiceLevels:
     """Return the limits of a question as a manifest states them."""
-    return ServiceLevels(
-        ttft_seconds=question.ttft_seconds, tpot_seconds=question.tpot_seconds, percentile=question.percentile
-    )
+    return ServiceLevels.model_validate(question, from_attributes=True)
 
 
 def stated_workload(question: Question, requests_per_second: float) -> ManifestWorkload:
