@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from planner.manifest.costs import CurveTermModel
 from planner.manifest.curves import at, charged_tokens, context_within, curve_seconds, kept_tokens, pairs_within
 from planner.manifest.terms import CurveTerm, timing
 
@@ -34,11 +33,6 @@ def test_a_term_counts_its_load_and_its_work():
     own = timing(TERM, {"one": 1.0, "routed": 6.0, "hit": 4.0})
     assert own.seconds(cores=0.5, dilation=2.0) == pytest.approx(at(POINTS, 3.0))
     assert (own.flops, own.bytes) == (6e6, 4e6)
-
-
-def test_a_manifest_carries_a_curve_bit_for_bit():
-    """There and back."""
-    assert CurveTermModel.model_validate(TERM, from_attributes=True).to_term() == TERM
 
 
 def causal(chunk: int, past: int) -> float:

@@ -7,7 +7,6 @@ import sys
 import types
 import zipfile
 from collections import OrderedDict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from ground.errors import BadInput
 from planner.placement.loadfiles import _tensor, read_loads
 
 LOADS = np.array([[5.0, 1.0, 0.0, 2.0], [3.0, 3.0, 8.0, 1.0], [1.0, 2.0, 3.0, 4.0]])
-SHARED = Path(__file__).parents[4] / "shared" / "data" / "expert-loads"
 
 
 def write_torch(path, data):
@@ -195,11 +193,3 @@ def test_objects_and_unnamed_arrays_are_refused(tmp_path):
             read_loads(tmp_path / name)
     with pytest.raises(BadInput, match="no such file"):
         read_loads(tmp_path / "absent.npy")
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the published loads are not here")
-def test_published_loads_are_read():
-    """ESFT vanilla-lite: 26 layers of 64 experts, four domains of 16 slices, six experts per token."""
-    read = read_loads(SHARED / "esft_vanilla_lite_counts.csv")
-    assert read.loads.shape == (26, 64, 64)
-    assert read.loads[0, :3, 0].tolist() == [33, 38, 47]

@@ -60,7 +60,9 @@ def test_unseen_slices_of_switching_traffic_are_better_than_eplbs():
 @pytest.mark.skipif(not SHARED.exists(), reason="the published loads are not here")
 def test_published_loads_switching_domains():
     """ESFT, 26 layers of 64 experts, four domains: at least 10 % below EPLB on slices that were held out."""
-    problem = Problem(loads=read_loads(SHARED).loads[:8], ranks=16, redundant=16)
+    loads = read_loads(SHARED).loads
+    assert loads.shape == (26, 64, 64) and loads[0, :3, 0].tolist() == [33, 38, 47]
+    problem = Problem(loads=loads[:8], ranks=16, redundant=16)
     assert hold_out(problem, "alternate").gain >= 0.1
 
 
