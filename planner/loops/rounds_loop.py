@@ -182,15 +182,11 @@ def _ahead(k: int, n: int, more: int, entry: Entry, pool: Instances) -> float:
 
 @njit
 def _skip(k: int, start: int, skipped: int, n: int, pool: Instances, rule: Rule) -> None:
-    """Keep the rounds that are so many after those up to round ``n`` in their place."""
+    """Keep the round that is so many after round ``n``; those before it are played over before anybody reads them."""
     for j in range(rule.stages):
         pool.heads[start].single -= skipped if pool.calm[_turn(k, start, j, rule)].running else 0
         for s in range(rule.stages + 1):
-            entry = j, s, 0
-            x, y = _ahead(k, n, skipped - 2, entry, pool), _ahead(k, n, skipped - 1, entry, pool)
-            pool.rounds[k, (n + skipped) % ROUNDS, j, s] = _ahead(k, n, skipped, entry, pool)
-            pool.rounds[k, (n + skipped - 1) % ROUNDS, j, s] = y
-            pool.rounds[k, (n + skipped - 2) % ROUNDS, j, s] = x
+            pool.rounds[k, (n + skipped) % ROUNDS, j, s] = _ahead(k, n, skipped, (j, s, 0), pool)
 
 
 @njit

@@ -21,20 +21,12 @@ def test_the_first_choice_is_the_least_redundancy_that_divides(ranks: int) -> No
     assert choices == [extra for extra in tried[:2] if extra <= most]
 
 
-def test_cloudmatrix_layout_is_among_the_choices() -> None:
-    """EP320 with 32 shared copies and 32 redundant experts, CloudMatrix384 (arXiv 2506.12708) section 4.1."""
-    strategy = Strategy(attention_dp=320, moe_ep=320)
-
-    assert 32 in shared_choices(DEEPSEEK, strategy, "auto", decode=True)
-    assert 32 in redundancy_choices(DEEPSEEK, strategy, 32, None)
-
-
-def test_xdeepserve_layout_is_among_the_choices() -> None:
-    """EP288 with 32 shared copies and 256 routed experts, xDeepServe (arXiv 2508.02520) section 4.2."""
-    strategy = Strategy(attention_dp=288, moe_ep=288)
-
-    assert 32 in shared_choices(DEEPSEEK, strategy, "auto", decode=True)
-    assert 0 in redundancy_choices(DEEPSEEK, strategy, 32, None)
+def test_published_layouts_are_among_the_choices() -> None:
+    """32 shared copies and 32 more slots on EP320 (CloudMatrix384 section 4.1), none on EP288 (xDeepServe 4.2)."""
+    for ranks, redundant in ((320, 32), (288, 0)):
+        strategy = Strategy(attention_dp=ranks, moe_ep=ranks)
+        assert 32 in shared_choices(DEEPSEEK, strategy, "auto", decode=True)
+        assert redundant in redundancy_choices(DEEPSEEK, strategy, 32, None)
 
 
 @settings(max_examples=40, deadline=None)

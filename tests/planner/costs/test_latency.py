@@ -81,9 +81,3 @@ def test_prefill_with_perfect_balance(hardware: str, weights: str, tokens: float
     seconds, microbatches = timed.seconds, timed.microbatches
     assert microbatches == 2
     assert step.tokens / float(seconds) == pytest.approx(published, rel=0.15)
-
-
-def test_dense_models_run_one_microbatch():
-    """There is no exchange to hide."""
-    deployment = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=2, moe_tp=2)
-    assert evaluate_best(even_cost(deployment), decode_load(deployment, 64.0, 4096.0)).microbatches == 1

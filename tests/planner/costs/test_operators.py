@@ -179,13 +179,6 @@ def test_reused_prefix_is_expanded_again():
     assert flops["prefill_attention"] == pytest.approx(61 * pairs * 2 * 128 * 320)
 
 
-def test_mixed_step_without_prompts_runs_no_prompt_kernel():
-    """An aggregated instance between prompts pays neither start-up nor weights of the prefill kernels."""
-    deployment = instance("deepseek-r1", "h200", "mixed", "fp8", attention_tp=8, moe_tp=8)
-    idle = {row.name: row.seconds for row in decode_rows(deployment)}
-    assert [idle[name] for name in ("kv_up", "key_join", "prefill_attention")] == [0.0, 0.0, 0.0]
-
-
 def test_vocabulary_over_tp_needs_two_collectives():
     """Logits of 64 rows are gathered over TP4: 64·151936·2 B·3/4 on the wire; without TP nothing is sent."""
     split = instance("qwen3-32b", "h200", "decode", "bf16", attention_tp=4, moe_tp=4)

@@ -40,6 +40,7 @@ def end(case, skip):
     loop._skipped = found if skip else lambda *_: 0
     n, now = loop.pass_rounds(0, 0, -1e-3, 1500, until, pool, rule, times)
     loop._skipped = found
+    assert not n or calm.begin[np.flatnonzero(calm.running)[-1]] == now
     return np.array([n, now, *calm.begin, *calm.end, *passed[0], *heads.busy]), heads.single.sum()
 
 skipped = 0
