@@ -349,7 +349,7 @@ def told_by_batches(role: Found, side: GivenRole, late: bool) -> list[Finding]:
 
     A plan has the batch that memory holds and the rate that keeps TPOT, so a full one may well pass it.
     """
-    if side.role == "prefill":
+    if side.role == "prefill" or not side.room:
         return []
     found, name = [], BATCH[family_of(role.engine)]
     ranks = side.row.strategy.attention_dp if role.engine in ("sglang", "xllm") else 1

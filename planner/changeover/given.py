@@ -57,15 +57,17 @@ class GivenRole:
         return row_deployment(self.group.deployment, self.row)
 
     @cached_property
-    def batch(self) -> int:
-        """Requests of a DP rank that its limits let in and memory holds, by the plan's own reservation; at least 1."""
+    def room(self) -> int:
+        """Requests of a DP rank that memory holds, by the plan's own reservation; of prefill those that are let in."""
         kv, tokens = reserved_kv_tokens(self.question.workload), np.array([float(self.tokens or 1)])
-        room = self.sequences
         if self.role == "mixed":
-            room = int(aggregated_room(self.deployment, tokens, kv, np.array([MOST_REQUESTS]))[0])
-        elif self.role == "decode":
-            room = int(largest_room(self.group, self.row.microbatches, kv)[0])
-        return min(self.sequences, max(room, 1))
+            return int(aggregated_room(self.deployment, tokens, kv, np.array([MOST_REQUESTS]))[0])
+        return int(largest_room(self.group, self.row.microbatches, kv)[0]) if self.role == "decode" else self.sequences
+
+    @property
+    def batch(self) -> int:
+        """Requests of a DP rank that its limits let in and memory holds; at least 1."""
+        return min(self.sequences, max(self.room, 1))
 
     def prefill(self) -> PrefillCandidate:
         """Return a prefill instance: whole prompts in a pass, or parts of one where its tokens hold less."""
@@ -145,8 +147,10 @@ def plan_at(sides: Sequence[GivenRole], rate: float) -> Plan | None:
 
 
 def most_rate(sides: Sequence[GivenRole]) -> tuple[float | None, Plan | None]:
-    """Return the largest rate within the limits, and the plan at the smallest rate that was tried."""
+    """Return the largest rate within the limits, and the plan at the smallest that was tried; None where none fits."""
     question = sides[0].question
+    if not all(side.room for side in sides):
+        return None, None
 
     def used(rate: float) -> float:
         """Return the used share of the limit with less room; infinite beyond saturation."""

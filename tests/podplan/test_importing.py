@@ -377,6 +377,12 @@ def test_a_benchmark_without_lengths_and_a_changed_one_tell_what_they_send(tmp_p
         import_deployment(str(tmp_path), hw="h100")
 
 
+def test_weights_that_leave_no_room_for_a_request_are_told_at_once() -> None:
+    """DeepSeek-V3 on one H100: nothing is played, where every iteration of a request beyond memory would be."""
+    found = import_deployment("python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3", hw="h100")
+    assert found.manifest is None and [each.what for each in found.findings] == ["no request fits beside the weights"]
+
+
 @pytest.mark.parametrize(("name", "engine", "kind"), [pair for pair in pairs() if pair[1] != "reference"])
 def test_what_deploy_writes_is_read_as_it_was_planned(
     name: str, engine: str, kind: PlatformKind, tmp_path: Path
