@@ -16,35 +16,12 @@ MOST_ROWS = 1_000_000
 _MOST_SAMPLES = 256
 
 REQUEST_COLUMNS = (
-    "request",
-    "class",
-    "outcome",
-    "arrival_seconds",
-    "start_seconds",
-    "first_token_seconds",
-    "end_seconds",
-    "input_tokens",
-    "output_tokens",
-    "reused_tokens",
-    "queueing_seconds",
-    "ttft_seconds",
-    "tpot_seconds",
-    "e2e_seconds",
-    "retries",
+    "request,class,outcome,arrival_seconds,start_seconds,first_token_seconds,end_seconds,input_tokens,output_tokens,"
+    "reused_tokens,queueing_seconds,ttft_seconds,tpot_seconds,e2e_seconds,retries\n"
 )
 SERIES_COLUMNS = (
-    "seconds",
-    "running_requests",
-    "waiting_requests",
-    "decoding_requests",
-    "kv_occupancy",
-    "slot_occupancy",
-    "rank_kv_imbalance",
-    "prefill_busy",
-    "decode_busy",
-    "mixed_busy",
-    "completed",
-    "failed",
+    "seconds,running_requests,waiting_requests,decoding_requests,kv_occupancy,slot_occupancy,rank_kv_imbalance,"
+    "prefill_busy,decode_busy,mixed_busy,completed,failed\n"
 )
 
 
@@ -65,9 +42,9 @@ class Observer:
         self.spans = self.samples = 0
         self._threads: dict[str, int] = {}
         if requests is not None:
-            requests.write(",".join(REQUEST_COLUMNS) + "\n")
+            requests.write(REQUEST_COLUMNS)
         if series is not None:
-            series.write(",".join(SERIES_COLUMNS) + "\n")
+            series.write(SERIES_COLUMNS)
         if timeline is not None:
             timeline.write("[\n")
 

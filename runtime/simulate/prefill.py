@@ -52,7 +52,7 @@ class PrefillInstance:
         self.budget = pool.limits.tokens_per_device * self.rank_devices
         self._loading = Loading(shared, pool, self.timer, self.budget)
         self._alone_seconds: dict[int, float] = {}
-        self._most_held = pool.kv.capacity_tokens_per_rank * self.ranks
+        self.most_held = pool.kv.capacity_tokens_per_rank * self.ranks
         self.queue, self.offline = queue, offline
         self.devices = Devices()
         self.beside: DecodeInstance | None = None
@@ -104,7 +104,7 @@ class PrefillInstance:
     def kept_tokens(self) -> int:
         """KV of a rank that is left to online prompts: what passes come to within the TTFT limit; half without one."""
         limit = self._shared.manifest.service_levels.ttft_seconds
-        return self._most_held // (2 * self.ranks) if limit is None else int(limit / self._rank_token_seconds)
+        return self.most_held // (2 * self.ranks) if limit is None else int(limit / self._rank_token_seconds)
 
     @property
     def _helps(self) -> bool:
@@ -263,7 +263,7 @@ class PrefillInstance:
     def _holds(self, request: Request) -> bool:
         """Whether there is KV room for one more prompt; finished ones keep theirs until they are pulled."""
         free = self.free_tokens()
-        self._blocked = free < request.prompt and (bool(self.held_tokens) or free < self._most_held)
+        self._blocked = free < request.prompt and (bool(self.held_tokens) or free < self.most_held)
         return not self._blocked
 
     def _take(self, making: Pass, request: Request, rank: int, start: int, found: CacheHit | None) -> None:
@@ -374,12 +374,12 @@ class PrefillInstance:
     def free_tokens(self) -> int:
         """KV room for prompts, beside those that wait to be pulled and those that decode here."""
         beside = self.beside.reserved_tokens if self.beside is not None else 0
-        return self._most_held - self.held_tokens - beside
+        return self.most_held - self.held_tokens - beside
 
     @property
     def nearly_full(self) -> bool:
         """Whether prompts that wait for decode leave few others room."""
-        return self.accepts and self.free_tokens() < 0.5 * self._most_held
+        return self.accepts and self.free_tokens() < 0.5 * self.most_held
 
     def token_seconds(self, prompt_tokens: float) -> float:
         """Return the seconds of a full pass of prompts of one length, per token of the instance."""

@@ -2,8 +2,9 @@
 
 xLLM section 3.2. A prompt goes where its first token is due first among prefill instances; where all would miss the
 limit, to a decode instance, whose steps leave prompts what the TPOT limit does not need (``DecodeInstance.spare``). An
-instance flips only where those that keep its old role can carry what there is, within the limits of both: a flip moves
-it between pools at once, and what it has of the old kind is finished step by step beside the new.
+instance flips only where those that keep its old role can carry what there is, within the limits of both, and one of
+prefill only where it runs more than it could keep waiting (``Roles._pays``): a flip moves it between pools at once, and
+what it has of the old kind is finished step by step beside the new.
 
 Routers choose the prefill or mixed instance that takes a request.
 """
@@ -60,13 +61,13 @@ class Roles:
         prompt = max(shared.manifest.workload.input_tokens, 1.0)
         self._token_seconds = {unit.name: unit.prefill.token_seconds(prompt) for unit in self._units}
         self._work, self._since = 0.0, 0.0
-        self._crowded = -math.inf  # when a prompt last had to wait for long
+        self._completed: int | None = None  # requests at the time from which on decode lacks room
         self.flips = 0
 
-    def _delays(self, request: Request, takes_prefill: bool) -> list[tuple[float, Unit]]:
-        """Return the predicted TTFT at each unit that takes prompts now, or that does not: those that are up."""
-        able = [unit for unit in self._units if unit.takes_prefill == takes_prefill]
-        return [(self._delay(unit, request), unit) for unit in able if takes_prefill or unit.up]
+    def _delays(self, request: Request, takes_prefill: bool) -> list[tuple[float, int, str, Unit]]:
+        """Return the predicted TTFT, what waits, and the name of each unit that takes prompts, or of others, if up."""
+        able = [unit for unit in self._units if unit.takes_prefill == takes_prefill and (takes_prefill or unit.up)]
+        return [(self._delay(unit, request), unit.prefill.queued_tokens, unit.name, unit) for unit in able]
 
     def _delay(self, unit: Unit, request: Request) -> float:
         """Return the predicted TTFT at a unit: the pass that runs, what waits, and the prompt itself.
@@ -76,32 +77,31 @@ class Roles:
         part, decode = unit.prefill, unit.decode
         rest = part.busy_until_seconds - self._shared.engine.now_seconds
         rest = rest if rest > 0.0 else 0.0
+        if part.queued_tokens + request.prompt > part.free_tokens():
+            return math.inf
         work = part.queued_tokens * self._token_seconds[unit.name] + part.prompt_seconds(request.prompt)
         if decode.idle:
             return rest + work
         share = part.share_beside()
         full = not part.accepts and (bool(self._shared.placement.waiting) or not decode.could_take(1, _GUARD))
-        if share <= 0 or full or part.queued_tokens + request.prompt > part.free_tokens():
-            return math.inf
-        return rest + work / share
+        return math.inf if share <= 0 or full else rest + work / share
 
     def choose(self, request: Request) -> PrefillInstance | None:
-        """Return where the first token is due first: of prefill if that keeps the limit, else of all instances."""
+        """Return where the first token is due first: of prefill if that keeps the limit, else of all instances.
+
+        A prompt that is late everywhere waits where most wait already, so that those after it are in time elsewhere.
+        """
         self._note(request)
         due = self._delays(request, takes_prefill=True)
-        limit, least, short = _GUARD * self._ttft, _least(due), _WAITING_GUARD * self._ttft
-        if least > short:
-            alone = min((unit.prefill.prompt_seconds(request.prompt) for _, unit in due), default=0.0)
-            self._crowded = self._since if least - alone > short else self._crowded
-        if not due or least > limit:
+        if not due or min(due)[0] > _GUARD * self._ttft:
             due += self._delays(request, takes_prefill=False)
-            if due and _least(due) > limit and (flipped := self.to_prefill()) is not None:
-                changed = self._delay(flipped, request)
-                due = [(changed, unit) if unit is flipped else (seconds, unit) for seconds, unit in due]
-        # Where nobody is in time, a decode instance would be late for both.
-        if _least(due) > self._ttft:
-            due = [each for each in due if each[1].takes_prefill] or due
-        return min(due, key=itemgetter(0))[1].prefill if due else None
+            if due and min(due)[0] > _GUARD * self._ttft and (flipped := self.to_prefill()) is not None:
+                due = [(self._delay(each[-1], request), *each[1:]) if each[-1] is flipped else each for each in due]
+        if not due or min(due)[0] <= self._ttft:
+            return min(due)[-1].prefill if due else None
+        # A decode instance would be late for both.
+        late = [each for each in due if each[-1].takes_prefill] or due
+        return max(late, key=itemgetter(1))[-1].prefill
 
     def _note(self, request: Request | None) -> None:
         """Forget old work of prompts, and add that of a new one, in tokens."""
@@ -111,12 +111,10 @@ class Roles:
         self._since = now
 
     def _carries(self, units: list[Unit]) -> bool:
-        """Whether units can prefill what came lately, and what waits in time; not if a prompt waited long lately."""
+        """Whether units can prefill what came lately, and what waits in time."""
         rate = sum(1 / self._token_seconds[unit.name] for unit in units)
         known = -math.expm1(-max(self._since, MONITOR_SECONDS) / _MEMORY_SECONDS)
         lately = self._work / (_MEMORY_SECONDS * known)
-        if self._since - self._crowded < _MEMORY_SECONDS:
-            return False
         waiting = sum(unit.prefill.queued_tokens for unit in self._units)
         return lately <= _GUARD * rate and waiting <= _WAITING_GUARD * self._ttft * rate
 
@@ -137,13 +135,13 @@ class Roles:
         return None
 
     def to_decode(self, forced: bool = False) -> Unit | None:
-        """Flip an idle prefill instance, one that was planned for decode first, if the others carry prefill.
+        """Flip an idle prefill instance, one that was planned for decode first, if it pays and others carry prefill.
 
         ``forced``: one that is busy and that they miss, too, as long as there is another one.
         """
         able = [unit for unit in self._units if unit.takes_prefill]
         # A pass under way would keep new requests waiting.
-        ready = [unit for unit in able if forced or unit.prefill.idle]
+        ready = [unit for unit in able if forced or (unit.prefill.idle and self._pays(unit))]
         for unit in sorted(ready, key=lambda unit: (unit.home != "decode", unit.prefill.waiting_tokens, unit.name)):
             if len(able) > 1 and (forced or self._carries([other for other in able if other is not unit])):
                 self._turn(unit, to_prefill=False)
@@ -170,8 +168,24 @@ class Roles:
     def _look(self) -> bool:
         """Turn an instance to decode where that is needed, or back where nothing speaks against it; whether one did."""
         self._note(None)
-        away = any(unit.takes_prefill and unit.home == "decode" for unit in self._units)
-        return (away or self._late()) and self.to_decode() is not None
+        self._completed = (self._completed or self._shared.ledger.completed) if self._late() else None
+        return self.to_decode() is not None
+
+    def _pays(self, unit: Unit) -> bool:
+        """Whether an instance is one of decode, or serves more requests there than will find no KV without it.
+
+        What decode lacks is expected to last as long as it has: what waits doubles, places serve as many as they did.
+
+            places · (1 + completed / running) > min(KV here, 2 · KV that waits - KV of the others) / a prompt
+        """
+        if unit.home == "decode" or self._completed is None:
+            return unit.home == "decode"
+        own, able = unit.decode, [each.prefill for each in self._units if each.takes_prefill]
+        short = 2 * sum(part.held_tokens for part in able) - sum(part.most_held for part in able)
+        lost, waiting = min(short, 0) + unit.prefill.most_held, self._shared.placement.waiting
+        turns = (self._shared.ledger.completed - self._completed) / max(sum(u.decode.total for u in self._units), 1)
+        places = own.ranks * own.pool.limits.requests_per_dp_rank * (1 + turns)
+        return lost <= 0 or places * sum(request.prompt for request in waiting) > lost * len(waiting)
 
     def _late(self) -> bool:
         """Whether decode needs another instance: for the TPOT limit, the wait for a place included, or for room.
@@ -185,10 +199,6 @@ class Roles:
             return True
         running = max(sum(unit.decode.total for unit in self._units), 1)
         return any(unit.decode.over_limit(_GUARD / (1 + waiting / running)) for unit in decoding)
-
-
-def _least(due: list[tuple[float, Unit]]) -> float:
-    return min(due, key=itemgetter(0))[0] if due else math.inf
 
 
 Head = PrefillInstance | MixedInstance | EncodeInstance
