@@ -26,7 +26,7 @@ from planner.objective import Aim, Incumbent
 from planner.programme.columns import BELOW, RELATIVE, Pick, Picks, Rates, Side, Way
 from planner.programme.routes import Routes
 
-MOST_ROUTES = 2_000_000  # most routes that are compared; more would take too long
+MOST_ROUTES = 2_000_000  # most routes that are compared at once; more would take too long
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,6 @@ class Programme:
     count: Count = field(default_factory=Count)  # plays of its queues, by which a long search ends
     unproven: list[Picks] = field(default_factory=list)
     """Choices with which a search ended before they were proven to be the best."""
-
-    def __post_init__(self) -> None:
-        """Raise BadInput for more than ``MOST_ROUTES`` routes."""
-        if self.routes > MOST_ROUTES:
-            raise BadInput(
-                f"{self.routes:.0f} ways to spread these models over the pools are more than the {MOST_ROUTES} that "
-                "are compared; give some models the pools that they stand on, hw: prefill=NAME,decode=NAME"
-            )
-
-    @property
-    def routes(self) -> float:
-        """Number of routes."""
-        return float(np.prod([float(len(own)) for own in self.ways]))
 
     @cached_property
     def sides(self) -> tuple[Side, ...]:
@@ -131,13 +118,21 @@ class Programme:
         return counts * steps, steps
 
     def _smallest(self, stairs: Mapping[int, "_Stairs"], rate: float) -> Picks | None:
-        """Return the best route that carries a rate, each side with its smallest sufficient column."""
+        """Return the best route that carries a rate, each side with its smallest sufficient column.
+
+        Raises BadInput where over ``MOST_ROUTES`` of them take different room.
+        """
         if len(self.ways) == 1:
             return self._of_one_model(stairs, rate)
         most, steps = self._held
         used, spent = np.zeros((1, most.size)), np.zeros((1, 2))  # [routes, pools], [routes, (objective, tie-break)]
         routes = np.zeros((1, 0), dtype=np.int64)  # [routes, models]
         for own in self.ways:
+            if len(routes) * len(own) > MOST_ROUTES:
+                raise BadInput(
+                    f"the ways to spread these models over the pools are more than the {MOST_ROUTES} that are "
+                    "compared; give some models the pools that they stand on, hw: prefill=NAME,decode=NAME"
+                )
             each = ((number, _taken(way, stairs, rate, self._pools)) for number, way in enumerate(own))
             taken = [(number, found) for number, found in each if found is not None]
             if not taken:
