@@ -167,6 +167,7 @@ def needs(target: Target, files: Mapping[str, str]) -> Iterator[str]:
         ("no_maps", unmapped, {"title": profile.title}),
         ("patience", engine == "sglang" and any(role.role == "mixed" and role.drafts for role in roles), {}),
         ("ring", engine == "xllm" and target.kind == "volcano", {}),
+        ("tls", any(role.accelerator == "ascend" and talks_over_nodes(role) for role in roles), {}),
         ("nginx", "nginx.conf" in files, {}),
         ("driver", engine == "trtllm" and "router.yaml" in files, {}),
         ("imex", joined, {"roles": " and ".join(joined), "service": imex}),

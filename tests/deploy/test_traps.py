@@ -34,6 +34,7 @@ Told = tuple[str, str, PlatformKind, dict[str, Any], str, list[str], list[str]]
 TOLD: list[Told] = [
     # The guide names the exchange at the planned batch: on A3 decode's 96 tokens go by MC2, prefill's by an all-to-all.
     ("r1-cm384", "vllm-ascend", "bare", {}, "README.md", ["decode: 96 tokens a step reach their experts by mc2"], []),
+    ("r1-cm384", "sglang", "lws", {}, "README.md", ["hccn_tool -i 0 -tls -g"], []),
     ("r1-cm384", "vllm-ascend", "bare", {}, "README.md", ["prefill: 4096 tokens a step reach", "by all_to_all"], []),
     # xLLM: 200 concurrent requests (128 open answers of its service), graphs off or of 16 requests bind silently.
     ("r1-cm384", "xllm", "bare", {}, "decode.sh", [f"--max_concurrent_requests={48 * 64} ", "--enable_graph=true"], []),
