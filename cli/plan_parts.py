@@ -25,9 +25,10 @@ from planner.plans.quantised import needs_of
 from planner.question import Question, Role
 from planner.search.answer import Answer
 from podplan.day import roles_of, span_text
-from podplan.plan_data import POOL, own_cuts, pools_text, total_cost
+from podplan.plan_data import own_cuts, pools_text, total_cost
 from podplan.result import Cell, Row
 
+BRIEF = "{count} × {strategy}"
 WORDS = {  # what an engine does not run, by the rule of ``planner.engines.rules`` that cut it
     "attention-grid": "this TP + DP of attention",
     "dedicated-shared-experts": "ranks for shared experts alone",
@@ -183,20 +184,20 @@ def _latency(name: str, seen: Seen, percentile: float | None = None) -> str:
 
 def show_growth(screen: Screen, months: Sequence[Month]) -> None:
     """Write a row for every month: its rate, what to add, what is there then, and how it is used."""
+    cost = total_cost(months)
     columns: dict[str, Callable[[Month], str]] = {
         "month": lambda each: str(each.number),
         ">rate": lambda each: format_rate(each.requests_per_second),
         "nodes to add": lambda each: _counts(each.bought, each) or "none",
         "nodes": lambda each: _counts(each.nodes, each),
         ">chips in use": lambda each: f"{each.plan.chips:g}",
-        ">USD a month": lambda each: "" if each.cost_per_hour is None else monthly_text(each.cost_per_hour),
-        "pools": lambda each: pools_text(each.plan, POOL),
+        **({} if cost is None else {">USD a month": lambda each: monthly_text(each.cost_per_hour or 0.0)}),
+        "pools": lambda each: pools_text(each.plan, BRIEF),
     }
     screen.grid(months, columns)
     bought = [(month.number, sum(month.bought.values())) for month in months]
     first, *later = [(number, count) for number, count in bought if count]
     told = "; ".join(f"{counted(count, 'node')} in month {number}" for number, count in later) or "nothing later"
-    cost = total_cost(months)
     paid = "" if cost is None else f" All {len(months)} months cost {format_count(cost)} USD."
     start = f"Buy {counted(first[1], 'node')} for the first month; then {told}."
     each = "cheapest" if months[0].plan.question.goal.priced else "smallest"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cli.output import Screen, short_duration
-from cli.plan_parts import SPARE, engine_text, monthly_text, show_day, show_engines, show_growth, show_keys
+from cli.plan_parts import BRIEF, SPARE, engine_text, monthly_text, show_day, show_engines, show_growth, show_keys
 from ground.units import (
     JOULES_PER_KWH,
     carried_rate,
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from planner.checks.on_trace import OnTrace
 
 RUNNERS_UP = 3
-BRIEF = "{count} × {strategy}"
 NOT_PLAYED = (
     "Latencies are of a stationary stream with the trace's moments: the trace itself has fewer requests than would "
     "load the plan, or cannot be played (a stated reuse, turns that wait for answers); plan simulate --trace plays it."

@@ -204,12 +204,11 @@ def basis_lines(questions: Sequence[Question]) -> list[str]:
 
 def _told(figures: Mapping[str, Sourced | None], unit: str, scale: float, notes: bool) -> str:
     """Return each machine's figure with its kind, date and note; that none is stated where there is none."""
-    texts = []
-    for name, figure in figures.items():
-        if figure is None:
-            texts.append(f"none stated of {name}")
-            continue
+    texts, silent = [], [name for name, figure in figures.items() if figure is None]
+    for name, figure in ((name, figure) for name, figure in figures.items() if figure is not None):
         parts = (figure.kind, figure.as_of, notes and figure.note)
         about = "given" if figure.note == "given" else ", ".join(part for part in parts if part)
         texts.append(f"{figure.value / scale:.3g} {unit} of {name} ({about})")
+    if silent:
+        texts.append(f"none stated of {', '.join(silent)}")
     return " and ".join(texts)

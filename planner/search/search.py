@@ -90,7 +90,7 @@ def search(
 
     def solve(asked: Sequence[Question]) -> Answer:
         worth = partial(holds, question=question, asked=asked[0])
-        return _search(_fewest(asked[0]), beside=beside, proof=proof, worth=worth)
+        return _search(_fewest(asked[0]), beside=beside, proof=proof, worth=worth, refuse=refuse)
 
     return in_own_terms(surely([question], solve), question)
 

@@ -66,6 +66,8 @@ def answered(
         as_predicted = replace(question, confidence=None, headroom=0.0)
         plain = search(as_predicted, beside=False, refuse=_carried_by_none)
         told = told if plain.best else plain.explanation
+        if plain.best and answer.binding_limit == "devices":  # of which each role needs more for times so long
+            told = search(question, beside=False, refuse=_carried_by_none).explanation.removeprefix(answer.explanation)
     return helped(replace(answer, explanation=f"{answer.explanation}{told}"), question, most, rated, feasible)
 
 

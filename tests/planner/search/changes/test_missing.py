@@ -40,10 +40,14 @@ def test_answers_that_kv_makes_late_at_every_rate_are_refused_for_that(rate: flo
     assert "carry" not in answer.explanation
 
 
-def test_a_refusal_with_confidence_tells_what_lacks_without_it() -> None:
-    """It said "no rate at all is carried within the limits (devices)"."""
-    answer = answered(small_question(model="qwen3-8b", devices=1, confidence=0.9))
-    assert "the roles together need more devices than there are: prefill at least 1" in answer.explanation
+@pytest.mark.parametrize("asked", [("qwen3-8b", "h100", 1), ("llama-3.1-70b", "l40s", 8)])
+def test_a_refusal_with_confidence_tells_what_lacks(asked: tuple[str, str, int]) -> None:
+    """Of one device for two roles, and of eight where as predicted there is a plan: it said "devices binds"."""
+    question = small_question(
+        *asked, lengths=(1000.0, 200.0), tpot_seconds=0.055, confidence=0.9, shape="disaggregated"
+    )
+    answer = answered(replace(question, engine="trtllm@1.2.1"))
+    assert "the roles together need more devices than there are: prefill at least" in answer.explanation
 
 
 @pytest.mark.parametrize("asked", LIMITS, ids=str)
