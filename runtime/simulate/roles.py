@@ -74,16 +74,18 @@ class Roles:
 
         Beside running requests prompts have only what these spare, of time and of KV.
         """
-        part, decode = unit.prefill, unit.decode
+        part, idle = unit.prefill, unit.decode.idle
+        # Adding up what ranks hold is slow, and those without a request hold nothing.
+        free = part.most_held - part.held_tokens if idle else part.free_tokens()
+        if part.queued_tokens + request.prompt > free:
+            return math.inf
         rest = part.busy_until_seconds - self._shared.engine.now_seconds
         rest = rest if rest > 0.0 else 0.0
-        if part.queued_tokens + request.prompt > part.free_tokens():
-            return math.inf
         work = part.queued_tokens * self._token_seconds[unit.name] + part.prompt_seconds(request.prompt)
-        if decode.idle:
+        if idle:
             return rest + work
         share = part.share_beside()
-        full = not part.accepts and (bool(self._shared.placement.waiting) or not decode.could_take(1, _GUARD))
+        full = not part.accepts and (bool(self._shared.placement.waiting) or not unit.decode.could_take(1, _GUARD))
         return math.inf if share <= 0 or full else rest + work / share
 
     def choose(self, request: Request) -> PrefillInstance | None:
