@@ -35,9 +35,9 @@ LOAD_DEVIATION = {"decode": 0.0, "prefill": 0.08, "mixed": 0.06}
 """Of a step, for what it carries: prompts are unequal and ranks wait for the fullest (CloudMatrix384 section 4.3.1);
 token budgets and lengths of a closed loop are not stated."""
 
-LOOP_DEVIATION = 0.2
+LOOP_DEVIATION = 0.17
 """Of the logarithm of a closed loop's time to first token: clients and schedulers that sources do not state.
-Of 837 released runs 80 % lie within what 0.19 gives; models that nothing was fitted on are farther off."""
+Of 837 released runs 80 % lie within what 0.16 gives; models that nothing was fitted on are farther off."""
 
 
 class Interval(NamedTuple):

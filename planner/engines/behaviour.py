@@ -27,10 +27,10 @@ ADMISSION_SECONDS = 0.005
 and inputs. With the one before 10 ms, fitted with the next one. Of 2.5 to 10 ms TPOT of the 837 runs falls from 7.2 to
 7.0 or 6.9 % off; where the fit does not see it, it takes 2.5 or 7.5, Qwen3-32B falls from 6.3 to 5.5 %, Llama-3.1-70B
 from 5.0 to 4.9, and others gain 0.1 at most (``scripts/fit_engines.py``)."""
-TOKEN_SECONDS = 7e-6
+TOKEN_SECONDS = 5e-6
 """Tokenisation and the text's way through client and server, per prompt token, one prompt after another. The two are
-fitted on TTFT of 757 closed-loop runs of TensorRT-LLM and vLLM (engine_runs.csv): 14.8 % off, 15.5 % in models that
-the fit did not see, for which it gives 10 to 15 ms and 3 to 7 us."""
+fitted on TTFT of 757 closed-loop runs of TensorRT-LLM and vLLM (engine_runs.csv): 14.5 % off, and as much in models
+that the fit did not see, for each of which it gives the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

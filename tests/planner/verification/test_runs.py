@@ -44,7 +44,7 @@ def test_prompts_wait_for_other_ranks_as_a_run_or_its_recipe_says(tmp_path: Path
     found = [run.configuration for run in read_runs(path)]
     assert [each.balance_steps for each in found if each is not None] == [60, 0, 0, 7]
     balanced, alone = (point(found[place]) for place in (0, 2))  # type: ignore[arg-type]
-    assert balanced["ttft_seconds"] > 1.2 * alone["ttft_seconds"]
+    assert balanced["ttft_seconds"] > 1.1 * alone["ttft_seconds"]
     assert balanced["tpot_seconds"] < alone["tpot_seconds"]
 
 
