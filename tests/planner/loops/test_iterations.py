@@ -27,6 +27,8 @@ ROOT = Path(__file__).parents[3]
 STAGED = {
     "reserve": SchedulingRule(),
     "part of the slots": SchedulingRule(batch_slots=True),
+    "balanced": SchedulingRule(balance_steps=1, dealing="least_kv"),
+    "patient": SchedulingRule(admission="estimate", estimate=SGLANG, batch_slots=True, receive_interval=2),
     "need": SchedulingRule(admission="need", block_tokens=16, kept_blocks=1),
     "a batch more": SchedulingRule(
         admission="need", block_tokens=16, kept_blocks=1, overlapped=True, overlapped_stages=True
