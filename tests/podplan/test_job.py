@@ -54,7 +54,7 @@ def test_given_devices_take_so_long(found: podplan.PlanResult) -> None:
     )
     assert on_all["question"]["objective"] == "throughput" and on_all["job"]["limit_seconds"] is None
     # The largest rate has the fullest batches, in which the last request takes a little longer.
-    assert on_all["job"]["seconds"] <= found.to_dict()["job"]["seconds"] * 1.001
+    assert on_all["job"]["seconds"] <= found.to_dict()["job"]["seconds"] * 1.002
     assert limited["job"]["seconds"] > on_all["job"]["seconds"]
     assert limited["best"]["tpot_seconds"]["p99"] <= 0.015
 
