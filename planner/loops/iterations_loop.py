@@ -205,7 +205,7 @@ def _shut(i: int, requests: Records, pool: Instances, rule: Rule) -> bool:
     """
     for r in range(pool.ranks.shape[1]):
         rank, p = pool.ranks[i, r], pool.lines[i, r].head
-        if rank.under or (p >= 0 and (rule.admission == RESERVE or rule.balance_steps > 0)):
+        if rank.under or (p >= 0 and rule.admission == RESERVE):
             return False
         if p >= 0 and rule.admission == NEED and rank.admitted < rule.slots:
             lacks = rank.admitted > 0 and blocks_of(requests[p].todo, rule) > rank.free
