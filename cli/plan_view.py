@@ -213,7 +213,7 @@ def published_text(beside: Beside, best: Plan) -> str:
 def requests_text(per_second: float) -> str:
     """Return a rate of requests, such as ``12.5 requests/s``."""
     count, period = carried_rate(per_second).split("/")
-    return f"{count} requests/{period}"
+    return f"{count} request{'s' * (count != '1')}/{period}"
 
 
 def show_pools(screen: Screen, plan: Plan) -> None:

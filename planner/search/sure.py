@@ -153,7 +153,11 @@ def restated(plan: Plan, question: Question) -> Plan | None:
     """
     share, own = 1 + question.headroom, plan.question
     asked = replace(as_planned(question, plan), prefill=own.prefill, decode=own.decode)
-    return plan.under(asked, share)(plan.requests_per_second / share)
+    found = plan.under(asked, share)(plan.requests_per_second / share)
+    if found is None or found.played is None:
+        return found
+    low, high = found.played.requests_per_second  # of the pools, whose headroom the told rates leave
+    return replace(found, played=found.played._replace(requests_per_second=(low / share, high / share)))
 
 
 def in_own_terms(answer: Answer, question: Question) -> Answer:
