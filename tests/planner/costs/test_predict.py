@@ -168,6 +168,9 @@ def test_requests_that_fill_all_ranks_are_a_batch() -> None:
     assert even.tokens_per_second == pytest.approx(batch.tokens_per_second)
     assert odd.memory.kv_cache == pytest.approx(even.memory.kv_cache * 21 / 20)
     assert even.iteration_seconds < odd.iteration_seconds < 1.05 * even.iteration_seconds
+    asked = {**CASES["EP prefill"], "prefix_reuse": 0.5}
+    half, whole = predict(configuration(**asked, requests=32)), predict(configuration(**asked, tokens=4096))
+    assert half.iteration_seconds == pytest.approx(whole.iteration_seconds)
 
 
 def test_a_long_prompt_takes_several_passes() -> None:
