@@ -66,7 +66,9 @@ Seen = tuple[Window, tuple[Margin, ...]]
 COLUMNS: dict[str, Callable[[Checked], str]] = {
     "question": lambda each: each.asked.name,
     "holds": lambda each: "yes" if each.verdict.holds else "no",
-    "requests": lambda each: _margin(each.verdict.margins, "rate") or _rate(each.verdict.rate_per_second),
+    "requests": lambda each: (
+        _margin(each.verdict.margins, "rate") or (format_rate(rate) if (rate := each.verdict.rate_per_second) else "")
+    ),
     "TTFT": lambda each: _margin(each.verdict.margins, "ttft"),
     "TPOT": lambda each: _margin(each.verdict.margins, "tpot"),
     "confidence": lambda each: _confidence(each.verdict),
@@ -98,10 +100,6 @@ def show_checks(screen: Screen, checked: Sequence[Checked]) -> None:
 
 def _margin(margins: Sequence[Margin], name: str) -> str:
     return next((margin_text(margin) for margin in margins if margin.name == name), "")
-
-
-def _rate(per_second: float | None) -> str:
-    return "" if per_second is None else format_rate(per_second)
 
 
 def margin_text(margin: Margin) -> str:

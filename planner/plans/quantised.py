@@ -93,9 +93,8 @@ def _encoding(question: Question) -> list[Question]:
 
 def _draftable(question: Question) -> Question:
     """Return the question without drafts where podplan may choose and the engine has no MTP for the model."""
-    if 0 not in question.drafts or broken_drafts(load_engine(question.engine), question.model.architecture) is None:
-        return question
-    return replace(question, drafts=(0,))
+    broken = 0 in question.drafts and broken_drafts(load_engine(question.engine), question.model.architecture)
+    return replace(question, drafts=(0,)) if broken else question
 
 
 def needs_of(question: Question) -> Needs:

@@ -36,8 +36,8 @@ def test_margins_are_shares_of_the_limit() -> None:
     """Half the limit is 50 % of room; a rate that is carried twice is 100 %; no latency at all is no room."""
     assert Margin(name="ttft", limit=2.0, value=1.0).share == pytest.approx(0.5)
     assert Margin(name="rate", limit=10.0, value=20.0).share == pytest.approx(1.0)
-    assert not Margin(name="tpot", limit=1.0, value=1.01).holds
-    assert Margin(name="tpot", limit=1.0, value=None).share is None
+    late, beyond = (Margin(name="tpot", limit=1.0, value=value) for value in (1.01, None))
+    assert not late.holds and beyond.share is None
 
 
 def test_predicted_figures_are_the_plans_own() -> None:

@@ -101,5 +101,4 @@ def test_aggregated_steps_are_as_sure_as_the_plan_tells() -> None:
     best = search(question, beside=False).best
     assert best is not None and sure.rate_with(best, 0.9) >= best.requests_per_second * (1 - 1e-9)
     half = search(replace(question, confidence=None, headroom=1.0), beside=False).best
-    low, high = half.played.requests_per_second
-    assert low <= half.requests_per_second <= high < 1.5 * half.requests_per_second  # not twice, as without headroom
+    assert half.played.requests_per_second[1] < 1.5 * half.requests_per_second  # not twice, as without headroom
