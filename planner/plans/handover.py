@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 
+from ground.identity import Kept, Same
 from planner.costs.cache import model_cache
 from planner.costs.memory import granted_tokens
 from planner.instances.handover import Handover
@@ -12,6 +13,8 @@ from planner.question import Question
 from planner.serving.capacity import Capacity
 from planner.serving.decode import SeparatePools, prefill_pool
 from planner.serving.played import MANY, Played
+
+_WAITS = Kept[float](most=8)  # a plan is told over few requests and over many at the same rate
 
 Pair = tuple[tuple[PrefillServer, int], tuple[DecodeServer, int]]  # (server, instances) of prefill and of decode
 
@@ -31,7 +34,8 @@ def state_of_links(question: Question, pair: Pair, rate_per_second: float, reque
     (first, first_count), (second, second_count) = pair
     links, each, workload = links_between(question, pair), question.requests_each, question.decoded
     rate, source, sink = rate_per_second * each, Source(first.passes, first_count), Sink(second.queue, second_count)
-    wait_seconds = partial(mean_wait, links, rate, workload, source, sink)
+    key = Same(question), Same(first.candidate), Same(second.candidate), first_count, second_count, rate
+    wait_seconds = partial(_WAITS.of, key, partial(mean_wait, links, rate, workload, source, sink))
     if second.handover is not None:
         own = rate_per_second / second_count, second_count, requests
         wait_seconds = partial(second.handover.link_wait_seconds, *own)

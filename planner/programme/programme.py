@@ -12,6 +12,7 @@ lower bounds of their times.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -91,16 +92,26 @@ class Programme:
             id(side): _Stairs(side, side.staircase(aim.devices[side.machines.budget], least, by), by, aim)
             for side in self.sides
         }
-        found = self._smallest(stairs, least)
-        if found is None or not aim.goal.maximised:
-            return found
+        if not aim.goal.maximised:
+            return self._smallest(stairs, least)
         steps = distinct(np.concatenate([own.rates for own in stairs.values()]))
-        low, high = 0, int(steps.size)
-        while low < high:
-            middle = (low + high) // 2
-            tried = self._smallest(stairs, float(steps[middle]))
-            found, low, high = (found, low, middle) if tried is None else (tried, middle + 1, high)
-        return found
+        carried = self._carried_of(steps, stairs)
+        return self._smallest(stairs, float(steps[carried - 1])) if carried else None
+
+    def _carried_of(self, steps: Floats, stairs: Mapping[int, "_Stairs"]) -> int:
+        """Return how many of some rising rates a choice carries."""
+        if len(self.ways) > 1:
+            rates = range(steps.size)
+            return bisect_left(rates, True, key=lambda place: self._smallest(stairs, float(steps[place])) is None)
+        carried = 0
+        for way in self.ways[0]:
+
+            def late(place: int, way: Way = way) -> bool:
+                return self._fitting(way, stairs, float(steps[place])) is None
+
+            if carried < steps.size and not late(carried):  # most ways carry no more than those before them
+                carried = bisect_left(range(steps.size), True, carried + 1, key=late)
+        return carried
 
     @cached_property
     def _quickest(self) -> Routes:
@@ -114,7 +125,7 @@ class Programme:
     @cached_property
     def _held(self) -> tuple[Floats, Floats]:
         """Devices of each pool in whole steps, and the size of a step."""
-        counts, steps = np.array([self._steps(pool) for pool in self._pools], dtype=np.float64).T
+        counts, steps = np.array(self._counts, dtype=np.float64).T
         return counts * steps, steps
 
     def _smallest(self, stairs: Mapping[int, "_Stairs"], rate: float) -> Picks | None:
@@ -158,13 +169,10 @@ class Programme:
 
         Of separate ways that take as much, the one that carries most is the best, then the one whose roles do.
         """
-        held = [self._steps(pool) for pool in self._pools]
         best: tuple[float, float, bool, float, float, int] | None = None
         for number, way in enumerate(self.ways[0]):
-            found = _taken(way, stairs, rate, self._pools)
-            if found is None or any(
-                math.ceil(room / step - RELATIVE) > nodes for room, (nodes, step) in zip(found[2:], held, strict=True)
-            ):
+            found = self._fitting(way, stairs, rate)
+            if found is None:
                 continue
             rates = [float(at.rates[at.place(rate)]) for at in (stairs[id(side)] for side in way)]
             key = round(found[0], 9), round(found[1], 9), len(way) == 1, -min(rates), -sum(rates), number
@@ -173,6 +181,20 @@ class Programme:
             return None
         chosen = (stairs[id(side)] for side in self.ways[0][best[-1]])
         return (Pick(best[-1], tuple(int(own.columns[own.place(rate)]) for own in chosen)),)
+
+    def _fitting(self, way: Way, stairs: Mapping[int, "_Stairs"], rate: float) -> list[float] | None:
+        """Return what a way of a single model takes at a rate; None where it is too slow or does not fit."""
+        found = _taken(way, stairs, rate, self._pools)
+        if found is None or any(
+            math.ceil(room / step - RELATIVE) > count
+            for room, (count, step) in zip(found[2:], self._counts, strict=True)
+        ):
+            return None
+        return found
+
+    @cached_property
+    def _counts(self) -> list[tuple[int, int]]:
+        return [self._steps(pool) for pool in self._pools]
 
     def _steps(self, pool: str) -> tuple[int, int]:
         """Return the number of steps of a pool, and the devices of one step."""
