@@ -33,6 +33,11 @@ class Lengths:
             raise BadInput(f"A squared coefficient of variation of {self.squared_cv:g} must be 0 or more.")
 
     @property
+    def variance(self) -> float:
+        """Var[L] = mean^2 c^2, in squared tokens."""
+        return self.mean**2 * self.squared_cv
+
+    @property
     def second_moment(self) -> float:
         """E[L^2] = mean^2 (1 + c^2), in squared tokens."""
         return self.mean**2 * (1 + self.squared_cv)
@@ -127,7 +132,7 @@ class Offline:
         weights = np.array([1.0, self.per_request]) / (1.0 + self.per_request)
         sides = (online.input_tokens, self.input_tokens), (online.output_tokens, self.output_tokens)
         means = np.array([[own.mean, other] for own, other in sides])  # [prompts and answers, online and offline]
-        spreads = np.array([own.squared_cv * own.mean**2 * weights[0] for own, _ in sides])
+        spreads = np.array([own.variance * weights[0] for own, _ in sides])
         both = means @ weights
         apart = means - both[:, None]
         variance = spreads + apart**2 @ weights
@@ -156,31 +161,27 @@ def running_kv_tokens(workload: Workload) -> KvLoad:
     A request runs for as many iterations as it answers tokens, so running requests are those of the trace weighted by
     L_out, each at a uniform point U of its answer: X = L_in + U L_out.
 
-        E[X]   = E[L_in L_out]/E[L_out] + E[L_out^2]/(2 E[L_out])
-        Var[X] = Var[L_in] + (cov/E[L_out])^2 + cov (1 + c_out^2)
-                 + E[L_out^3]/(3 E[L_out]) - (E[L_out^2]/(2 E[L_out]))^2
+        E[X]         = E[L_in L_out]/E[L_out] + E[L_out^2]/(2 E[L_out])
+        Var[U L_out] = E[L_out^3]/(3 E[L_out]) - (E[L_out^2]/(2 E[L_out]))^2
 
-    The third moment is that of a gamma distribution, and L_in depends on L_out linearly. Under the weighting L_out has
-    the variance Var[L_out] (1 + c_out^2). Fixed lengths give L_in + L_out/2 and L_out^2/12.
+    The third moment is that of a gamma distribution. Fixed lengths give L_in + L_out/2 and L_out^2/12.
 
-    Returns the mean in tokens, variance in squared tokens (not below 0).
+    Returns the mean in tokens and the variance of what is answered so far, in squared tokens; it is that of what is
+    still to come, too.
 
     Ref: length bias of renewal processes, D. R. Cox, Renewal Theory, section 5.4; derived here.
     """
     prompt, answer = workload.input_tokens, workload.output_tokens
-    covariance = workload.length_covariance
     half = answer.second_moment / (2 * answer.mean)
-    mean = prompt.mean + covariance / answer.mean + half
+    mean = prompt.mean + workload.length_covariance / answer.mean + half
     phase = answer.third_moment / (3 * answer.mean) - half**2
-    prompt_variance = prompt.squared_cv * prompt.mean**2 + (covariance / answer.mean) ** 2
-    variance = prompt_variance + phase + covariance * (1 + answer.squared_cv)
-    return KvLoad(mean_tokens=mean, variance_squared_tokens=max(variance, 0.0))
+    return KvLoad(mean_tokens=mean, variance_squared_tokens=max(phase, 0.0))
 
 
 def total_kv_tokens(load: KvLoad, requests: Number, standard_deviations: Number) -> Number:
     """KV tokens of ``requests`` requests, that many standard deviations above the mean: n E + z sqrt(n Var).
 
-    What memory n requests need if they may outgrow it only rarely, and what the fullest of several ranks holds.
+    What memory n requests need if they may outgrow it only rarely.
     """
     return requests * load.mean_tokens + standard_deviations * np.sqrt(requests * load.variance_squared_tokens)
 
@@ -201,8 +202,8 @@ def reserved_kv_tokens(workload: Workload) -> KvLoad:
     prompt, answer = workload.input_tokens, workload.output_tokens
     beams = workload.beams
     mean = prompt.mean + workload.length_covariance / answer.mean + beams * answer.second_moment / answer.mean
-    own = beams**2 * answer.squared_cv * answer.mean**2 * (1 + answer.squared_cv)
-    return KvLoad(mean_tokens=mean, variance_squared_tokens=prompt.squared_cv * prompt.mean**2 + own)
+    own = beams**2 * answer.variance * (1 + answer.squared_cv)
+    return KvLoad(mean_tokens=mean, variance_squared_tokens=prompt.variance + own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

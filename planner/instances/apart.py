@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
-from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, balanced_cost
 from planner.instances.brackets import largest
 from planner.instances.candidates import Count, iteration
+from planner.instances.fullest import FullestRank
 from planner.instances.grid import LARGEST_TENSOR, smallest_redundancy
 from planner.instances.space import COLUMNS, Row, groups, layouts, pool_counts, table_deployment
 from planner.manifest.stacks import stacked, stage_timings
@@ -32,7 +32,6 @@ from planner.manifest.terms import Number, StepCost, StepLoad, larger, variables
 from planner.question import Question
 from planner.serving.tables import LARGEST_BATCH
 from planner.strategy import Strategy, model_conflicts
-from planner.workload import running_kv_tokens, total_kv_tokens
 
 MOST_DOMAINS = 16
 """Most attention domains. They take turns on the expert devices: each of 16 waits for fifteen others in every layer."""
@@ -189,10 +188,10 @@ class _Bounds:
     def exact(self, table: Floats) -> NDArray[np.bool_]:
         """Whether steps keep the limit with some number of microbatches, [rows]."""
         cost, running = self._cost(table), self._running_of(table)
-        spread, kv = expected_maximum_normal(_groups(table)), running_kv_tokens(self.question.workload)
+        fullest = FullestRank.of(self.question.workload, _groups(table))
         parts = self.question.microbatches
         self.count.evaluated += running.size * len(parts)
-        took = [np.asarray(iteration(cost, spread, np.maximum(running, each), kv, each)) for each in parts]
+        took = [np.asarray(iteration(cost, fullest, np.maximum(running, each), each)) for each in parts]
         return np.asarray(np.minimum.reduce(took) <= self._limit(table) * (1 + _SLACK))
 
     def _attention(self, degrees: Floats, layout: Floats) -> Floats:
@@ -218,8 +217,8 @@ class _Bounds:
 
         def seconds(running: Number) -> Number:
             self.count.evaluated += int(np.size(running))
-            spread = 0.0 if attention else expected_maximum_normal(_groups(table))
-            return least_seconds(cost, self._load(cost, table, running, spread), attention, not attention)
+            load = self._load(cost, table, running, 1.0 if attention else _groups(table))
+            return least_seconds(cost, load, attention, not attention)
 
         least, most = np.ones(len(table)), np.full(len(table), float(LARGEST_BATCH * LARGEST_TENSOR))
         found = largest(seconds, self._limit(table), least, most)
@@ -244,11 +243,11 @@ class _Bounds:
         sizes = table[:, 0] * groups_of_all + table[:, _COLUMN["moe_ep"]]
         return np.maximum(self._running(sizes) / groups_of_all, 1.0)
 
-    def _load(self, cost: StepCost, table: Floats, running: Number, spread: Number | None = None) -> StepLoad:
-        spread = expected_maximum_normal(_groups(table)) if spread is None else spread
+    def _load(self, cost: StepCost, table: Floats, running: Number, ranks: Number | None = None) -> StepLoad:
+        fullest = FullestRank.of(self.question.workload, _groups(table) if ranks is None else ranks)
         return StepLoad(
             decode_sequences=running,
-            decode_kv_tokens=total_kv_tokens(running_kv_tokens(self.question.workload), running, spread),
+            decode_kv_tokens=fullest.kv_tokens(running),
             mean_tokens=running * cost.queries_per_sequence,
         )
 

@@ -16,6 +16,7 @@ from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, causal_pairs, decode_load
 from planner.costs.memory import Memory, carried_requests, expert_device_memory, memory
 from planner.instances.brackets import largest
+from planner.instances.fullest import FullestRank
 from planner.instances.space import Group, Row
 from planner.manifest.stacks import taken
 from planner.manifest.stepcost import evaluate, evaluate_each
@@ -72,20 +73,18 @@ class IterationTime:
     """Iteration seconds of many instances as a function of the batch; counts its evaluations."""
 
     cost: StepCost
-    deviations: Number
-    kv: KvLoad
+    fullest: FullestRank
     microbatches: int
     count: "Count"
 
     def __call__(self, batch: Number) -> Number:
         """Seconds with ``batch`` requests per DP rank, [rows] or [points, rows]."""
         self.count.evaluated += int(np.size(batch))
-        return iteration(self.cost, self.deviations, batch, self.kv, self.microbatches)
+        return iteration(self.cost, self.fullest, batch, self.microbatches)
 
     def of(self, rows: NDArray[np.int64]) -> "IterationTime":
         """Return the iteration time of some of the instances; the cost must be stacked."""
-        spread = self.deviations[rows] if isinstance(self.deviations, np.ndarray) else self.deviations
-        return replace(self, cost=taken(self.cost, rows), deviations=spread)
+        return replace(self, cost=taken(self.cost, rows), fullest=self.fullest.at(rows))
 
 
 MOST_TURNS = 500_000_000  # turns of batches, of about 25 ns, that the searches of a question play before they end
@@ -109,15 +108,11 @@ class Count:
         self.end = self.turns + max(begun + MOST_TURNS - self.turns, 0) // searches
 
 
-def iteration(cost: StepCost, deviations: Number, batch: Number, kv: KvLoad, microbatches: int) -> Number:
-    """Seconds of an iteration with ``batch`` requests per DP rank and the workload's variance of KV.
-
-    ``deviations``: the expected maximum of as many standard normals as there are DP ranks, for dispatch waits for the
-    slowest attention (xDeepServe section 4.1).
-    """
+def iteration(cost: StepCost, fullest: FullestRank, batch: Number, microbatches: int) -> Number:
+    """Seconds of an iteration with ``batch`` requests per DP rank; dispatch waits for the one with most KV."""
     load = StepLoad(
         decode_sequences=batch,
-        decode_kv_tokens=total_kv_tokens(kv, batch, deviations),
+        decode_kv_tokens=fullest.kv_tokens(batch),
         mean_tokens=batch * cost.queries_per_sequence,
     )
     return evaluate(cost, load, microbatches).seconds

@@ -20,6 +20,7 @@ from planner.instances.candidates import (
     PrefillCandidate,
     row_microbatches,
 )
+from planner.instances.fullest import FullestRank
 from planner.instances.handover import Handover, PlayedDecode
 from planner.instances.prefill_passes import (
     Dealing,
@@ -40,7 +41,7 @@ from planner.serving.decode import DecodePool, iteration_times
 from planner.serving.latency import Latency
 from planner.serving.played import MANY, Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
-from planner.workload import Lengths, Workload, running_kv_tokens, total_kv_tokens
+from planner.workload import Lengths, Workload, running_kv_tokens
 
 _LIKELY = 0.7  # share of a full instance's rate at which the search for its capacity on a trace begins
 
@@ -111,7 +112,7 @@ def iteration_seconds(
     """
     load = StepLoad(
         decode_sequences=busiest,
-        decode_kv_tokens=total_kv_tokens(running_kv_tokens(workload), busiest, expected_maximum_normal(ranks)),
+        decode_kv_tokens=FullestRank.of(workload, ranks).kv_tokens(busiest),
         mean_tokens=requests / ranks * cost.queries_per_sequence,
     )
     single, *double = (each.seconds for each in evaluate_each(cost, load, range(1, microbatches + 1)))

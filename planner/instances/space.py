@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from ground.errors import BadInput
 from ground.identity import Kept, Same
 from hardware.engines import with_engine
-from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.deployment import Deployment, StrategyArray, redundancy_choices, shared_choices
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import weight_bytes
@@ -26,7 +25,7 @@ from planner.engines.behaviour import host_costs
 from planner.instances.grid import Grid, device_counts, strategy_grid
 from planner.instances.reachable import REFERENCE, Reach, summary
 from planner.manifest.stacks import stacked, taken
-from planner.manifest.terms import Number, StepCost
+from planner.manifest.terms import StepCost
 from planner.question import Machines, Pin, Question, Role as Role
 from planner.strategy import Strategy
 
@@ -319,20 +318,16 @@ def row_deployment(base: Deployment, row: Row) -> Deployment:
 
 
 class Built(NamedTuple):
-    """Rows of one structure and their stacked step cost; ``deviations`` is how far the fullest DP rank lies above the
-    mean, in standard deviations.
-    """
+    """Rows of one structure and their stacked step cost."""
 
     group: Group
     cost: StepCost
-    deviations: Number
 
     def select(self, rows: NDArray[np.int64]) -> "Built":
         """Return some of the rows."""
         if rows.size == len(self.group.rows):
             return self
-        spread = self.deviations[rows] if isinstance(self.deviations, np.ndarray) else self.deviations
-        return Built(self.group.select(rows), taken(self.cost, rows), spread)
+        return Built(self.group.select(rows), taken(self.cost, rows))
 
 
 _BUILT = Kept[tuple[Built, ...]](most=24)  # three roles of a model under each engine, and some
@@ -357,6 +352,6 @@ def built(question: Question, role: Role, rows: list[Row]) -> tuple[Built, ...]:
         for group in fitting or every:
             own = group.drafting(depths)
             cost = stacked(balanced_cost(own.deployment, question.balance), decoding=role == "decode")
-            yield Built(own, cost, expected_maximum_normal(own.deployment.strategy.attention_groups))
+            yield Built(own, cost)
 
     return _BUILT.of(key, lambda: tuple(make()))

@@ -14,14 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from planner.balance.imbalance import expected_maximum_normal
 from planner.closed_forms.birth_death import Iterating, request_levels, residence_variance
 from planner.instances.brackets import largest_carried
 from planner.instances.candidates import DecodeCandidate, iteration, request_rate
+from planner.instances.fullest import FullestRank
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Row
 from planner.serving.capacity import on_grid
-from planner.workload import running_kv_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,10 +337,9 @@ class DecodeKind:
         return max(min(self.room, max(seldom, unused)), candidate.batch)
 
     def _seconds(self, batches: Floats) -> Floats:
-        candidate, question = self.full.candidate, self.full.question
-        spread = expected_maximum_normal(candidate.row.strategy.attention_groups)
-        kv = running_kv_tokens(question.decoded)
-        return np.asarray(iteration(self.full.cost, spread, batches, kv, candidate.microbatches))
+        candidate = self.full.candidate
+        fullest = FullestRank.of(self.full.question.decoded, candidate.row.strategy.attention_groups)
+        return np.asarray(iteration(self.full.cost, fullest, batches, candidate.microbatches))
 
     def _server(self, cap: int) -> DecodeServer:
         """Return the server with a cap, which the TPOT limit binds, or memory where a larger batch does not fit."""

@@ -26,6 +26,7 @@ from planner.instances.candidates import (
     request_rate,
     row_microbatches,
 )
+from planner.instances.fullest import FullestRank
 from planner.instances.kv_links import most_linked
 from planner.instances.least import decode_least
 from planner.instances.operating import DecodeServer
@@ -34,7 +35,7 @@ from planner.manifest.stacks import taken
 from planner.offers.decode_kinds import DecodeKind
 from planner.offers.offer import Offers
 from planner.question import Question
-from planner.workload import reserved_kv_tokens, running_kv_tokens
+from planner.workload import reserved_kv_tokens
 
 LEADING = 10  # leading rows of each size whose largest batch is always computed; no caller uses the order of more
 FEW = 1000  # number of rows up to which the largest batch of all is computed
@@ -188,13 +189,14 @@ def _bounded(question: Question, whole: Built, count: Count) -> _Table | None:
     held = np.flatnonzero(room >= least_batch(whole.group, 1))
     if not held.size:
         return None
-    rows, room, kv = whole.select(held), room[held], running_kv_tokens(question.decoded)
-    group, cost, spread = rows.group, rows.cost, rows.deviations
+    rows, room = whole.select(held), room[held]
+    group, cost = rows.group, rows.cost
+    fullest = FullestRank.of(question.decoded, group.deployment.strategy.attention_groups)
     # A given batch need not be full to keep the limit; requests with a single token have none to keep.
     longest = question.tpot_seconds if batch is None and question.decoded.decodes else np.inf
     limit = np.broadcast_to(longest * accepted_tokens(group.deployment, question.acceptance), room.shape)
     usable = sorted(row_microbatches(question, group.rows[0]))
-    times = {parts: IterationTime(cost, spread, kv, parts, count) for parts in usable}
+    times = {parts: IterationTime(cost, fullest, parts, count) for parts in usable}
     first = least_batch(group, usable[0])
     points = np.stack([np.maximum(room, first), first])
     full, alone = np.broadcast_to(np.asarray(times[usable[0]](points)), points.shape)

@@ -18,6 +18,7 @@ from planner.instances.candidates import (
     prefill_fits,
 )
 from planner.instances.encoding import encode_seconds
+from planner.instances.fullest import FullestRank
 from planner.instances.prefill_passes import longest_alone
 from planner.instances.reachable import Reach
 from planner.instances.space import ROLES, Role, built, groups, machines_of, role_rows
@@ -29,7 +30,7 @@ from planner.question import Question
 from planner.search.answer import Answer, Change
 from planner.search.gather import aggregated, not_aggregated
 from planner.search.ways import Gathered
-from planner.workload import reserved_kv_tokens, running_kv_tokens
+from planner.workload import reserved_kv_tokens
 
 _LATENCY = {"prefill": "ttft", "decode": "tpot"}
 
@@ -157,11 +158,12 @@ def with_devices(question: Question, devices: int) -> Question:
 
 def fastest_tpot(question: Question) -> float:
     """Least time per token of any decode instance that fits, at its smallest batch; infinite where none fits."""
-    best, kv = math.inf, running_kv_tokens(question.workload)
+    best = math.inf
     for whole in built(question, "decode", role_rows(question, "decode")):
         least = least_batch(whole.group, 1)
         fits = largest_room(whole.group, 1, reserved_kv_tokens(question.workload)) >= least
-        seconds = iteration(whole.cost, whole.deviations, least, kv, 1)
+        fullest = FullestRank.of(question.workload, whole.group.deployment.strategy.attention_groups)
+        seconds = iteration(whole.cost, fullest, least, 1)
         each = seconds / accepted_tokens(whole.group.deployment, question.acceptance)
         best = min(best, float(np.min(np.where(fits, each, math.inf))))
     return best

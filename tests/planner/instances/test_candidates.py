@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.latency import balanced_cost
 from planner.instances.candidates import Count, busiest_prompts, decode_memory_used, iteration
+from planner.instances.fullest import FullestRank
 from planner.instances.space import Group, groups, role_rows, row_deployment
 from planner.manifest.drafts import tokens_per_iteration
 from planner.offers.decode_kinds import DecodeKind
@@ -29,9 +29,10 @@ def brute_force_batch(question: Question, group: Group, number: int, microbatche
     """Return the largest of all integer batches of one row, costed in numbers of its own; 0 where none fits."""
     deployment = row_deployment(group.deployment, group.rows[number])
     batches = np.arange(float(microbatches * deployment.strategy.pp), 4097.0)
-    cost, ranks = balanced_cost(deployment, question.balance), expected_maximum_normal(deployment.strategy.attention_dp)
-    kv, reserved = running_kv_tokens(question.workload), reserved_kv_tokens(question.workload)
-    quick = iteration(cost, ranks, batches, kv, microbatches) <= LIMIT * tokens_per_iteration(drafts, 0.7)
+    cost = balanced_cost(deployment, question.balance)
+    fullest = FullestRank.of(question.workload, deployment.strategy.attention_dp)
+    reserved = reserved_kv_tokens(question.workload)
+    quick = iteration(cost, fullest, batches, microbatches) <= LIMIT * tokens_per_iteration(drafts, 0.7)
     room = decode_memory_used(deployment, batches, reserved) <= deployment.hardware.device.memory_bytes.value
     return int(batches[quick & room].max(initial=0.0))
 
@@ -62,8 +63,8 @@ def test_the_array_search_times_a_batch_as_the_prediction_does(model: str) -> No
     kv = running_kv_tokens(question.workload)
     for candidate in decode_all(question):
         alike = decode_prediction(question, candidate)
-        ranks = expected_maximum_normal(candidate.row.strategy.attention_dp)
-        spread = ranks * (candidate.batch * kv.variance_squared_tokens) ** 0.5 / (candidate.batch * kv.mean_tokens)
+        fullest = FullestRank.of(question.workload, candidate.row.strategy.attention_dp)
+        spread = fullest.kv_tokens(candidate.batch) / (candidate.batch * kv.mean_tokens) - 1
         # the prediction gives every rank the mean KV, the search the busiest one its expected excess
         assert alike.iteration_seconds <= candidate.iteration_seconds * (1 + 1e-9)
         assert candidate.iteration_seconds <= alike.iteration_seconds * (1 + spread) * (1 + 1e-9)
@@ -97,4 +98,3 @@ def test_fixed_lengths_fill_every_group_alike() -> None:
 
     assert workload.input_tokens == Lengths(mean=1024.0)
     assert busiest_prompts(workload, 4.0, 64) == 4.0
-    assert expected_maximum_normal(1) == 0.0

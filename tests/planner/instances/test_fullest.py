@@ -1,0 +1,82 @@
+"""The fullest DP rank, against requests that are dealt one by one."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from planner.instances.fullest import FullestRank
+from planner.serving.streams import stationary
+from planner.workload import Lengths, Workload, running_kv_tokens
+
+
+def _workload(prompt_cv: float, answer_cv: float) -> Workload:
+    return Workload(
+        input_tokens=Lengths(mean=400.0, squared_cv=prompt_cv**2),
+        output_tokens=Lengths(mean=100.0, squared_cv=answer_cv**2),
+    )
+
+
+def dealt(workload: Workload, ranks: int, running: float, iterations: int = 2500) -> tuple[float, float]:
+    """Return mean requests of a rank, and the KV of the fullest beyond the mean, dealt to the least reserved."""
+    random = np.random.default_rng(2)
+    come = random.poisson(ranks * running / workload.output_tokens.mean, iterations)
+    stream = stationary(workload, int(come.sum()))
+    order = random.permutation(len(stream))[: come.sum()]
+    prompts, answers = stream.prompt_tokens[order], stream.answer_tokens[order]
+    reserved, held, count = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks)
+    where, left = np.zeros(order.size, dtype=int), answers.copy()
+    fullest, requests, first, last = [], [], 0, 0
+    for now, more in enumerate(come):
+        for new in range(last, last + more):
+            rank = where[new] = int(reserved.argmin())
+            reserved[rank] += prompts[new] + answers[new]
+            held[rank] += prompts[new]
+            count[rank] += 1
+        last += more
+        there = np.flatnonzero(left[first:last] > 0) + first
+        held += np.bincount(where[there], minlength=ranks)
+        left[there] -= 1
+        gone = there[left[there] == 0]
+        sizes = np.bincount(where[gone], weights=(prompts + answers)[gone], minlength=ranks)
+        reserved, held, count = reserved - sizes, held - sizes, count - np.bincount(where[gone], minlength=ranks)
+        first = int(there[0]) if there.size else last
+        if now > iterations // 3:
+            fullest.append(held.max() - held.mean())
+            requests.append(count.mean())
+    return float(np.mean(requests)), float(np.mean(fullest))
+
+
+@pytest.mark.parametrize(("ranks", "running"), [(8, 40), (32, 20)])
+@pytest.mark.parametrize(("prompt_cv", "answer_cv"), [(0.5, 0.5), (1.0, 1.0), (1.0, 0.0)])
+def test_the_fullest_rank_holds_what_dealing_by_reserved_kv_leaves_it(
+    ranks: int, running: int, prompt_cv: float, answer_cv: float
+) -> None:
+    """Its excess over the mean is told within a fifth; independent requests would give 1.5 to five times that."""
+    workload = _workload(prompt_cv, answer_cv)
+    requests, excess = dealt(workload, ranks, running)
+    mean = requests * running_kv_tokens(workload).mean_tokens
+    fullest = FullestRank.of(workload, float(ranks))
+    ended = requests / workload.output_tokens.mean  # since the last were dealt: ``Decoding.busiest``
+    kept = min(ended, fullest.deviations * ended**0.5)
+    told = fullest.kv_tokens(requests + (ranks - 1) / (2 * ranks) + kept)
+    assert told - mean == pytest.approx(excess, rel=0.2)
+    spread = ((prompt_cv * 400) ** 2 + running_kv_tokens(workload).variance_squared_tokens) ** 0.5
+    alone = fullest.deviations * requests**0.5 * spread
+    assert alone > 1.5 * excess
+
+
+def test_equal_requests_differ_by_their_progress_alone() -> None:
+    """Equal sizes are even but for their number, and a single rank is the mean one."""
+    equal = FullestRank.of(_workload(0.0, 0.0), np.array([1.0, 8.0, 64.0]))
+    assert equal.uneven_tokens.tolist() == [0.0, 0.0, 0.0]
+    assert FullestRank.of(_workload(1.0, 1.0), 1.0).kv_tokens(10.0) == pytest.approx(10 * 500)
+
+
+def test_more_ranks_and_wider_lengths_are_less_even() -> None:
+    """The excess grows with the number of ranks and with the spread of the sizes."""
+    ranks = np.array([2.0, 8.0, 64.0, 320.0])
+    narrow, wide = (FullestRank.of(_workload(cv, 0.5), ranks) for cv in (0.5, 1.5))
+    assert all(low < high for low, high in pairwise(wide.uneven_tokens.tolist()))
+    assert (narrow.uneven_tokens < wide.uneven_tokens).all()
+    assert wide.at(np.array([1, 3])).uneven_tokens.tolist() == wide.uneven_tokens[[1, 3]].tolist()
