@@ -12,6 +12,7 @@ from planner.balance.imbalance import Balance
 from planner.costs.deployment import DRIVEN, Host, Shared
 from planner.manifest.drafts import Acceptance
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
+from planner.serving.streams import with_answers
 from planner.strategy import Strategy, format_strategy
 from planner.workload import Offline, Workload
 
@@ -165,8 +166,9 @@ class Question:
 
     @property
     def decoded(self) -> Workload:
-        """The traffic of decode instances: online requests and what runs beside them."""
-        return self.workload if self.offline is None else self.offline.beside(self.workload)
+        """The traffic of decode instances: online requests with room for an answer, and what is beside them."""
+        online = with_answers(self.workload, float(self.model.max_position))
+        return online if self.offline is None else self.offline.beside(online)
 
     @property
     def requests_each(self) -> float:

@@ -17,6 +17,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from ground.arrays import Floats, distinct, placed
+from planner.manifest.terms import Number
 from planner.serving.capacity import largest_rate
 from planner.serving.latency import Latency, cells
 from planner.serving.streams import lengths_at
@@ -77,6 +78,8 @@ class Iterating:
     tokens_squared_cv: float = 0.0  # squared CV of the tokens of an iteration, as drafts are accepted or not
     transfer_seconds: float
     joining_iterations: float = 0.0
+    kv_squared_cv: float = 0.0
+    kv_seconds: Floats | None = None  # [requests]; both as of ``DecodeQueue``
 
     @property
     def running(self) -> Floats:
@@ -87,6 +90,19 @@ class Iterating:
     def finished_per_second(self) -> Floats:
         """Requests finished per second with 1, 2, ... running: n / (I tau(n)); [requests]."""
         return np.asarray(self.running / (self.iterations.mean * self.iteration_seconds))
+
+    def uneven(self, busy: Number, slope: Number) -> Number:
+        """Return by how much the variance of iteration times exceeds that which the number of running requests gives.
+
+        A request slows iterations by a constant and by its KV, of mean m: s = b + k m. Arrivals and what they slow down
+        are linear in each other, so each counts with its own b + k x: E[(b + k x)^2] / s^2 = 1 + (k m / s)^2 c^2.
+
+        Args: ``busy``: running requests; ``slope``: seconds by which one more of them slows an iteration; any shape.
+        """
+        if self.kv_seconds is None:
+            return np.ones_like(busy)
+        part = np.interp(busy, self.running, self.kv_seconds) / np.maximum(slope * busy, 1e-300)
+        return 1 + self.kv_squared_cv * np.minimum(part, 1.0) ** 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +117,9 @@ class DecodeQueue:
         tokens_per_iteration: accepted tokens per request and iteration, above 1 with MTP.
         tokens_squared_cv: of the tokens of an iteration.
         joining_iterations: until a request that is ready joins the next one: 1/2 where all begin together.
-        known_table: numbers of running requests and iteration seconds, each [nodes], where they are tabulated already.
+        kv_squared_cv: squared CV of the KV of running requests by their prompts.
+        kv_seconds: seconds by which iterations are longer for their KV, array to array; None where it is of no matter.
+        known_table: numbers of running requests, iteration seconds, those of KV, each [nodes], where known already.
     """
 
     iterations_per_request: Lengths
@@ -111,7 +129,9 @@ class DecodeQueue:
     tokens_per_iteration: float = 1.0
     tokens_squared_cv: float = 0.0
     joining_iterations: float = 0.0
-    known_table: tuple[Floats, Floats] | None = field(default=None, repr=False, compare=False)
+    kv_squared_cv: float = 0.0
+    kv_seconds: IterationSeconds | None = None
+    known_table: tuple[Floats, Floats, Floats | None] | None = field(default=None, repr=False, compare=False)
 
     def after(self, transfer_seconds: float) -> Self:
         """Return the queue behind other transfers; iterations take as long."""
@@ -122,7 +142,7 @@ class DecodeQueue:
         table = self.tabulated()
         occupied = _occupancy(table, rate_per_second)
         running = float(self.most_requests) if occupied is None else float(occupied[1:] @ table.running)
-        return running, float(np.interp(running, *self._table))
+        return running, float(np.interp(running, *self._table[:2]))
 
     def busy_share(self, rate_per_second: float) -> float:
         """Return the share of time in which at least one request runs: 1 - pi(0), 1 beyond saturation."""
@@ -166,24 +186,27 @@ class DecodeQueue:
         return largest_rate(seconds, limit_seconds, most_utilisation * float(table.finished_per_second[-1]) / alike)
 
     @cached_property
-    def _table(self) -> tuple[Floats, Floats]:
-        """Numbers of running requests and iteration seconds, each [nodes]; made once for all rates."""
+    def _table(self) -> tuple[Floats, Floats, Floats | None]:
+        """Numbers of running requests, iteration seconds and those of KV, each [nodes]; made once for all rates."""
         if self.known_table is not None:
             return self.known_table
         nodes = distinct(np.round(np.geomspace(1, self.most_requests, _TABLE_NODES)))
         seconds = np.asarray(self.iteration_seconds(nodes), dtype=np.float64) * np.ones_like(nodes)
-        return nodes, np.maximum.accumulate(seconds)
+        return nodes, np.maximum.accumulate(seconds), self.kv_seconds(nodes) if self.kv_seconds else None
 
     def tabulated(self, instances: int = 1) -> Iterating:
         """Return the iteration times by the requests on so many instances that are filled alike."""
         each = np.arange(1.0, self.most_requests * instances + 1) / instances
+        nodes, seconds, kv_seconds = self._table
         return Iterating(
-            iteration_seconds=np.interp(each, *self._table),
+            iteration_seconds=np.interp(each, nodes, seconds),
             iterations=self.iterations_per_request,
             tokens_per_iteration=self.tokens_per_iteration,
             tokens_squared_cv=self.tokens_squared_cv,
             transfer_seconds=self.transfer_seconds,
             joining_iterations=self.joining_iterations,
+            kv_squared_cv=self.kv_squared_cv,
+            kv_seconds=None if kv_seconds is None else np.interp(each, nodes, kv_seconds),
         )
 
 
@@ -249,8 +272,8 @@ def residence_variance(elasticity: Floats, residence: Floats, squared_cv: float)
 def _requests(server: Iterating, rate: float, occupancy: Floats, waiting: float) -> tuple[Floats, Floats, Floats]:
     """Requests as point masses: tokens, seconds of transfer, wait and iterations, mass.
 
-    Iteration times are shrunk to their mean as far as a residence averages them; iterations see the occupancy weighted
-    by n / tau(n).
+    Iteration times are shrunk to their mean as far as a residence averages them, and spread as far as KV is uneven;
+    iterations see the occupancy weighted by n / tau(n).
     """
     running = server.running
     seen = occupancy * running / server.iteration_seconds
@@ -267,7 +290,9 @@ def _requests(server: Iterating, rate: float, occupancy: Floats, waiting: float)
     likely, lengths, luck = request_levels(server.iterations, server.tokens_squared_cv)
     if server.tokens_squared_cv and seen.size > _DRAFT_STATES:
         seen, seconds = _alike(seen, seconds)
-    shrink = np.sqrt(residence_variance(elasticity, lengths, spread))[:, None]  # [levels, 1]
+    shrink = np.sqrt(residence_variance(elasticity, lengths, spread) * server.uneven(busy, slope))[
+        :, None
+    ]  # [levels, 1]
     averages = mean + shrink * (seconds - mean)[None, :]  # [levels, states]
     tokens = server.iterations.mean * server.tokens_per_iteration * lengths[:, None]
     iterations = server.iterations.mean * (lengths * luck)[:, None]

@@ -43,6 +43,7 @@ from planner.serving.played import MANY, Played, PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.workload import Lengths, Workload, running_kv_tokens
 
+_MARGIN = 0.05  # part of the KV over which its slope is taken
 _LIKELY = 0.7  # share of a full instance's rate at which the search for its capacity on a trace begins
 
 
@@ -86,6 +87,12 @@ class Decoding(NamedTuple):
         busiest = self.busiest(requests)
         return iteration_seconds(self.cost, self.workload, self.ranks, self.microbatches, requests, busiest)
 
+    def kv_seconds(self, requests: Floats) -> Floats:
+        """Seconds by which iterations are longer for KV, at the margin; shaped like ``requests``."""
+        busiest, more = self.busiest(requests), 1 + _MARGIN
+        load = self.cost, self.workload, self.ranks, self.microbatches, requests, busiest
+        return (iteration_seconds(*load, kv_times=more) - iteration_seconds(*load)) / _MARGIN
+
     def table(self) -> Floats:
         """Seconds of an iteration with 1, 2, ... up to the most running requests, [requests]."""
         return self.seconds(np.arange(1.0, self.ranks * self.slots + 1))
@@ -100,19 +107,29 @@ class Decoding(NamedTuple):
             tokens_per_iteration=self.accepted,
             tokens_squared_cv=tokens_squared_cv(self.drafts, self.acceptance),
             joining_iterations=0.5,
+            kv_squared_cv=self.workload.input_tokens.variance / running_kv_tokens(self.workload).mean_tokens ** 2,
+            kv_seconds=self.kv_seconds if self.workload.input_tokens.squared_cv else None,
         )
 
 
 def iteration_seconds(
-    cost: StepCost, workload: Workload, ranks: Number, microbatches: int, requests: Floats, busiest: Floats
+    cost: StepCost,
+    workload: Workload,
+    ranks: Number,
+    microbatches: int,
+    requests: Floats,
+    busiest: Floats,
+    kv_times: float = 1.0,
 ) -> Floats:
     """Seconds of iterations with ``requests`` in all and ``busiest`` of them on the fullest rank, both [..., rows].
+
+    They hold ``kv_times`` as much KV as the workload says.
 
     With a stacked cost, ``ranks`` is [rows]; else the cost and ``ranks`` are those of one instance.
     """
     load = StepLoad(
         decode_sequences=busiest,
-        decode_kv_tokens=FullestRank.of(workload, ranks).kv_tokens(busiest),
+        decode_kv_tokens=kv_times * FullestRank.of(workload, ranks).kv_tokens(busiest),
         mean_tokens=requests / ranks * cost.queries_per_sequence,
     )
     single, *double = (each.seconds for each in evaluate_each(cost, load, range(1, microbatches + 1)))

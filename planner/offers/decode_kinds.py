@@ -78,7 +78,10 @@ class _Occupancies(NamedTuple):
         mean = self._mean_seen(seconds)[:, None]
         fixed = batches.transfer_seconds + batches.joining_iterations * mean  # [caps, 1]
         limit = batches.limit_seconds * batches.tokens_per_iteration / luck - fixed / iterations  # [caps, levels]
-        shrink = np.sqrt(residence_variance(self._elasticity(mean[:, 0])[:, None], lengths, spread))
+        busy, slope = self._busy()
+        elasticity = np.clip(slope * busy / mean[:, 0], 0.0, 0.999)[:, None]
+        uneven = np.asarray(batches.uneven(busy, slope))[:, None]
+        shrink = np.sqrt(residence_variance(elasticity, lengths, spread) * uneven)
         longest = mean + (limit - mean) / shrink  # [caps, levels] of an iteration that is in time
         within = self._within(longest)
         scale = (1 + spread) / 2 / (batches.full_per_second[caps - 1] - self.rate)
@@ -109,11 +112,11 @@ class _Occupancies(NamedTuple):
         below = np.cumsum(self.seen * np.append(0.0, values))[self.caps - 1]
         return np.asarray((below + self.own * values[self.caps - 1]) / self._total)
 
-    def _elasticity(self, mean: Floats) -> Floats:
+    def _busy(self) -> tuple[Floats, Floats]:
+        """Mean running requests, and the seconds by which one more of them slows an iteration; [caps] each."""
         running, seconds = self.batches.running, self.batches.iteration_seconds
         busy = self._mean_seen(running)
-        slope = np.interp(busy + 0.5, running, seconds) - np.interp(busy - 0.5, running, seconds)
-        return np.clip(slope * busy / mean, 0.0, 0.999)
+        return busy, np.interp(busy + 0.5, running, seconds) - np.interp(busy - 0.5, running, seconds)
 
 
 # Caps that are tried for being quickest at a rate: all but always the first keeps the limit.
@@ -294,6 +297,8 @@ class DecodeKind:
             iterations=queue.iterations_per_request,
             transfer_seconds=queue.transfer_seconds,
             joining_iterations=queue.joining_iterations,
+            kv_squared_cv=table.kv_squared_cv,
+            kv_seconds=table.kv_seconds,
             tokens_per_iteration=queue.tokens_per_iteration,
             tokens_squared_cv=queue.tokens_squared_cv,
             limit_seconds=full.question.tpot_seconds,

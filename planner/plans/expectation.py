@@ -35,6 +35,7 @@ from planner.serving.deployed import aggregated_pool, group_budget, separate_poo
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import MANY, PlayedPrefill
 from planner.serving.prefill import PrefillPool
+from planner.serving.streams import with_answers
 from planner.workload import Lengths, Workload
 
 QUEUED = "the queues of this traffic with the manifest's step costs"
@@ -82,7 +83,7 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
         return Expectation(prediction=None, basis="the links that KV crosses cannot keep up with this rate")
     if state is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
-    queue = decoding_of(decode, workload).queue(0.0)
+    queue = decoding_of(decode, with_answers(workload, float(manifest.model.spec.max_position))).queue(0.0)
     share = queue.busy_share(requests_per_second / several) if workload.decodes else 0.0
     room = count * room_prompts(prefill, workload)
     ttft = encode(Crowding.before(state, requests_per_second, room, ttft).delayed(ttft))
@@ -337,8 +338,9 @@ def decode_behind(
     Those that are played are as their router fills them.
     """
     (prefill, decode), links = pools, _links_of(manifest, pools)
-    queue, passes = decoding_of(decode, workload).queue(0.0), pool_passes(prefill, workload)
     context = float(manifest.model.spec.max_position)
+    decoded, passes = with_answers(workload, context), pool_passes(prefill, workload)
+    queue = decoding_of(decode, decoded).queue(0.0)
     played = partial(separate_pools, manifest, pools, workload=workload)
     source, sink = Source(passes, len(prefill.instances)), Sink(queue, len(decode.instances))
     handover = Handover.of(played, workload, source, sink, context)
@@ -347,10 +349,10 @@ def decode_behind(
         rate_per_second: float, instances: int, requests: int = MANY
     ) -> tuple[LinkState | None, DecodeState | None]:
         rate = rate_per_second * instances
-        wait_seconds = partial(mean_wait, links, rate, workload, source, sink)
+        wait_seconds = partial(mean_wait, links, rate, decoded, source, sink)
         if handover is not None:
             wait_seconds = partial(handover.link_wait_seconds, rate_per_second, instances, requests)
-        crossed = link_state(links, rate, workload, wait_seconds)
+        crossed = link_state(links, rate, decoded, wait_seconds)
         if crossed is None:
             return None, None
         if not workload.decodes:

@@ -273,6 +273,28 @@ def length_kinds(lengths: Lengths) -> tuple[Floats, Floats]:
     return np.maximum(lengths.mean * values / float(values @ weights), 1.0), weights
 
 
+def with_answers(workload: Workload, most_tokens: float) -> Workload:
+    """Return a workload with the moments of those prompts after which a model's context has room for an answer."""
+    prompt = workload.input_tokens
+    return workload if workload.prompts or not prompt.squared_cv else _with_answers(workload, most_tokens)
+
+
+@lru_cache(maxsize=8)
+def _with_answers(workload: Workload, most_tokens: float) -> Workload:
+    prompt = workload.input_tokens
+    tokens, weights = length_kinds(prompt)
+    left = np.where(tokens < most_tokens, weights, 0.0)
+    if left[-1] or not left.any():
+        return workload
+    mean, square = (float(tokens**power @ left / left.sum()) for power in (1, 2))
+    square *= prompt.second_moment / float(tokens**2 @ weights)  # kinds lose a little of the variance
+    squared_cv = max(square / mean**2 - 1, 0.0)
+    covariance = workload.length_covariance * float(np.sqrt(squared_cv / prompt.squared_cv)) * mean / prompt.mean
+    return replace(
+        workload, input_tokens=replace(prompt, mean=mean, squared_cv=squared_cv), length_covariance=covariance
+    )
+
+
 def histogram_kinds(tokens: Floats, weights: Floats, reuse: float) -> tuple[tuple[float, float, float], ...]:
     """Return (tokens, reused, weight) of prompts from a histogram and the mean share that is reused.
 

@@ -17,16 +17,16 @@ ITERATIONS = 500
 PLACES, RATE, TTFT = 4, 3.2, Latency.from_samples(np.linspace(0.2, 0.4, 1000))
 
 
-def _simulate(rate, base, slope, most, squared_cv, requests=50_000):
-    """Seconds per iteration of each request, waiting included; the clock counts iterations."""
+def _simulate(rate, base, slope, most, squared_cv, requests=50_000, kv_squared_cv=0.0):
+    """Seconds per iteration of each request, waiting included; the clock counts iterations. KV makes them longer."""
     rng = np.random.default_rng(3)
     arrivals = np.cumsum(rng.exponential(1 / rate, requests))
     shape = max(squared_cv, 1e-9)
     lengths = np.maximum(rng.gamma(1 / shape, shape * ITERATIONS, requests), 1.0)
-    now = clock = 0.0
+    slower = slope * (rng.gamma(1 / kv_squared_cv, kv_squared_cv, requests) if kv_squared_cv else np.ones(requests))
+    now, clock, tau = 0.0, 0.0, base
     came, running, line, found = 0, [], deque(), np.empty(requests)
     while came < requests or running:
-        tau = base + slope * len(running)
         ends = now + (running[0][0] - clock) * tau if running else np.inf
         if came < requests and arrivals[came] < ends:
             clock += (arrivals[came] - now) / tau
@@ -37,9 +37,11 @@ def _simulate(rate, base, slope, most, squared_cv, requests=50_000):
             now = ends
             clock, request = heapq.heappop(running)
             found[request] = (now - arrivals[request]) / lengths[request]
+            tau -= slower[request]
         while line and len(running) < most:
             request = line.popleft()
             heapq.heappush(running, (clock + lengths[request], request))
+            tau += slower[request]
     return found[requests // 10 : -requests // 10]
 
 
@@ -59,6 +61,18 @@ def test_tpot_against_simulation(active, base, slope, squared_cv):
     measured = _simulate(rate, base, slope, 8 * active, squared_cv)
     assert tpot.mean == pytest.approx(measured.mean(), rel=0.03)
     assert tpot.p99 == pytest.approx(np.percentile(measured, 99), rel=0.03)
+
+
+@pytest.mark.parametrize("squared_cv", [0.0, 1.0])
+def test_uneven_kv_spreads_tpot_as_a_simulation_does(squared_cv):
+    """Requests of KV with CV 1 on a batch of 16: p99 within 5 %, where equal ones have it 13 % too low."""
+    active, base, slope = 16, 0.01, 0.0006
+    rate = active / (ITERATIONS * (base + slope * active))
+    measured = _simulate(rate, base, slope, 8 * active, squared_cv, kv_squared_cv=1.0)
+    told = _state(rate, base, slope, 8 * active, squared_cv, kv_squared_cv=1.0, kv_seconds=lambda n: slope * n).tpot
+    assert told.mean == pytest.approx(measured.mean(), rel=0.03)
+    assert told.at(99) == pytest.approx(np.percentile(measured, 99), rel=0.05)
+    assert _state(rate, base, slope, 8 * active, squared_cv).tpot.at(99) < 0.88 * np.percentile(measured, 99)
 
 
 def test_full_instance_against_simulation():

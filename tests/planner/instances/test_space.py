@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from ground.errors import BadInput
-from planner.balance.imbalance import expected_maximum_normal
 from planner.costs.latency import balanced_cost
 from planner.instances.candidates import decode_memory_used, iteration
+from planner.instances.fullest import FullestRank
 from planner.instances.space import built, check_layouts, groups, possible, role_rows, row_deployment, structure
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate, launches
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import PrefixPool, Question
-from planner.workload import reserved_kv_tokens, running_kv_tokens
+from planner.workload import reserved_kv_tokens
 from tests.questions import small_question
 
 
@@ -53,16 +53,16 @@ def test_groups_hold_every_row_once(model: str, role) -> None:
 def test_a_row_costs_the_same_alone_as_among_others(model: str, hardware: str, devices: int, drafts: int) -> None:
     """Iteration seconds and memory from arrays equal those of the row in plain numbers."""
     question = small_question(model=model, hardware=hardware, devices=devices, squared_cv=0.4)
-    kv, held = running_kv_tokens(question.workload), reserved_kv_tokens(question.workload)
+    held = reserved_kv_tokens(question.workload)
     for group in groups(question, "decode", role_rows(question, "decode"), drafts):
         together = group.deployment
-        spread = expected_maximum_normal(together.strategy.attention_groups)
-        seconds = iteration(balanced_cost(together, question.balance), spread, 24.0, kv, 2)
+        fullest = FullestRank.of(question.workload, together.strategy.attention_groups)
+        seconds = iteration(balanced_cost(together, question.balance), fullest, 24.0, 2)
         used = decode_memory_used(together, 24.0, held)
         for number in range(0, len(group.rows), 7):
             alone = row_deployment(together, group.rows[number])
-            ranks = expected_maximum_normal(alone.strategy.attention_groups)
-            expected = iteration(balanced_cost(alone, question.balance), ranks, 24.0, kv, 2)
+            fullest = FullestRank.of(question.workload, alone.strategy.attention_groups)
+            expected = iteration(balanced_cost(alone, question.balance), fullest, 24.0, 2)
             assert np.broadcast_to(seconds, len(group.rows))[number] == pytest.approx(expected, rel=1e-9)
             weight = float(decode_memory_used(alone, 24.0, held))
             assert np.broadcast_to(used, len(group.rows))[number] == pytest.approx(weight, rel=1e-12)

@@ -21,6 +21,7 @@ from planner.serving.streams import (
     prompts_of,
     stationary,
     traced,
+    with_answers,
 )
 from planner.workload import Lengths, TraceRows, Workload
 from tests.planner.serving.costs import stream_of
@@ -54,6 +55,19 @@ def test_one_of_four_instances_has_more_even_gaps() -> None:
     drawn, whole = stationary(EXPONENTIAL, COUNT, every=4), stationary(EXPONENTIAL, COUNT)
     assert _cv(np.diff(drawn.arrival_seconds)) == pytest.approx(0.5, rel=0.01)
     assert drawn.prompt_tokens.tolist() == whole.prompt_tokens.tolist()
+
+
+def test_prompts_with_answers_are_those_that_the_context_leaves_room_for() -> None:
+    """A third of the prompts reach the context, and have no answer; a wide context changes nothing."""
+    workload = Workload(
+        input_tokens=Lengths(mean=6000.0, squared_cv=1.0), output_tokens=Lengths(mean=10.0), length_covariance=0.0
+    )
+    stream = stationary(workload, 40_000, most_tokens=6000)
+    answered = stream.prompt_tokens[stream.answer_tokens > 1]
+    prompt = with_answers(workload, 6000.0).input_tokens
+    assert prompt.mean == pytest.approx(answered.mean(), rel=0.03)
+    assert prompt.variance == pytest.approx(answered.var(), rel=0.1)
+    assert with_answers(workload, 1e9) is workload
 
 
 def test_lengths_end_at_the_context() -> None:
