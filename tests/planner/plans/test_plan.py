@@ -54,12 +54,15 @@ def test_devices_chips_and_nodes_add_up(asked: dict) -> None:
 
 
 def test_cost_is_price_over_tokens() -> None:
-    """USD per million output tokens by hand: hourly price of the chips over the tokens of an hour."""
+    """USD per million output tokens by hand: hourly price of the nodes' chips over the tokens of an hour."""
     plan = plan_of({"hardware": "cm384", "devices": 32, "squared_cv": 0.5})
-    price = plan.prefill.machines.hardware.price_usd_per_chip_hour
+    machines = plan.prefill.machines
+    paid = plan.nodes * machines.devices_per_node / machines.devices_per_chip
     tokens = plan.requests_per_second * 128 * 3600
 
-    assert plan.cost_per_million_tokens == pytest.approx(plan.chips * price.value / tokens * 1e6)
+    assert plan.cost_per_million_tokens == pytest.approx(
+        paid * machines.hardware.price_usd_per_chip_hour.value / tokens * 1e6
+    )
 
 
 @pytest.mark.parametrize("asked", ASKED, ids=str)
