@@ -59,10 +59,12 @@ class GivenRole:
     @cached_property
     def room(self) -> int:
         """Requests of a DP rank that memory holds, by the plan's own reservation; of prefill those that are let in."""
-        kv, tokens = reserved_kv_tokens(self.question.workload), np.array([float(self.tokens or 1)])
         if self.role == "mixed":
+            kv, tokens = reserved_kv_tokens(self.question.workload), np.array([float(self.tokens or 1)])
             return int(aggregated_room(self.deployment, tokens, kv, np.array([MOST_REQUESTS]))[0])
-        return int(largest_room(self.group, self.row.microbatches, kv)[0]) if self.role == "decode" else self.sequences
+        if self.role == "prefill":
+            return self.sequences
+        return int(largest_room(self.group, self.row.microbatches, reserved_kv_tokens(self.question.decoded))[0])
 
     @property
     def batch(self) -> int:

@@ -220,7 +220,9 @@ def _room_line(pool: PlannedPool, batch: int) -> str:
     kinds = ("capacity", "reserve", "weights", "buffers", "activations")
     capacity, *taken = (float(getattr(held, kind)) for kind in kinds)
     room = capacity - sum(taken)
-    tokens, cache = reserved_kv_tokens(pool.question.workload).mean_tokens, device_cache(pool.candidate.deployment)
+    question = pool.question
+    workload = question.decoded if pool.candidate.deployment.phase == "decode" else question.workload
+    tokens, cache = reserved_kv_tokens(workload).mean_tokens, device_cache(pool.candidate.deployment)
     each, kept = float(cache.token_bytes), float(cache.charged(tokens, 1.0))  # windows keep fewer, states take more
     worth = "" if round(kept) == round(tokens) else f" for {tokens:.0f}"
     shown = " - ".join(f"{format_bytes(amount)} {kind}" for amount, kind in zip((capacity, *taken), kinds, strict=True))

@@ -89,7 +89,7 @@ def fitting_sizes(question: Question, role: Role) -> list[int]:
             fits = np.broadcast_to(prefill_fits(group.deployment, workload, 1, finest), (len(group.rows),))
             held = np.flatnonzero(fits)
         elif role == "decode":
-            held = np.flatnonzero(largest_room(group, 1, reserved_kv_tokens(workload)) >= least_batch(group, 1))
+            held = np.flatnonzero(largest_room(group, 1, reserved_kv_tokens(question.decoded)) >= least_batch(group, 1))
         else:
             held = holding(question, group)
         sizes += [group.rows[number].strategy.devices for number in held.tolist()]
@@ -125,7 +125,7 @@ def memory_sentence(question: Question, role: Role) -> str:
             f"{start} at least {format_bytes(least)} per device beside a KV cache, {format_bytes(room)} are free, "
             f"{format_bytes(least - room)} too much; {nearest}"
         )
-    workload = question.workload
+    workload = question.decoded if role == "decode" else question.workload
     tokens = workload.input_tokens.mean if role == "prefill" else reserved_kv_tokens(workload).mean_tokens
     return (
         f"{start} {format_bytes(least)} of the {format_bytes(room)} that are free on a device, and no instance has the "
@@ -161,8 +161,8 @@ def fastest_tpot(question: Question) -> float:
     best = math.inf
     for whole in built(question, "decode", role_rows(question, "decode")):
         least = least_batch(whole.group, 1)
-        fits = largest_room(whole.group, 1, reserved_kv_tokens(question.workload)) >= least
-        fullest = FullestRank.of(question.workload, whole.group.deployment.strategy.attention_groups)
+        fits = largest_room(whole.group, 1, reserved_kv_tokens(question.decoded)) >= least
+        fullest = FullestRank.of(question.decoded, whole.group.deployment.strategy.attention_groups)
         seconds = iteration(whole.cost, fullest, least, 1)
         each = seconds / accepted_tokens(whole.group.deployment, question.acceptance)
         best = min(best, float(np.min(np.where(fits, each, math.inf))))
