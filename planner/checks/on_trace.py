@@ -143,7 +143,7 @@ def search_on_trace(
     """Return the answer to a question on a trace, or on stationary traffic where the trace is too short for its plan.
 
     ``first`` searches on the trace. Its argument ``worth`` says for which plans additions such as runners-up are worth
-    a search; with ``beside`` False there are none, for a plan that is one of two.
+    a search.
     """
 
     def filled(plan: Plan) -> bool:
@@ -157,9 +157,7 @@ def search_on_trace(
     if not filled(best):
         return Traced(answer=search_plan(question))
     if isinstance(best, DisaggregatedPlan) and not (question.goal.maximised or question.goal.timed):
-        other = (first(question, beside=False) if first else search_plan(question)).best
-        settled = [together(plan, trace) for plan in (best, other) if plan is not None]
-        best = min(settled, key=lambda plan: (not held_at(plan, trace).keeps, *question.goal.key(plan)))
+        best = together(best, trace)
         if best is not answer.best:
             bound = answer.bound and least_chips(best, trace, answer.bound)
             answer = replace(answer, plans=(best,), bound=bound, pareto=(best,))
