@@ -89,8 +89,9 @@ def search(
         return _search(_fewest(question), beside=beside, proof=proof, aside=aside, worth=worth, refuse=refuse)
 
     def solve(asked: Sequence[Question]) -> Answer:
-        worth = partial(holds, question=question, asked=asked[0])
-        return _search(_fewest(asked[0]), beside=beside, proof=proof, worth=worth, refuse=refuse)
+        own = beside and asked[0].objective == question.objective  # else its plan tells no more than factors
+        worth = partial(holds, question=question, asked=asked[0]) if own else None
+        return _search(_fewest(asked[0]), beside=own, proof=proof, aside=aside, worth=worth, refuse=refuse)
 
     return in_own_terms(surely([question], solve), question)
 

@@ -56,9 +56,14 @@ def answered(
     answer = search(question, beside=beside, aside=aside, worth=worth, refuse=refuse)
     if answer.best is not None or refuse is not None:
         return answer
-    most = most_carried(replace(question, objective="throughput", rate_per_second=None))
+    most = most_carried(replace(question, objective="throughput", rate_per_second=None), aside=aside)
     feasible = alike()
-    rated = nearest_rate(question, answer.binding_limit, most, feasible)
+
+    def carried(changed: Question) -> bool:
+        """Whether the plan of the largest rate, or another one, carries a rate."""
+        return (changed.offline is None and (changed.rate_per_second or 0.0) <= most) or feasible(changed)
+
+    rated = nearest_rate(question, answer.binding_limit, most, carried)
     told = f"no rate at all keeps the limits: {answer.binding_limit} binds"
     if most and question.rate_per_second is not None:
         told = not_carried(question, told_rate(rated, most))

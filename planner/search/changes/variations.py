@@ -21,7 +21,7 @@ from planner.programme.columns import Picks
 from planner.question import Question
 from planner.search.fleet import Fleet, aim_of
 from planner.search.gather import Costing, Option, needed_rates, not_aggregated, on_each_pool, why_not_apart
-from planner.search.search import search
+from planner.search.search import Aside, at_need, search
 from planner.search.solve import Choice, carried_in_time, choose, chosen_of, find, plan_of
 from planner.search.sure import Times, holds, is_plain, needed, stressed
 from planner.search.ways import Gathered, Rows, gather_fleet, unpruned, with_apart
@@ -72,10 +72,12 @@ def _mixed_rows_that_matter(question: Question, separate: Gathered, known: Incum
     return list(found)
 
 
-def most_carried(question: Question, rows: Rows | None = None, known_per_second: float = 0.0) -> float:
+def most_carried(
+    question: Question, rows: Rows | None = None, known_per_second: float = 0.0, aside: Aside = at_need
+) -> float:
     """Return the rate of the best choice of columns, over given rows or all; the known rate if none carries more."""
     if not is_plain(question):
-        best = search(replace(question, objective="throughput", rate_per_second=None), beside=False).best
+        best = search(replace(question, objective="throughput", rate_per_second=None), beside=False, aside=aside).best
         return 0.0 if best is None else best.requests_per_second
     most, costing = known_per_second, Costing()
     unit = question.rate_per_second or 1.0
