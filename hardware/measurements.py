@@ -155,7 +155,8 @@ def _word(text: str | None, column: str, known: Sequence[str], where: str) -> st
 def _number(text: str | None, column: str, where: str) -> float:
     number = number_of(text or "")
     if not number >= 0 or (number == 0 and column not in MAY_BE_ZERO):
-        raise BadInput(f"{where}: {column} is {str(text)[:40]!r}; it must be a positive number")
+        told = f"is {text[:40]!r}" if text else "is missing"
+        raise BadInput(f"{where}: {column} {told}; it must be a positive number")
     least, most = SECONDS if column == "seconds" else (0.0, MOST)
     if not least <= number <= most:
         raise BadInput(f"{where}: {column} is {str(text)[:40]!r}; it must be from {least:g} to {most:g}")

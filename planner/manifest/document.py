@@ -26,9 +26,9 @@ def read_manifest(path: Path) -> Manifest:
 
 def parse_manifest(data: object, where: str) -> Manifest:
     """Return the manifest that ``data`` (what a YAML or JSON reader gives) holds; ``where`` opens every error."""
-    if not isinstance(data, dict):
+    if not isinstance(data, dict) or "manifest_version" not in data:
         raise BadInput(f"{where}: must be a manifest, a mapping that starts with manifest_version: {MANIFEST_VERSION}")
-    version = data.get("manifest_version")
+    version = data["manifest_version"]
     if version != MANIFEST_VERSION or isinstance(version, bool):
         raise BadInput(
             f"{where}: manifest_version: {str(version)[:40]!r} is not known; this podplan reads {MANIFEST_VERSION}"

@@ -256,9 +256,10 @@ def test_a_long_version_is_cut() -> None:
 
 @pytest.mark.parametrize("data", [None, [], "text", {}, {"manifest_version": True}])
 def test_what_is_no_manifest_is_refused(data: object) -> None:
-    """Other documents are refused in one sentence."""
-    with pytest.raises(BadInput, match="manifest"):
+    """Other documents are refused in one sentence, which never quotes a version that is not there."""
+    with pytest.raises(BadInput, match="manifest") as refused:
         parse_manifest(data, "m.yaml")
+    assert "None" not in str(refused.value)
 
 
 def test_links_are_balanced_as_in_cloudmatrix() -> None:
