@@ -1,5 +1,6 @@
 """Array functions that NumPy lacks or does slowly."""
 
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any, TypeVar
 
@@ -44,6 +45,18 @@ def placed(counts: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
     whole = counts.astype(np.intp)
     there = np.bincount(whole) > 0
     return np.flatnonzero(there).astype(counts.dtype), (np.cumsum(there) - 1)[whole]
+
+
+def by_value(function: Callable[[float], float], values: float | Floats) -> float | Floats:
+    """Return a function of each number, called once for each distinct one; shaped like ``values``.
+
+    >>> by_value(lambda value: value + 0.5, np.array([[2.0, 1.0, 2.0]])).tolist()
+    [[2.5, 1.5, 2.5]]
+    """
+    if np.ndim(values) == 0:
+        return function(float(values))
+    each, where = np.unique(values, return_inverse=True)
+    return np.array([function(value) for value in each.tolist()])[where].reshape(np.shape(values))
 
 
 def windows(rows: Floats, length: int) -> Floats:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ground.arrays import Floats, Ints
+from ground.arrays import Floats, Ints, by_value
 from ground.errors import BadInput, suggest
 from ground.units import number_of
 from planner.balance.counts import check_redundancy, longest_first, replica_counts, replicated
@@ -224,11 +224,7 @@ def expected_maximum_normal(count: Number) -> Number:
 
     Ref: order statistics, H. A. David, Order Statistics, section 3.1; values in Tippett 1925, Biometrika 17:364.
     """
-    if np.ndim(count) == 0:
-        return _expected_maximum(float(count))
-    distinct, where = np.unique(count, return_inverse=True)
-    expected = np.array([_expected_maximum(float(each)) for each in distinct])
-    return expected[where].reshape(np.shape(count))
+    return by_value(_expected_maximum, count)
 
 
 @functools.lru_cache(maxsize=8192)

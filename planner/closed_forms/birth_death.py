@@ -290,9 +290,8 @@ def _requests(server: Iterating, rate: float, occupancy: Floats, waiting: float)
     likely, lengths, luck = request_levels(server.iterations, server.tokens_squared_cv)
     if server.tokens_squared_cv and seen.size > _DRAFT_STATES:
         seen, seconds = _alike(seen, seconds)
-    shrink = np.sqrt(residence_variance(elasticity, lengths, spread) * server.uneven(busy, slope))[
-        :, None
-    ]  # [levels, 1]
+    variance = residence_variance(elasticity, lengths, spread) * server.uneven(busy, slope)
+    shrink = np.sqrt(variance)[:, None]  # [levels, 1]
     averages = mean + shrink * (seconds - mean)[None, :]  # [levels, states]
     tokens = server.iterations.mean * server.tokens_per_iteration * lengths[:, None]
     iterations = server.iterations.mean * (lengths * luck)[:, None]

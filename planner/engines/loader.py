@@ -1,6 +1,6 @@
 """From ``vllm`` or ``vllm@0.33.0`` to an engine's profile; which engines run on a machine and have code for a model."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,6 @@ from planner.engines.spec import ACCELERATORS, Accelerator, EngineProfile, Orche
 
 CATALOGUE = Path(__file__).parent / "catalog"
 ORCHESTRATORS = Path(__file__).parent / "orchestrators"
-READ: Callable[[Path], Any] = read_yaml  # tests check entries against the schema
 # The vendor is in the title of every device of the catalogue; "910" is how Ascend parts are named without it.
 WORDS: dict[str, Accelerator] = {"nvidia": "nvidia", "amd": "amd", "ascend": "ascend", "910": "ascend"}
 GENERATIONS: dict[str, Generation] = {
@@ -61,13 +60,18 @@ def all_engines() -> list[EngineProfile]:
 
 def load_orchestrator(name: str) -> Orchestrator:
     """Return the profile of ``dynamo`` or ``llm-d``."""
-    return from_dict(Orchestrator, READ(ORCHESTRATORS / f"{name}.yaml"))
+    return from_dict(Orchestrator, _read(ORCHESTRATORS / f"{name}.yaml"))
 
 
 @cache
 def _profiles(name: str) -> tuple[EngineProfile, ...]:
-    found = [from_dict(EngineProfile, READ(path)) for path in CATALOGUE.glob(f"{name}@*.yaml")]
+    found = [from_dict(EngineProfile, _read(path)) for path in CATALOGUE.glob(f"{name}@*.yaml")]
     return tuple(sorted(found, key=lambda profile: _number(profile.versions.first)))
+
+
+def _read(path: Path) -> Any:
+    """Return an entry as plain data; tests check it against the schema."""
+    return read_yaml(path)
 
 
 def _holds(profile: EngineProfile, version: str) -> bool:

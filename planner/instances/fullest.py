@@ -12,12 +12,12 @@ requests, S (R - 1) / 2 (R + 1), which the number n of requests on the fullest r
 R standard normals. Derived here; tests/planner/instances/test_fullest.py deals requests and compares.
 """
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple, Self
 
 import numpy as np
 
-from ground.arrays import Ints
+from ground.arrays import Ints, by_value
 from planner.balance.imbalance import expected_maximum_normal
 from planner.manifest.terms import Number
 from planner.serving.streams import lengths_at
@@ -41,11 +41,8 @@ class FullestRank(NamedTuple):
         mean = prompt.mean + answer.mean
         variance = prompt.variance + answer.variance + 2 * workload.length_covariance
         squared_cv = max(variance, 0.0) / mean**2
-        counts, where = np.unique(ranks, return_inverse=True)
-        uneven = np.array([_uneven(mean, squared_cv, each) for each in counts.tolist()])[where].reshape(np.shape(ranks))
-        return cls(
-            running_kv_tokens(workload), expected_maximum_normal(ranks), uneven if uneven.ndim else float(uneven)
-        )
+        uneven = by_value(partial(_uneven, mean, squared_cv), ranks)
+        return cls(running_kv_tokens(workload), expected_maximum_normal(ranks), uneven)
 
     def kv_tokens(self, requests: Number) -> Number:
         """Tokens that the fullest rank holds with so many requests."""

@@ -89,9 +89,9 @@ class Decoding(NamedTuple):
 
     def kv_seconds(self, requests: Floats) -> Floats:
         """Seconds by which iterations are longer for KV, at the margin; shaped like ``requests``."""
-        busiest, more = self.busiest(requests), 1 + _MARGIN
-        load = self.cost, self.workload, self.ranks, self.microbatches, requests, busiest
-        return (iteration_seconds(*load, kv_times=more) - iteration_seconds(*load)) / _MARGIN
+        load, both = (self.cost, self.workload, self.ranks, self.microbatches), np.array([[1.0], [1 + _MARGIN]])
+        usual, more = iteration_seconds(*load, requests, self.busiest(requests), kv_times=both)
+        return np.asarray((more - usual) / _MARGIN)
 
     def table(self) -> Floats:
         """Seconds of an iteration with 1, 2, ... up to the most running requests, [requests]."""
@@ -119,11 +119,11 @@ def iteration_seconds(
     microbatches: int,
     requests: Floats,
     busiest: Floats,
-    kv_times: float = 1.0,
+    kv_times: Number = 1.0,
 ) -> Floats:
     """Seconds of iterations with ``requests`` in all and ``busiest`` of them on the fullest rank, both [..., rows].
 
-    They hold ``kv_times`` as much KV as the workload says.
+    They hold ``kv_times`` as much KV as the workload says, [..., 1] or a number.
 
     With a stacked cost, ``ranks`` is [rows]; else the cost and ``ranks`` are those of one instance.
     """

@@ -83,7 +83,7 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
         return Expectation(prediction=None, basis="the links that KV crosses cannot keep up with this rate")
     if state is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
-    queue = decoding_of(decode, with_answers(workload, float(manifest.model.spec.max_position))).queue(0.0)
+    queue = decoding_of(decode, decoded_of(manifest, workload)).queue(0.0)
     share = queue.busy_share(requests_per_second / several) if workload.decodes else 0.0
     room = count * room_prompts(prefill, workload)
     ttft = encode(Crowding.before(state, requests_per_second, room, ttft).delayed(ttft))
@@ -317,6 +317,11 @@ def room_prompts(prefill: Pool, workload: Workload) -> float:
     return prefill.degrees.attention_dp * prefill.kv.capacity_tokens_per_rank // workload.input_tokens.mean
 
 
+def decoded_of(manifest: Manifest, workload: Workload) -> Workload:
+    """Return the traffic of decode instances, as ``Question.decoded`` is."""
+    return with_answers(workload, float(manifest.model.spec.max_position))
+
+
 def decoding_of(pool: Pool, workload: Workload) -> Decoding:
     """Return the iteration cost and queue of an instance of a decode pool under a workload."""
     return Decoding(
@@ -339,7 +344,7 @@ def decode_behind(
     """
     (prefill, decode), links = pools, _links_of(manifest, pools)
     context = float(manifest.model.spec.max_position)
-    decoded, passes = with_answers(workload, context), pool_passes(prefill, workload)
+    decoded, passes = decoded_of(manifest, workload), pool_passes(prefill, workload)
     queue = decoding_of(decode, decoded).queue(0.0)
     played = partial(separate_pools, manifest, pools, workload=workload)
     source, sink = Source(passes, len(prefill.instances)), Sink(queue, len(decode.instances))

@@ -34,9 +34,10 @@ def state_of_links(question: Question, pair: Pair, rate_per_second: float, reque
     (first, first_count), (second, second_count) = pair
     links, each, workload = links_between(question, pair), question.requests_each, question.decoded
     rate, source, sink = rate_per_second * each, Source(first.passes, first_count), Sink(second.queue, second_count)
-    key = Same(question), Same(first.candidate), Same(second.candidate), first_count, second_count, rate
-    wait_seconds = partial(_WAITS.of, key, partial(mean_wait, links, rate, workload, source, sink))
-    if second.handover is not None:
+    if second.handover is None:
+        key = Same(question), Same(first.candidate), Same(second.candidate), first_count, second_count, rate
+        wait_seconds = partial(_WAITS.of, key, partial(mean_wait, links, rate, workload, source, sink))
+    else:
         own = rate_per_second / second_count, second_count, requests
         wait_seconds = partial(second.handover.link_wait_seconds, *own)
     state = link_state(links, rate, workload, wait_seconds)
