@@ -17,7 +17,6 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from ground.arrays import Floats, distinct, placed
-from planner.manifest.terms import Number
 from planner.serving.capacity import largest_rate
 from planner.serving.latency import Latency, cells
 from planner.serving.streams import lengths_at
@@ -91,18 +90,23 @@ class Iterating:
         """Requests finished per second with 1, 2, ... running: n / (I tau(n)); [requests]."""
         return np.asarray(self.running / (self.iterations.mean * self.iteration_seconds))
 
-    def uneven(self, busy: Number, slope: Number) -> Number:
-        """Return by how much the variance of iteration times exceeds that which the number of running requests gives.
+    def averaged(self, busy: Floats, mean_seconds: Floats, lengths: Floats) -> Floats:
+        """Return the deviation of iteration times over a residence as a share of that which the occupancy gives.
 
-        A request slows iterations by a constant and by its KV, of mean m: s = b + k m. Arrivals and what they slow down
-        are linear in each other, so each counts with its own b + k x: E[(b + k x)^2] / s^2 = 1 + (k m / s)^2 c^2.
+        The residence averages them (``residence_variance``), and KV of differing prompts spreads them: a request slows
+        iterations by a constant and by its KV, of mean m: s = b + k m. Arrivals and what they slow down are linear in
+        each other, so each counts with its own b + k x: E[(b + k x)^2] / s^2 = 1 + (k m / s)^2 c^2.
 
-        Args: ``busy``: running requests; ``slope``: seconds by which one more of them slows an iteration; any shape.
+        Args: ``busy``: running requests; ``mean_seconds`` of an iteration; ``lengths``: of requests over the mean one.
         """
-        if self.kv_seconds is None:
-            return np.ones_like(busy)
-        part = np.interp(busy, self.running, self.kv_seconds) / np.maximum(slope * busy, 1e-300)
-        return 1 + self.kv_squared_cv * np.minimum(part, 1.0) ** 2
+        both = np.interp([busy - 0.5, busy + 0.5], self.running, self.iteration_seconds)
+        slowed = (both[1] - both[0]) * busy  # seconds by which the running requests slow an iteration
+        elasticity = np.clip(slowed / mean_seconds, 0.0, 0.999)
+        variance = residence_variance(elasticity, lengths, self.iterations.squared_cv)
+        if self.kv_seconds is not None:
+            part = np.interp(busy, self.running, self.kv_seconds) / np.maximum(slowed, 1e-300)
+            variance = variance * (1 + self.kv_squared_cv * np.minimum(part, 1.0) ** 2)
+        return np.sqrt(variance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,18 +285,11 @@ def _requests(server: Iterating, rate: float, occupancy: Floats, waiting: float)
     kept = np.flatnonzero(seen > 1e-9)
     seen, seconds = seen[kept], server.iteration_seconds[kept]
     mean = float(seen @ seconds)
-    busy = float(seen @ running[kept])
-    slope = float(np.interp(busy + 0.5, running, server.iteration_seconds)) - float(
-        np.interp(busy - 0.5, running, server.iteration_seconds)
-    )
-    elasticity = np.array(min(max(slope * busy / mean, 0.0), 0.999))
-    spread = server.iterations.squared_cv
+    busy = np.asarray(seen @ running[kept])
     likely, lengths, luck = request_levels(server.iterations, server.tokens_squared_cv)
     if server.tokens_squared_cv and seen.size > _DRAFT_STATES:
         seen, seconds = _alike(seen, seconds)
-    variance = residence_variance(elasticity, lengths, spread) * server.uneven(busy, slope)
-    shrink = np.sqrt(variance)[:, None]  # [levels, 1]
-    averages = mean + shrink * (seconds - mean)[None, :]  # [levels, states]
+    averages = mean + np.outer(server.averaged(busy, np.array(mean), lengths), seconds - mean)  # [levels, states]
     tokens = server.iterations.mean * server.tokens_per_iteration * lengths[:, None]
     iterations = server.iterations.mean * (lengths * luck)[:, None]
     fixed = server.transfer_seconds + server.joining_iterations * mean

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ground.arrays import Floats, Ints
-from planner.closed_forms.birth_death import Iterating, request_levels, residence_variance
+from planner.closed_forms.birth_death import Iterating, request_levels
 from planner.instances.brackets import largest_carried
 from planner.instances.candidates import DecodeCandidate, iteration, request_rate
 from planner.instances.fullest import FullestRank
@@ -78,11 +78,8 @@ class _Occupancies(NamedTuple):
         mean = self._mean_seen(seconds)[:, None]
         fixed = batches.transfer_seconds + batches.joining_iterations * mean  # [caps, 1]
         limit = batches.limit_seconds * batches.tokens_per_iteration / luck - fixed / iterations  # [caps, levels]
-        busy, slope = self._busy()
-        elasticity = np.clip(slope * busy / mean[:, 0], 0.0, 0.999)[:, None]
-        uneven = np.asarray(batches.uneven(busy, slope))[:, None]
-        shrink = np.sqrt(residence_variance(elasticity, lengths, spread) * uneven)
-        longest = mean + (limit - mean) / shrink  # [caps, levels] of an iteration that is in time
+        busy = self._mean_seen(batches.running)[:, None]
+        longest = mean + (limit - mean) / batches.averaged(busy, mean, lengths)  # [caps, levels], of a timely iteration
         within = self._within(longest)
         scale = (1 + spread) / 2 / (batches.full_per_second[caps - 1] - self.rate)
         late = -np.expm1(-np.maximum(limit - full[:, None], 0.0) * iterations / scale[:, None])
@@ -111,12 +108,6 @@ class _Occupancies(NamedTuple):
         """Mean over iterations of what is given by the running requests, [caps]."""
         below = np.cumsum(self.seen * np.append(0.0, values))[self.caps - 1]
         return np.asarray((below + self.own * values[self.caps - 1]) / self._total)
-
-    def _busy(self) -> tuple[Floats, Floats]:
-        """Mean running requests, and the seconds by which one more of them slows an iteration; [caps] each."""
-        running, seconds = self.batches.running, self.batches.iteration_seconds
-        busy = self._mean_seen(running)
-        return busy, np.interp(busy + 0.5, running, seconds) - np.interp(busy - 0.5, running, seconds)
 
 
 # Caps that are tried for being quickest at a rate: all but always the first keeps the limit.
