@@ -206,7 +206,7 @@ def _curves(engine: str, line: str) -> ExpertCurves:
     if min(len(tensor), len(expert)) < 2:
         tensor = expert = max(tensor, expert, key=len)
     if 1 not in tensor:
-        tensor[1] = 2 * tensor[2] - tensor[4]  # timed on two ranks at least: as much slower again
+        tensor[1] = np.maximum.accumulate(2 * tensor[2] - tensor[4])  # timed on two ranks: as much slower again
     measured: Shape = tuple(map(int, shape))  # type: ignore[assignment]
     return ExpertCurves(kernel, version, float(residual), lent, measured, tensor, expert)
 

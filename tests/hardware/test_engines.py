@@ -120,7 +120,7 @@ def test_degrees_between_measured_ones():
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_files_hold_what_they_promise(path):
-    """Every row reads, its residual is small, and more tokens never take far less time."""
+    """Every row reads, its residual is small, and more tokens never take less time."""
     lines = _lines(path.stem)
     assert lines
     for (engine, *_), line in lines.items():
@@ -128,4 +128,4 @@ def test_files_hold_what_they_promise(path):
         assert 0 <= curves.median_residual < 0.05
         for points in (*curves.tensor.values(), *curves.expert.values()):
             assert np.all(np.isfinite(points))
-            assert np.all(np.diff(points) > -0.7)
+            assert np.all(np.diff(points) >= 0)
