@@ -28,7 +28,6 @@ from planner.workload import Workload
 Alike = dict[Hashable, list[Trial]]
 """Trials of instances that differ only in token budget, batch slots and memory, by rate and stream."""
 _LIKELY = 0.8  # share of saturation at which the search for a capacity begins
-FEWEST = 600  # requests of the shortest stream. An instance seldom fills on it, so one that is late on it is far off
 _REQUESTS, _REFILLS, _LONGEST = 40_000, 3, 400_000
 """Requests of a long stream, half as many through pipeline stages, where each takes four times as long to play; times
 that a stream must fill an instance, which begins empty; most requests for that.
@@ -79,8 +78,6 @@ class PlayedAggregated(Player):
 
     def stream(self, requests: int, instances: int = 1) -> Stream:
         """Return a stream of mean rate 1, as one of ``instances`` gets it, long enough for an instance to fill."""
-        if requests < FEW:
-            return super().stream(requests, instances)
         refills = _REFILLS if requests == FEW else 2 * _REFILLS
         longest = _REQUESTS if self.pool.times.layers.size == 1 else _REQUESTS // 2
         requests = min(requests, longest) * max(requests // MANY, 1)

@@ -167,7 +167,6 @@ class Bounds:
     together: bool  # whether decode and prompts share the budget; else prompts come first
     count: Count
     most_utilisation: float = 1.0  # rate over saturation at which an instance may be planned
-    least: bool = False  # whether steps take the lower bound that is quick to evaluate (``stepcost.split_least``)
 
     def of(self, rows: NDArray[np.int64]) -> "Bounds":
         """Return the instances of some rows, in that order; a row may occur several times."""
@@ -374,7 +373,7 @@ class Bounds:
 
     def _seconds(self, load: StepLoad, shape: tuple[int, ...]) -> Floats:
         """Seconds with the quicker number of microbatches, [..., rows]."""
-        found = evaluate_each(self.cost, load, self.microbatches, least=self.least)
+        found = evaluate_each(self.cost, load, self.microbatches)
         self.count.evaluated += len(found) * int(np.prod(shape))
         seconds = [np.broadcast_to(np.asarray(each.seconds, dtype=np.float64), shape) for each in found]
         return np.asarray(np.min(seconds, axis=0))

@@ -8,7 +8,7 @@ after the other; inside a domain the microbatches alternate (xDeepServe section 
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -99,11 +99,11 @@ class StepSeconds(NamedTuple):
     head_seconds: Number = 0.0
 
 
-def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1, *, least: bool = False) -> StepSeconds:
+def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1) -> StepSeconds:
     """Return the duration of one step that carries ``load`` in ``microbatches`` equal parts.
 
     Args: fields of ``load`` and ``cost.slots_per_rank`` are numbers or arrays of one broadcast
-    shape; the result has that shape. ``least``: a lower bound that does not choose how streams split the cores.
+    shape; the result has that shape.
 
     One microbatch: the sum of all terms. The head runs once on the whole batch. Two: per pair of MoE layers either
     2 · max(attention stream, expert stream), cores split so that both take about the same time and
@@ -112,16 +112,16 @@ def evaluate(cost: StepCost, load: StepLoad, microbatches: int = 1, *, least: bo
     compute + core share · communication). On devices of their own, attention and experts follow
     ``planner.manifest.stepcost``.
     """
-    return evaluate_each(cost, load, (microbatches,), least=least)[0]
+    return evaluate_each(cost, load, (microbatches,))[0]
 
 
-def evaluate_each(cost: StepCost, load: StepLoad, counts: Sequence[int], *, least: bool = False) -> list[StepSeconds]:
+def evaluate_each(cost: StepCost, load: StepLoad, counts: Sequence[int]) -> list[StepSeconds]:
     """Return the durations with each number of microbatches; what runs once a step is evaluated once."""
     whole = variables(cost, load, 1, experts=1 in counts)
     # Timings of what runs once a step, on the whole batch: embedding, head, and the drafts' own work
     once = {**stage_timings(cost.head_terms, whole), **stage_timings(cost.draft_terms, whole)}
     parts = (whole if each == 1 else variables(cost, load, each) for each in counts)
-    return [_composed(cost, load, each, values, once, least=least) for each, values in zip(counts, parts, strict=True)]
+    return [_composed(cost, load, each, values, once) for each, values in zip(counts, parts, strict=True)]
 
 
 def evaluate_best(cost: StepCost, load: StepLoad, most: int = 2) -> StepSeconds:
@@ -131,17 +131,11 @@ def evaluate_best(cost: StepCost, load: StepLoad, most: int = 2) -> StepSeconds:
 
 
 def _composed(
-    cost: StepCost,
-    load: StepLoad,
-    microbatches: int,
-    values: Mapping[str, Number],
-    once: Stages,
-    *,
-    least: bool = False,
+    cost: StepCost, load: StepLoad, microbatches: int, values: Mapping[str, Number], once: Stages
 ) -> StepSeconds:
     """Compose the terms at the ``values`` of one microbatch with what runs ``once``: see ``evaluate``."""
     stages = stage_timings(cost.terms, values)
-    layer, share = moe_layer(cost, stages, microbatches, least=least)
+    layer, share = moe_layer(cost, stages, microbatches)
     draft, head = draft_seconds(cost, stages, once, layer, microbatches), stage_sum(once, ("head",))
     dense = cost.dense_layers * microbatches * stage_sum(stages, ("attention", "dense"))
     last = drain(cost, stages, layer, microbatches)
@@ -161,8 +155,8 @@ def splittable(load: StepLoad) -> bool:
     return bool(load.decode_sequences >= 2 or load.prefill_tokens >= 2)
 
 
-def moe_layer(cost: StepCost, stages: Stages, microbatches: int, *, least: bool = False) -> tuple[Number, Number]:
-    """Return seconds of one MoE layer for all microbatches, and the core share of attention; or at least that."""
+def moe_layer(cost: StepCost, stages: Stages, microbatches: int) -> tuple[Number, Number]:
+    """Return the seconds of one MoE layer for all microbatches, and the core share of attention."""
     if not cost.moe_layers:
         return 0.0, 1.0
     if cost.rule == "disaggregated":
@@ -170,7 +164,7 @@ def moe_layer(cost: StepCost, stages: Stages, microbatches: int, *, least: bool 
     if microbatches == 1:
         return stage_sum(stages, ("attention",)) + expert_stream(cost, stages), 1.0
     if cost.rule == "attention_experts":
-        return split_least(cost, stages) if least else split_layer(cost, stages)
+        return split_layer(cost, stages)
     total: Number = 0.0
     for compute, communication in slots(cost, stages):
         total = total + slot_seconds(cost, compute, communication)
@@ -236,25 +230,6 @@ def split_layer(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
         best, chosen = smaller(best, longer), either(longer < best, share, chosen)
         below = either(attention > experts, tried, below)
     return 2 * larger(best, traffic), chosen
-
-
-def split_least(cost: StepCost, stages: Stages) -> tuple[Number, Number]:
-    """Return a lower bound of ``split_layer``, as if all work hid its memory traffic, and the share of attention.
-
-    With the share s of attention, streams of work a and e and of what no cores shorten, f and g, take a/s + f and
-    e/(1 - s) + g. The longer is least where both take t: (t - f)(t - g) = a (t - g) + e (t - f).
-    """
-    beside: tuple[Stage, ...] = ("gate", "dispatch", "combine", "experts", *(() if dedicated(cost) else ("shared",)))
-    (work, rest), (other, behind) = (_uncut(stages, names) for names in (("attention",), beside))
-    apart = work + rest - other - behind
-    longer = (work + rest + other + behind + (apart * apart + 4 * work * other) ** 0.5) / 2
-    return 2 * larger(longer, sum(memory_demand(cost, stages))), work / larger(longer - rest, 1e-12)
-
-
-def _uncut(stages: Stages, names: Iterable[Stage]) -> tuple[Number, Number]:
-    """Return the seconds that stages compute on all cores, and those that no cores shorten."""
-    own = [stages[name] for name in names if name in stages]
-    return sum(stage.work for stage in own), sum(stage.rest for stage in own)
 
 
 def either(condition: bool | Bools, one: Number, other: Number) -> Number:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ground.arrays import Floats
 from planner.costs.deployment import Deployment
-from planner.instances.aggregated import FEWEST, AggregatedServer
+from planner.instances.aggregated import AggregatedServer
 from planner.instances.candidates import (
     BUDGETS,
     AggregatedCandidate,
@@ -113,7 +113,7 @@ class AggregatedKind:
             found, slots = own.player.verdict(rate, instances, requests), own.candidate.batch
             best = own if found.excess < best.player.verdict(rate, instances, requests).excess else best
             late, slow = (excess > 1 for excess in found.excesses)
-            if not late and not slow and own is not server and requests >= FEW:
+            if not late and not slow and own is not server:
                 late = rate > own.most_per_second
             idle = found.excesses[1] == above[1]
             below, above = ((slots, found.excesses[1]), above) if late else (below, (slots, found.excesses[1]))
@@ -174,14 +174,14 @@ class AggregatedKind:
 
     def _carrying(self, instances: int, rate_per_second: float) -> AggregatedServer | None:
         each = rate_per_second / instances
-        timely = self._timely(self.servers, instances, each)
+        able = self._quickest_first(self.servers, instances, each)
 
         def servers() -> Iterator[AggregatedServer]:
-            for server in self._not_late(timely, instances, each):
+            for server in self._near(able, instances, each):
                 self._tried[instances] = each
                 yield server
-            if timely:
-                yield from self._near(self._beside(timely[0], each), instances, each)
+            if able:
+                yield from self._near(self._beside(able[0], each), instances, each)
 
         late = list[AggregatedServer]()
         for server in servers():
@@ -198,26 +198,12 @@ class AggregatedKind:
         return None
 
     def _near(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> Iterator[AggregatedServer]:
-        """Yield the servers that are not surely late on few requests at a rate, the least excess first."""
-        yield from self._not_late(self._timely(servers, instances, rate), instances, rate)
+        """Yield the servers that few requests do not show to be late at a rate, the least excess first.
 
-    def _not_late(
-        self, servers: Sequence[AggregatedServer], instances: int, rate: float, requests: int = FEW
-    ) -> Iterator[AggregatedServer]:
-        """Yield the servers that few requests do not show to be late, with fewer slots where those help."""
-        slotted = (self._slotted(server, instances, rate, requests) for server in servers)
-        return (server for server in slotted if not server.player.surely_late(rate, instances, requests))
-
-    def _timely(self, servers: Sequence[AggregatedServer], instances: int, rate: float) -> list[AggregatedServer]:
-        """Return the servers that are not far too late at a rate, the least excess on few requests first.
-
-        One that is a little late may still have a neighbour, between the listed budgets, that is in time.
-        Where the first is not late on fewest requests, none is played on so few: most would not be late either.
+        They have fewer slots where those help.
         """
-        able = timely = [server for server in servers if self._bound(server) >= rate]
-        if able and able[0].player.surely_late(rate, instances, FEWEST):
-            timely = list(self._not_late(able, instances, rate, FEWEST))
-        return sorted(timely, key=lambda server: server.player.verdict(rate, instances).excess)
+        slotted = (self._slotted(server, instances, rate) for server in self._quickest_first(servers, instances, rate))
+        return (server for server in slotted if not server.player.surely_late(rate, instances))
 
     def _listed(self, server: AggregatedServer) -> int:
         """Return the index of a server's budget in the list; -1 where it is not listed."""

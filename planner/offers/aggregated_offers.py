@@ -106,8 +106,7 @@ def _group_offers(
     count, asked = solved
     least = needed(own.group.sizes.astype(np.int64)) * (1 - 1e-9)
     left, most = np.flatnonzero(np.isfinite(least)), np.zeros((1, 0))
-    splits = own.cost.rule == "attention_experts" and max(row_microbatches(question, own.group.rows[0])) > 1
-    for sieve in (_without_prompts, *([_with_least] if splits else []), _with_largest, _with_each):
+    for sieve in (_without_prompts, _with_largest, _with_each):
         if not left.size:
             return Offers.none()
         part = own.select(left)
@@ -132,10 +131,6 @@ def _group_offers(
 
 def _without_prompts(question: Question, own: Built, bounds: Bounds, known: tuple[Floats, Floats]) -> Floats:
     return bounds.quick_bound(known[0])[None]
-
-
-def _with_least(question: Question, own: Built, bounds: Bounds, known: tuple[Floats, Floats]) -> Floats:
-    return _with_largest(question, own, replace(bounds, least=True), known)
 
 
 def _with_largest(question: Question, own: Built, bounds: Bounds, known: tuple[Floats, Floats]) -> Floats:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ground.arrays import Bools, Floats, Ints, distinct, undominated
+from ground.arrays import Bools, Floats, Ints, distinct
 from planner.instances.candidates import (
     PROMPTS_PER_PASS,
     SHORTEST_CHUNK_TOKENS,
@@ -207,7 +207,7 @@ class _Passes:
 
 
 def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> Offers:
-    """Return the offers of a table's rows that keep the limit with one prompt in the instance, with their bounds.
+    """Return the offers of a table's rows that keep the limit with one prompt alone (a long one where prompts differ).
 
     Budgets are costed at points. Equal prompts may fill any number between two of them, and prompts per second of full
     passes rise with their number to one peak, mostly that of the largest in time, and fall from it. So every number on
@@ -238,7 +238,7 @@ def _prefill_kinds(question: Question, table: _PrefillTable, slower: Slower) -> 
         layers=table.passes.group.layers,
         build=partial(_prefill_kind, question, table, (most, slower)),
         least=_prefill_least(question, table, prompts) if question.goal.timed else None,
-    ).select(_worth_a_queue(question, table, ranks))
+    ).select(np.flatnonzero((table.single <= question.ttft_seconds) & (table.longest <= question.ttft_seconds)))
 
 
 def _most_between(question: Question, table: _PrefillTable, span: tuple[Ints, Ints]) -> Floats:
@@ -251,21 +251,6 @@ def _most_between(question: Question, table: _PrefillTable, span: tuple[Ints, In
         seconds, fits, rates, _ = table.passes.of(rows).full(prompts[None].astype(np.float64))
         np.maximum.at(most, rows, np.where(fits & (seconds <= question.ttft_seconds), rates, 0.0)[0])
     return most
-
-
-def _worth_a_queue(question: Question, table: _PrefillTable, ranks: Floats) -> Ints:
-    """Return the rows that keep the limit with one prompt alone (a long one where prompts differ), less dominated rows.
-
-    Queues take long and bounds are loose. So a row is left out if another of equal size and number of groups is no
-    slower with one prompt and at every costed budget.
-    """
-    able = np.flatnonzero((table.single <= question.ttft_seconds) & (table.longest <= question.ttft_seconds))
-    if not question.workload.varied:
-        return able
-    buckets = (table.passes.group.sizes * 1_000_000 + ranks).astype(np.int64)
-    timely = np.where(table.seconds <= question.ttft_seconds, table.seconds, 1e30)
-    criteria = np.column_stack([table.single, table.longest, timely])
-    return able[undominated(buckets[able], criteria[able])]
 
 
 def _prefill_least(question: Question, table: _PrefillTable, prompts: Floats) -> Least:

@@ -164,10 +164,10 @@ class Player:
             (self._ended if found.ended else self._trials)[key] = found
         return found
 
-    def surely_late(self, rate_per_second: float, instances: int = 1, requests: int = FEW) -> bool:
-        """Whether a short stream shows, with confidence ``SURE``, that one of ``instances`` misses a limit."""
-        found = self.verdict(rate_per_second, instances, requests)
-        return self._noted(found, instances, requests, late=found.surely_late(SURE))
+    def surely_late(self, rate_per_second: float, instances: int = 1) -> bool:
+        """Whether few requests show, with confidence ``SURE``, that one of ``instances`` misses a limit."""
+        found = self.verdict(rate_per_second, instances)
+        return self._noted(found, instances, FEW, late=found.surely_late(SURE))
 
     def _noted(self, found: Trial, instances: int, requests: int, *, late: bool) -> bool:
         """Keep a late trial if its rate is the smallest late one so far; return ``late``."""
