@@ -269,22 +269,6 @@ def _unresolved(i: int, r: int, pool: Instances) -> int:
 
 
 @outermost
-def lacks_room(k: int, state: tuple[Records, Instances], rule: Rule) -> bool:
-    """Whether a prompt waits because a rank has no slot or no KV for it."""
-    requests, pool = state
-    i = acting(k, pool, rule)
-    if rule.admission == RESERVE and rule.interval == 1 and pool.lines[i, INBOX].head >= 0:
-        return True
-    for r in range(pool.ranks.shape[1]):
-        rank, p = pool.ranks[i, r], pool.lines[i, r].head
-        if rule.admission == RESERVE or p < 0 or rank.under:
-            continue
-        if rank.admitted >= rule.slots or blocks_of(requests[p].todo, rule) > rank.free:
-            return True
-    return False
-
-
-@outermost
 def answered(p: int, state: tuple[Records, Instances]) -> int:
     """Return the tokens that a request has of its answer, those of iterations that ended by the last call."""
     requests, pool = state

@@ -275,11 +275,6 @@ class DrivenInstance:
             self._loop.move(0, record, rank, self._state, self._rule)
 
     @property
-    def lacks_room(self) -> bool:
-        """Whether a prompt waits because a rank has no slot or no KV for it."""
-        return bool(self._loop.lacks_room(0, self._state, self._rule))
-
-    @property
     def step(self) -> Step:
         """The step that was launched last; with pipeline stages that which ends next."""
         acting = self._instances.heads["acting"][0]

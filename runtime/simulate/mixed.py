@@ -1,11 +1,11 @@
 """Aggregated instances: the compiled steps of ``planner.loops``, each at its time on the clock of the run.
 
 A step is formed, and requests are let in and preempted, by the rule of the manifest's engine
-(``planner.serving.rules``), as in the plan. What happens beside it is played here: prefixes, offline requests, faults.
+(``planner.serving.rules``), as in the plan. Offline requests are served in order
+with the others. What happens beside it is played here: prefixes, faults.
 """
 
 import math
-from collections import deque
 
 from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
@@ -33,10 +33,7 @@ class MixedInstance:
         self._timer: StepTimer = shared.timer(self.cost, pool, self.phase)
         self._prefixes = Prefixes(shared, pool)
         self._evens, self._evens_at = shared.manifest.routing.ranks == "even", 0.0
-        self._most_seconds = shared.most_seconds(pool)
-        self.offline: deque[Request] = deque()
         self._here: dict[int, Request] = {}
-        self._offline_prompts = 0
         self.accepts = self.up = True
         self.waiting_tokens = self._epoch = self._past_steps = 0
         self._past_busy = 0.0
@@ -49,7 +46,7 @@ class MixedInstance:
     @property
     def idle(self) -> bool:
         """Whether nobody is here."""
-        return not self._here and not self.offline
+        return not self._here
 
     def enqueue(self, request: Request) -> None:
         """Let ``request`` wait for a step, or fail it if no rank could ever hold it."""
@@ -60,11 +57,8 @@ class MixedInstance:
             return
         request.need = tokens
         self.waiting_tokens += request.prompt
-        if request.offline:
-            self.offline.append(request)
-        else:
-            self._let_in(request)
-        if self.offline or self._run.iterations > 1 or self._run.due_seconds == math.inf:
+        self._let_in(request)
+        if self._run.iterations > 1 or self._run.due_seconds == math.inf:
             self._look_soon()
 
     def _let_in(self, request: Request) -> None:
@@ -93,15 +87,11 @@ class MixedInstance:
         self._looking = False
         if not self.up:
             return
-        if self.offline:
-            self._admit_offline()
         if self._evens and self._engine.now_seconds >= self._evens_at:
             self._evens_at = self._engine.now_seconds + EVEN_EVERY_SECONDS
             self._end_early()
             self._run.even_out(UNEVEN_SHARE)
         self._advance(schedule=True)
-        if self._shared.offline and self._run.lacks_room and any(each.offline for each in self._here.values()):
-            self._evict()
 
     def _step_ends(self, epoch: int) -> None:
         """Advance to the end of a step, or to where the next one is formed; whoever comes just now is in the next."""
@@ -109,7 +99,7 @@ class MixedInstance:
             return
         if self._shared.span:
             self._tell_span()
-        alone = not (self._shared.follows or self.offline or self._evens or self._engine.happens_now)
+        alone = not (self._shared.follows or self._evens or self._engine.happens_now)
         self._advance(schedule=alone)
         if not alone:
             self._look_soon()
@@ -148,7 +138,6 @@ class MixedInstance:
             request.state = DECODE
             self._note_start(request, begun)
             self.waiting_tokens -= request.prompt
-            self._offline_prompts -= request.offline
             if request.first_token < 0:
                 request.first_token = first
             self._prefixes.insert(request)
@@ -166,49 +155,15 @@ class MixedInstance:
         if request.started < 0 <= begun:
             request.started = begun
 
-    def _admit_offline(self) -> None:
-        """Let offline requests in where no online prompt waits, and each rank has one to work on at most.
-
-        There must be room for their whole answers, and with the policy ``slo`` iterations must keep the TPOT limit.
-        """
-        online = any(request.state == PREFILL and not request.offline for request in self._here.values())
-        while self.offline and not online and self._offline_prompts < self.ranks and self._takes(self.offline[0]):
-            self._offline_prompts += 1
-            self._let_in(self.offline.popleft())
-
-    def _takes(self, request: Request) -> bool:
-        ranks, coming = self._run.ranks, self._offline_prompts
-        free = ranks["taken"] + coming < self.pool.limits.requests_per_dp_rank
-        fits = ranks["held"] + request.need * (1 + coming) <= self.pool.kv.capacity_tokens_per_rank
-        if not (free & fits).any():
-            return False
-        if self._shared.manifest.routing.offline != "slo":
-            return True
-        running, kv = ranks["running"], float(ranks["cached"].max()) + request.prompt + request.left
-        widest = int(running.max()) + coming + 1
-        return self._timer.iteration_seconds(int(running.sum()) + coming + 1, widest, kv) <= self._most_seconds
-
-    def _evict(self) -> None:
-        """Send the offline request that came last back to the queue: an online prompt needs its room."""
-        for record, request in reversed(self._here.items()):
-            generated = self._run.answered(record) - 1
-            if request.offline and self._run.take_out(record):
-                self._leave(record, request)
-                request.recompute(generated)
-                request.state = PREFILL
-                self.waiting_tokens += request.prompt
-                self.offline.appendleft(request)
-                return
-
     def holding(self) -> list[Request]:
         """Return all requests that are here."""
-        return [*self._here.values(), *self.offline]
+        return list(self._here.values())
 
     @property
     def waiting(self) -> int:
         """Prompts that no step has carried yet."""
         begun = (self._run.seconds_of(record)[0] for record, request in self._here.items() if request.state == PREFILL)
-        return len(self.offline) + sum(seconds < 0 for seconds in begun)
+        return sum(seconds < 0 for seconds in begun)
 
     def pause(self, seconds: float) -> None:
         """Give up the step that runs; it begins anew so many seconds later."""
@@ -225,11 +180,9 @@ class MixedInstance:
             self._note_start(request, begun)
             found.append((request, self._run.answered(record) - 1 if first >= 0 else -1))
             request.place = -1
-        found += [(request, -1) for request in self.offline]
         now = self._engine.now_seconds
         self._past_busy, self._past_steps = self.busy_seconds_until(now), self.steps
-        self._here, self._offline_prompts, self.waiting_tokens = {}, 0, 0
-        self.offline.clear()
+        self._here, self.waiting_tokens = {}, 0
         self.up, self._run = False, self._idle_run()
         self._epoch += 1
         return sorted(found, key=lambda pair: pair[0].number)

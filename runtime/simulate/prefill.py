@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _LEAST_SHARE, _LEAST_CHUNK = 0.05, 16  # of time and of tokens that prompts have at least beside running requests
 _SPARE_GUARD = 0.8  # share of the TPOT limit that running requests may come to with prompts beside them
 
-_OFFLINE_GUARD, _IN_TIME = 0.4, 0.8
+OFFLINE_GUARD, IN_TIME = 0.4, 0.8
 """Shares of the TTFT limit: what an online prompt may come to behind offline ones, and what counts as in time."""
 
 Finished = Callable[["PrefillInstance", int, Request], None]
@@ -45,8 +45,9 @@ class PrefillInstance:
         self._interrupts = shared.manifest.routing.offline == "slo"
         self._counts_offline = shared.manifest.routing.offline == "equal"
         limit = shared.manifest.service_levels.ttft_seconds
+        self._patient_seconds = limit or 0.0
         limit = math.inf if limit is None else limit
-        self._offline_seconds, self._in_time_seconds = _OFFLINE_GUARD * limit, _IN_TIME * limit
+        self._offline_seconds, self._in_time_seconds = OFFLINE_GUARD * limit, IN_TIME * limit
         self.ranks = pool.degrees.attention_dp
         self.rank_devices = pool.degrees.attention_tp * pool.degrees.pp
         self.budget = pool.limits.tokens_per_device * self.rank_devices
@@ -108,14 +109,18 @@ class PrefillInstance:
 
     @property
     def _helps(self) -> bool:
-        """Whether offline prompts may come: to prefill instances, and to decode that spares them time."""
+        """Whether offline prompts may come: to prefill instances, and to decode that spares them time.
+
+        Decode takes what has waited for prefill as long as an online prompt may.
+        """
         if self.accepts:  # KV that waits for decode leaves online prompts no room
             return self._held_offline <= self.budget * self.ranks
         if not self._interrupts or self.beside is None:
             return False
         placement = self._shared.placement
         queued = placement.waiting or placement.offline_waiting
-        return not queued and self.beside.could_take(1, _SPARE_GUARD) and self.share_beside() > _LEAST_SHARE
+        waits = not self.offline or self._engine.now_seconds - self.offline[0].arrival <= self._patient_seconds
+        return not (queued or waits) and self.beside.could_take(1, _SPARE_GUARD) and self.share_beside() > _LEAST_SHARE
 
     @cached_property
     def _rank_token_seconds(self) -> float:
