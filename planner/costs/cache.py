@@ -59,27 +59,28 @@ class Cache(NamedTuple):
 
 
 def device_cache(deployment: Deployment) -> Cache:
-    """Cache of one device: layers of its stage, MTP's draft layers (full attention) where they are loaded.
+    """Cache of one device: layers of its stage, and MTP's draft layers (full attention) where they are loaded.
 
     Latents and index keys are whole on every TP device; KV heads and recurrent heads are split, and KV heads
     repeated beyond their number.
     """
     strategy = deployment.strategy
-    return _cache(deployment, strategy.attention_tp, strategy.pp, deployment.held_draft_layers)
+    drafts, states = deployment.held_draft_layers, deployment.recurrent_states
+    return _cache(deployment, strategy.attention_tp, strategy.pp, drafts, states)
 
 
 def model_cache(deployment: Deployment) -> Cache:
     """Cache of the whole model, each layer once: what crosses from prefill to decode, or from encode to prefill."""
-    return _cache(deployment, 1, 1, 0)
+    return _cache(deployment, 1, 1, 0, 1)
 
 
-def _cache(deployment: Deployment, tp: Number, stages: Number, drafts: Number) -> Cache:
+def _cache(deployment: Deployment, tp: Number, stages: Number, drafts: Number, states: Number) -> Cache:
     if deployment.encodes_alone:  # embeddings in BF16
         return Cache(token_bytes=2.0 * deployment.model.hidden_size + np.zeros_like(tp))
     model, linear, attention = deployment.model, deployment.model.linear_attention, deployment.model.attention
     state: Number = 0.0
     if linear is not None:
-        state = np.ceil(linear.layers / stages) * (linear.recurrent_bytes + linear.convolution_bytes) / tp
+        state = states * np.ceil(linear.layers / stages) * (linear.recurrent_bytes + linear.convolution_bytes) / tp
     if isinstance(attention, MLA) and attention.compression is not None:
         state = pending_bytes(deployment, attention, attention.compression) / stages
     return Cache(

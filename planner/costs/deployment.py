@@ -129,6 +129,19 @@ class Deployment:
         return profile.drafting.in_prefill(self.decode_drafts) if profile else 0
 
     @property
+    def recurrent_states(self) -> Number:
+        """Recurrent states that the engine keeps of a request: its own, and those that drafts may be rejected to."""
+        kept = self.profile.drafting.states if self.profile else None
+        if kept is None:
+            return 1
+        drafted = (
+            self.drafts + np.greater(self.drafts, 0)
+            if kept.value == "window"
+            else larger(self.drafts, self.loaded_drafts)
+        )
+        return 1 + drafted
+
+    @property
     def held_draft_layers(self) -> Number:
         """Draft layers whose weights and cache are in memory: those that draft, and those that prefill only loads."""
         return smaller(larger(self.drafts, self.loaded_drafts), max(self.model.mtp_layers, 1))

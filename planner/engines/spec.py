@@ -110,6 +110,8 @@ class Drafting(NamedTuple):
     most: Fact[int]  # most drafts per iteration
     prefill: Fact[Literal["one", "same", "none"]]  # drafts that prefill must be started with where decode drafts
     architectures: Fact[list[str]] | None = None  # ``model_type`` whose MTP layers it runs; None: all
+    states: Fact[Literal["drafts", "window"]] | None = None
+    """What a request has recurrent states of besides its own: each draft, or each token that decode verifies."""
 
     def in_prefill(self, drafts: int) -> int:
         """Return the drafts of a prefill instance beside decode with so many."""

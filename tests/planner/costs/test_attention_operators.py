@@ -195,6 +195,17 @@ def test_memory_is_linear_in_tokens_on_top_of_the_state() -> None:
         assert cache.bytes(5000.0, 5.0) - cache.bytes(0.0, 5.0) == pytest.approx(5000 * 24576 / tp)
 
 
+@pytest.mark.parametrize(("engine", "prefill", "decode"), [("vllm", 2, 3), ("sglang", 1, 4), (None, 1, 1)])
+def test_drafts_may_be_rejected_to_a_state_of_their_own(engine: str | None, prefill: int, decode: int) -> None:
+    """vLLM keeps a state for each of two drafts, SGLang's decode for each token that it verifies."""
+
+    model, machine = "qwen3-next-80b-a3b", "h200"
+    plain = float(device_cache(instance(model, machine, "decode", "bf16")).sequence_bytes)
+    loaded = device_cache(instance(model, machine, "prefill", "bf16", engine=engine, decode_drafts=2))
+    drafting = device_cache(instance(model, machine, "decode", "bf16", engine=engine, drafts=2))
+    assert (loaded.sequence_bytes / plain, drafting.sequence_bytes / plain) == (prefill, decode)
+
+
 def test_decode_reads_and_writes_the_state_once() -> None:
     """Bytes of the recurrence do not depend on the context: 36 layers, state in and out, operands beside it."""
     cost = even_cost(instance("qwen3-next-80b-a3b", "h200", "decode", "bf16"))
