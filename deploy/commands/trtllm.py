@@ -14,10 +14,12 @@ from deploy.memory import exchanges
 from deploy.roles import RolePlan
 from deploy.words import Shell
 from ground.files import to_yaml
+from planner.engines.loader import on_pcie
 
 Json = dict[str, Any]
 WIDE = 8  # EP of the guide's table, past which an instance is taken for a part of an NVL72 rack
 UPDATED_LAYERS = 1  # of which the balancer moves experts in one iteration
+INDEXED = 2**31  # numbers that TRTLLM's kernels address among the rows of all experts (NVIDIA/TensorRT-LLM#15887)
 
 
 def launch(target: Target, role: RolePlan) -> Launch:
@@ -67,7 +69,13 @@ def options(target: Target, role: RolePlan) -> Json:
     }
     if role.setup.experts:
         found |= {"moe_expert_parallel_size": strategy.moe_ep, "moe_tensor_parallel_size": strategy.moe_tp}
-    experts: Json = {"backend": kernels} if (kernels := _kernels(target, role)) else {}
+    kernels = _kernels(target, role)
+    experts: Json = {"backend": kernels} if kernels else {}
+    if kernels == "TRTLLM" and role.model.moe:
+        most = INDEXED // (
+            role.model.moe.experts_per_token * max(role.model.hidden_size, 2 * role.model.moe.intermediate_size)
+        )
+        experts |= {"max_num_tokens": most} if role.tokens * strategy.attention_dp > most else {}
     if role.setup.redundant:
         slots = role.setup.experts + role.setup.redundant
         experts["load_balancer"] = {"num_slots": slots, "layer_updates_per_iter": UPDATED_LAYERS}
@@ -90,16 +98,21 @@ def options(target: Target, role: RolePlan) -> Json:
 
 
 def _kernels(target: Target, role: RolePlan) -> str | None:
-    """Return the back end of experts where the default one has no kernels for them, None elsewhere.
+    """Return the back end of experts where the default one is not the guides', None elsewhere.
 
-    The default is CUTLASS, whose products with a scale per block are Hopper's alone, and in 1.2 WIDEEP alone has
-    replicas and the wide exchange of an NVL72 rack (docs: deployment guide for DeepSeek R1, MoE back ends). 1.3 has no
-    WIDEEP any more: the others have replicas (docs: MoeConfig at 1.3.0rc27).
+    The default is CUTLASS, whose products with a scale per block are of Hopper and of SM120, Blackwell's PCIe cards,
+    and in 1.2 WIDEEP alone has replicas and the wide exchange of an NVL72 rack (docs: deployment guide for DeepSeek R1,
+    MoE back ends). gpt-oss runs with TRTLLM on Blackwell and with TRITON, which gathers tokens, on Hopper (docs:
+    deployment guide for GPT-OSS). 1.3 has no WIDEEP any more: the others have replicas (docs: MoeConfig at 1.3.0rc27),
+    and its default chooses for gpt-oss by itself (NVIDIA/TensorRT-LLM#11074).
     """
     setup = role.setup
-    blocks, wide = setup.blackwell and setup.scaled_columns > 0, setup.blackwell and setup.strategy.moe_ep > WIDE
+    large = setup.blackwell and not on_pcie(role.hardware)
+    blocks, wide = large and setup.scaled_columns > 0, large and setup.strategy.moe_ep > WIDE
     if target.kind != "dynamo" and (setup.redundant or (wide and (blocks or setup.weights == "nvfp4"))):
         return "WIDEEP"
+    if target.kind != "dynamo" and role.model.architecture == "gpt_oss" and not on_pcie(role.hardware):
+        return "TRTLLM" if large else None if exchanges(role) else "TRITON"
     return "DEEPGEMM" if blocks else None
 
 
