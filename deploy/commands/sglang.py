@@ -15,6 +15,7 @@ BOOTSTRAP_PORT = 8998
 DIST_PORT = 5000
 STORE_PORT = 24669
 UCX = '"/opt/ucx/lib:${LD_LIBRARY_PATH:-}"'  # docker/rocm.Dockerfile: the image sets it in interactive shells alone
+STEP_TOKENS = 16_384  # srt/managers/schedule_policy.py: a rank's step takes no further prompt past --max-prefill-tokens
 PAGE_TOKENS = 128  # of Ascend, and a multiple of every page on GPUs: a chunk must be whole pages
 
 
@@ -43,7 +44,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
         *cache_type(target, role, "fp8_e4m3"),
         ("--device", "npu", ascend),
         ("--attention-backend", "ascend", ascend),
-        ("--quantization", "modelslim", ascend and role.weights_dtype == "int8"),
+        ("--quantization", "modelslim", ascend and role.setup.weights == "int8"),
         ("--disable-radix-cache", None, not role.prefix_caching),
         ("--enable-metrics", None),
         *_encoding(target, role),
@@ -108,6 +109,7 @@ def _limits(target: Target, role: RolePlan) -> list[Flag]:
         ("--mm-enable-dp-encoder", None, role.encodes and role.strategy.attention_tp > 1),
         ("--max-running-requests", role.sequences * ranks),
         ("--chunked-prefill-size", chunk_tokens(role) * ranks, role.role != "decode"),
+        ("--max-prefill-tokens", chunk_tokens(role), role.role != "decode" and chunk_tokens(role) > STEP_TOKENS),
         ("--enable-mixed-chunk", None, role.mixes and not role.drafts),  # SGLang turns it off where it drafts
         ("--context-length", role.longest),
         ("--mem-fraction-static", target.memory(role).fraction),

@@ -130,7 +130,9 @@ def sglang(instance: Instance, experts: int, redundant_of_map: int | None) -> Co
     if redundant_of_map is not None and replicas != redundant_of_map:
         raise ValueError(f"--ep-num-redundant-experts is {replicas} and the map has {redundant_of_map}")
     mode = "encode" if "--encoder-only" in flags else flags.get("--disaggregation-mode")
-    tokens = flags.get("--chunked-prefill-size")
+    tokens = _shared(flags, "--chunked-prefill-size", dp) if flags.get("--chunked-prefill-size") else None
+    if tokens is not None:  # a step ends with the prompt that reaches the second limit
+        tokens = min(tokens, _whole(flags, "--max-prefill-tokens", 16_384))
     return Counted(
         devices=sum(node.devices for node in instance),
         ranks=stage * pp,
@@ -142,7 +144,7 @@ def sglang(instance: Instance, experts: int, redundant_of_map: int | None) -> Co
         drafts=_whole(flags, "--speculative-num-steps", 0),
         microbatches=2 if "--enable-two-batch-overlap" in flags else 1,
         sequences=_shared(flags, "--max-running-requests", dp),
-        tokens=None if tokens is None else _shared(flags, "--chunked-prefill-size", dp),
+        tokens=tokens,
         longest=_limit(flags, "--context-length"),
         memory_frac=float(flags["--mem-fraction-static"] or 0),
         kv_role=None if mode in (None, "null") else mode,
