@@ -40,7 +40,9 @@ def guide(target: Target, files: Mapping[str, str], layout: str = "plain") -> st
     known = _texts()["steps"]
     steps = [_texts()["fetch"]] if fetched and layout != "helm" else []  # which waits for them itself
     steps += known.get(target.kind, known["kubernetes"])
-    steps = [step for step in steps if "etcd.sh" in files or "etcd.sh" not in step]
+    steps = [
+        step for step in steps if all(each in " ".join(files) or each not in step for each in ("etcd.sh", "expert-map"))
+    ]
     roles = sorted(
         (name for name in files if name.endswith(".yaml") and name not in (*FIRST, *LAST, *RUN, "router.yaml")),
         key=lambda name: (not name.endswith("-files.yaml"), name),
@@ -188,7 +190,7 @@ def _motor(target: Target) -> Iterator[str]:
 
 def _weights(target: Target, files: Mapping[str, str]) -> Iterator[str]:
     """Yield where the weights must lie, and which checkpoint is meant."""
-    places = dict.fromkeys((target.weights_path(role), role.weights_dtype) for role in target.roles)
+    places = dict.fromkeys((target.weights_path(role), role.setup.weights) for role in target.roles)
     several = " and ".join(f"{path} (those in {dtype})" for path, dtype in places)
     where = several if len(places) > 1 else target.model_path
     if target.bare or target.kind == "motor" or target.site.model_host_path:

@@ -43,9 +43,14 @@ def script(target: Target, launch: Launch) -> str:
 
 
 def _settings(target: Target) -> list[str]:
-    """Return the line that reads the variables of CANN and of MindIE, hiding the script's own arguments from them."""
-    held = SETTINGS + (MINDIE_SETTINGS if target.profile.engine == "mindie" else "")
-    return [f'for F in {held}; do [ ! -f "$F" ] || {{ set +eu; source "$F" \'\'; set -eu; }}; done']
+    """Return the line that reads the variables of CANN and of MindIE, hiding the script's own arguments from them.
+
+    MindIE's script empties /dev/shm by rm, under the other instances of a host (MindIE-LLM at 9446ed4).
+    """
+    mindie = target.profile.engine == "mindie"
+    held, kept = (SETTINGS + MINDIE_SETTINGS, "rm() { :; }; ") if mindie else (SETTINGS, "")
+    read = f"set +eu; {kept}source \"$F\" ''; {'unset -f rm; ' * mindie}set -eu;"
+    return [f'for F in {held}; do [ ! -f "$F" ] || {{ {read} }}; done']
 
 
 def _fabric(target: Target, launch: Launch) -> list[str]:

@@ -9,7 +9,7 @@ import yaml
 
 from deploy.inventory import Inventory, check_inventory
 from deploy.memory import memory_of
-from deploy.reading.check import ascend_rows, read_back
+from deploy.reading.check import all_texts, ascend_rows, read_back
 from deploy.reading.flags import read_flags, unknown_options
 from deploy.reading.nodes import Node, read_nodes
 from deploy.roles import RolePlan, read_roles
@@ -83,7 +83,9 @@ TOLD: list[Told] = [
     ("qwen-h800", "vllm", "lws", CLAIMED, "README.md", ["with the weights, which"], ["on every", "22b-weights"]),
     # SGLang reads prompts beside decoding requests with --enable-mixed-chunk alone, and never where it drafts; the
     # manifest says in which order it was played. A chunk is whole pages, and two prompts of 4,000 tokens are one chunk.
-    ("two-prompts", "sglang", "bare", {}, "prefill.sh", ["--chunked-prefill-size 8064 "], []),
+    # Past 16,384 tokens a second limit ends a step, which the files read back would show.
+    ("two-prompts", "sglang", "bare", {}, "prefill.sh", ["--chunked-prefill-size 8064 "], ["--max-prefill-tokens"]),
+    ("five-prompts", "sglang", "bare", {}, "prefill.sh", ["size 40960 ", "--max-prefill-tokens 20480 "], []),
     ("dense-mixed", "sglang", "bare", {}, "mixed.sh", ["--enable-mixed-chunk"], []),
     ("dense-mixed", "sglang", "bare", {}, "README.md", [], ["plan again"]),
     ("prompts-first", "sglang", "bare", {}, "mixed.sh", ["--chunked-prefill-size"], ["--enable-mixed-chunk"]),
@@ -104,7 +106,17 @@ TOLD: list[Told] = [
     # Where a container starts again in its pod, what a crash left fills shared memory (llm-d/llm-d#352).
     ("r1-h800", "vllm", "statefulset", {}, "decode.yaml", ["find /dev/shm -type f -delete"], []),
     # CANN's and MindIE's variables, and Mooncake's libraries, are set in interactive shells alone.
-    ("r1-mixed", "mindie", "bare", {}, "mixed.sh", ["nnal/atb}/set_env.sh /usr/local/lib/python3*/"], []),
+    # MindIE's empties /dev/shm as well.
+    (
+        "r1-mixed",
+        "mindie",
+        "bare",
+        {},
+        "mixed.sh",
+        ["rm() { :; }; source", "unset -f rm", "atb}/set_env.sh /usr/local/lib/python3*/"],
+        [],
+    ),
+    ("r1-cm384", "vllm-ascend", "bare", {}, "decode.sh", ["nnal/atb}/set_env.sh"], ["rm()"]),
     # Routers watch pods that an autoscaler ends; before a proxy with a fixed list there is none.
     ("r1-cm384", "sglang", "lws", SCALED, "router.yaml", ["--service-discovery ", "/worker-index=0"], ["http://"]),
     ("r1-cm384", "sglang", "lws", SCALED, "prefill.yaml", ["sglang.ai/bootstrap-port: '8998'"], []),
@@ -152,6 +164,9 @@ def test_a_file_says_what_its_reader_needs(name, engine, kind, site, file, has, 
         ),
         "two-prompts": lambda: deployed(
             "qwen3-8b", "h100", prefill={"strategy": "TP=1", "tokens": 8000}, decode={"strategy": "TP=1"}
+        ),
+        "five-prompts": lambda: deployed(
+            "qwen3-8b", "h100", prefill={"strategy": "DP=2", "tokens": 20480}, decode={"strategy": "TP=1"}
         ),
         "prompts-first": lambda: plan("dense-mixed").model_copy(update={"routing": Routing(chunks="prefill_first")}),
     }
@@ -598,27 +613,38 @@ def test_pictures_are_taken_and_graphs_left_out_where_planned(engine: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("machine", "kind", "decode", "kernels"),
+    ("model", "machine", "kind", "decode", "kernels"),
     [
-        ("h200", "slurm", {"strategy": "DP=8, EP=8"}, None),
-        ("b200", "slurm", {"strategy": "DP=8, EP=8"}, "DEEPGEMM"),
-        ("gb200", "slurm", {"strategy": "DP=16, EP=16"}, "WIDEEP"),
-        ("gb200", "dynamo", {"strategy": "DP=16, EP=16"}, "DEEPGEMM"),
-        ("h200", "slurm", {"strategy": "DP=16, EP=16", "redundant": 16}, "WIDEEP"),
-        ("h200", "dynamo", {"strategy": "DP=16, EP=16", "redundant": 16}, None),
+        ("deepseek-r1", "h200", "slurm", {"strategy": "DP=8, EP=8"}, None),
+        ("deepseek-r1", "b200", "slurm", {"strategy": "DP=8, EP=8"}, "DEEPGEMM"),
+        ("deepseek-r1", "rtx-pro-6000", "slurm", {"strategy": "TP=8, TP=8"}, None),
+        ("deepseek-r1", "gb200", "slurm", {"strategy": "DP=16, EP=16"}, "WIDEEP"),
+        ("deepseek-r1", "gb200", "dynamo", {"strategy": "DP=16, EP=16"}, "DEEPGEMM"),
+        ("deepseek-r1", "h200", "slurm", {"strategy": "DP=16, EP=16", "redundant": 16}, "WIDEEP"),
+        ("deepseek-r1", "h200", "dynamo", {"strategy": "DP=16, EP=16", "redundant": 16}, None),
+        ("gpt-oss-120b", "h200", "slurm", {"strategy": "TP=8, TP=8"}, "TRITON"),
+        ("gpt-oss-120b", "h200", "slurm", {"strategy": "DP=8, EP=8"}, None),
+        ("gpt-oss-120b", "b200", "slurm", {"strategy": "DP=8, EP=8"}, "TRTLLM"),
+        ("gpt-oss-120b", "b200", "dynamo", {"strategy": "DP=8, EP=8"}, None),
+        ("gpt-oss-120b", "rtx-pro-6000", "slurm", {"strategy": "TP=8, TP=8"}, None),
     ],
 )
 def test_tensorrt_llm_s_experts_have_kernels(
-    machine: str, kind: PlatformKind, decode: Any, kernels: str | None
+    model: str, machine: str, kind: PlatformKind, decode: Any, kernels: str | None
 ) -> None:
-    """ "fp8 blockscale gemm only support Hopper" (NVIDIA/TensorRT-LLM#5064); Dynamo's release has no WIDEEP."""
-    role = {"weights": "fp8", "requests": 64}
-    prefill = role | {"strategy": "DP=4, EP=4" if machine == "gb200" else "DP=8, EP=8"}
-    manifest = deployed("deepseek-r1", machine, prefill=prefill, decode=role | decode)
-    files = files_of(manifest, "trtllm", kind)
-    text = files["options-decode.yml"] if kind == "slurm" else yaml.safe_load(files["decode-files.yaml"])["data"]
-    found = yaml.safe_load(text if kind == "slurm" else text["options-decode.yml"])
-    assert found.get("moe_config", {}).get("backend") == kernels
+    """Dynamo's release has no WIDEEP, and chooses for gpt-oss; TRTLLM's rows stay below 2**31 numbers.
+
+    "fp8 blockscale gemm only support Hopper" (NVIDIA/TensorRT-LLM#5064).
+    """
+    role = {"weights": "fp8" if model == "deepseek-r1" else "mxfp4", "requests": 64}
+    prefill = role | {"tokens": 16384, "strategy": decode["strategy"].replace("16", "4" if machine == "gb200" else "8")}
+    manifest = deployed(model, machine, prefill=prefill, decode=role | decode)
+    files = all_texts(files_of(manifest, "trtllm", kind))
+    found, other = (
+        yaml.safe_load(files[f"options-{role}.yml"]).get("moe_config", {}) for role in ("decode", "prefill")
+    )
+    assert found.get("backend") == kernels
+    assert other.get("max_num_tokens") == (93206 if kernels == "TRTLLM" else None) and "max_num_tokens" not in found
     options = {"moe_config": {"backend": "WIDEEP"}}
     assert not unknown_options(options) and unknown_options(options, dynamo=True) == ["moe_config.backend: WIDEEP"]
 
@@ -642,6 +668,8 @@ def test_motor_s_deployer_finds_what_it_asks_for() -> None:
     told = files_of("r1-cm384", "mindie", "motor")["README.md"]
     assert "mode 640" in told and "kubectl create namespace deepseek-r1" in told and "module-a3-16-super-pod" in told
     assert "coordinator_init" not in told  # 3,072 requests, within 12 GiB
+    dense = deployed("qwen3-8b", "910b", prefill={"strategy": "TP=1"}, decode={"strategy": "TP=1"})
+    assert "1. Copy the expert-map files to" in told and "map" not in files_of(dense, "mindie", "motor")["README.md"]
     decode = {"strategy": "DP=64, EP=64", "weights": "int8", "requests": 200}
     prefill = {"strategy": "TP=2 + DP=8, EP=16", "weights": "int8"}
     wide = deployed("deepseek-r1", "cm384", prefill=prefill, decode=decode)
