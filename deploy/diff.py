@@ -78,16 +78,12 @@ def read_files(where: str, engine: str, version: str, kind: str, files: Mapping[
 
 def differences(old: Read, new: Read) -> list[str]:
     """Return what changes from ``old`` to ``new``, the weightiest first; empty where nothing does."""
-    lines = [f"{what}: {a} -> {b}" for what, a, b in _wholes(old, new) if a != b]
+    wholes = [(f"{each.engine} {each.version}", each.kind, f"{_devices(each)}") for each in (old, new)]
+    named = zip(("engine", "kind", "devices in all"), *wholes, strict=True)
+    lines = [f"{what}: {a} -> {b}" for what, a, b in named if a != b]
     for role in sorted({*old.roles, *new.roles}):
         lines += _role(role, old, new)
     return [*lines, *_files(old, new)]
-
-
-def _wholes(old: Read, new: Read) -> Iterator[tuple[str, str, str]]:
-    yield "engine", f"{old.engine} {old.version}", f"{new.engine} {new.version}"
-    yield "kind", old.kind, new.kind
-    yield "devices in all", str(_devices(old)), str(_devices(new))
 
 
 def _devices(read: Read) -> int:

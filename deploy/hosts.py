@@ -119,7 +119,7 @@ def _rank_tables(target: Target, role: RolePlan, inventory: Inventory | None) ->
     if known is None:
         head = "Prints this host's entry of the inventory; collect them in the order of the plan's nodes."
         name = "collect-a3.sh" if role.paired else "collect-a2.sh"
-        yield "collect-inventory.sh", script_of(name, head=target.head(head), last=role.node_size - 1)
+        yield "collect-inventory.sh", script_of(name, head=target.head(head), last=role.setup.devices_per_node - 1)
 
 
 def _rank_table(role: RolePlan, number: int, inventory: Inventory | None) -> str:
@@ -172,7 +172,7 @@ def _job(target: Target, inventory: Inventory | None, *, etcd: bool) -> str:
     options |= {name.replace("_", "-"): value for name, value in target.site.slurm.items()}
     if inventory:
         options["nodelist"] = ",".join(host.name for host in inventory.of(first.cluster)[:nodes])
-    told = [SLURM_DEVICES[first.accelerator].format(first.node_size)]
+    told = [SLURM_DEVICES[first.accelerator].format(first.setup.devices_per_node)]
     told += [f"{name}={value}" if value else name for name, value in options.items()]
     addresses = script_of("addresses.sh", pattern=f"{PLACEHOLDER}-{first.cluster}-node-").rstrip()
     runs = [f"run {head} 1 etcd.sh"] if etcd else []

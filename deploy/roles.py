@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ground.errors import BadInput, Infeasible
-from hardware.spec import Dtype, HardwareSpec
+from hardware.spec import HardwareSpec
 from models.spec import MLA, ModelSpec
 from planner.engines.loader import (
     accelerator_of,
@@ -52,7 +52,6 @@ class RolePlan:
     instances: tuple[Instance, ...]
     nodes: int
     devices_per_node: int
-    node_size: int
     drafts: int
     sequences: int
     tokens: int
@@ -61,7 +60,6 @@ class RolePlan:
     held: float  # requests of an instance on average in the plan
     memory: MemoryBytes
     longest_cache_bytes: float
-    weights_dtype: Dtype
     prefix_caching: bool
     mixes: bool
     expert_map: ExpertMap | None
@@ -88,7 +86,7 @@ class RolePlan:
     @property
     def shares_nodes(self) -> bool:
         """Whether an instance is smaller than a node, so that others may stand beside it."""
-        return self.devices < self.node_size
+        return self.devices < self.setup.devices_per_node
 
     @property
     def paired(self) -> bool:
@@ -227,8 +225,8 @@ def _role(
     lengths: tuple[int, int],
 ) -> RolePlan:
     hardware = manifest.clusters[pool.hardware].spec
-    node_size, devices = setup.devices_per_node, setup.strategy.devices
-    nodes = -(-devices // node_size)
+    devices = setup.strategy.devices
+    nodes = -(-devices // setup.devices_per_node)
     accelerator = accelerator_of(hardware)
     assert accelerator is not None, "broken_accelerator lets no unknown device pass"
     per_rank = setup.strategy.attention_tp * setup.strategy.pp
@@ -255,7 +253,6 @@ def _role(
         instances=tuple(pool.instances),
         nodes=nodes,
         devices_per_node=devices // nodes,
-        node_size=node_size,
         drafts=own_drafts,
         sequences=sequences,
         tokens=tokens,
@@ -264,14 +261,13 @@ def _role(
         held=manifest.requests_held(pool),
         memory=_memory(manifest, pool, own_drafts),
         longest_cache_bytes=float(pool.kv.bytes_per_token_per_device * pool.kv.charged(lengths[0])),
-        weights_dtype=pool.weights_dtype,
         prefix_caching=manifest.workload.prefix_reuse > 0,
         mixes=pool.role == "mixed" and manifest.routing.chunks != "prefill_first",
         expert_map=pool.expert_map,
         encodes=manifest.workload.picture_tokens > 0,
         embedded=manifest.embedding_transfer is not None and pool.role != "decode",
         eager=pool.role in ("decode", "mixed") and all(cost.launch_seconds > 0 for cost in pool.step_costs.values()),
-        skew=_skew(manifest, pool) if devices < node_size else 0,
+        skew=_skew(manifest, pool) if devices < setup.devices_per_node else 0,
     )
 
 

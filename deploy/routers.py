@@ -1,6 +1,6 @@
 """Routers of requests over instances: those of vLLM, SGLang and TensorRT-LLM, xllm-service with etcd, nginx."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from deploy.commands import trtllm
@@ -207,14 +207,11 @@ def xllm_service(target: Target, etcd: str) -> Router:
 
 def router_script(target: Target, router: Router) -> str:
     """Return the script that starts a router."""
-    return "\n".join(_lines(target, router)) + "\n"
-
-
-def _lines(target: Target, router: Router) -> Iterator[str]:
-    yield "#!/usr/bin/env bash"
-    yield target.head("Starts the router in front of all instances.")
-    yield "set -euo pipefail"
-    yield ""
-    for name, value in router.environment:
-        yield f"export {name}={quoted(value)}"
-    yield command(router.programme, router.flags, joined=router.joined)
+    lines = [
+        "#!/usr/bin/env bash",
+        target.head("Starts the router in front of all instances."),
+        "set -euo pipefail",
+        "",
+    ]
+    lines += [f"export {name}={quoted(value)}" for name, value in router.environment]
+    return "\n".join([*lines, command(router.programme, router.flags, joined=router.joined)]) + "\n"

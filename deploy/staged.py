@@ -12,6 +12,7 @@ from planner.engines.spec import EngineProfile, PlatformKind
 from planner.manifest.migration import Staged, Step, manifest_hash, same_content
 from planner.manifest.schema import Pool
 
+HERE = 'here=$(cd "$(dirname "$0")" && pwd)'
 MARGIN_SECONDS = 600  # beyond the planned load, before pods that are not ready stop a rollout
 # A stage states replicas anew that an autoscaler may have set; objects over 262 kB take no annotation of the client's.
 APPLY = "kubectl apply --server-side --force-conflicts"
@@ -58,7 +59,8 @@ def staged_files(staged: Staged, profile: EngineProfile, kind: PlatformKind, sit
             lines = [f"echo 'stage-{after:02d}: {gone} instances go, {come} come'"]
             lines += _stage(made[before], made[after], f"stage-{after:02d}", step, (drain, longest) if kept else None)
             parts.append("\n".join(lines))
-        files[f"{script}.sh"] = _script(made, parts, purpose)
+        head = f"#!/usr/bin/env bash\n{made[0].target.head(purpose)}\nset -euo pipefail\n" + HERE
+        files[f"{script}.sh"] = "\n".join([head, "", "\n\n".join(parts), ""])
     return files
 
 
@@ -134,13 +136,3 @@ def _objects(made: Deployment, optional: bool | None = None) -> dict[tuple[str, 
             kind = item["kind"].lower() + (f".{version}.{group}" if group else "")
             found[kind, item["metadata"]["name"]] = item.get("spec", {}).get("replicas", 1)
     return found
-
-
-def _script(made: list[Deployment], parts: list[str], purpose: str) -> str:
-    head = [
-        "#!/usr/bin/env bash",
-        made[0].target.head(purpose),
-        "set -euo pipefail",
-        'here=$(cd "$(dirname "$0")" && pwd)',
-    ]
-    return "\n".join([*head, "", "\n\n".join(parts), ""])

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from ground.errors import BadInput
 from ground.files import read_yaml, write_files
 from ground.units import number_of, read_index
 from hardware.engines import timed
-from planner.costs.predict import Configuration
 from planner.manifest.document import read_manifest
 from planner.manifest.schema import Manifest
 from planner.verification.next_runs import NextRun, next_runs
@@ -123,13 +121,21 @@ def verify(
     planned = None if manifest is None else read_manifest(Path(manifest))
     runs: list[Run] = []
     for path in map(Path, results):
-        runs += read_runs(path) if path.suffix.lower() in (".csv", ".tsv") else _reported(path, planned)
+        if path.suffix.lower() in (".csv", ".tsv"):
+            runs += read_runs(path)
+            continue
+        reports = read_reports(path)
+        if planned is None:
+            raise BadInput(f"{path}: a report of {reports[0].tool} does not say what ran; give --manifest")
+        runs += [_run(report, planned, number) for number, report in enumerate(reports, 1)]
     if count and manifest is None:
         raise BadInput("--next: give --manifest, of a plan that was written with --out")
     if not runs and not count:
         raise BadInput("RESULT: give at least one file of measured runs")
     knees: list[str] = []
-    found = verify_runs(runs, known, inside, partial(_predicted, knees))
+    found = verify_runs(
+        runs, known, inside, lambda asked: _played(asked, knees) if isinstance(asked, Loaded) else point(asked)
+    )
     asked = next_runs(Path(manifest).parent, count, [*known, *calibration(found)]) if count and manifest else []
     return VerifyResult(runs=tuple(found), notes=(*knees, *outliers(found)), next=tuple(asked))
 
@@ -161,13 +167,6 @@ def read_calibration(path: Path) -> list[tuple[str, Residual]]:
             raise BadInput(f"{path}: errors[{number - 1}] is not an error of a measured run") from None
         found.append((row["metric"], Residual(labels=labels, features=features, error=error)))
     return found
-
-
-def _reported(path: Path, manifest: Manifest | None) -> list[Run]:
-    reports = read_reports(path)
-    if manifest is None:
-        raise BadInput(f"{path}: a report of {reports[0].tool} does not say what ran; give --manifest")
-    return [_run(report, manifest, number) for number, report in enumerate(reports, 1)]
 
 
 def _run(report: Report, manifest: Manifest, number: int) -> Run:
@@ -204,11 +203,6 @@ def _run(report: Report, manifest: Manifest, number: int) -> Run:
         reason=reason,
         labels=labels,
     )
-
-
-def _predicted(knees: list[str], asked: Configuration | Loaded) -> dict[str, float]:
-    """Return what is predicted of a configuration, or by playing it of a manifest under the load of a report."""
-    return _played(asked, knees) if isinstance(asked, Loaded) else point(asked)
 
 
 def _played(loaded: Loaded, knees: list[str]) -> dict[str, float]:

@@ -99,14 +99,14 @@ class Target:
     @property
     def model_path(self) -> str:
         """Path of the weights on every node; its default tells the one format of a plan that the model is not in."""
-        held = {role.weights_dtype for role in self.roles}
+        held = {role.setup.weights for role in self.roles}
         told = "" if len(held) > 1 else "".join(f"-{each}" for each in held - {self.roles[0].model.native_dtype})
         return self.site.model_path or f"/models/{self.name_of_model}{told}"
 
     def weights_path(self, role: RolePlan) -> str:
         """Path of a role's weights on its nodes; a folder named by their format where formats differ by role."""
-        several = len({other.weights_dtype for other in self.roles}) > 1
-        return f"{self.model_path}/{role.weights_dtype}" if several else self.model_path
+        several = len({other.setup.weights for other in self.roles}) > 1
+        return f"{self.model_path}/{role.setup.weights}" if several else self.model_path
 
     @property
     def metrics(self) -> Metrics | None:
@@ -211,7 +211,9 @@ def talks_over_nodes(role: RolePlan) -> bool:
 def spans_nodes_by_nvlink(role: RolePlan) -> bool:
     """Whether NVLink joins the nodes of an instance, as in an NVL72 rack, which takes IMEX on every node."""
     inner = role.hardware.scopes[0]
-    return role.nodes > 1 and inner.plane == "nvlink" and role.node_size < (inner.devices.value or math.inf)
+    return (
+        role.nodes > 1 and inner.plane == "nvlink" and role.setup.devices_per_node < (inner.devices.value or math.inf)
+    )
 
 
 def gpu_environment(target: Target, role: RolePlan) -> dict[str, Value]:

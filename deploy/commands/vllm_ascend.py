@@ -30,7 +30,7 @@ def launch(target: Target, role: RolePlan) -> Launch:
     additional = {key: value for key, value in wanted.items() if value}
     flags = given(
         *common_flags(target, role),
-        ("--quantization", "ascend", role.weights_dtype == "int8"),
+        ("--quantization", "ascend", role.setup.weights == "int8"),
         ("--compilation-config", compact_json(_graphs(role)), not prefill),
         ("--additional-config", compact_json(additional), additional),
         *([_transfer(target, role)] if role.disaggregated else []),
@@ -55,7 +55,7 @@ def _graphs(role: RolePlan) -> Json:
 
 def connector_port(role: RolePlan) -> int:
     """Return the first port above those of the transfer engine of a full node."""
-    return TRANSFER_FIRST_PORT + TRANSFER_PORTS_PER_DEVICE * role.node_size
+    return TRANSFER_FIRST_PORT + TRANSFER_PORTS_PER_DEVICE * role.setup.devices_per_node
 
 
 def _transfer(target: Target, role: RolePlan) -> Flag:

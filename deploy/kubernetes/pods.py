@@ -73,7 +73,11 @@ def pod_settings(target: Target, role: RolePlan) -> Object:
         found["resourceClaims"] = [{"name": CHANNEL, "resourceClaimTemplateName": f"{target.name}-{CHANNEL}"}]
     if site.host_network:
         found |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    if selector := site.node_selectors.over(default_selector(role), role.role):
+    marked: dict[str, str] = {}  # by which MindCluster marks servers; a site takes one away by null
+    if role.accelerator == "ascend":
+        kind = f"module-a3-{role.setup.devices_per_node}-super-pod" if role.paired else "module-910b-8"
+        marked = {"accelerator": "huawei-Ascend910", "accelerator-type": kind}
+    if selector := site.node_selectors.over(marked, role.role):
         found["nodeSelector"] = selector
     if scheduler := site.scheduler_name or ("volcano" if target.kind == "volcano" else None):
         found["schedulerName"] = scheduler
@@ -133,14 +137,6 @@ def times(quantity: str, count: int) -> str:
     """
     digits = quantity.rstrip("KMGTi")
     return f"{int(digits) * count}{quantity[len(digits) :]}"
-
-
-def default_selector(role: RolePlan) -> dict[str, str]:
-    """Return the labels by which MindCluster marks servers; a site takes one away by null."""
-    if role.accelerator != "ascend":
-        return {}
-    kind = "module-910b-8" if not role.paired else f"module-a3-{role.node_size}-super-pod"
-    return {"accelerator": "huawei-Ascend910", "accelerator-type": kind}
 
 
 DRIVER = {  # files of the driver on an Ascend host

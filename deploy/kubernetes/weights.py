@@ -31,14 +31,14 @@ def source_of(target: Target) -> str | None:
 
 def quantised(target: Target) -> list[str]:
     """Return the formats that the repository does not hold and ModelSlim makes."""
-    formats = dict.fromkeys(role.weights_dtype for role in target.roles)
+    formats = dict.fromkeys(role.setup.weights for role in target.roles)
     native = target.roles[0].model.native_dtype
     return [] if target.site.model_source else [name for name in formats if name == "int8" and name != native]
 
 
 def mismatched(target: Target) -> list[str]:
     """Return the formats that neither the repository holds nor ModelSlim makes."""
-    formats = dict.fromkeys(role.weights_dtype for role in target.roles)
+    formats = dict.fromkeys(role.setup.weights for role in target.roles)
     held = {target.roles[0].model.native_dtype, "int8"}
     return [] if target.site.model_source else [name for name in formats if name not in held]
 
@@ -54,7 +54,7 @@ def weights(target: Target) -> Iterator[Object]:
     values["volumes"] = [claimed, *values.pop("drivers")]
     # Room for every format and for what is fetched, with a share for draft layers, scales and tables
     model = target.roles[0].model
-    formats: set[Dtype] = {role.weights_dtype for role in target.roles}
+    formats: set[Dtype] = {role.setup.weights for role in target.roles}
     if quantised(target):
         formats.add(model.native_dtype)
     held = sum(count_parameters(model).total * ELEMENT_BYTES[name] for name in formats)
@@ -75,7 +75,7 @@ def _job(target: Target, repository: str) -> Object:
     fetch = filled(form, values | {"image": target.site.tools_image, "command": command, "token": _token(target)})
     if not converted:
         return {"settings": {"automountServiceAccountToken": False}, "before": None, "container": fetch, "drivers": []}
-    role = next(role for role in target.roles if role.weights_dtype == "int8")
+    role = next(role for role in target.roles if role.setup.weights == "int8")
     words = [
         f"git clone --quiet --depth 1 {TOOL} /tmp/tool",
         "cd /tmp/tool",

@@ -64,8 +64,14 @@ def read_back(
 
     def counted(role: str, instance: list[Node]) -> Counted:
         if engine == "mindie":
-            return _daemon(instance, role, files)
-        _known_flags(engine, kind, instance)
+            devices, (daemon, *_) = sum(node.devices for node in instance), instance[0].processes
+            if {node.processes[0].environment["WORLD_SIZE"] for node in instance} != {str(devices)}:
+                raise ValueError(f"WORLD_SIZE of {role} is not {devices}")
+            return configured(_configuration(daemon, files), role, devices, files)
+        words = instance[0].processes[0].words
+        parser = table_key(engine, kind, words)
+        if unknown := unknown_flags(parser, read_flags(words)):
+            raise ValueError(f"{parser} does not know {', '.join(unknown)}")
         if engine == "trtllm":
             return trtllm(instance, experts[role], texts)
         reader = READERS[f"dynamo.{engine}" if kind == "dynamo" else engine]
@@ -96,22 +102,6 @@ def _configuration(process: Process, files: Mapping[str, str]) -> Any:
     return json.loads(files[process.environment[CONFIGURED].rpartition("/")[2]])
 
 
-def _daemon(nodes: Sequence[Node], role: str, files: Mapping[str, str]) -> Counted:
-    """Return an instance of MindIE-LLM's daemon, which reads the file that its environment names."""
-    devices = sum(node.devices for node in nodes)
-    if {node.processes[0].environment["WORLD_SIZE"] for node in nodes} != {str(devices)}:
-        raise ValueError(f"WORLD_SIZE of {role} is not {devices}")
-    return configured(_configuration(nodes[0].processes[0], files), role, devices, files)
-
-
-def _known_flags(engine: str, kind: str, nodes: Sequence[Node]) -> None:
-    words = nodes[0].processes[0].words
-    reader = table_key(engine, kind, words)
-    unknown = unknown_flags(reader, read_flags(words))
-    if unknown:
-        raise ValueError(f"{reader} does not know {', '.join(unknown)}")
-
-
 def all_texts(files: Mapping[str, str]) -> dict[str, str]:
     """Return files by name, those inside ConfigMaps included."""
     found = dict(files)
@@ -133,14 +123,9 @@ def replicas_of_map(engine: str, role: str, texts: Mapping[str, str]) -> int | N
 
 def expected(target: Target, role: RolePlan) -> Counted:
     """Return what one instance of a role must read back as."""
-    tokens: int | None = role.tokens
     engine = target.profile.engine
-    if engine == "mindie":
-        tokens = max(role.tokens, role.longest_prompt)
-    if engine == "xllm":
-        tokens = step_tokens(role)
-    if engine == "sglang":
-        tokens = None if role.role == "decode" else chunk_tokens(role)
+    own: dict[str, int | None] = {"mindie": max(role.tokens, role.longest_prompt), "xllm": step_tokens(role)}
+    own["sglang"] = None if role.role == "decode" else chunk_tokens(role)
     return Counted(
         devices=role.devices,
         ranks=role.devices,
@@ -152,7 +137,7 @@ def expected(target: Target, role: RolePlan) -> Counted:
         drafts=role.drafts,
         microbatches=role.setup.microbatches,
         sequences=stage_batch(role) * role.strategy.pp if engine == "trtllm" else role.sequences,
-        tokens=tokens,
+        tokens=own.get(engine, role.tokens),
         longest=None if engine == "xllm" else role.longest,
         memory_frac=0.0 if engine == "mindie" else target.memory(role).fraction,
         kv_role=role.role if role.disaggregated else None,

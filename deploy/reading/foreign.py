@@ -269,6 +269,7 @@ def _found(
         instances = max(instances // nodes, 1)  # the replicas of a StatefulSet are then an instance's nodes
     own = {key: value for key, value in given.items() if not PLACES.search(key)}
     defaults = _defaults(family, own)
+    placed = json.loads(given.get("--additional-config") or "{}").get("eplb_config") or {}  # of vLLM-Ascend
     return Found(
         name=name,
         role=role,
@@ -285,7 +286,7 @@ def _found(
         unknown=tuple(unknown),
         release=TABLES[key][-1].rpartition("-")[2],
         kubernetes=bool(container),
-        replicas=ascend_replicas(_map(given), texts),
+        replicas=ascend_replicas(str(placed.get("expert_map_path") or ""), texts),
     )
 
 
@@ -321,12 +322,6 @@ def _text(name: str, path: str, texts: Mapping[str, str]) -> str:
     if text is None:
         raise BadInput(f"SOURCE: {name} reads {path[:60]}, which is not here; give a folder that has it")
     return text
-
-
-def _map(flags: Flags) -> str:
-    """Return the path of vLLM-Ascend's expert map."""
-    held = json.loads(flags.get("--additional-config") or "{}")
-    return str((held.get("eplb_config") or {}).get("expert_map_path") or "")
 
 
 def _settings(name: str, flags: Flags, texts: Mapping[str, str]) -> Object | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hardware.spec import Dtype
 from planner.engines.spec import ACCELERATORS, Accelerator, EngineProfile, ExpertMode, RoleName
 from planner.strategy import Strategy
 
@@ -39,7 +40,7 @@ class Setup:
     drafts: int = 0
     microbatches: int = 1
     kv_dtype: str = "bf16"
-    weights: str = "bf16"
+    weights: Dtype = "bf16"
     instances: int = 1
 
 

@@ -89,63 +89,7 @@ scenario:
     native: {args: {"--tensor-parallel-size": 4, "--no-enable-prefix-caching": null}}
 results: {}
 """
-FORMS = """
-{apiVersion: v1, kind: ConfigMap, metadata: {name: other}, data: {settings.yaml: "max_batch_size: 7"}}
----
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: own}
-data:
-  settings.yaml: |
-    tensor_parallel_size: 4
-    moe_expert_parallel_size: 4
-    enable_attention_dp: true
-    max_batch_size: 64
-    kv_cache_config: {free_gpu_memory_fraction: 0.8, dtype: fp8}
-    no_such_argument: 1
----
-{kind: ConfigMap, metadata: {name: flags}, data: {sglang.yaml: "tensor-parallel-size: 8\\nep-size: 8"}}
----
-apiVersion: nvidia.com/v1beta1
-kind: DynamoGraphDeployment
-metadata: {name: g}
-spec:
-  env: [{name: MODEL, value: Qwen/Qwen3-235B-A22B}, {name: KV, value: '{"kv_connector":"NixlConnector"}'}]
-  components:
-  - name: a
-    podTemplate:
-      spec:
-        volumes: [{configMap: {name: own}}]
-        containers:
-        - command: [python3, -m, dynamo.trtllm]
-          args: [--model-path, $(MODEL), --extra-engine-args, /etc/settings.yaml, --max-batch-size, "9"]
-          resources: {limits: {nvidia.com/gpu: 4}}
-  - name: b
-    podTemplate: {spec: {containers: [{command: [python3, -m, dynamo.sglang], args: [--model-path, $(MODEL), --config,
-      /etc/sglang.yaml, --speculative-algo, NEXTN]}]}}
-  - name: c
-    podTemplate:
-      spec:
-        containers:
-        - command: [sh, -c]
-          args:
-          - |
-            exec python3 -m dynamo.vllm --model "${MODEL}"
-              --kv-transfer-config "$KV"
-              --tensor-parallel-size 2 --is-prefill-worker
-  - name: d
-    podTemplate:
-      spec:
-        containers:
-        - command: [sh, -c]
-          args:
-          - |
-            python3 -m dynamo.vllm --model $MODEL \\
-              --speculative-config '{
-                "method": "mtp"
-              }' \\
-              --spec-tokens 2 --enable-eplb --eplb-config.num_redundant_experts 8
-"""
+FORMS = (Path(__file__).parent / "deployments/forms.yaml").read_text(encoding="utf-8")
 
 
 def test_a_report_of_llm_d_says_what_it_measured(tmp_path: Path) -> None:
