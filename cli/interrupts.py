@@ -1,4 +1,4 @@
-"""What Ctrl-C does: exit code 130, as a shell tells it, and no word, whenever it comes."""
+"""Handling of Ctrl-C: at any time the command ends silently with exit code 130, as shells report it."""
 
 import signal
 import sys
@@ -7,13 +7,13 @@ NUMBER = signal.SIGINT
 
 
 def leave(*_: object) -> None:
-    """End at once by the signal, as its handler: to raise would show where Python is."""
+    """End at once by the signal itself, as its handler: an exception would print a traceback."""
     signal.signal(NUMBER, signal.SIG_DFL)
     signal.raise_signal(NUMBER)
 
 
 def let(handler: object) -> None:
-    """Let a handler take interrupts, unless whoever started this process has it pass them over, as shells may."""
+    """Install a handler of interrupts, unless whoever started this process has them ignored, as shells may."""
     if signal.getsignal(NUMBER) is not signal.SIG_IGN:
         signal.signal(NUMBER, handler)  # type: ignore[arg-type]  # its type would take as long to import as the rest
 
@@ -25,12 +25,12 @@ def interrupt(*_: object) -> None:
 
 
 def interrupted() -> bool:
-    """Whether an interrupt was raised here: whatever other error has become of it."""
+    """Whether Ctrl-C raised KeyboardInterrupt, even where another exception has replaced it since."""
     return signal.getsignal(NUMBER) is leave
 
 
 def pass_on(told: "sys.UnraisableHookArgs") -> None:
-    """Leave where an interrupt was raised in what cannot pass it on, such as a destructor; tell other errors."""
+    """End the process on an interrupt that Python cannot propagate, as in a destructor; report other errors."""
     if told.exc_type is KeyboardInterrupt:
         leave()
     sys.__unraisablehook__(told)

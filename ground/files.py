@@ -219,9 +219,10 @@ def write_files(files: Mapping[Path, str] | Mapping[Path, str | bytes], *, force
 
 @contextmanager
 def staging(*, force: bool) -> Iterator[Callable[[Path], Path]]:
-    """Yield what names a file to write beside a path: all take their places when the block ends well, or none is left.
+    """Yield a function that names a temporary file beside a path; when the block ends well, all replace their paths.
 
-    Neither is a folder that was made for one. That holds for SIGTERM and SIGHUP, too, of which the process then ends.
+    Otherwise no temporary file is left, nor a folder that was made for one, also where SIGTERM or SIGHUP ends the
+    process.
 
     Raises BadInput naming the file if a folder cannot be made, or a file not be renamed; without ``force`` also if one
     has come meanwhile, as from the same command beside this one.

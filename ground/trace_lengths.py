@@ -34,7 +34,7 @@ def fitting(trace: Trace, positions: int, model: str) -> Trace:
 
 
 def fitting_parts(parts: Iterable[Trace], positions: int) -> Iterator[Trace]:
-    """Yield of each part of a trace the requests that fit a model's positions, on their own stamps."""
+    """Yield the requests of each part that fit a model's positions, with their original stamps."""
     for part in parts:
         kept = np.flatnonzero(part.input_tokens + part.output_tokens <= positions)
         if kept.size:

@@ -189,7 +189,7 @@ def _begin(*job: Any) -> None:
 
 
 def _follow() -> None:
-    """In a worker: end with its parent, however that ends, and of an interrupt without a word; the parent tells."""
+    """Let this worker end when its parent ends, and end silently on an interrupt, which the parent reports."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if sys.platform == "linux":

@@ -48,7 +48,8 @@ def in_own_caches(
 ) -> tuple[Asked, Solved]:
     """Return the question with the reuse that its own plan has, and its answer; unchanged where no plan fits.
 
-    ``roughly`` plans for a stream of such requests, which takes a fraction of the time: most rounds are its.
+    ``roughly`` solves the question for a stationary stream of such requests in a fraction of the time; most rounds use
+    it.
     """
     about, (answer, _) = _settled(asked, roughly)
     return _settled(asked if answer.best is None else about, solve)
@@ -57,8 +58,8 @@ def in_own_caches(
 def _settled(asked: Asked, solve: Callable[[Asked], Solved]) -> tuple[Asked, Solved]:
     """Return the question with the reuse that its own plan has by a way to solve it, and its answer.
 
-    A plan for more reuse may be one with fewer instances, in which prompts find less, so that no reuse is that of its
-    own plan. Then it is the largest tried at which prompts find at least as much.
+    A plan for more reuse may have fewer instances, in which prompts find less, so there may be no fixed point. Then the
+    result is the largest reuse that was tried at which prompts find at least as much.
     """
     safe: tuple[Asked, Solved] | None = None
     tried: list[float] = []

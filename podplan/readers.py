@@ -216,7 +216,7 @@ def read_fraction(text: str | None, flag: str, default: float, *, below_one: boo
 
 
 def read_share(text: str, flag: str, ends: tuple[float, float], right: str) -> float:
-    """Return ``10%`` or ``0.1`` as a number between two ends; ``right`` says of what is none that it should be one."""
+    """Return ``10%`` or ``0.1`` as a number between two ends; ``right`` is what the refusal of another text says."""
     word = text.strip()
     value = number_of(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
     if not ends[0] <= value <= ends[1]:

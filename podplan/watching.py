@@ -265,7 +265,7 @@ def _fetched(source: str) -> str:
 
 
 def _text(source: str) -> str | None:
-    """Return a file of metrics; None for what is none by its first line."""
+    """Return the text of a file of metrics; None where its first line shows that it is none."""
     if os.path.isdir(source) or source.endswith((".gz", ".csv", ".json", ".jsonl", ".tar")):
         return None
     text = read_text(Path(source))

@@ -1,8 +1,8 @@
 """A decode row as a server: its capacity with the best cap of its batch.
 
-A cap below the largest batch lets requests wait, and lets those that run be quicker. Which cap serves a rate best is no
-question of searching: the chances of n running requests are the same product for every cap (``birth_death``), cut where
-the cap stands, so sums up to each cap tell all of them in one go.
+A cap below the largest batch lets requests wait, and lets those that run be quicker. All caps are evaluated at once:
+the birth-death weight of n running requests is the same product for every cap (``birth_death``), cut off at the cap, so
+prefix sums give the share of requests within the TPOT limit for each cap.
 """
 
 import math
@@ -110,7 +110,7 @@ class _Occupancies(NamedTuple):
         return np.asarray((below + self.own * values[self.caps - 1]) / self._total)
 
 
-# Caps that are tried for being quickest at a rate: all but always the first keeps the limit.
+# Caps that are tried in turn for the quickest at a rate; the first one nearly always keeps the limit.
 _TRIED = 8
 # Share of requests that wait below which a larger cap is no quicker.
 _SELDOM = 1e-3

@@ -45,10 +45,6 @@ class Server(Protocol):
         """Whether the capacity of several instances is a multiple of that of one."""
         ...
 
-
-class Timed(Server, Protocol):
-    """A server that tells how long requests take."""
-
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
         """Mean seconds of a request in a pool of so many instances at its rate; infinite where a limit is missed."""
         ...
@@ -84,8 +80,7 @@ class Stretched(NamedTuple):
 
     def mean_seconds(self, instances: int, rate_per_second: float) -> float:
         """Mean seconds of a request."""
-        kind: Timed = self.kind  # type: ignore[assignment]
-        return kind.mean_seconds(instances, rate_per_second * self.times) * self.times
+        return self.kind.mean_seconds(instances, rate_per_second * self.times) * self.times
 
 
 def on_own_clock(server: Server) -> Server:

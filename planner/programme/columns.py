@@ -15,7 +15,7 @@ from ground.arrays import Floats, Ints
 from planner.instances.alignment import lost_instances, occupied_devices
 from planner.instances.space import Role
 from planner.objective import LEAST_PART
-from planner.offers.offer import Offers, Server, Timed
+from planner.offers.offer import Offers, Server
 from planner.question import Loss, Machines
 
 Rates = Literal["bound", "guess", "tried", "exact"]
@@ -227,8 +227,7 @@ class Side:
 
     def time(self, column: int) -> float:
         """Solve and return the mean seconds of a request in a column at the asked rate."""
-        kind: Timed = self.server(int(self.offer[column]))  # type: ignore[assignment]
-        found = kind.mean_seconds(int(self.left[column]), self.unit)
+        found = self.server(int(self.offer[column])).mean_seconds(int(self.left[column]), self.unit)
         self.queues_solved += 1
         self.seconds[column], self.timed[column] = max(found, float(self.seconds[column])), True
         return float(self.seconds[column])
