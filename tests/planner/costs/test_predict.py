@@ -9,7 +9,6 @@ from hypothesis import given, settings, strategies as st
 from hardware.loader import load_hardware
 from hardware.spec import HardwareSpec
 from models.loader import load_model
-from planner.balance.imbalance import parse_balance
 from planner.costs.deployment import default_weights
 from planner.costs.predict import Configuration, Prediction, expert_layouts, predict
 from planner.engines.behaviour import host_costs
@@ -54,37 +53,6 @@ def configuration(**fields: Any) -> Configuration:
 def exposed(answer: Prediction) -> float:
     """Sum of the exposed seconds."""
     return sum(row.exposed_seconds for row in answer.operators)
-
-
-def faster(spec: HardwareSpec, memory: float, links: float) -> HardwareSpec:
-    """Return the machine with memory and every link quicker by a factor."""
-    device = replace(
-        spec.device,
-        memory_bandwidth_bytes_per_second=replace(
-            spec.device.memory_bandwidth_bytes_per_second,
-            value=spec.device.memory_bandwidth_bytes_per_second.value * memory,
-        ),
-    )
-    exchanges = [
-        replace(
-            fit,
-            points=[
-                replace(point, bandwidth_bytes_per_second=point.bandwidth_bytes_per_second * links)
-                for point in fit.points
-            ],
-        )
-        for fit in spec.exchanges
-    ]
-    collectives = [
-        replace(
-            fit,
-            protocols=[
-                replace(way, bandwidth_bytes_per_second=way.bandwidth_bytes_per_second * links) for way in fit.protocols
-            ],
-        )
-        for fit in spec.collectives
-    ]
-    return replace(spec, device=device, exchanges=exchanges, collectives=collectives)
 
 
 @settings(max_examples=40, deadline=None)
@@ -132,24 +100,6 @@ def test_nothing_beats_the_roofline(name: str) -> None:
     assert answer.iteration_seconds * stages >= moved / device.memory_bandwidth_bytes_per_second.value
 
 
-@pytest.mark.parametrize("name", sorted(CASES))
-@pytest.mark.parametrize(("memory", "links"), [(2.0, 1.0), (1.0, 2.0)])
-def test_more_bandwidth_is_never_slower(name: str, memory: float, links: float) -> None:
-    """Twice the memory or the link bandwidth leaves every time at most as long."""
-    asked = configuration(**CASES[name], batch=32, concurrency=32)
-    # The streams split the cores in whole partitions, so the best of them may move by a rounding.
-    better = predict(replace(asked, hardware=faster(asked.hardware, memory, links)))
-    assert better.iteration_seconds <= predict(asked).iteration_seconds * (1 + 2e-3)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if "EP" in name or "MoE" in name])
-def test_one_dispatch_and_one_combine(name: str) -> None:
-    """An expert-parallel MoE has exactly one operator of either name, and every name once."""
-    names = [row.name for row in predict(configuration(**CASES[name], batch=32, concurrency=32)).operators]
-    assert names.count("dispatch") == names.count("combine") == 1
-    assert len(names) == len(set(names))
-
-
 def test_drafts_multiply_tokens_by_a_truncated_geometric_series() -> None:
     """1 + a + a² tokens per iteration for two drafts; TPOT is the iteration over them."""
     answer = predict(configuration(**CASES["wide EP on CM384"], batch=48, drafts=2, acceptance=0.5))
@@ -195,16 +145,6 @@ def test_layouts_left_open_take_the_fastest_that_fits() -> None:
     for layout in expert_layouts(asked):
         fixed = predict(replace(asked, redundant=int(layout.redundant), shared=int(layout.shared_ranks) or "local"))
         assert not fixed.memory.fits or answer.iteration_seconds <= fixed.iteration_seconds
-
-
-def test_perfect_balance_is_a_lower_bound_of_waiting() -> None:
-    """No straggler waits under perfect balance; a factor of 2 makes every layer slower than the measured one."""
-    asked = configuration(**CASES["EP on H800"], batch=64, redundant=32)
-    times = {
-        text: predict(replace(asked, balance=parse_balance(text))).iteration_seconds
-        for text in ("perfect", "measured", "2.5")
-    }
-    assert times["perfect"] < times["measured"] < times["2.5"]
 
 
 def test_the_interval_surrounds_the_time_it_is_about() -> None:

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from planner.costs.operators import build_step_cost
 from planner.manifest.terms import (
@@ -13,10 +12,9 @@ from planner.manifest.terms import (
     StepLoad,
     communication_seconds,
     timing,
-    timings,
     variables,
 )
-from tests.instances import cloudmatrix_decode, instance
+from tests.instances import cloudmatrix_decode
 
 TERM = ComputeTerm("x", "dense", {"tokens": 1e9}, {"one": 1e10}, 1e13, {"tokens": 1e6}, 1e12, 1e-6, serial=0.5)
 
@@ -50,38 +48,6 @@ def test_fastest_protocol_wins():
     assert communication_seconds(term._replace(protocols=()), {"routed": 1.0}) == 0.0
 
 
-def test_stage_is_the_sum_of_its_terms():
-    """Terms that only move memory are added up beforehand; the stage takes what its terms take one by one."""
-    cost = build_step_cost(cloudmatrix_decode())
-    stages = timings(
-        cost.terms, variables(cost, StepLoad(decode_sequences=48.0, decode_kv_tokens=2e5, mean_tokens=96.0), 1)
-    )
-    for stage in stages.values():
-        one_by_one = sum(own.seconds(0.5, 1.5) for _, own in stage.terms)
-        assert stage.seconds(0.5, 1.5) == pytest.approx(one_by_one)
-        assert stage.demand == pytest.approx(sum(own.memory for _, own in stage.terms))
-
-
-def test_variables_of_a_mixed_step():
-    """Two microbatches of 8 requests with a draft each and 1000 prompt tokens: everything halves but the constant."""
-    cost = build_step_cost(instance("deepseek-r1", "h200", "mixed", "fp8", attention_dp=8, moe_ep=8, drafts=1))
-    load = StepLoad(
-        decode_sequences=8.0,
-        decode_kv_tokens=8000.0,
-        prefill_tokens=1000.0,
-        prefill_context_tokens=200.0,
-        prefill_pairs=5e5,
-        finishing_prompts=2.0,
-        mean_tokens=1016.0,
-    )
-    values = variables(cost, load, 2)
-    expected = {"one": 1, "decode": 8, "chunk": 500, "tokens": 508, "kv": 4000, "context": 100, "pairs": 2.5e5}
-    assert {name: values[name] for name in expected} == expected
-    assert (values["rows"], values["mean"]) == (9, 508)
-    assert values["fair"] == pytest.approx(8 * 508 * 8 / 8)
-    assert values["shared"] == 0.0
-
-
 def test_experts_hit_match_sampled_routing():
     """64 tokens choose 8 of 256 experts in 288 slots over 32 ranks: slots hit per rank, sampled."""
     cost = replace(build_step_cost(cloudmatrix_decode()), expert_ranks=32, slots_per_rank=9.0, attention_ranks=32)
@@ -91,16 +57,3 @@ def test_experts_hit_match_sampled_routing():
         chosen = np.concatenate([random.permutation(288)[:8] for _ in range(64)])
         sampled.append(len(np.unique(chosen)) / 32)
     assert hit == pytest.approx(np.mean(sampled), rel=0.01)
-
-
-@settings(max_examples=30, deadline=None)
-@given(tokens=st.floats(16, 1e5), balance=st.floats(1, 2), noise=st.floats(0, 4))
-def test_busiest_rank_is_the_sampling_factor(tokens: float, balance: float, noise: float):
-    """fair + sqrt((fair·(b - 1))² + z²·b·fair), balance.imbalance's formula, at most one copy per token and slot."""
-    cost = replace(build_step_cost(cloudmatrix_decode()), balance=balance, sampling_deviations=noise)
-    values = variables(cost, StepLoad(mean_tokens=tokens), 1)
-    fair = float(values["fair"])
-    busiest = fair * (1 + np.sqrt((balance - 1) ** 2 + noise**2 * balance / fair))
-    assert values["routed"] == pytest.approx(min(busiest, 320 * tokens))
-    if noise == 0:
-        assert values["routed"] == pytest.approx(fair * balance)
