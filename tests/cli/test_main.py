@@ -128,8 +128,11 @@ def test_exit_codes(error, code, told, monkeypatch, capsys):
     assert capsys.readouterr().err == told
 
 
-@pytest.mark.parametrize("how", ["interrupt()", "refuse()", "Interrupting()"])
-@pytest.mark.parametrize("name", ["gc", "typer", "ground.errors", "cli.models"])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("gc", "interrupt()"), ("gc", "refuse()"), ("typer", "interrupt()"), ("ground.errors", "interrupt()")]
+    + [("cli.models", how) for how in ("interrupt()", "refuse()", "Interrupting()")],
+)
 def test_an_interrupt_is_quiet_whatever_is_being_imported(name: str, how: str) -> None:
     """Exit code 130 in a shell, also where a compiled module says that it cannot be imported."""
     text = f"""
