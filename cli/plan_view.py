@@ -324,7 +324,7 @@ def played_text(played: Played, question: Question) -> str:
     if question.workload.trace is not None:  # whose requests are all there are
         return f"Played on the {played.requests:,} requests of the trace."
     took = " to ".join(dict.fromkeys(map(format_duration, ttft)))
-    carried = " to ".join(dict.fromkeys(map(carried_rate, rate)))
+    carried = " to ".join(dict.fromkeys(map(carried_rate, rate))) + ", spares included" * bool(question.survive)
     return (
         f"Played over {played.requests:,} requests: TTFT at p{question.percentile:g} {took}; the pools carry {carried} "
         f"({LEVEL:.0%} interval)."

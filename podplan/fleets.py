@@ -14,8 +14,8 @@ from planner.checks.check import Verdict, check_deployed
 from planner.checks.deployed import from_plan
 from planner.objective import OBJECTIVES, ObjectiveName
 from planner.plans.day import Seen, over_the_day
-from planner.plans.places import devices_on, nodes_of
-from planner.plans.plan import Plan, paid_devices
+from planner.plans.places import devices_on, nodes_of, paid_devices
+from planner.plans.plan import Plan
 from planner.question import Machines
 from planner.search.answer import Answer
 from planner.search.cluster import Floor, fleet_floor, plan_cluster

@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from planner.plans.plan import Plan, paid_devices
+from planner.plans.places import paid_devices
+from planner.plans.plan import Plan
 from planner.plans.quantised import as_planned
 from planner.question import Question
 from planner.search.search import search

@@ -19,7 +19,7 @@ from planner.question import Question
 from planner.serving.aggregated import AggregatedPool, play_aggregated
 from planner.serving.capacity import Capacity, Limits, Outcome, Trial, Until
 from planner.serving.latency import Latency
-from planner.serving.played import FEW, MANY, Played as Sample, Player
+from planner.serving.played import FEW, MANY, Player
 from planner.serving.rules import engine_rule
 from planner.serving.streams import Stream
 from planner.serving.tables import aggregated_times
@@ -300,10 +300,6 @@ class AggregatedServer:
     def pool_reaches(self, instances: int, rate_per_second: float) -> bool:
         """Whether ``pool_capacity`` is at least a rate that few requests do not show to be late."""
         return self.player.reaches(rate_per_second / instances, instances, lambda: self.most_per_second)
-
-    def told(self, rate_per_second: float, instances: int, requests: int | None = MANY) -> Sample:
-        """Return sample and confidence intervals of a pool of so many instances, given the rate of one."""
-        return self.player.told(rate_per_second, instances, self.most_per_second * instances, requests)
 
     def state(self, rate_per_second: float, instances: int = 1, requests: int | None = MANY) -> AggregatedState | None:
         """State of one of ``instances`` that requests are dealt to in turn, at its rate; None beyond saturation."""

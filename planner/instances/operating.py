@@ -39,7 +39,7 @@ from planner.question import Question
 from planner.serving.capacity import Capacity, Limits, largest_rate
 from planner.serving.decode import DecodePool, iteration_times
 from planner.serving.latency import Latency
-from planner.serving.played import MANY, Played, PlayedPrefill
+from planner.serving.played import MANY, PlayedPrefill
 from planner.serving.prefill import PrefillPool
 from planner.workload import Lengths, Workload, running_kv_tokens
 
@@ -294,12 +294,6 @@ class PrefillServer:
     def lasting(self, rate_per_second: float, instances: int) -> int:
         """Return the requests of a stream that tells TTFT of one of ``instances`` closely; many where it is exact."""
         return self.player.lasting(rate_per_second, instances) if self.player else MANY
-
-    def played(
-        self, rate_per_second: float, instances: int, most_per_second: float, requests: int | None = MANY
-    ) -> Played | None:
-        """Return sample and intervals of the play at the rate of one instance; None where a closed form is exact."""
-        return self.player.told(rate_per_second, instances, most_per_second, requests) if self.player else None
 
     def _squared_cv(self, instances: int) -> float:
         """Squared CV of the gaps between arrivals at one of so many instances."""

@@ -138,10 +138,8 @@ def make_aggregated(
         utilisation=state.utilisation,
         state=state,
     )
-    told = None if question.stretch else server.told(rate_per_second / instances, instances, requests)
-    if told is not None and told.requests_per_second[1] <= rate_per_second:  # the largest rate was played elsewhere
-        most = max(pool.capacity_per_second, rate_per_second)
-        told = told._replace(requests_per_second=(most, most))
+    carried = capacity_of_each, instances * server.most_per_second
+    told = None if question.stretch else server.player.told(rate_per_second / instances, instances, carried, requests)
     return AggregatedPlan(
         question=question,
         mixed=pool,

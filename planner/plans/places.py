@@ -93,3 +93,9 @@ def lost_of(pools: Pools, places: Places, loss: Loss | None) -> dict[Role, int]:
             filled = replace(pool.machines, among_others=True)
             found[role] = int(lost_instances(loss, filled, np.array([size]), np.array([pool.instances]))[0])
     return found
+
+
+def paid_devices(machines: Machines, devices: int) -> int:
+    """Return the devices that are paid for: whole nodes, or those in use where less than a node is available."""
+    whole_nodes = machines.devices >= machines.devices_per_node
+    return machines.nodes_of(devices) * machines.devices_per_node if whole_nodes else devices

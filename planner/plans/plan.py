@@ -15,8 +15,9 @@ from planner.instances.encoding import apart
 from planner.instances.kv_links import MOST_LINK_UTILISATION, LinkState
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.instances.space import Role
+from planner.objective import SLACK
 from planner.plans.handover import both_played, fed, state_of_links
-from planner.plans.places import lost_of, nodes_of, places_of
+from planner.plans.places import lost_of, nodes_of, paid_devices, places_of
 from planner.plans.pools import (
     WHY_BATCH,
     Leaving,
@@ -254,12 +255,6 @@ def occupied(plans: Iterable[Plan]) -> list[tuple[Machines, int]]:
     return list(used.values())
 
 
-def paid_devices(machines: Machines, devices: int) -> int:
-    """Return the devices that are paid for: whole nodes, or those in use where less than a node is available."""
-    whole_nodes = machines.devices >= machines.devices_per_node
-    return machines.nodes_of(devices) * machines.devices_per_node if whole_nodes else devices
-
-
 def cost_of(plans: Iterable[Plan]) -> float | None:
     """Return the price of the paid devices of plans in USD per hour; None where a chip has no price."""
     taken = occupied(plans)
@@ -327,12 +322,16 @@ class DisaggregatedPlan(Plan):
     @property
     def excess(self) -> float:
         """TPOT over its limit or, where that is larger and prefill memory fills up, TTFT over its limit."""
-        question, tpot = self.question, super().excess
-        return (
-            max(tpot, self.ttft.at(question.percentile) / question.ttft_seconds)
-            if self.crowded_share or self.encode
-            else tpot
-        )
+        if not (self.crowded_share or self.encode):
+            return self.tpot_excess
+        return max(self.tpot_excess, self.ttft.at(self.question.percentile) / self.question.ttft_seconds)
+
+    @property
+    def tpot_excess(self) -> float:
+        """TPOT over its limit; above 1 beyond the rate that decode played behind prefill carries, for TPOT scatters."""
+        rate, carried = self.requests_per_second, self.decode.capacity_per_second
+        late = self.handed_over and rate > carried * (1 + SLACK)
+        return max(super().excess, rate / carried if carried else math.inf) if late else super().excess
 
     @cached_property
     def e2e(self) -> Latency:
@@ -433,7 +432,8 @@ def make_plan(
     crowding = Crowding.before(state, rate_per_second, first_count * prefill_pool.room_prompts, ttft)
     played = None
     if not question.stretch:  # else told once the plan is restated as predicted
-        played = first.played(rate_per_second / first_count, first_count, second_count * second_rate, requests)
+        if first.player is not None:
+            played = first.player.told(each, first_count, (first_rate, second_count * second_rate), requests)
         if known is not None:
             told = rate_per_second, ttft.at(question.percentile), prefill_pool.capacity_per_second
             played = both_played(played, (known, second_count), told, requests)

@@ -11,7 +11,8 @@ from planner.instances.aggregated import AggregatedServer
 from planner.instances.operating import DecodeServer, PrefillServer
 from planner.objective import SLACK, Aim, preferred
 from planner.plans.aggregated import make_aggregated
-from planner.plans.plan import DisaggregatedPlan, Plan, cost_of, make_plan, paid_devices
+from planner.plans.places import paid_devices
+from planner.plans.plan import DisaggregatedPlan, Plan, cost_of, make_plan
 from planner.programme.columns import Picks, Side
 from planner.programme.programme import Programme
 from planner.programme.proof import Bound, proven
@@ -269,8 +270,9 @@ def _carrying(plan: Plan, searched: Plan) -> Plan:
     """Return a plan with the interval of the rate that the search found for its pools."""
     if plan.played is None or searched.played is None:
         return plan
-    low, high = searched.played.requests_per_second
-    ends = min(low, plan.requests_per_second), max(high, plan.requests_per_second)
+    (low, high), rate = searched.played.requests_per_second, plan.requests_per_second
+    lowered = rate < searched.requests_per_second or _lateness(plan) > 1
+    ends = min(low, rate) if lowered else low, max(high, rate)
     return replace(plan, played=plan.played._replace(requests_per_second=ends))
 
 
@@ -367,10 +369,11 @@ def _late(plans: Sequence[Plan], choice: Choice) -> dict[str, float]:
     """
     longer = {}
     for member, plan, (option, _) in zip(choice.gathered.fleet.members, plans, choice.chosen, strict=True):
+        if not isinstance(plan, DisaggregatedPlan):
+            continue
         known, question = option.transfer_seconds, plan.question
-        late = plan.tpot.at(question.percentile) - question.tpot_seconds
-        short = isinstance(plan, DisaggregatedPlan) and plan.handed_over
-        if late > 0 and (short or plan.transfer_seconds > known):
+        late = (plan.tpot_excess - 1) * question.tpot_seconds
+        if late > 0 and (plan.handed_over or plan.transfer_seconds > known):
             longer[member.name] = max(
                 LONGER * max(plan.transfer_seconds, known), known + late * question.workload.decoded_tokens
             )

@@ -22,8 +22,6 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 _ROUNDS = 6  # most searches; each stresses service times by the factors that the last plan needs for the confidence
 _ALIKE = 1e-9  # factors nearer than this are equal
-
-
 STRESSED = "the bound is of times and rates as with the confidence"
 
 
@@ -154,9 +152,9 @@ def restated(plan: Plan, question: Question) -> Plan | None:
     share, own = 1 + question.headroom, plan.question
     asked = replace(as_planned(question, plan), prefill=own.prefill, decode=own.decode)
     found = plan.under(asked, share)(plan.requests_per_second / share)
-    if found is None or found.played is None:
+    if found is None or found.played is None or plan.played is None:
         return found
-    low, high = found.played.requests_per_second  # of the pools, whose headroom the told rates leave
+    low, high = plan.played.requests_per_second  # of the pools, whose headroom the told rates leave
     return replace(found, played=found.played._replace(requests_per_second=(low / share, high / share)))
 
 

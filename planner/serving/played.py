@@ -200,15 +200,21 @@ class Player:
         return self.keeps(most(), instances, few=False)
 
     def told(
-        self, rate_per_second: float, instances: int, most_per_second: float, requests: int | None = MANY
+        self,
+        rate_per_second: float,
+        instances: int,
+        carried: tuple[float, float],
+        requests: int | None = MANY,
     ) -> Played:
-        """Return sample and intervals for ``instances``, given the rate of one and the most that all may carry."""
-        found = self.trial(rate_per_second, instances, requests)
-        low = high = rate = rate_per_second * instances
-        if instances in self._capacities:
-            capacity = self._capacities[instances]
-            high = max(min(capacity.high * instances, most_per_second), rate)
-            low = min(capacity.low * instances, high)
+        """Return sample and intervals for ``instances``, given the rate of one.
+
+        Args: ``carried``: the rate that one of them carries, and the most that all may carry.
+        """
+        found, (each, most_per_second) = self.trial(rate_per_second, instances, requests), carried
+        same = (one for one in self._capacities.values() if math.isclose(one.rate_per_second, each))
+        ends = next(((one.low, one.high) for one in same), (each, each))  # of spares it is known for those that remain
+        low, high = (min(end * instances, most_per_second) for end in ends)
+        high = max(high, rate_per_second * instances)
         return Played(
             requests=found.outcome.ttft_seconds.size,
             ttft_seconds=found.ttft_interval(),

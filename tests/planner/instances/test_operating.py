@@ -193,7 +193,7 @@ def test_no_run_passes_the_bounds(squared_cv: float, reuse: float) -> None:
         assert 0 < single <= several / 5 * 1.02
         assert kind.pool_carries(1, single * (1 - 1e-9))
         chosen, rate = kind.at(5), several / 5
-        latency, played = chosen.ttft(rate, 5), chosen.played(rate, 5, math.inf)
+        latency, played = chosen.ttft(rate, 5), chosen.player.told(rate, 5, (rate, math.inf))
         assert latency.at(99) <= question.ttft_seconds * (1 + 1e-9)
         assert played.requests_per_second[0] <= several <= played.requests_per_second[1]
         assert played.ttft_seconds[0] <= latency.at(99) <= played.ttft_seconds[1]

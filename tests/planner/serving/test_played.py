@@ -61,7 +61,7 @@ def test_a_stream_is_longer_where_requests_are_late_in_a_row() -> None:
     found, longest = player.trial(busy, 1, None), player.trial(busy, 1, 32 * MANY)
     assert player.trial(busy).excess < 0.7 * longest.excess
     assert found.excess == pytest.approx(longest.excess, rel=0.08)
-    assert player.told(busy, 1, busy, None).asked_requests == player.lasting(busy)
+    assert player.told(busy, 1, (busy, busy), None).asked_requests == player.lasting(busy)
 
 
 def test_even_requests_wait_least() -> None:
@@ -203,16 +203,15 @@ def test_a_rate_is_reached_up_to_the_capacity_on_the_grid_or_the_most() -> None:
 
 
 def test_what_is_told_of_a_capacity_is_of_all_instances() -> None:
-    """Before it is known the rate alone; its interval ends with the most that all carry."""
+    """Before its interval is known the rate alone; it ends with the most that all carry, and spares count."""
     player = _Known.of()
-    assert player.told(0.5, 3, 9.0).requests_per_second == (1.5, 1.5)
+    assert player.told(0.5, 3, (0.6, 9.0)).requests_per_second == pytest.approx((1.8, 1.8))
     found = player.capacity(2.0, 3)
-    rate = 3 * found.rate_per_second
-    told = player.told(found.rate_per_second, 3, 9.0)
+    each, rate = found.rate_per_second, 3 * found.rate_per_second
+    told = player.told(each / 2, 3, (each, 9.0))
     assert told.requests_per_second == pytest.approx((3 * found.low, 3 * found.high)) and told.requests == 0.8 * MANY
-    assert player.told(found.rate_per_second, 3, 0.5).requests_per_second == pytest.approx(
-        (min(3 * found.low, rate), rate)
-    )
+    assert player.told(each / 2, 4, (each, 9.0)).requests_per_second == pytest.approx((4 * found.low, 4 * found.high))
+    assert player.told(each, 3, (each, 0.5)).requests_per_second == pytest.approx((0.5, rate))
 
 
 def test_a_stream_fills_the_steps_of_its_pool_and_a_trace_is_played_whole() -> None:
