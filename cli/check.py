@@ -10,7 +10,7 @@ from cli.output import Outputs, Screen, note, print_json, with_bar
 from cli.page import Markdown
 from ground.errors import BadInput, ExitCode
 from ground.files import write_files
-from ground.units import format_duration, format_rate, rounded_down
+from ground.units import carried_rate, format_duration, format_rate
 from ground.workers import executor_of
 from planner.checks.check import Verdict
 from planner.checks.margins import Margin
@@ -107,7 +107,7 @@ def margin_text(margin: Margin) -> str:
     if margin.share is None or margin.value is None:
         return "cannot keep up"
     if margin.name == "rate":
-        return f"{format_rate(rounded_down(margin.value))} of {format_rate(margin.limit)} ({margin.share:+.1%})"
+        return f"{carried_rate(margin.value)} of {format_rate(margin.limit)} ({margin.share:+.1%})"
     return f"{format_duration(margin.value)} of {format_duration(margin.limit)} ({margin.share:+.1%})"
 
 

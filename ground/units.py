@@ -150,9 +150,13 @@ def carried_rate(per_second: float) -> str:
     >>> carried_rate(283.99), carried_rate(25.0), carried_rate(0.0836)
     ('283/s', '25/s', '5.01/min')
     """
-    if not 0 < per_second < 0.1:
-        return format_rate(rounded_down(per_second) if per_second > 0 else per_second)
-    return f"{_three(rounded_down(per_second * MINUTE_SECONDS))}/min"
+    return format_rate(rate_down(per_second))
+
+
+def rate_down(per_second: float) -> float:
+    """Return the last rate of three significant digits in the unit that it is printed in."""
+    unit = MINUTE_SECONDS if per_second < 0.1 else 1.0
+    return rounded_down(per_second * unit) / unit if per_second > 0 else per_second
 
 
 def format_count(value: float) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache, partial
 from operator import call
 
-from ground.units import format_count, format_duration, format_rate, rounded_down, rounded_up
+from ground.units import format_count, format_duration, format_rate, rate_down, rounded_up
 from hardware.formats import ELEMENT_BYTES, KvDtype, multiplied, storable
 from planner.plans.quantised import alternatives
 from planner.question import Question
@@ -23,8 +23,6 @@ _WITHIN = 1.04
 MOST_TRIED = 16_384  # most devices that are tried: a larger search takes long, and such a question is probably a slip
 FAR = 4.0  # a rate that needs more than so many times the largest size, in proportion, is not searched for
 _NEAR_SIZE = 0.01  # relative accuracy of the least size among hundreds of nodes
-
-
 Direction = Callable[[], Change]
 
 
@@ -69,10 +67,10 @@ def rate_change(question: Question, most_per_second: float | None, feasible: Try
     if most is None:
         most = most_carried(replace(question, objective="throughput", rate_per_second=None))
     for part in (1.0, 0.99, 0.97) if most > 0 else ():  # sizing agrees with planning to a tolerance
-        rate = rounded_down(most * part)
+        rate = rate_down(most * part)
         changed, value = replace(question, rate_per_second=rate), format_rate(rate)
         if (own := question.offline) is not None:
-            beside = rounded_down(rate * own.per_request)
+            beside = rate_down(rate * own.per_request)
             changed = replace(changed, offline=replace(own, per_request=beside / rate))
             value += f" --offline {format_rate(beside)},{own.input_tokens:.0f}+{own.output_tokens:.0f}"
         if feasible(changed):
@@ -92,9 +90,8 @@ def size_change(question: Question, most_per_second: float | None, feasible: Try
     largest = min(most, max(MOST_TRIED, 2.0 * question.devices)) / question.devices
     rate = question.rate_per_second
     if rate is not None and most_per_second and rate / most_per_second > FAR * largest:
-        return _none(
-            "chips", "--devices", f"the asked rate is {format_count(rate / most_per_second)} times what they carry"
-        )
+        times = format_count(rate / most_per_second)
+        return _none("chips", "--devices", f"the asked rate is {times} times what they carry")
     tried: dict[tuple[int, int], bool] = {}
 
     def at(factor: float) -> Question:
@@ -146,7 +143,6 @@ def _sized(question: Question, larger: Question, feasible: Try) -> Change:
 def limit_change(question: Question, ttft: bool, feasible: Try) -> Change:
     """Return the tightest limit on TTFT, or on TPOT, with a plan."""
     name, (flag, asked) = "TTFT" if ttft else "TPOT", asked_limit(question, ttft)
-
     base = _eased_from(question, ttft)
 
     def relaxed(factor: float) -> Question:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ground.units import counted, format_rate, rounded_down
+from ground.units import carried_rate, counted, format_rate
 from planner.objective import Aim
 from planner.programme.columns import Side
 from planner.programme.programme import Programme
@@ -40,7 +40,7 @@ def shortage(option: Option, most_per_second: float) -> tuple[str, str]:
         return "devices", there
     told = " and ".join(
         f"{counted(side.machines.devices, 'device')} of {side.machines.hardware.name} "
-        f"{_carry(side.machines.devices)} the {side.role} of {format_rate(rounded_down(alone[side.role]))}"
+        f"{_carry(side.machines.devices)} the {side.role} of {carried_rate(alone[side.role])}"
         for side in short
     )
     asked = format_rate(question.rate_per_second or 0.0)
@@ -92,13 +92,16 @@ def _changes(
         both = None if found.question is not None else limits_change(question, limit == "ttft", feasible)
         if question.survive is not None and found.question is None and both is None:
             found = _without_survivors(question, found, feasible)
-        return [both or (found if found.question is not None else _with_rate(question, found))]
+        if both or found.question is not None:
+            return [both or found]
+        more = size_change(question, None, feasible)
+        return [_with_rate(question, found), *([more] if more.question is not None else [])]
     unharmed = replace(question, survive=None)
-    loss = [_without_loss(unharmed)] if limit == "survive" and feasible(unharmed) else []
+    loss = Change(direction="survive", flag="no --survive", value="", told="no loss to survive", question=unharmed)
     size = size_change(question, most_per_second, feasible)
     if limit == "memory" and size.question is None:
         return held_changes(question, feasible) or [size]
-    return [*([rated] if rated else []), size, *loss]
+    return [*([rated] if rated else []), size, *([loss] if limit == "survive" and feasible(unharmed) else [])]
 
 
 def _without_survivors(question: Question, change: Change, feasible: Try) -> Change:
@@ -120,10 +123,6 @@ def _with_rate(question: Question, change: Change) -> Change:
     return replace(change, told=f"{change.told}: with both limits so eased {not_carried(question, most)}")
 
 
-def _without_loss(question: Question) -> Change:
-    return Change(direction="survive", flag="no --survive", value="", told="no loss to survive", question=question)
-
-
 def _programme(question: Question, sides: Sequence[Side], aim: Aim | None = None) -> Programme:
     """Return the programme of some sides that carries the asked rate on the fewest chips."""
     devices = {machines.budget: machines.devices for machines in (question.prefill, question.decode)}
@@ -132,7 +131,7 @@ def _programme(question: Question, sides: Sequence[Side], aim: Aim | None = None
 
 def not_carried(question: Question, most_per_second: float) -> str:
     """Return a sentence with the rate that the devices carry instead of the asked one."""
-    most, asked = format_rate(rounded_down(most_per_second)), format_rate(question.rate_per_second or 0.0)
+    most, asked = carried_rate(most_per_second), format_rate(question.rate_per_second or 0.0)
     devices = question.devices
     return f"{counted(devices, 'device')} {_carry(devices)} {most}, not the asked {asked}"
 
@@ -143,8 +142,7 @@ def _carry(devices: int) -> str:
 
 def _alone(question: Question, side: Side) -> float:
     """Return the rate of a role with all devices of its pool."""
-    alone = _programme(
-        question, [side], Aim(devices={side.machines.budget: side.machines.devices}, objective="throughput")
-    )
+    own = {side.machines.budget: side.machines.devices}
+    alone = _programme(question, [side], Aim(devices=own, objective="throughput"))
     picks = alone.settle()
     return alone.carried(picks) * side.unit if picks else 0.0
