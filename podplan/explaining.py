@@ -76,8 +76,7 @@ def change_json(change: Change) -> dict[str, Any]:
 
 def near_json(near: Near) -> dict[str, Any]:
     """Return what was asked beside the question, and what its plan takes and carries."""
-    plan = near.plan
-    pools = plan and plan_row(plan)
+    pools = near.plan and plan_row(near.plan)
     return {"name": near.name, "flag": near.flag, "requests_per_second": near.requests_per_second} | {
         key: pools[key] if pools and key in pools else None for key in ("chips", "prefill", "decode", "mixed")
     }

@@ -320,8 +320,7 @@ def traced(asked: Asked, first: Callable[..., Answer]) -> tuple[Answer, OnTrace 
     rows = playable(asked)
     if rows is None:
         return first(asked.question), None
-    found = search_on_trace(asked.question, rows, first, first)
-    return found.answer, found.on_trace
+    return search_on_trace(asked.question, rows, first, first)
 
 
 def trace_json(found: OnTrace, percentiles: tuple[float, ...]) -> dict[str, object]:

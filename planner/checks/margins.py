@@ -98,7 +98,6 @@ def held_confidence(
     """
     if deployed.asked_at_most is not None and deployed.asked_at_most < 2 * (_ROUNDS + 2):
         return None
-
     low, high = -_MOST_SCORE, _MOST_SCORE
     first = middle = min(max(NormalDist().inv_cdf(asked or PREDICTED), low), high)
 

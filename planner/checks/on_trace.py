@@ -162,9 +162,8 @@ def search_on_trace(
             bound = answer.bound and least_chips(best, trace, answer.bound)
             answer = replace(answer, plans=(best,), bound=bound, pareto=(best,))
     found = on_trace(best, trace)
-    if found.keeps or not question.goal.maximised or not found.most_per_second:
-        return Traced(answer=answer, on_trace=found)
-    slower = best.under(best.question)(found.most_per_second)
+    most = None if found.keeps or not question.goal.maximised else found.most_per_second
+    slower = best.under(best.question)(most) if most else None
     if slower is None:
         return Traced(answer=answer, on_trace=found)
     plans = [slower if plan is best else plan for plan in answer.pareto]

@@ -194,8 +194,6 @@ def judged(ask: Asking) -> Iterator[str]:
         return
     most = found.best.requests_per_second
     yield from _kept(ask, found.best)
-    if not ask.check(rate=most).verdict.holds:
-        yield f"a check refuses the {most:.9g}/s that planning serves: {ask.check(rate=most).verdict.explanation}"
     beyond = _beyond(found.best)
     if ask.check(rate=beyond).verdict.holds:
         yield f"a check holds at {beyond:.9g}/s, planning serves {most:.9g}/s"
