@@ -21,6 +21,7 @@ from planner.costs.sparse_attention import (
     sparse_decode,
     sparse_prefill,
 )
+from planner.engines.behaviour import behaviour
 from planner.manifest.terms import ComputeTerm, Form, Number, Term
 
 WIDEST_WINDOW = 1024
@@ -277,7 +278,8 @@ def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
     With an output gate the query projection is twice as wide, and the gate multiplies what attention returns.
     """
     roofline, model, tp = Roofline.of(deployment), deployment.model, deployment.strategy.attention_tp
-    hidden, dtype = float(model.hidden_size), deployment.attention_weights
+    own, hidden, dtype = behaviour(deployment.engine), float(model.hidden_size), deployment.attention_weights
+    kernels = 1 + gqa.qk_norm + (own is not None and own.writes_cache_apart)
     heads, value = gqa.heads / tp, gqa.heads / tp * gqa.value_dim
     width = heads * gqa.head_dim + gqa_cached_elements(gqa, tp)
     cached = gqa_cached_elements(gqa, tp) * ELEMENT_BYTES[deployment.kv_dtype]
@@ -285,7 +287,7 @@ def gqa_terms(deployment: Deployment, gqa: GQA) -> list[Term]:
         roofline.norm("attention_norm", "attention", TOKENS, hidden),
         *roofline.quantise("attention_quantise", "attention", scale(TOKENS, hidden), dtype),
         roofline.matmul("qkv_proj", "attention", TOKENS, width + (value if gqa.output_gate else 0.0), hidden, dtype),
-        roofline.vector("rope_cache", "attention", scale(TOKENS, width * 4.0 + cached), kernels=1 + int(gqa.qk_norm)),
+        roofline.vector("rope_cache", "attention", scale(TOKENS, width * 4.0 + cached), kernels),
     ]
     windowed = model.windowed_layers / model.kv_layers
     if windowed < 1:

@@ -21,6 +21,7 @@ import numpy as np
 from ground.arrays import Floats, placed
 from ground.errors import BadInput
 from ground.identity import Kept, Same
+from hardware.engines import measured_as
 from hardware.fits import cards_of, carried, exchange_protocol, server, started
 from hardware.formats import ACTIVATION_BYTES, ELEMENT_BYTES, product_dtype
 from hardware.spec import (
@@ -86,7 +87,9 @@ class Roofline(NamedTuple):
         apart = fused is not None and model.architecture not in fused
         strategy = deployment.strategy
         norms: Number = 1.0
-        if own is not None and model.hidden_size >= own.norms_in_sums.get(model.architecture, np.inf):
+        names = (model.architecture, measured_as(deployment.hardware))
+        least = min(own.norms_in_sums.get(name, np.inf) for name in names) if own is not None else np.inf
+        if model.hidden_size >= least:
             norms = either((strategy.attention_tp > 1) & (strategy.attention_dp == 1), 0.0, 1.0)
         return cls(deployment.hardware, sustained, model.native_dtype != "fp8", apart, norms)
 

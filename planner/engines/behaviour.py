@@ -5,6 +5,7 @@ A gap between steps that only a profile states is taken from there; systems that
 stand here, with the source of each figure. None of them depends on the model.
 """
 
+import re
 from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import accumulate
@@ -21,6 +22,7 @@ DEFAULT_BUDGET = 8192.0
 """Tokens of a step and DP rank where nobody states them: max_num_tokens of TensorRT-LLM (llmapi/llm_args.py) and
 max_num_batched_tokens of vLLM's server on large GPUs (engine/arg_utils.py)."""
 FILE = Path(__file__).parent / "behaviour.yaml"
+DAY = re.compile(r"\d{4}-\d\d-\d\d")
 REQUEST_SECONDS = 0.005  # client's library, HTTP and streaming of a first token, beside steps
 ADMISSION_SECONDS = 0.005
 """What a step with prompts waits while the engine's loop takes requests in: they are broadcast to all ranks, get blocks
@@ -35,10 +37,11 @@ that the fit did not see, for each of which it gives the same."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Versions(Stated):
-    """From ``first`` up to, not including, ``before``."""
+    """From ``first``, released on the day ``since`` (YYYY-MM-DD; none: any day), up to, not including, ``before``."""
 
     first: str
     before: str
+    since: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +54,8 @@ class Behaviour(Stated):
     such a step takes no less; ``prompt_moe_layer_seconds`` a layer's experts take in it beyond their kernels, by
     machine; ``replay_seconds`` the device waits in every layer of a decode step, whose graphs are replayed layer by
     layer. ``quantises_in_norms``: model types whose norms write quantised activations. ``norms_in_sums``: those whose
-    norms are part of the all-reduce before them, and the narrowest that are. ``sends_duplicates``: every
+    norms are part of the all-reduce before them, or machines where all are, and the narrowest that are.
+    ``writes_cache_apart``: keys are turned by one kernel, written by another. ``sends_duplicates``: every
     device of a DP rank sends all its tokens to the experts. ``fuses_shared``: model types whose shared expert a kernel
     of routed experts, by its name, computes as one more of every token. ``expert_start_up_seconds``: what a block of
     routed experts takes beyond the curve of a kernel that another engine lends, by machine and dtype.
@@ -69,6 +73,7 @@ class Behaviour(Stated):
     replay_seconds: Sourced | None = None
     quantises_in_norms: list[str] | None = None
     norms_in_sums: dict[str, int] = field(default_factory=dict)
+    writes_cache_apart: bool = False
     sends_duplicates: bool = False
     fuses_shared: dict[str, list[str]] = field(default_factory=dict)
     expert_start_up_seconds: dict[str, Sourced] = field(default_factory=dict)
@@ -82,12 +87,15 @@ class Behaviour(Stated):
 def behaviour(engine: str | None) -> Behaviour | None:
     """Return the behaviour of ``NAME`` (the newest) or ``NAME@VERSION``; None for an engine that none is known of.
 
-    A version that is no number, or outside all ranges, is taken for the newest.
+    A day (YYYY-MM-DD) stands for what was newest on it. A version that is no number, or outside all ranges, is taken
+    for the newest.
     """
     name, _, version = (engine or "").partition("@")
     known = _known().get(name)
     if not known:
         return None
+    if DAY.fullmatch(version):
+        return [own for own in known if own.versions.since <= version][-1]
     asked = _number(version)
     for own in known:
         if asked and (_number(own.versions.first) or ()) <= asked < (_number(own.versions.before) or ()):
@@ -105,9 +113,8 @@ def behaviour_values(engine: str) -> list[tuple[str, Sourced]]:
     own = behaviour(engine)
     named: list[tuple[str, object]] = [(each.name, getattr(own, each.name)) for each in fields(Behaviour)]
     if own is not None:
-        named += [(f"prompt_moe_layer_seconds {key}", value) for key, value in own.prompt_moe_layer_seconds.items()]
-        named += [(f"expert_start_up_seconds {key}", value) for key, value in own.expert_start_up_seconds.items()]
-        named += [(f"indexer_start_up_seconds {key}", value) for key, value in own.indexer_start_up_seconds.items()]
+        by_name = [(name, each) for name, each in named if isinstance(each, dict)]
+        named += [(f"{name} {key}", value) for name, values in by_name for key, value in values.items()]
     return [(name, value) for name, value in named if isinstance(value, Sourced)]
 
 

@@ -186,8 +186,9 @@ def _drafts(cells: dict[str, str]) -> int:
 
 
 def _engine(cells: dict[str, str]) -> str | None:
-    """The engine with its version where the row states one, ``NAME@VERSION``."""
-    name, version = (cells.get(key, "").strip().lower() for key in ("engine", "engine_version"))
+    """The engine with its version, or the day it was measured, where the row states one: ``NAME@VERSION``."""
+    name, version, day = (cells.get(key, "").strip().lower() for key in ("engine", "engine_version", "measured"))
+    version = version or day
     return f"{name}@{version}" if name and version else name or None
 
 

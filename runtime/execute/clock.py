@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hardware.links import common_scope, path
+from hardware.links import common_scope
 from hardware.spec import HardwareSpec
 from runtime.execute.exchange import Rows
 from runtime.execute.transport import Key, Loop
@@ -78,18 +78,15 @@ class Machine:
     hardware: HardwareSpec
     device_of: list[int]
     sharing: dict[str, int] = field(default_factory=dict)
-    _links: dict[str, tuple[str, float, float]] = field(default_factory=dict)
 
     def __call__(self, sender: int, receiver: int) -> Way:
         """Return the way from a rank to another."""
         a, b = self.device_of[sender], self.device_of[receiver]
         scope = common_scope(self.hardware, a, b)
-        if scope.name not in self._links:
-            link = path(self.hardware, a, b)
-            rate = link.bandwidth_bytes_per_second / self.hardware.plane(link.plane).efficiency.value
-            self._links[scope.name] = (link.plane, link.latency_seconds, rate)
-        plane, latency, rate = self._links[scope.name]
-        if scope.topology == "mesh":
+        mesh, pair = scope.topology == "mesh", scope.pair_bandwidth_bytes_per_second
+        rate = pair.value if mesh and pair is not None else scope.bandwidth_bytes_per_second.value
+        plane, latency = scope.plane, scope.latency_seconds.value
+        if mesh:
             return Way(plane, latency, rate, (plane, a, b, "out"), (plane, a, b, "in"), mesh=True)
         share = self.sharing.get(plane, 1)
         return Way(plane, latency, rate, (plane, a // share, "out"), (plane, b // share, "in"))
