@@ -108,6 +108,6 @@ def decode_least(question: Question, group: Group, most_batch: float, count: Cou
     batches = BATCHES[: 1 + int(np.searchsorted(BATCHES, most_batch))]
     requests = np.stack([np.ones_like(ranks), *(batch * ranks for batch in batches)])  # [points, rows]
     even = np.maximum(requests / ranks, np.minimum(requests, 1.0))
-    seconds = iteration_seconds(cost, question.workload, ranks, parts, requests, even)
+    seconds = iteration_seconds(cost, question.workload, ranks, parts, requests, (even, even))
     count.evaluated += seconds.size * parts
     return Least.of(requests.T, (iterations * seconds).T, np.zeros_like(ranks))

@@ -84,14 +84,16 @@ class Decoding(NamedTuple):
 
     def seconds(self, requests: Floats) -> Floats:
         """Seconds of iterations with ``requests`` running on all ranks; shaped like ``requests``."""
-        busiest = self.busiest(requests)
-        return iteration_seconds(self.cost, self.workload, self.ranks, self.microbatches, requests, busiest)
+        return self._seconds(requests)
 
     def kv_seconds(self, requests: Floats) -> Floats:
         """Seconds by which iterations are longer for KV, at the margin; shaped like ``requests``."""
-        load, both = (self.cost, self.workload, self.ranks, self.microbatches), np.array([[1.0], [1 + _MARGIN]])
-        usual, more = iteration_seconds(*load, requests, self.busiest(requests), kv_times=both)
+        usual, more = self._seconds(requests, np.array([[1.0], [1 + _MARGIN]]))
         return np.asarray((more - usual) / _MARGIN)
+
+    def _seconds(self, requests: Floats, kv_times: Number = 1.0) -> Floats:
+        numbers = self.busiest(requests), self.slots
+        return iteration_seconds(self.cost, self.workload, self.ranks, self.microbatches, requests, numbers, kv_times)
 
     def table(self) -> Floats:
         """Seconds of an iteration with 1, 2, ... up to the most running requests, [requests]."""
@@ -118,22 +120,32 @@ def iteration_seconds(
     ranks: Number,
     microbatches: int,
     requests: Floats,
-    busiest: Floats,
+    numbers: tuple[Floats, Number],
     kv_times: Number = 1.0,
 ) -> Floats:
-    """Seconds of iterations with ``requests`` in all and ``busiest`` of them on the fullest rank, both [..., rows].
-
-    They hold ``kv_times`` as much KV as the workload says, [..., 1] or a number.
+    """Seconds of iterations with so many ``requests`` in all, [..., rows]: those of the slowest rank.
 
     With a stacked cost, ``ranks`` is [rows]; else the cost and ``ranks`` are those of one instance.
+
+    Args: ``numbers``: requests of the rank with most if equal ones are dealt, [..., rows], and the most that one may
+    have; ``kv_times``: KV over what the workload says, [..., 1] or a number.
     """
-    load = StepLoad(
-        decode_sequences=busiest,
-        decode_kv_tokens=kv_times * FullestRank.of(workload, ranks).kv_tokens(busiest),
-        mean_tokens=requests / ranks * cost.queries_per_sequence,
-    )
-    single, *double = (each.seconds for each in evaluate_each(cost, load, range(1, microbatches + 1)))
-    return np.where(busiest >= 2, np.minimum(single, double[0]), single) if double else np.asarray(single)
+    requests, busiest, _ = np.broadcast_arrays(requests, numbers[0], kv_times)
+    mean, fullest = requests / ranks, FullestRank.of(workload, ranks)
+
+    def seconds(sequences: Number, kv_tokens: Number) -> Number:
+        load = StepLoad(
+            decode_sequences=sequences,
+            decode_kv_tokens=kv_times * kv_tokens,
+            mean_tokens=mean * cost.queries_per_sequence,
+        )
+        single, *double = (each.seconds for each in evaluate_each(cost, load, range(1, microbatches + 1)))
+        return np.where(busiest >= 2, np.minimum(single, double[0]), single) if double else np.asarray(single)
+
+    if not fullest.differ:
+        return np.asarray(seconds(busiest, fullest.kv_tokens(busiest)))
+    unequal = np.maximum(busiest - (ranks - 1) / (2 * ranks), mean)  # no remainder of a division
+    return np.asarray(fullest.slowest(unequal, numbers[1], seconds))
 
 
 @dataclass(frozen=True)

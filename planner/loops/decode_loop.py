@@ -7,7 +7,7 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from planner.loops.arrays import TableArrays
 from planner.loops.compiled import njit, outermost
-from planner.loops.tables_loop import alone_seconds, lasting, reached
+from planner.loops.tables_loop import alone_line, lasting, reached, seconds_on
 
 LEAST_KV, LEAST_REQUESTS, IN_TURN = 0, 1, 2
 _NOBODY = -1
@@ -88,15 +88,12 @@ def _begin(i: int, begin: float, jobs: Jobs, ranks: Ranks, clocks: Clocks, times
     steps = 1
     while clocks.leaving[i, (clocks.done[i] + steps) % span] < 0:
         steps += 1
-    top, most = 0, 0
+    line, slowest, first = alone_line(times, clocks.total[i], 0.0), 0, 0.0
     for r in range(ranks.running.shape[1]):
-        if ranks.cached[i, r] > ranks.cached[i, top]:
-            top = r
-        most = max(most, ranks.running[i, r])
-    total, kv = clocks.total[i], ranks.cached[i, top]
-    first = alone_seconds(times, total, 0.0, float(most), kv)
-    last = alone_seconds(times, total, 0.0, float(most), kv + ranks.growth[i, top] * (steps - 1))
-    more = max((last - first) / (steps - 1), 0.0) if steps > 1 else 0.0
+        own = seconds_on(line, float(ranks.running[i, r]), ranks.cached[i, r])
+        if ranks.running[i, r] > 0 and own > first:
+            first, slowest = own, r
+    more = line[2] * ranks.growth[i, slowest]
     if clocks.coming[i] >= 0:
         steps = reached(jobs.there[clocks.coming[i]] - begin, first, more, steps)
     clocks.start[i], clocks.first[i], clocks.more[i], clocks.steps[i] = begin, first, more, steps

@@ -25,11 +25,9 @@ from planner.loops.batch_loop import (
     reserves,
 )
 from planner.loops.compiled import called, njit, outermost
-from planner.loops.iterations_loop import count_steps, leaving, steps_as_slowest
-from planner.loops.tables_loop import alone_seconds, kv_slope, lasting, reached
+from planner.loops.iterations_loop import count_steps, leaving, slowest_on, steps_as_slowest
+from planner.loops.tables_loop import alone_line, lasting, reached
 from planner.loops.turns_loop import acting, any_launched, pass_stages
-
-_OF_KV = (0.0, 0.0, 1.0, 0.0, 0.0)  # the line of a rank that is the slower the more KV it has, whatever its requests
 
 
 @outermost
@@ -176,24 +174,20 @@ def iterate(
 ) -> tuple[float, float]:
     """Begin iterations of all that run; return when the last one of them begins and ends.
 
-    So many at most, until somebody leaves or another rank has most KV. All of them last as long as a rank with that KV
-    and the requests of the rank that has most of these.
+    So many at most, until somebody leaves or another rank is the slowest, for which all wait.
     """
     requests, pool = state
     head = pool.heads[i]
-    s = 1 - head.current
-    top, widest, total = 0, 0, 0
+    s, total = 1 - head.current, 0
     for r in range(pool.ranks.shape[1]):
         rank = pool.ranks[i, r]
         pool.marks[i, s, r].counted = rank.count + 1 if rank.running else -1
-        widest, total = max(widest, rank.running), total + rank.running
-        if rank.cached > pool.ranks[i, top].cached:
-            top = r
-    most = steps_as_slowest(i, s, top, _OF_KV, most, pool)
+        total += rank.running
+    line = alone_line(times, total, 0.0)
+    first, slowest = slowest_on(i, s, line, 0.0, pool)
+    most = steps_as_slowest(i, s, slowest, line, most, pool)
     steps = leaving(i, s, most, requests, pool, rule)
-    fullest, step = pool.ranks[i, top], pool.steps[i, s]
-    first = alone_seconds(times, total, 0.0, float(widest), fullest.cached)
-    more = kv_slope(times, total) * fullest.grows
+    step, more = pool.steps[i, s], line[2] * pool.ranks[i, slowest].grows
     step.start, step.end = now, now + lasting(first, more, steps)
     step.begin = step.end - first - more * (steps - 1)
     step.count, step.running, step.tokens = steps, total, 0.0

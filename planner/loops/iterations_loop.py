@@ -60,11 +60,11 @@ def _take_memory(i: int, r: int, phase: int, steps: int, holder: int, pool: Inst
 @njit
 def alone(i: int, s: int, decoding: int, mean: float, pool: Instances, times: TableArrays) -> tuple[float, int]:
     """Seconds of the slowest rank without prompts, and which it is."""
-    return _slowest(i, s, alone_line(times, decoding, mean), mean, pool)
+    return slowest_on(i, s, alone_line(times, decoding, mean), mean, pool)
 
 
 @njit
-def _slowest(i: int, s: int, line: Line, mean: float, pool: Instances) -> tuple[float, int]:
+def slowest_on(i: int, s: int, line: Line, mean: float, pool: Instances) -> tuple[float, int]:
     """``alone``, read off its line."""
     seconds, slowest = 0.0, -1
     for r in range(pool.ranks.shape[1]):
@@ -107,7 +107,7 @@ def stretch(
     if pool.lines[i, INBOX].head >= 0 and pool.heads[i].received < rule.interval:
         steps = min(steps, max(rule.interval - pool.heads[i].received, 1))
     line = alone_line(times, decoding, 0.0)
-    first, slowest = _slowest(i, s, line, 0.0, pool)
+    first, slowest = slowest_on(i, s, line, 0.0, pool)
     more, steps = line[2] * pool.ranks[i, slowest].grows, steps_as_slowest(i, s, slowest, line, steps, pool)
     begin = max(pool.heads[i].clock, pool.steps[i, a].end)
     if steps > 1 and until < np.inf:
@@ -268,7 +268,7 @@ def _certain_rounds(first: int, start: int, requests: Records, pool: Instances, 
         s, calm = 1 - pool.heads[i].current, pool.calm[i]
         rounds = _steps_until_leaving(i, s, calm.count, 0, rounds, requests, pool)
         line = _calm_line(i, pool)
-        seconds, slowest = _slowest(i, s, line, 0.0, pool)
+        seconds, slowest = slowest_on(i, s, line, 0.0, pool)
         calm.head = min(calm.head, seconds)
         if calm.running:
             calm.seconds, calm.more = seconds - calm.head, calm.slope * pool.ranks[i, slowest].grows
@@ -303,7 +303,7 @@ def _goes_on(i: int, start: int, requests: Records, pool: Instances, rule: Rule)
 def _iterate(k: int, i: int, start: int, begins: float, pool: Instances, rule: Rule, times: TableArrays) -> None:
     """Begin the next iteration of batch ``i`` of instance ``k``."""
     calm = pool.calm[i]
-    seconds = _slowest(i, 1 - pool.heads[i].current, _calm_line(i, pool), 0.0, pool)[0]
+    seconds = slowest_on(i, 1 - pool.heads[i].current, _calm_line(i, pool), 0.0, pool)[0]
     for r in range(pool.ranks.shape[1]):
         rank = pool.ranks[i, r]
         _take_memory(i, r, rank.phase, 1, start, pool, rule)

@@ -1,5 +1,6 @@
 """The fullest DP rank, against requests that are dealt one by one."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from planner.instances.fullest import FullestRank
 from planner.serving.streams import stationary
-from planner.workload import Lengths, Workload, running_kv_tokens
+from planner.workload import Lengths, Workload, histogram_lengths, running_kv_tokens
 
 
 def _workload(prompt_cv: float, answer_cv: float) -> Workload:
@@ -17,8 +18,13 @@ def _workload(prompt_cv: float, answer_cv: float) -> Workload:
     )
 
 
-def dealt(workload: Workload, ranks: int, running: float, iterations: int = 2500) -> tuple[float, float]:
-    """Return mean requests of a rank, and the KV of the fullest beyond the mean, dealt to the least reserved."""
+def dealt(
+    workload: Workload, ranks: int, running: float, request_tokens: float, iterations: int = 2500
+) -> tuple[float, float, float]:
+    """Return mean requests of a rank, the KV of the fullest beyond the mean, and the work of the slowest beyond it.
+
+    Requests are dealt to the least reserved; each is as much work as its KV and so many tokens more.
+    """
     random = np.random.default_rng(2)
     come = random.poisson(ranks * running / workload.output_tokens.mean, iterations)
     stream = stationary(workload, int(come.sum()))
@@ -26,7 +32,7 @@ def dealt(workload: Workload, ranks: int, running: float, iterations: int = 2500
     prompts, answers = stream.prompt_tokens[order], stream.answer_tokens[order]
     reserved, held, count = np.zeros(ranks), np.zeros(ranks), np.zeros(ranks)
     where, left = np.zeros(order.size, dtype=int), answers.copy()
-    fullest, requests, first, last = [], [], 0, 0
+    fullest, slowest, requests, first, last = [], [], [], 0, 0
     for now, more in enumerate(come):
         for new in range(last, last + more):
             rank = where[new] = int(reserved.argmin())
@@ -42,28 +48,38 @@ def dealt(workload: Workload, ranks: int, running: float, iterations: int = 2500
         reserved, held, count = reserved - sizes, held - sizes, count - np.bincount(where[gone], minlength=ranks)
         first = int(there[0]) if there.size else last
         if now > iterations // 3:
+            work = held + request_tokens * count
             fullest.append(held.max() - held.mean())
+            slowest.append(work.max() - work.mean())
             requests.append(count.mean())
-    return float(np.mean(requests)), float(np.mean(fullest))
+    return float(np.mean(requests)), float(np.mean(fullest)), float(np.mean(slowest))
 
 
 @pytest.mark.parametrize(("ranks", "running"), [(8, 40), (32, 20)])
-@pytest.mark.parametrize(("prompt_cv", "answer_cv"), [(0.5, 0.5), (1.0, 1.0), (1.0, 0.0)])
-def test_the_fullest_rank_holds_what_dealing_by_reserved_kv_leaves_it(
+@pytest.mark.parametrize(("prompt_cv", "answer_cv"), [(0.5, 0.5), (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)])
+def test_ranks_are_as_uneven_as_dealing_by_reserved_kv_leaves_them(
     ranks: int, running: int, prompt_cv: float, answer_cv: float
 ) -> None:
-    """Its excess over the mean is told within a fifth; independent requests would give 1.5 to five times that."""
+    """The excess of the fullest and of the slowest rank is told within a fifth."""
     workload = _workload(prompt_cv, answer_cv)
-    requests, excess = dealt(workload, ranks, running)
-    mean = requests * running_kv_tokens(workload).mean_tokens
+    each = running_kv_tokens(workload).mean_tokens  # as much work for a request as for its KV
+    requests, excess, slower = dealt(workload, ranks, running, each)
     fullest = FullestRank.of(workload, float(ranks))
     ended = requests / workload.output_tokens.mean  # since the last were dealt: ``Decoding.busiest``
-    kept = min(ended, fullest.deviations * ended**0.5)
-    told = fullest.kv_tokens(requests + (ranks - 1) / (2 * ranks) + kept)
-    assert told - mean == pytest.approx(excess, rel=0.2)
-    spread = ((prompt_cv * 400) ** 2 + running_kv_tokens(workload).variance_squared_tokens) ** 0.5
-    alone = fullest.deviations * requests**0.5 * spread
-    assert alone > 1.5 * excess
+    there = requests + min(ended, fullest.deviations * ended**0.5)
+    assert fullest.kv_tokens(there) - requests * each == pytest.approx(excess, rel=0.2)
+    told = fullest.slowest(np.array(there), np.inf, lambda sequences, kv: each * sequences + kv)
+    assert told - 2 * requests * each == pytest.approx(slower, rel=0.2)
+
+
+def test_a_few_long_prompts_are_as_uneven_as_dealing_leaves_them() -> None:
+    """One prompt in a hundred that is as long as 17 others: independent ranks would be half as uneven."""
+    prompts = ((200.0, 0.0, 0.5), (900.0, 0.0, 0.3), (6000.0, 0.0, 0.19), (30000.0, 0.0, 0.01))
+    lengths = histogram_lengths(*np.array(prompts).T[[0, 2]])
+    workload = replace(_workload(0.0, 0.5), input_tokens=lengths, prompts=prompts)
+    requests, excess, _ = dealt(workload, 8, 40, 0.0)
+    told = FullestRank.of(workload, 8.0).kv_tokens(requests)
+    assert told - requests * running_kv_tokens(workload).mean_tokens == pytest.approx(excess, rel=0.1)
 
 
 def test_equal_requests_differ_by_their_progress_alone() -> None:
