@@ -3,7 +3,7 @@
 The rule: a request takes room on a DP rank when its prompt ends, first come first served: the rank with least KV set
 aside, with fewest requests, or whose turn is longest ago, among those with a free slot and enough KV. Its KV then
 crosses the links of both ends, each first come first served, and it joins the next iteration. All ranks of an instance
-end an iteration together; it lasts as long as the fullest rank takes. Every running request advances by one iteration,
+end an iteration together; it lasts as long as the slowest rank takes. Every running request advances by one iteration,
 and leaves with the one that gives its last token.
 
 Ref: xDeepServe (arXiv 2508.02520) section 4.3, least KV; CloudMatrix384 (arXiv 2506.12708) section 4.3.3, links.
