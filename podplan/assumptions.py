@@ -17,8 +17,8 @@ from podplan.readers import is_any, is_auto
 from podplan.result import picked
 
 _OFFLINE = (
-    "requests wait: TTFT and TPOT are of online ones that they give way to at once; their rule may use 40 % of the "
-    "TTFT limit and 80 % of the TPOT limit, as plan simulate plays"
+    "requests wait: TTFT is of online ones whose passes they fill under the rule slo of plan simulate, up to 40 % of "
+    "the TTFT limit; TPOT is of both"
 )
 
 

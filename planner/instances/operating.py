@@ -194,7 +194,8 @@ class PrefillServer:
     def player(self) -> PlayedPrefill | None:
         """The player of the instance; None where a closed form is exact."""
         question = self.question
-        if question.queueing == "mixserve" or has_closed_form(question.workload, self.candidate.chunks):
+        exact = has_closed_form(question.workload, self.candidate.chunks, question.beside)
+        if question.queueing == "mixserve" or exact:
             return None
         limits = Limits(percentile=question.percentile, ttft_seconds=question.ttft_seconds)
         return PlayedPrefill.of(self.pool, question.workload, limits, float(question.model.max_position))
@@ -203,7 +204,8 @@ class PrefillServer:
     def pool(self) -> PrefillPool:
         """The instance as it is played."""
         ranks = self.candidate.row.strategy.attention_dp
-        return PrefillPool(times=self.known_times or self.times, ranks=ranks, budget_tokens=self.budget_tokens)
+        times, beside = self.known_times or self.times, self.question.beside
+        return PrefillPool(times=times, ranks=ranks, budget_tokens=self.budget_tokens, beside=beside)
 
     @cached_property
     def times(self) -> TableArrays:

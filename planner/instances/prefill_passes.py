@@ -17,6 +17,7 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
 from planner.serving.played import MANY
+from planner.serving.prefill import Beside
 from planner.serving.streams import longest_prompt, stationary
 from planner.serving.tables import Loads, step_table
 from planner.workload import Workload
@@ -57,9 +58,15 @@ def pass_times(dealing: Dealing, budget_tokens: float, most_tokens: float) -> Ta
     return step_table(dealing.cost, loads)
 
 
-def has_closed_form(workload: Workload, chunks: int) -> bool:
-    """Whether bulk service is exact: equal prompts, not chunked, with Poisson arrivals or Poisson dealt in turn."""
-    return not workload.varied and workload.trace is None and workload.arrival_squared_cv == 1 and chunks == 1
+def has_closed_form(workload: Workload, chunks: int, beside: Beside | None) -> bool:
+    """Whether bulk service is exact: equal prompts alone, not chunked, Poisson arrivals or Poisson dealt in turn."""
+    return (
+        beside is None
+        and not workload.varied
+        and workload.trace is None
+        and workload.arrival_squared_cv == 1
+        and chunks == 1
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

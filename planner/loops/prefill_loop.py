@@ -7,13 +7,24 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from planner.loops.arrays import TableArrays
 from planner.loops.compiled import njit, outermost
-from planner.loops.tables_loop import keep_worth_loading, pass_seconds
+from planner.loops.tables_loop import computing_seconds, keep_worth_loading, pass_seconds
 
-__all__ = ["IN_TURN", "LEAST_LOAD", "Instances", "Prompts", "count_late", "keep_worth_loading", "play"]
+__all__ = [
+    "IN_TURN",
+    "LEAST_LOAD",
+    "Beside",
+    "Instances",
+    "Prompts",
+    "computing_seconds",
+    "count_late",
+    "keep_worth_loading",
+    "play",
+]
 
 
 IN_TURN, LEAST_LOAD = 0, 1
 _NOBODY = -1
+_ROUNDING = 1e-9  # part of a prompt by which its arrival may be late
 
 
 class Prompts(NamedTuple):
@@ -43,22 +54,28 @@ class Instances(NamedTuple):
     passes: Ints
     room: Ints  # [ranks]: tokens that the pass which is made up has left
     load: Floats  # [ranks, 5]: what it carries
+    offline: Ints  # tokens of offline prompts that have been in a pass
+
+
+class Beside(NamedTuple):
+    """Offline prompts, which come to each instance evenly and are cut anywhere, and the time that they may take."""
+
+    gap_seconds: float  # between two of them at one instance; infinite: there are none
+    prompt_tokens: int
+    token_seconds: float  # seconds of a full pass per token of a rank
+    guard_seconds: float  # TTFT up to which they may keep an online prompt waiting
+    in_time_seconds: float  # TTFT that counts as in time
 
 
 @njit
-def advance(i: int, until: float, prompts: Prompts, pool: Instances, budget: int, times: TableArrays) -> None:
+def advance(
+    i: int, until: float, prompts: Prompts, pool: Instances, budget: int, times: TableArrays, beside: Beside
+) -> None:
     """Run every pass of instance ``i`` that begins before ``until``; who comes at its very begin is in the pass."""
     ranks = pool.under.shape[1]
     room, load = pool.room, pool.load
     while True:
-        carried = False
-        for r in range(ranks):
-            carried = carried or pool.under[i, r] >= 0
-        if not carried and pool.head[i] < 0:
-            break
-        begin = pool.free[i]
-        if not carried:
-            begin = max(begin, prompts.arrival[pool.head[i]])
+        begin = _begin(i, until, prompts, pool, beside)
         if begin >= until:
             break
         _let_go(i, prompts, pool)
@@ -68,6 +85,8 @@ def advance(i: int, until: float, prompts: Prompts, pool: Instances, budget: int
             if pool.under[i, r] >= 0:
                 _take(i, r, pool.under[i, r], pool.done[i, r], room, load, prompts, pool)
         _fill(i, begin, budget, room, load, prompts, pool)
+        if pool.head[i] < 0 or prompts.arrival[pool.head[i]] > begin:
+            _fill_offline(i, begin, prompts, pool, times, beside)
         seconds = _slowest(load, times)
         pool.free[i] = begin + seconds
         pool.busy[i] += seconds
@@ -78,6 +97,19 @@ def advance(i: int, until: float, prompts: Prompts, pool: Instances, budget: int
             p = prompts.behind[p]
     if pool.free[i] <= until:
         _let_go(i, prompts, pool)
+
+
+@njit
+def _begin(i: int, until: float, prompts: Prompts, pool: Instances, beside: Beside) -> float:
+    """Return when the next pass begins; infinite where nothing is left, but for offline prompts in the end."""
+    for r in range(pool.under.shape[1]):
+        if pool.under[i, r] >= 0:
+            return float(pool.free[i])
+    if pool.head[i] < 0 and until == np.inf:
+        return np.inf
+    first = prompts.arrival[pool.head[i]] if pool.head[i] >= 0 else np.inf
+    offline = beside.gap_seconds * (pool.offline[i] // beside.prompt_tokens + 1 - i / pool.free.size)
+    return float(max(pool.free[i], min(first, offline)))
 
 
 @njit
@@ -143,6 +175,63 @@ def _take(i: int, r: int, p: int, done: int, room: Ints, load: Floats, prompts: 
 
 
 @njit
+def _fill_offline(i: int, begin: float, prompts: Prompts, pool: Instances, times: TableArrays, beside: Beside) -> None:
+    """Fill a pass with the offline prompts that have come, cut anywhere, as far as it may be longer."""
+    came = int(begin / beside.gap_seconds + i / pool.free.size + _ROUNDING)
+    left = came * beside.prompt_tokens - pool.offline[i]
+    if left <= 0:
+        return
+    room, load = pool.room, pool.load
+    _leave_time(i, begin, prompts, pool, times, beside)
+    while left > 0:
+        r = int(np.argmax(room))
+        new = min(beside.prompt_tokens, room[r], left)
+        if new <= 0:
+            break
+        room[r] -= new
+        left -= new
+        pool.offline[i] += new
+        load[r, 0] += new
+        load[r, 1] += (beside.prompt_tokens - new) / 2
+        load[r, 2] += new * (beside.prompt_tokens + 1) / 2
+        load[r, 3] += new / beside.prompt_tokens
+
+
+@njit
+def _leave_time(i: int, begin: float, prompts: Prompts, pool: Instances, times: TableArrays, beside: Beside) -> None:
+    """Cut room to what online prompts let a pass be longer, those in it and one that comes next.
+
+    Ranks are filled up to the fullest one besides, as far as that keeps the prompts in the pass in time.
+    """
+    room, load, ranks = pool.room, pool.load, pool.room.size
+    oldest = np.inf
+    p = pool.ended[i]
+    while p >= 0:
+        oldest = min(oldest, prompts.arrival[p])
+        p = prompts.behind[p]
+    latest = oldest
+    for r in range(ranks):
+        p = pool.under[i, r]
+        if p >= 0:
+            oldest = min(oldest, prompts.arrival[p])
+            rest = (prompts.length[p] - pool.done[i, r]) * beside.token_seconds
+            latest = min(latest, prompts.arrival[p] - rest)
+    seconds, share, longest, least = beside.guard_seconds / 2, 1.0, 0.0, 1.0
+    if oldest < np.inf:
+        seconds, least = min(seconds, beside.guard_seconds - begin + oldest), 0.0
+        r = int(np.argmax(load[:, 0]))
+        longest = load[r, 0]
+        if longest:
+            alone = _slowest(load, times)
+            most = pass_seconds(times, longest, load[r, 1], load[r, 2], load[r, 3], longest)
+            if alone < most:
+                share = min(max((latest + beside.in_time_seconds - begin - alone) / (most - alone), 0.0), 1.0)
+    tokens = max(seconds / beside.token_seconds, least)
+    for r in range(ranks):
+        room[r] = int(min(float(room[r]), max(tokens - load[r, 0], share * (longest - load[r, 0]), 0.0)))
+
+
+@njit
 def _slowest(load: Floats, times: TableArrays) -> float:
     """Seconds of a pass: of the rank with most tokens, or of that with most query-key pairs, behind the last load."""
     ranks = load.shape[0]
@@ -182,6 +271,7 @@ def play(
     pool: Instances,
     rule: tuple[int, int],
     times: TableArrays,
+    beside: Beside,
     part: tuple[int, int],
     dealt: int,
     until: float,
@@ -198,11 +288,11 @@ def play(
         i = (dealt + p - part[0]) % instances
         if policy == LEAST_LOAD:
             for k in range(instances):
-                advance(k, now, prompts, pool, budget, times)
+                advance(k, now, prompts, pool, budget, times, beside)
             i = int(np.argmin(pool.held))
         add(i, p, prompts, pool)
     for i in range(instances):
-        advance(i, until, prompts, pool, budget, times)
+        advance(i, until, prompts, pool, budget, times, beside)
 
 
 @outermost

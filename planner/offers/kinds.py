@@ -116,7 +116,7 @@ class PrefillKind:
     def _played(self) -> bool:
         """Whether its instances are played."""
         question = self.question
-        return question.queueing != "mixserve" and not has_closed_form(question.workload, self.chunks)
+        return question.queueing != "mixserve" and not has_closed_form(question.workload, self.chunks, question.beside)
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether a pool of so many instances carries a rate within the TTFT limit with some budget."""

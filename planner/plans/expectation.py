@@ -7,7 +7,7 @@ manifest. One request at a time needs no queue (``plans.recorded``).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -29,14 +29,14 @@ from planner.manifest.schema import (
     ServiceLevels,
     Statistics,
 )
-from planner.plans.pools import end_to_end
+from planner.plans.pools import end_to_end, online_state
 from planner.serving.capacity import Limits
 from planner.serving.deployed import aggregated_pool, group_budget, separate_pools, workload_of
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import MANY, PlayedPrefill
-from planner.serving.prefill import PrefillPool
+from planner.serving.prefill import Beside, PrefillPool
 from planner.serving.streams import with_answers
-from planner.workload import Lengths, Workload
+from planner.workload import Lengths, Offline, Workload
 
 QUEUED = "the queues of this traffic with the manifest's step costs"
 
@@ -83,15 +83,16 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
         return Expectation(prediction=None, basis="the links that KV crosses cannot keep up with this rate")
     if state is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
-    queue = decoding_of(decode, decoded_of(manifest, workload)).queue(0.0)
-    share = queue.busy_share(requests_per_second / several) if workload.decodes else 0.0
+    decoded, each = decoded_of(manifest, workload, requests_per_second)
+    queue = decoding_of(decode, decoded).queue(0.0)
+    share = queue.busy_share(each * requests_per_second / several) if workload.decodes else 0.0
     room = count * room_prompts(prefill, workload)
     ttft = encode(Crowding.before(state, requests_per_second, room, ttft).delayed(ttft))
     return Expectation(
         prediction=open_prediction(
             ttft=ttft,
             tpot=state.tpot,
-            e2e=end_to_end(ttft, state, workload),
+            e2e=end_to_end(ttft, online_state(state, workload, decoded), workload),
             requests_per_second=requests_per_second,
             output_tokens=workload.output_tokens.mean,
             limits=manifest.service_levels,
@@ -261,11 +262,13 @@ def pool_ttft(
     Policies other than dealing in turn count as random in closed forms, and as least load where they are played.
     """
     dealing, budget = _prefill_dealing(pool, workload), group_budget(pool)
-    if has_closed_form(workload, _chunks(workload, budget)):
+    limits, context = Limits(percentile=manifest.service_levels.percentile), float(manifest.model.spec.max_position)
+    offline = offline_of(manifest, rate_per_second * instances)
+    beside = Beside(offline, manifest.service_levels.ttft_seconds or math.inf) if offline else None
+    if has_closed_form(workload, _chunks(workload, budget), beside):
         policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
         squared_cv = thinned_squared_cv(workload.arrival_squared_cv, instances, policy)
         return latency_of(pool_passes(pool, workload), rate_per_second, squared_cv)
-    limits, context = Limits(percentile=manifest.service_levels.percentile), float(manifest.model.spec.max_position)
     together = 1 if manifest.routing.prefill == "round_robin" else instances
     played = PrefillPool(
         times=pass_times(dealing, budget, context),
@@ -273,6 +276,7 @@ def pool_ttft(
         budget_tokens=budget,
         instances=together,
         policy="least_load" if together > 1 else "round_robin",
+        beside=beside,
     )
     player = PlayedPrefill.of(played, workload, limits, context)
     rate = rate_per_second * together
@@ -317,9 +321,20 @@ def room_prompts(prefill: Pool, workload: Workload) -> float:
     return prefill.degrees.attention_dp * prefill.kv.capacity_tokens_per_rank // workload.input_tokens.mean
 
 
-def decoded_of(manifest: Manifest, workload: Workload) -> Workload:
-    """Return the traffic of decode instances, as ``Question.decoded`` is."""
-    return with_answers(workload, float(manifest.model.spec.max_position))
+def offline_of(manifest: Manifest, requests_per_second: float) -> Offline | None:
+    """Return the offline requests of a manifest, which keep their rate, beside so many others."""
+    own = manifest.workload.offline
+    if own is None:
+        return None
+    each = own.requests_per_second / requests_per_second
+    return Offline(per_request=each, input_tokens=own.input_tokens, output_tokens=own.output_tokens)
+
+
+def decoded_of(manifest: Manifest, workload: Workload, requests_per_second: float) -> tuple[Workload, float]:
+    """Return the traffic of decode instances, as ``Question.decoded`` is, and its requests for each online one."""
+    online = with_answers(workload, float(manifest.model.spec.max_position))
+    offline = offline_of(manifest, requests_per_second)
+    return (offline.beside(online), 1.0 + offline.per_request) if offline else (online, 1.0)
 
 
 def decoding_of(pool: Pool, workload: Workload) -> Decoding:
@@ -344,16 +359,24 @@ def decode_behind(
     """
     (prefill, decode), links = pools, _links_of(manifest, pools)
     context = float(manifest.model.spec.max_position)
-    decoded, passes = decoded_of(manifest, workload), pool_passes(prefill, workload)
-    queue = decoding_of(decode, decoded).queue(0.0)
-    played = partial(separate_pools, manifest, pools, workload=workload)
-    source, sink = Source(passes, len(prefill.instances)), Sink(queue, len(decode.instances))
-    handover = Handover.of(played, workload, source, sink, context)
+    source = Source(pool_passes(prefill, workload), len(prefill.instances))
+
+    @lru_cache(maxsize=8)
+    def side(rate: float) -> tuple[Workload, float, Sink]:
+        decoded, each = decoded_of(manifest, workload, rate)
+        return decoded, each, Sink(decoding_of(decode, decoded).queue(0.0), len(decode.instances))
+
+    handover = None
+    if manifest.workload.offline is None:
+        played = partial(separate_pools, manifest, pools, workload=workload)
+        handover = Handover.of(played, workload, source, side(math.inf)[-1], context)
 
     def behind(
         rate_per_second: float, instances: int, requests: int = MANY
     ) -> tuple[LinkState | None, DecodeState | None]:
-        rate = rate_per_second * instances
+        online_rate = rate_per_second * instances
+        decoded, each, sink = side(math.inf if manifest.workload.offline is None else online_rate)
+        rate = each * online_rate
         wait_seconds = partial(mean_wait, links, rate, decoded, source, sink)
         if handover is not None:
             wait_seconds = partial(handover.link_wait_seconds, rate_per_second, instances, requests)
@@ -365,7 +388,7 @@ def decode_behind(
         if handover is not None:
             return crossed, handover.state(rate_per_second, instances, requests)
         alike = 1 if manifest.routing.decode == "round_robin" else instances  # that share one balanced queue
-        return crossed, queue.after(crossed.seconds).state(rate_per_second, alike)
+        return crossed, sink.queue.after(crossed.seconds).state(each * rate_per_second, alike)
 
     return behind
 

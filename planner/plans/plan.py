@@ -30,6 +30,7 @@ from planner.plans.pools import (
     end_to_end,
     leaving,
     limit_of,
+    online_state,
     prefill_pool_of,
 )
 from planner.question import Loss, Machines, Question
@@ -336,11 +337,8 @@ class DisaggregatedPlan(Plan):
     @cached_property
     def e2e(self) -> Latency:
         """Sum of TTFT and the time in decode, where offline answers may be of other lengths."""
-        question, state = self.question, self.decode.state
-        tokens = question.workload.decoded_tokens
-        if question.offline is not None:
-            alike, times = not question.workload.output_tokens.squared_cv, tokens / question.decoded.decoded_tokens
-            state = replace(state, span=state.tpot.scaled(tokens) if alike else state.span.scaled(times))
+        question = self.question
+        state = online_state(self.decode.state, question.workload, question.decoded)
         return end_to_end(self.ttft, state, question.workload)
 
     def behind(self, encode: PlannedEncode, requests: Leaving) -> "DisaggregatedPlan":

@@ -284,6 +284,15 @@ def leaving(question: Question, pool: PlannedEncode, rate_per_second: float) -> 
     return Leaving(replace(stream.select(order), arrival_seconds=ready[order]), stays[order])
 
 
+def online_state(decode: DecodeState, online: Workload, decoded: Workload) -> DecodeState:
+    """Return the state of decode with the time that online requests spend there, whose answers may be longer."""
+    if online.output_tokens == decoded.output_tokens:
+        return decode
+    tokens, alike = online.decoded_tokens, not online.output_tokens.squared_cv
+    times = tokens / decoded.decoded_tokens
+    return replace(decode, span=decode.tpot.scaled(tokens) if alike else decode.span.scaled(times))
+
+
 def end_to_end(ttft: Latency, decode: DecodeState, workload: Workload) -> Latency:
     """Time from scheduled arrival to the last token, with TTFT and decode as independent variables.
 

@@ -255,7 +255,7 @@ class PlayedPrefill(Player):
     def of(cls, pool: PrefillPool, workload: Workload, limits: Limits, most_tokens: float) -> "PlayedPrefill":
         """Return the player of a pool; pools with equal pass times share one."""
         key = (
-            (pool.times.content, pool.ranks, pool.budget_tokens, pool.instances, pool.policy),
+            (pool.times.content, pool.ranks, pool.budget_tokens, pool.instances, pool.policy, pool.beside),
             (Same(workload), limits, most_tokens),
         )
         return _PLAYERS.of(key, lambda: cls._new(pool, workload, limits, most_tokens))
@@ -277,7 +277,7 @@ class PlayedPrefill(Player):
     def saturation_per_second(self) -> float:
         """Prompts per second of a stream whose prompts all arrive at 0."""
         stream = self.stream(FEW)
-        found = play_prefill(self.pool, replace(stream, arrival_seconds=np.zeros(len(stream))))
+        found = play_prefill(replace(self.pool, beside=None), replace(stream, arrival_seconds=np.zeros(len(stream))))
         return self.pool.instances * len(stream) / found.busy_seconds
 
 

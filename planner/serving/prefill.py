@@ -20,6 +20,7 @@ import numpy as np
 from ground.arrays import Floats, Ints
 from planner.loops.arrays import TableArrays, joined, kept
 from planner.serving.streams import Stream, parts_of
+from planner.workload import Offline
 
 if TYPE_CHECKING:
     from planner.loops import prefill_loop as loop_types
@@ -27,6 +28,16 @@ if TYPE_CHECKING:
 Policy = Literal["round_robin", "least_load"]
 
 _LOOK = 1250  # prompts that are played while one looks whether enough is known
+
+OFFLINE_GUARD, IN_TIME = 0.4, 0.8
+"""Shares of the TTFT limit: what an online prompt may come to behind offline ones, and what counts as in time."""
+
+
+class Beside(NamedTuple):
+    """Offline prompts that passes take besides, as the rule ``slo`` has it (xLLM section 3.1)."""
+
+    offline: Offline  # so many for each prompt of the stream, which come evenly
+    ttft_seconds: float  # the limit of the stream's prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,6 +49,7 @@ class PrefillPool:
     budget_tokens: int  # of one DP rank and pass
     instances: int = 1
     policy: Policy = "round_robin"
+    beside: Beside | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +111,9 @@ class PrefillRun:
             passes=np.zeros(each, dtype=np.int64),
             room=np.zeros(pool.ranks, dtype=np.int64),
             load=np.zeros((pool.ranks, 5)),
+            offline=np.zeros(each, dtype=np.int64),
         )
+        self._beside = loop.Beside(np.inf, 1, 0.0, np.inf, np.inf)
         none = np.zeros(0, dtype=np.int64)
         self._prompts = loop.Prompts(np.zeros(0), none, none, none, np.zeros(0), none, np.zeros(0))
         self._numbers, self._dealt = none, 0
@@ -130,14 +144,26 @@ class PrefillRun:
     def whole(self, stream: Stream, look: Look | None = None) -> Prefilled:
         """Play a stream from an idle pool to its end, or until enough is known; see ``play_prefill``."""
         prompts, count = self._arriving(stream), len(stream)
+        self._beside = self._beside_of(stream)
         first, ended = prompts.first, False
         for begin, end in parts_of(count, _LOOK) if look else [(0, count)]:
             until = prompts.arrival[end] if end < count else np.inf
-            self._loop.play(prompts, self._held, self._rule, self.pool.times, (begin, end), begin, until)
+            self._loop.play(prompts, self._held, self._rule, self.pool.times, self._beside, (begin, end), begin, until)
             if look and end < count and self._enough(prompts, end, until, look):
                 first, ended = np.where(np.isinf(first), np.maximum(until, prompts.arrival), first), True
                 break
         return Prefilled(first, prompts.origin, self.busy_seconds(), ended)
+
+    def _beside_of(self, stream: Stream) -> "loop_types.Beside":
+        """Return the offline prompts beside a whole stream, as each instance has them."""
+        pool, own = self.pool, self.pool.beside
+        if own is None:
+            return self._beside
+        prompt = max(round(float(stream.prompt_tokens.mean())), 1)
+        seconds = self._loop.computing_seconds(pool.times, pool.budget_tokens, prompt)
+        gap = float(stream.arrival_seconds[-1]) / len(stream) * pool.instances / own.offline.per_request
+        limits = OFFLINE_GUARD * own.ttft_seconds, IN_TIME * own.ttft_seconds
+        return self._loop.Beside(gap, round(own.offline.input_tokens), seconds / prompt, *limits)
 
     def _enough(self, prompts: "loop_types.Prompts", end: int, until: float, look: Look) -> bool:
         """Whether enough is known of the prompts before ``end``, which have come by ``until``."""
@@ -158,7 +184,7 @@ class PrefillRun:
         fresh_numbers = np.arange(self._dealt, self._dealt + count) if numbers is None else numbers
         numbers = np.append(self._numbers, fresh_numbers)
         part = before.arrival.size, prompts.arrival.size
-        self._loop.play(prompts, held, self._rule, self.pool.times, part, self._dealt, until)
+        self._loop.play(prompts, held, self._rule, self.pool.times, self._beside, part, self._dealt, until)
         self._dealt += count
         gone = prompts.first <= until
         stay = np.flatnonzero(~gone)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ground.prefix_cache import CacheHit
 from planner.manifest.schema import PhaseName, Pool
 from planner.manifest.terms import StepCost
+from planner.serving.prefill import IN_TIME, OFFLINE_GUARD
 from runtime.simulate.device import Devices, Shared
 from runtime.simulate.engine import COMPLETION
 from runtime.simulate.prefixes import Loading
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 _LEAST_SHARE, _LEAST_CHUNK = 0.05, 16  # of time and of tokens that prompts have at least beside running requests
 _SPARE_GUARD = 0.8  # share of the TPOT limit that running requests may come to with prompts beside them
-
-OFFLINE_GUARD, IN_TIME = 0.4, 0.8
-"""Shares of the TTFT limit: what an online prompt may come to behind offline ones, and what counts as in time."""
 
 Finished = Callable[["PrefillInstance", int, Request], None]
 """Called with the instance, the DP rank and the request when a prompt's last pass ends."""

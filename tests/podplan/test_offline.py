@@ -33,9 +33,11 @@ def test_work_that_is_planned_is_done_and_online_requests_stay_in_time(text: str
     offline = run.measured.offline
     assert offline["completed"] == offline["requests"]
     assert run.measured.slo_attainment >= 0.99
+    assert best.ttft.mean == pytest.approx(run.measured.ttft_seconds.mean, rel=0.15)
     # Offline answers that run when the window begins are not there yet, so long ones fall short of their rate.
     residence = 0.05 * best.question.offline.output_tokens  # type: ignore[union-attr]
     share = 1 - residence / (offline["requests"] / best.offline_per_second)
+    assert share < 0.8 or best.tpot.mean == pytest.approx(run.measured.tpot_seconds.mean, rel=0.08)
     assert offline["output_tokens_per_second"] >= 0.97 * share * best.offline_output_tokens_per_second
 
 
@@ -57,7 +59,7 @@ def test_offline_requests_take_what_the_others_leave() -> None:
                       {"rate": "90/s"})
     )  # fmt: skip
     assert [pool.capacity_per_second for _, pool in few.pools()] == pytest.approx(
-        [pool.capacity_per_second for _, pool in alone.pools()], rel=1e-3
+        [pool.capacity_per_second for _, pool in alone.pools()], rel=0.015
     )
     assert few.devices == alone.devices < some.devices < both.devices
 
