@@ -26,6 +26,8 @@ ASKED: list[dict[str, Any]] = [
     {"model": "qwen3-30b-a3b", "hw": "h100", "isl": 4096, "osl": 32, "tpot": 0.03, "ttft": 20},
     {"model": "qwen3-8b", "hw": "h100", "isl": 1000, "osl": 32, "osl_cv": 2, "tpot": 0.05},
 ]
+_NEAR = 0.98
+"""Share of the largest rate: at that rate itself four streams of 160,000 to 640,000 requests differ by 8 % in p99."""
 
 
 def planned(**flags: Any) -> DisaggregatedPlan:
@@ -41,7 +43,9 @@ def test_short_answers_take_in_the_runtime_what_is_told(asked: dict[str, Any]) -
     Those waits, of the same play, within 10 %, which near saturation takes a long stream to tell. Answers of one token,
     a twenty-fifth of the last ones, take neither links nor time in decode.
     """
-    plan = planned(**asked)
+    most = planned(**asked)
+    plan = most.under(most.question)(_NEAR * most.requests_per_second)
+    assert plan is not None
     manifest = assemble(plan, {})
     stream = open_loop(manifest.workload, plan.requests_per_second, 160_000)
     found = simulate(manifest, stream, SimulationOptions())

@@ -79,11 +79,11 @@ def test_no_column_is_quicker_than_its_bound(asked: dict[str, Any]) -> None:
 
 
 def test_the_quickest_plan_keeps_its_limits_behind_its_prefill() -> None:
-    """Prompts of TP=4 end closer together than answers of 16 tokens bear: TPOT was 30.23 ms over its limit of 30."""
+    """Prompts of TP=4 end closer together than answers of 16 tokens bear: TPOT was 30.48 ms over 30.2."""
     shape: dict[str, Any] = {"model": "llama-3.1-70b", "hardware": "rtx-pro-6000", "devices": 8, "engine": "vllm"}
-    asked = shape | {"lengths": (512.0, 16.0), "ttft_seconds": 20.0, "tpot_seconds": 0.03, "percentile": 95.0}
+    asked = shape | {"lengths": (512.0, 16.0), "ttft_seconds": 20.0, "tpot_seconds": 0.0302, "percentile": 95.0}
     answer = small_answer(**asked, rate_per_second=0.266, objective="latency")
-    assert answer.best.tpot.at(95) <= 0.03
+    assert answer.best.tpot.at(95) <= 0.0302
     assert answer.bound.value < answer.best.e2e_mean_seconds  # of the quicker one that is late
 
 
