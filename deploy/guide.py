@@ -40,9 +40,8 @@ def guide(target: Target, files: Mapping[str, str], layout: str = "plain") -> st
     known = _texts()["steps"]
     steps = [_texts()["fetch"]] if fetched and layout != "helm" else []  # which waits for them itself
     steps += known.get(target.kind, known["kubernetes"])
-    steps = [
-        step for step in steps if all(each in " ".join(files) or each not in step for each in ("etcd.sh", "expert-map"))
-    ]
+    absent = [each for each in ("etcd.sh", "expert-map") if not any(each in name for name in files)]
+    steps = [step for step in steps if not any(each in step for each in absent)]
     roles = sorted(
         (name for name in files if name.endswith(".yaml") and name not in (*FIRST, *LAST, *RUN, "router.yaml")),
         key=lambda name: (not name.endswith("-files.yaml"), name),

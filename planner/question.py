@@ -12,7 +12,7 @@ from planner.balance.imbalance import Balance
 from planner.costs.deployment import DRIVEN, Host, Shared
 from planner.manifest.drafts import Acceptance
 from planner.objective import OBJECTIVES, Objective, ObjectiveName
-from planner.serving.prefill import Beside
+from planner.serving.prefill import OfflineBeside
 from planner.serving.streams import with_answers
 from planner.strategy import Strategy, format_strategy
 from planner.workload import Offline, Workload
@@ -177,9 +177,9 @@ class Question:
         return 1.0 + (self.offline.per_request if self.offline else 0.0)
 
     @property
-    def beside(self) -> Beside | None:
+    def beside(self) -> OfflineBeside | None:
         """The offline prompts beside the others; None without any."""
-        return Beside(self.offline, self.ttft_seconds) if self.offline else None
+        return OfflineBeside(self.offline, self.ttft_seconds) if self.offline else None
 
     def beside_times(self, times: float) -> "Question":
         """Return the question with so many times as many offline requests for each online one."""

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ground.arrays import Floats, Ints
+from planner.closed_forms.fullest import FullestRank
 from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, balanced_cost
 from planner.instances.brackets import largest
 from planner.instances.candidates import Count, iteration
-from planner.instances.fullest import FullestRank
 from planner.instances.grid import LARGEST_TENSOR, smallest_redundancy
 from planner.instances.space import COLUMNS, Row, groups, layouts, pool_counts, table_deployment
 from planner.manifest.stacks import stacked, stage_timings

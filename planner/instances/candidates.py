@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.balance.imbalance import expected_maximum_normal
+from planner.closed_forms.fullest import FullestRank
 from planner.costs.deployment import Deployment
 from planner.costs.latency import accepted_tokens, causal_pairs, decode_load
 from planner.costs.memory import Memory, carried_requests, expert_device_memory, memory
 from planner.instances.brackets import largest
-from planner.instances.fullest import FullestRank
 from planner.instances.space import Group, Row
 from planner.manifest.stacks import taken
 from planner.manifest.stepcost import evaluate, evaluate_each

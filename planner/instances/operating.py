@@ -12,6 +12,7 @@ from planner.balance.imbalance import expected_maximum_normal
 from planner.closed_forms.birth_death import DecodeQueue, DecodeState
 from planner.closed_forms.bulk_lattice import Passes, most_waiting
 from planner.closed_forms.bulk_service import latency_of, thinned_squared_cv
+from planner.closed_forms.fullest import FullestRank
 from planner.closed_forms.mixserve import full_batch_state, memoryless_ttft
 from planner.costs.latency import balanced_cost
 from planner.costs.memory import granted_tokens, kv_capacity_tokens
@@ -20,12 +21,11 @@ from planner.instances.candidates import (
     PrefillCandidate,
     row_microbatches,
 )
-from planner.instances.fullest import FullestRank
 from planner.instances.handover import Handover, PlayedDecode
 from planner.instances.prefill_passes import (
     Dealing,
     dealt_pass_seconds,
-    has_closed_form,
+    is_played,
     mean_passes,
     offline_seconds,
     pass_times,
@@ -82,18 +82,15 @@ class Decoding(NamedTuple):
         kept = np.minimum(ended, expected_maximum_normal(self.ranks) * np.sqrt(ended))
         return np.maximum(np.minimum(mean + uneven + kept, np.minimum(requests, self.slots)), np.minimum(requests, 1.0))
 
-    def seconds(self, requests: Floats) -> Floats:
-        """Seconds of iterations with ``requests`` running on all ranks; shaped like ``requests``."""
-        return self._seconds(requests)
+    def seconds(self, requests: Floats, kv_times: Number = 1.0) -> Floats:
+        """Seconds of iterations with ``requests`` running on all ranks; as wide as ``iteration_seconds``."""
+        numbers = self.busiest(requests), self.slots
+        return iteration_seconds(self.cost, self.workload, self.ranks, self.microbatches, requests, numbers, kv_times)
 
     def kv_seconds(self, requests: Floats) -> Floats:
         """Seconds by which iterations are longer for KV, at the margin; shaped like ``requests``."""
-        usual, more = self._seconds(requests, np.array([[1.0], [1 + _MARGIN]]))
+        usual, more = self.seconds(requests, np.array([[1.0], [1 + _MARGIN]]))
         return np.asarray((more - usual) / _MARGIN)
-
-    def _seconds(self, requests: Floats, kv_times: Number = 1.0) -> Floats:
-        numbers = self.busiest(requests), self.slots
-        return iteration_seconds(self.cost, self.workload, self.ranks, self.microbatches, requests, numbers, kv_times)
 
     def table(self) -> Floats:
         """Seconds of an iteration with 1, 2, ... up to the most running requests, [requests]."""
@@ -194,8 +191,7 @@ class PrefillServer:
     def player(self) -> PlayedPrefill | None:
         """The player of the instance; None where a closed form is exact."""
         question = self.question
-        exact = has_closed_form(question.workload, self.candidate.chunks, question.beside)
-        if question.queueing == "mixserve" or exact:
+        if not is_played(question, self.candidate.chunks):
             return None
         limits = Limits(percentile=question.percentile, ttft_seconds=question.ttft_seconds)
         return PlayedPrefill.of(self.pool, question.workload, limits, float(question.model.max_position))

@@ -17,7 +17,7 @@ from planner.manifest.stepcost import evaluate
 from planner.manifest.terms import Number, StepCost, StepLoad
 from planner.question import Question
 from planner.serving.played import MANY
-from planner.serving.prefill import Beside
+from planner.serving.prefill import OfflineBeside
 from planner.serving.streams import longest_prompt, stationary
 from planner.serving.tables import Loads, step_table
 from planner.workload import Workload
@@ -58,7 +58,7 @@ def pass_times(dealing: Dealing, budget_tokens: float, most_tokens: float) -> Ta
     return step_table(dealing.cost, loads)
 
 
-def has_closed_form(workload: Workload, chunks: int, beside: Beside | None) -> bool:
+def has_closed_form(workload: Workload, chunks: int, beside: OfflineBeside | None) -> bool:
     """Whether bulk service is exact: equal prompts alone, not chunked, Poisson arrivals or Poisson dealt in turn."""
     return (
         beside is None
@@ -67,6 +67,11 @@ def has_closed_form(workload: Workload, chunks: int, beside: Beside | None) -> b
         and workload.arrival_squared_cv == 1
         and chunks == 1
     )
+
+
+def is_played(question: Question, chunks: int) -> bool:
+    """Whether prefill instances of a question are played, with prompts in so many chunks."""
+    return question.queueing != "mixserve" and not has_closed_form(question.workload, chunks, question.beside)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -12,12 +12,13 @@ from planner.loops.tables_loop import computing_seconds, keep_worth_loading, pas
 __all__ = [
     "IN_TURN",
     "LEAST_LOAD",
-    "Beside",
     "Instances",
+    "OfflinePrompts",
     "Prompts",
     "computing_seconds",
     "count_late",
     "keep_worth_loading",
+    "offline_room",
     "play",
 ]
 
@@ -57,7 +58,7 @@ class Instances(NamedTuple):
     offline: Ints  # tokens of offline prompts that have been in a pass
 
 
-class Beside(NamedTuple):
+class OfflinePrompts(NamedTuple):
     """Offline prompts, which come to each instance evenly and are cut anywhere, and the time that they may take."""
 
     gap_seconds: float  # between two of them at one instance; infinite: there are none
@@ -69,7 +70,7 @@ class Beside(NamedTuple):
 
 @njit
 def advance(
-    i: int, until: float, prompts: Prompts, pool: Instances, budget: int, times: TableArrays, beside: Beside
+    i: int, until: float, prompts: Prompts, pool: Instances, budget: int, times: TableArrays, beside: OfflinePrompts
 ) -> None:
     """Run every pass of instance ``i`` that begins before ``until``; who comes at its very begin is in the pass."""
     ranks = pool.under.shape[1]
@@ -100,7 +101,7 @@ def advance(
 
 
 @njit
-def _begin(i: int, until: float, prompts: Prompts, pool: Instances, beside: Beside) -> float:
+def _begin(i: int, until: float, prompts: Prompts, pool: Instances, beside: OfflinePrompts) -> float:
     """Return when the next pass begins; infinite where nothing is left, but for offline prompts in the end."""
     for r in range(pool.under.shape[1]):
         if pool.under[i, r] >= 0:
@@ -175,7 +176,9 @@ def _take(i: int, r: int, p: int, done: int, room: Ints, load: Floats, prompts: 
 
 
 @njit
-def _fill_offline(i: int, begin: float, prompts: Prompts, pool: Instances, times: TableArrays, beside: Beside) -> None:
+def _fill_offline(
+    i: int, begin: float, prompts: Prompts, pool: Instances, times: TableArrays, beside: OfflinePrompts
+) -> None:
     """Fill a pass with the offline prompts that have come, cut anywhere, as far as it may be longer."""
     came = int(begin / beside.gap_seconds + i / pool.free.size + _ROUNDING)
     left = came * beside.prompt_tokens - pool.offline[i]
@@ -197,12 +200,34 @@ def _fill_offline(i: int, begin: float, prompts: Prompts, pool: Instances, times
         load[r, 3] += new / beside.prompt_tokens
 
 
-@njit
-def _leave_time(i: int, begin: float, prompts: Prompts, pool: Instances, times: TableArrays, beside: Beside) -> None:
-    """Cut room to what online prompts let a pass be longer, those in it and one that comes next.
+@outermost
+def offline_room(
+    now: float, arrivals: tuple[float, float], seconds: tuple[float, float], limits: tuple[float, float, float]
+) -> tuple[float, float]:
+    """Return tokens up to which offline prompts may fill each rank, and the share of what it lacks of the fullest one.
 
-    Ranks are filled up to the fullest one besides, as far as that keeps the prompts in the pass in time.
+    They lengthen a pass to at most half the time that an online prompt has: one that comes just after its begin waits
+    for it and takes one more; those in it have waited already. Other ranks are filled up to the fullest one, which they
+    wait for, as far as prompts in the pass, with what it leaves of them, stay in time: experts serve all ranks, so a
+    pass grows with what the others carry.
+
+    Args:
+        now: begin of the pass.
+        arrivals: of the oldest online prompt in the pass, and the earliest less what is left of a prompt; infinite:
+            there is none.
+        seconds: of the pass without offline prompts, and with all ranks as full as the fullest.
+        limits: TTFT up to which they may keep an online prompt waiting, TTFT that is in time, seconds of a token.
     """
+    (oldest, latest), (least, most), (guard, in_time, token) = arrivals, seconds, limits
+    share = min(max((latest + in_time - now - least) / (most - least), 0.0), 1.0) if least < most else 1.0
+    return max(min(guard / 2, guard - now + oldest) / token, 0.0 if oldest < np.inf else 1.0), share
+
+
+@njit
+def _leave_time(
+    i: int, begin: float, prompts: Prompts, pool: Instances, times: TableArrays, beside: OfflinePrompts
+) -> None:
+    """Cut room to what ``offline_room`` lets a pass be longer."""
     room, load, ranks = pool.room, pool.load, pool.room.size
     oldest = np.inf
     p = pool.ended[i]
@@ -216,17 +241,13 @@ def _leave_time(i: int, begin: float, prompts: Prompts, pool: Instances, times: 
             oldest = min(oldest, prompts.arrival[p])
             rest = (prompts.length[p] - pool.done[i, r]) * beside.token_seconds
             latest = min(latest, prompts.arrival[p] - rest)
-    seconds, share, longest, least = beside.guard_seconds / 2, 1.0, 0.0, 1.0
-    if oldest < np.inf:
-        seconds, least = min(seconds, beside.guard_seconds - begin + oldest), 0.0
-        r = int(np.argmax(load[:, 0]))
-        longest = load[r, 0]
-        if longest:
-            alone = _slowest(load, times)
-            most = pass_seconds(times, longest, load[r, 1], load[r, 2], load[r, 3], longest)
-            if alone < most:
-                share = min(max((latest + beside.in_time_seconds - begin - alone) / (most - alone), 0.0), 1.0)
-    tokens = max(seconds / beside.token_seconds, least)
+    r = int(np.argmax(load[:, 0]))
+    alone, slowest, longest = 0.0, 0.0, load[r, 0]
+    if oldest < np.inf and longest:
+        alone = _slowest(load, times)
+        slowest = pass_seconds(times, longest, load[r, 1], load[r, 2], load[r, 3], longest)
+    limits = beside.guard_seconds, beside.in_time_seconds, beside.token_seconds
+    tokens, share = offline_room(begin, (oldest, latest), (alone, slowest), limits)
     for r in range(ranks):
         room[r] = int(min(float(room[r]), max(tokens - load[r, 0], share * (longest - load[r, 0]), 0.0)))
 
@@ -271,7 +292,7 @@ def play(
     pool: Instances,
     rule: tuple[int, int],
     times: TableArrays,
-    beside: Beside,
+    beside: OfflinePrompts,
     part: tuple[int, int],
     dealt: int,
     until: float,

@@ -18,7 +18,6 @@ __all__ = [
     "computing_seconds",
     "head_seconds",
     "keep_worth_loading",
-    "kv_slope",
     "lasting",
     "loaded_seconds",
     "pass_seconds",
@@ -205,13 +204,6 @@ def alone_line(times: TableArrays, running: int, mean: float) -> Line:
 def seconds_on(line: Line, sequences: float, kv: float) -> float:
     """Seconds of a rank without prompts, with so many requests in decode and cached tokens of its own."""
     return float(max(line[0] + _beyond(line[1:], sequences, kv), LEAST_SECONDS))
-
-
-@njit
-def kv_slope(times: TableArrays, running: int) -> float:
-    """Seconds that one more cached token adds to a rank beside so many running requests of all ranks."""
-    i, x = cell(times.running, float(running))
-    return _between(times.kv_seconds, i, x)
 
 
 @njit

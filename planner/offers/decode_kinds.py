@@ -15,9 +15,9 @@ import numpy as np
 
 from ground.arrays import Floats, Ints
 from planner.closed_forms.birth_death import Iterating, request_levels
+from planner.closed_forms.fullest import FullestRank
 from planner.instances.brackets import largest_carried
 from planner.instances.candidates import DecodeCandidate, iteration, request_rate
-from planner.instances.fullest import FullestRank
 from planner.instances.operating import DecodeServer
 from planner.instances.space import Row
 from planner.serving.capacity import on_grid

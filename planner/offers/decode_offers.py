@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ground.arrays import Floats, Ints
+from planner.closed_forms.fullest import FullestRank
 from planner.costs.latency import accepted_tokens
 from planner.instances.brackets import largest_between
 from planner.instances.candidates import (
@@ -22,7 +23,6 @@ from planner.instances.candidates import (
     request_rate,
     row_microbatches,
 )
-from planner.instances.fullest import FullestRank
 from planner.instances.kv_links import most_linked
 from planner.instances.least import decode_least
 from planner.instances.operating import DecodeServer

@@ -21,7 +21,7 @@ from planner.instances.brackets import largest_carried, least_of
 from planner.instances.candidates import PROMPTS_PER_PASS, PrefillCandidate
 from planner.instances.kv_links import transfer_seconds
 from planner.instances.operating import PrefillServer
-from planner.instances.prefill_passes import has_closed_form
+from planner.instances.prefill_passes import is_played
 from planner.instances.space import Row
 from planner.loops.arrays import TableArrays
 from planner.manifest.terms import StepCost
@@ -115,8 +115,7 @@ class PrefillKind:
     @property
     def _played(self) -> bool:
         """Whether its instances are played."""
-        question = self.question
-        return question.queueing != "mixserve" and not has_closed_form(question.workload, self.chunks, question.beside)
+        return is_played(self.question, self.chunks)
 
     def pool_carries(self, instances: int, rate_per_second: float) -> bool:
         """Whether a pool of so many instances carries a rate within the TTFT limit with some budget."""

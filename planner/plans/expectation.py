@@ -34,7 +34,7 @@ from planner.serving.capacity import Limits
 from planner.serving.deployed import aggregated_pool, group_budget, separate_pools, workload_of
 from planner.serving.latency import Latency, independent_sum
 from planner.serving.played import MANY, PlayedPrefill
-from planner.serving.prefill import Beside, PrefillPool
+from planner.serving.prefill import OfflineBeside, PrefillPool
 from planner.serving.streams import with_answers
 from planner.workload import Lengths, Offline, Workload
 
@@ -83,7 +83,7 @@ def queued(manifest: Manifest, workload: Workload, requests_per_second: float) -
         return Expectation(prediction=None, basis="the links that KV crosses cannot keep up with this rate")
     if state is None:
         return Expectation(prediction=None, basis="the decode pool cannot keep up with this rate")
-    decoded, each = decoded_of(manifest, workload, requests_per_second)
+    decoded, each = decoded_of(manifest, workload, offline_of(manifest, requests_per_second))
     queue = decoding_of(decode, decoded).queue(0.0)
     share = queue.busy_share(each * requests_per_second / several) if workload.decodes else 0.0
     room = count * room_prompts(prefill, workload)
@@ -264,7 +264,7 @@ def pool_ttft(
     dealing, budget = _prefill_dealing(pool, workload), group_budget(pool)
     limits, context = Limits(percentile=manifest.service_levels.percentile), float(manifest.model.spec.max_position)
     offline = offline_of(manifest, rate_per_second * instances)
-    beside = Beside(offline, manifest.service_levels.ttft_seconds or math.inf) if offline else None
+    beside = OfflineBeside(offline, manifest.service_levels.ttft_seconds or math.inf) if offline else None
     if has_closed_form(workload, _chunks(workload, budget), beside):
         policy: Policy = "round_robin" if manifest.routing.prefill == "round_robin" else "random"
         squared_cv = thinned_squared_cv(workload.arrival_squared_cv, instances, policy)
@@ -330,10 +330,9 @@ def offline_of(manifest: Manifest, requests_per_second: float) -> Offline | None
     return Offline(per_request=each, input_tokens=own.input_tokens, output_tokens=own.output_tokens)
 
 
-def decoded_of(manifest: Manifest, workload: Workload, requests_per_second: float) -> tuple[Workload, float]:
+def decoded_of(manifest: Manifest, workload: Workload, offline: Offline | None) -> tuple[Workload, float]:
     """Return the traffic of decode instances, as ``Question.decoded`` is, and its requests for each online one."""
     online = with_answers(workload, float(manifest.model.spec.max_position))
-    offline = offline_of(manifest, requests_per_second)
     return (offline.beside(online), 1.0 + offline.per_request) if offline else (online, 1.0)
 
 
@@ -362,20 +361,20 @@ def decode_behind(
     source = Source(pool_passes(prefill, workload), len(prefill.instances))
 
     @lru_cache(maxsize=8)
-    def side(rate: float) -> tuple[Workload, float, Sink]:
-        decoded, each = decoded_of(manifest, workload, rate)
+    def side(offline: Offline | None) -> tuple[Workload, float, Sink]:
+        decoded, each = decoded_of(manifest, workload, offline)
         return decoded, each, Sink(decoding_of(decode, decoded).queue(0.0), len(decode.instances))
 
     handover = None
     if manifest.workload.offline is None:
         played = partial(separate_pools, manifest, pools, workload=workload)
-        handover = Handover.of(played, workload, source, side(math.inf)[-1], context)
+        handover = Handover.of(played, workload, source, side(None)[-1], context)
 
     def behind(
         rate_per_second: float, instances: int, requests: int = MANY
     ) -> tuple[LinkState | None, DecodeState | None]:
         online_rate = rate_per_second * instances
-        decoded, each, sink = side(math.inf if manifest.workload.offline is None else online_rate)
+        decoded, each, sink = side(offline_of(manifest, online_rate))
         rate = each * online_rate
         wait_seconds = partial(mean_wait, links, rate, decoded, source, sink)
         if handover is not None:

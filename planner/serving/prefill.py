@@ -33,7 +33,7 @@ OFFLINE_GUARD, IN_TIME = 0.4, 0.8
 """Shares of the TTFT limit: what an online prompt may come to behind offline ones, and what counts as in time."""
 
 
-class Beside(NamedTuple):
+class OfflineBeside(NamedTuple):
     """Offline prompts that passes take besides, as the rule ``slo`` has it (xLLM section 3.1)."""
 
     offline: Offline  # so many for each prompt of the stream, which come evenly
@@ -49,7 +49,7 @@ class PrefillPool:
     budget_tokens: int  # of one DP rank and pass
     instances: int = 1
     policy: Policy = "round_robin"
-    beside: Beside | None = None
+    beside: OfflineBeside | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +113,7 @@ class PrefillRun:
             load=np.zeros((pool.ranks, 5)),
             offline=np.zeros(each, dtype=np.int64),
         )
-        self._beside = loop.Beside(np.inf, 1, 0.0, np.inf, np.inf)
+        self._beside = loop.OfflinePrompts(np.inf, 1, 0.0, np.inf, np.inf)
         none = np.zeros(0, dtype=np.int64)
         self._prompts = loop.Prompts(np.zeros(0), none, none, none, np.zeros(0), none, np.zeros(0))
         self._numbers, self._dealt = none, 0
@@ -154,7 +154,7 @@ class PrefillRun:
                 break
         return Prefilled(first, prompts.origin, self.busy_seconds(), ended)
 
-    def _beside_of(self, stream: Stream) -> "loop_types.Beside":
+    def _beside_of(self, stream: Stream) -> "loop_types.OfflinePrompts":
         """Return the offline prompts beside a whole stream, as each instance has them."""
         pool, own = self.pool, self.pool.beside
         if own is None:
@@ -163,7 +163,7 @@ class PrefillRun:
         seconds = self._loop.computing_seconds(pool.times, pool.budget_tokens, prompt)
         gap = float(stream.arrival_seconds[-1]) / len(stream) * pool.instances / own.offline.per_request
         limits = OFFLINE_GUARD * own.ttft_seconds, IN_TIME * own.ttft_seconds
-        return self._loop.Beside(gap, round(own.offline.input_tokens), seconds / prompt, *limits)
+        return self._loop.OfflinePrompts(gap, round(own.offline.input_tokens), seconds / prompt, *limits)
 
     def _enough(self, prompts: "loop_types.Prompts", end: int, until: float, look: Look) -> bool:
         """Whether enough is known of the prompts before ``end``, which have come by ``until``."""

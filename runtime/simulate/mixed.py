@@ -1,8 +1,8 @@
 """Aggregated instances: the compiled steps of ``planner.loops``, each at its time on the clock of the run.
 
 A step is formed, and requests are let in and preempted, by the rule of the manifest's engine
-(``planner.serving.rules``), as in the plan. Offline requests are served in order
-with the others. What happens beside it is played here: prefixes, faults.
+(``planner.serving.rules``), as in the plan. Offline requests are served in order with the others. What happens beside
+it is played here: prefixes, faults.
 """
 
 import math

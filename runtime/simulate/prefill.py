@@ -191,24 +191,20 @@ class PrefillInstance:
         return making
 
     def _leave_time(self, making: Pass) -> None:
-        """Cut room so that offline prompts lengthen a pass to at most half the time that an online prompt has.
+        """Cut room to what ``prefill_loop.offline_room`` lets a pass be longer."""
+        from planner.loops.prefill_loop import offline_room  # numba: half a second
 
-        One that comes just after the begin of a pass waits for it and takes one more; those in it have waited already.
-        Other ranks are filled up to the fullest one, which they wait for, as far as prompts in the pass, with what it
-        leaves of them, stay in time: experts serve all ranks, so that a pass grows with what the others carry.
-        """
-        token_seconds, now, longest = self._rank_token_seconds, self._engine.now_seconds, max(making.tokens)
+        token_seconds, longest = self._rank_token_seconds, max(making.tokens)
         carried = [(request, request.prompt - end) for request, _, end in making.carried]
         here = [(r.arrival, left) for r, left in [*((r, 0) for r, _ in making.ended), *carried] if not r.offline]
-        seconds, share = self._offline_seconds / 2, 1.0
-        if here:
-            seconds = min(seconds, self._offline_seconds - now + min(here)[0])
-            latest = min(arrival - left * token_seconds for arrival, left in here) + self._in_time_seconds - now
-            if loads := making.loads():
-                least = self.timer.step_seconds(loads, self.ranks)
-                most = self.timer.step_seconds([max(loads, key=lambda load: load.tokens)], 1)
-                share = min(max((latest - least) / (most - least), 0.0), 1.0) if least < most else 1.0
-        most_tokens = max(seconds / token_seconds, 0.0 if here else 1.0)
+        oldest = min((arrival for arrival, _ in here), default=math.inf)
+        latest = min((arrival - left * token_seconds for arrival, left in here), default=math.inf)
+        least = most = 0.0
+        if here and (loads := making.loads()):
+            least = self.timer.step_seconds(loads, self.ranks)
+            most = self.timer.step_seconds([max(loads, key=lambda load: load.tokens)], 1)
+        limits = self._offline_seconds, self._in_time_seconds, token_seconds
+        most_tokens, share = offline_room(self._engine.now_seconds, (oldest, latest), (least, most), limits)
         for rank, tokens in enumerate(making.tokens):
             more = max(most_tokens - tokens, share * (longest - tokens))
             making.room[rank] = int(min(making.room[rank], more))

@@ -40,12 +40,7 @@ def balanced(cost: StepCost, balance: float | None) -> StepCost:
 
 
 class StepTimer:
-    """Durations of the steps of one instance.
-
-    Decode iterations are straight in the cached tokens and the requests of the fullest rank. The table of an aggregated
-    instance with pipeline stages is of one batch in flight; an iteration is a round of as many equal batches, at the
-    pace of the slowest stage.
-    """
+    """Durations of the steps of one instance; decode iterations are straight in a rank's cached tokens and requests."""
 
     def __init__(self, made: Callable[[], TableArrays]) -> None:
         """``made`` returns the table, when it is first needed."""
@@ -79,18 +74,6 @@ class StepTimer:
             found = self._known[key] = checked_seconds(self._loop.step_seconds(self.table, np.array(loads), ranks))
         return found
 
-    def _pace(self, batch_seconds: float, rows: float) -> tuple[float, float]:
-        """Return a and b where a round of batches takes a times one's seconds through all stages, and b.
-
-        Args: ``rows`` are the requests of a batch that get a token: the head's seconds are on the last stage.
-        """
-        table = self.table
-        stages, most, fewest = table.layers.size, float(table.layers[0]), float(table.layers[-1])
-        head = float(np.interp(rows, table.running, table.head_seconds))
-        if (batch_seconds - head) * most > (batch_seconds - head) * fewest + head:
-            return stages * most, -stages * most * head
-        return stages * fewest, stages * (1 - fewest) * head
-
     def computing_seconds(self, budget: int, tokens: int) -> float:
         """Return the seconds in which full passes compute the first tokens of a prompt."""
         return float(self._loop.computing_seconds(self.table, budget, tokens))
@@ -104,12 +87,8 @@ class StepTimer:
         if found is None:
             table = self.table
             columns = (table.alone[:, 0], table.usual_kv, table.kv_seconds, table.sequence_seconds)
-            part = running / table.layers.size
-            alone, usual, kv, sequence = (float(np.interp(part, table.running, column)) for column in columns)
-            factor, more = self._pace(alone, part)
-            base = factor * (alone - usual * kv - part / table.ranks * sequence) + more
-            factor /= table.layers.size
-            found = self._lines[running] = base, factor * kv, factor * sequence
+            alone, usual, kv, sequence = (float(np.interp(running, table.running, column)) for column in columns)
+            found = self._lines[running] = alone - usual * kv - running / table.ranks * sequence, kv, sequence
         base, kv, sequence = found
         return checked_seconds(base + sequences * sequence + kv_tokens * kv)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ground.units import counted, format_bytes, format_duration
+from planner.closed_forms.fullest import FullestRank
 from planner.costs.latency import accepted_tokens
 from planner.costs.memory import weight_bytes
 from planner.instances.candidates import (
@@ -18,7 +19,6 @@ from planner.instances.candidates import (
     prefill_fits,
 )
 from planner.instances.encoding import encode_seconds
-from planner.instances.fullest import FullestRank
 from planner.instances.prefill_passes import longest_alone
 from planner.instances.reachable import Reach
 from planner.instances.space import ROLES, Role, built, groups, machines_of, role_rows

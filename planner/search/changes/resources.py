@@ -186,7 +186,7 @@ def _wider(part: Any) -> Any:
     return replace(part, **{name: _more(own) for name in names if (own := getattr(part, name, None))})
 
 
-Beside = tuple[str, str, bool, Question]  # name, flag, ``less`` and question of a neighbour
+Neighbour = tuple[str, str, bool, Question]  # name, flag, ``less`` and question of a neighbour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,12 +220,12 @@ def near_plans(plan: Plan, each: Each = map) -> list[Near]:
     return list(each(_solved, list(_beside(plan))))
 
 
-def _solved(asked: Beside) -> Near:
+def _solved(asked: Neighbour) -> Near:
     name, flag, less, question = asked
     return Near(name=name, flag=flag, less=less, plan=search(question, beside=False).best)
 
 
-def _beside(plan: Plan) -> Iterator[Beside]:
+def _beside(plan: Plan) -> Iterator[Neighbour]:
     """Yield other sizes, for their largest rates, and other instances, for the asked objective."""
     yield from _sizes(plan)
     question, pools = plan.question, plan.pools()
@@ -242,7 +242,7 @@ def _beside(plan: Plan) -> Iterator[Beside]:
         yield f"fewer {role} instances", f"--instances {role}={pool.instances - 1}", False, fewer
 
 
-def _sizes(plan: Plan) -> Iterator[Beside]:
+def _sizes(plan: Plan) -> Iterator[Neighbour]:
     """Yield the question for the largest rate on one unit less and one more than the plan takes, for each pool."""
     base = on_plan_devices(plan)
     roles = (("prefill", "decode"),) if base.one_pool else (("prefill",), ("decode",))

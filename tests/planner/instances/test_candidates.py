@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from planner.closed_forms.fullest import FullestRank
 from planner.costs.latency import balanced_cost
 from planner.instances.candidates import Count, busiest_prompts, decode_memory_used, iteration
-from planner.instances.fullest import FullestRank
 from planner.instances.space import Group, groups, role_rows, row_deployment
 from planner.manifest.drafts import tokens_per_iteration
 from planner.offers.decode_kinds import DecodeKind

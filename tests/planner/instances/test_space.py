@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ground.errors import BadInput
+from planner.closed_forms.fullest import FullestRank
 from planner.costs.latency import balanced_cost
 from planner.instances.candidates import decode_memory_used, iteration
-from planner.instances.fullest import FullestRank
 from planner.instances.space import built, check_layouts, groups, possible, role_rows, row_deployment, structure
 from planner.manifest.stacks import stacked
 from planner.manifest.stepcost import evaluate, launches

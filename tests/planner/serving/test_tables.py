@@ -36,7 +36,7 @@ def _reached(function: Callable[..., Any]) -> Callable[..., Any]:
     return numba.njit(lambda *arguments: function(*arguments))  # type: ignore[no-any-return]
 
 
-alone_seconds, kv_slope = _reached(tables_loop.alone_seconds), _reached(tables_loop.kv_slope)
+alone_seconds, alone_line = _reached(tables_loop.alone_seconds), _reached(tables_loop.alone_line)
 loaded_seconds, pass_seconds = _reached(tables_loop.loaded_seconds), _reached(tables_loop.pass_seconds)
 
 
@@ -145,7 +145,7 @@ def test_a_linear_cost_is_met_exactly():
         assert alone_seconds(table, running, 0.0, running, kv) == pytest.approx(bare, rel=1e-9)
         found = loaded_seconds(table, running, load, mean, running, kv)
         assert found == pytest.approx(bare + tokens * 20e-6 + pairs * 1e-10, rel=1e-9)
-    assert kv_slope(table, 10) == pytest.approx(1e-8)
+    assert alone_line(table, 10, 0.0)[2] == pytest.approx(1e-8)
 
 
 def test_a_table_of_decode_alone_is_small():

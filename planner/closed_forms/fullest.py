@@ -16,7 +16,7 @@ standard normals, the fullest rank holds
 and the rank with most requests has n + z sqrt(n Var[s]). If these make the mean rank k and r seconds slower, the
 slowest rank is slower by sqrt(k^2 + r^2 + 2 c k r), c the correlation of both. Equal requests are dealt by their
 number: then the slowest rank has most requests and holds most. Derived here;
-tests/planner/instances/test_fullest.py deals requests and compares.
+tests/planner/closed_forms/test_fullest.py deals requests and compares.
 """
 
 from collections.abc import Callable
@@ -83,14 +83,12 @@ class FullestRank(NamedTuple):
 
         Args: ``seconds`` of a rank by its requests and its cached tokens.
         """
-        held, kv = requests * self.mean_tokens, self.kv_tokens(requests)
-        more = np.minimum(requests + self.deviations * (requests * self.running.sizes) ** 0.5, most)
-        each = np.stack(np.broadcast_arrays(requests, requests, np.maximum(more, requests)))
+        held, kv, more = requests * self.mean_tokens, self.kv_tokens(requests), self.deviations * requests**0.5
+        numbers = np.minimum(requests + more * self.running.sizes**0.5, most)
+        each = np.stack(np.broadcast_arrays(requests, requests, np.maximum(numbers, requests)))
         mean, fuller, wider = np.asarray(seconds(each, np.stack(np.broadcast_arrays(held, kv, held))))
         by_kv, by_number = np.maximum(fuller - mean, 0.0), np.maximum(wider - mean, 0.0)
-        alike = (
-            self.deviations * (requests / self.running.sizes) ** 0.5 * self.running.both / np.maximum(kv - held, 1e-300)
-        )
+        alike = more * self.running.both / self.running.sizes**0.5 / np.maximum(kv - held, 1e-300)
         return mean + np.sqrt(np.maximum(by_kv**2 + by_number**2 + 2 * alike * by_kv * by_number, 0.0))
 
     def at(self, rows: Ints) -> Self:

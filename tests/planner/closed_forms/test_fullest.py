@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from planner.instances.fullest import FullestRank
+from planner.closed_forms.fullest import FullestRank
 from planner.serving.streams import stationary
 from planner.workload import Lengths, Workload, histogram_lengths, running_kv_tokens
 
